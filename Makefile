@@ -1,0 +1,43 @@
+# What a person does with this repository, one word each. `make` alone lists them.
+
+.DEFAULT_GOAL := help
+.PHONY: help stores build demo up down test bench lint fmt
+
+CARGO ?= cargo
+# Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
+TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
+STACK := target/release/stack
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
+	@integration-tests/install
+
+build: ## Build the node and the tools, optimised
+	$(CARGO) build --release --package scheduler-node --package integration-tests --bins
+
+demo: stores build ## Three nodes from nothing, a stream of tasks, the master killed half way, a verdict
+	@$(STACK) demo $(ARGS)
+
+up: stores build ## Start three nodes and their stores, and leave them running
+	@$(STACK) up $(ARGS)
+
+down: ## Stop what `make up` started
+	@if [ -x $(STACK) ]; then $(STACK) down; elif [ -e .local/stack ]; then $(MAKE) --no-print-directory build && $(STACK) down; fi
+
+# A scenario takes the machine for itself; they are a target of their own (`it`) and run one after another.
+test: stores ## Run all tests
+	$(TEST)
+	$(TEST) --test it -- --test-threads=1
+
+bench: stores build ## Measure lateness and throughput
+	@$(STACK) bench $(ARGS)
+
+lint: ## Check the format, clippy's opinion, and licences and sources where cargo-deny is installed
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --features scheduler-node/failpoints -- -D warnings
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
+
+fmt: ## Format the code
+	$(CARGO) fmt --all

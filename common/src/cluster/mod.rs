@@ -1,0 +1,9 @@
+//! The cluster as one node sees it, and what it makes of it.
+
+pub mod membership;
+pub mod ownership;
+pub mod view;
+
+pub use membership::{Freeze, Pace};
+pub use ownership::Action;
+pub use view::{AssignmentRecord, Candidate, ClusterView, Member, OwnerRecord};

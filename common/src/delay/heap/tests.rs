@@ -1,0 +1,239 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+
+fn at(micros: i64) -> UnixMicros {
+    UnixMicros::new(micros)
+}
+
+fn id(number: u16) -> TaskId {
+    TaskId::mint(Uuid::from_u128(u128::from(number) << 64), ShardId::new(number % 3))
+}
+
+fn claim(wake_at: i64, number: u16) -> Entry {
+    Entry { wake_at: at(wake_at), id: id(number), kind: WakeKind::Claim }
+}
+
+fn heap(budget: usize, entries: &[(i64, u16)]) -> DelayHeap {
+    let mut heap = DelayHeap::new(budget);
+    for (wake_at, number) in entries {
+        heap.push(claim(*wake_at, *number));
+    }
+    heap
+}
+
+fn drained(heap: &mut DelayHeap) -> Vec<i64> {
+    heap.pop_due(UnixMicros::LAST, usize::MAX).into_iter().map(|entry| entry.wake_at.micros()).collect()
+}
+
+#[test]
+fn what_is_due_comes_out_earliest_first_and_nothing_else_does() {
+    let mut heap = heap(10, &[(30, 3), (10, 1), (20, 2), (40, 4)]);
+    assert_eq!(heap.next_due(), Some(at(10)));
+    assert_eq!(heap.pop_due(at(30), 2), [claim(10, 1), claim(20, 2)]);
+    assert_eq!(heap.pop_due(at(30), 2), [claim(30, 3)]);
+    assert_eq!(heap.pop_due(at(39), 2), []);
+    assert_eq!(heap.next_due(), Some(at(40)));
+}
+
+#[test]
+fn a_push_says_whether_the_head_changed() {
+    let mut heap = DelayHeap::new(10);
+    assert_eq!(heap.push(claim(20, 1)), Pushed::Head);
+    assert_eq!(heap.push(claim(30, 2)), Pushed::Behind);
+    assert_eq!(heap.push(claim(10, 3)), Pushed::Head);
+    assert_eq!(heap.push(claim(40, 3)), Pushed::Known);
+    assert_eq!(heap.push(claim(5, 2)), Pushed::Head);
+    assert_eq!(heap.push(claim(15, 1)), Pushed::Behind);
+    assert_eq!(drained(&mut heap), [5, 10, 15]);
+}
+
+#[test]
+fn an_id_is_in_once_at_its_earliest_moment() {
+    let mut heap = heap(10, &[(20, 1), (30, 1), (10, 1), (15, 1)]);
+    assert_eq!(heap.len(), 1);
+    assert_eq!(heap.pop_due(at(100), 9), [claim(10, 1)]);
+}
+
+#[test]
+fn of_two_reasons_for_the_same_moment_the_newer_counts() {
+    let mut heap = heap(10, &[(20, 1)]);
+    let deadline = Entry { kind: WakeKind::Deadline, ..claim(20, 1) };
+    assert_eq!(heap.push(deadline), Pushed::Known);
+    heap.push(Entry { kind: WakeKind::Rescue, ..claim(25, 1) });
+    assert_eq!(heap.pop_due(at(100), 9), [deadline]);
+}
+
+#[test]
+fn a_full_heap_keeps_the_earliest_and_says_from_when_on_it_is_incomplete() {
+    let mut heap = heap(3, &[(10, 1), (20, 2), (30, 3)]);
+    assert_eq!(heap.complete_until(), None);
+    assert_eq!(heap.push(claim(50, 4)), Pushed::Full);
+    assert_eq!(heap.complete_until(), Some(at(50)));
+    assert_eq!(heap.push(claim(30, 5)), Pushed::Full);
+    assert_eq!(heap.complete_until(), Some(at(30)));
+    assert_eq!(heap.push(claim(15, 6)), Pushed::Behind);
+    assert_eq!(heap.complete_until(), Some(at(30)));
+    assert_eq!(heap.push(claim(5, 7)), Pushed::Head);
+    assert_eq!(heap.complete_until(), Some(at(20)));
+    assert!(!heap.contains(id(2)) && !heap.contains(id(3)));
+    assert_eq!(drained(&mut heap), [5, 10, 15]);
+}
+
+#[test]
+fn room_made_later_does_not_make_a_heap_complete_until_it_is_reopened() {
+    let mut heap = heap(1, &[(10, 1), (20, 2)]);
+    assert_eq!(heap.pop_due(at(10), 9).len(), 1);
+    assert_eq!(heap.complete_until(), Some(at(20)));
+    heap.reopen();
+    assert_eq!(heap.complete_until(), None);
+    assert_eq!(heap.push(claim(20, 2)), Pushed::Head);
+}
+
+#[test]
+fn an_entry_that_is_known_moves_even_when_the_heap_is_full() {
+    let mut heap = heap(2, &[(10, 1), (20, 2)]);
+    assert_eq!(heap.push(claim(5, 2)), Pushed::Head);
+    assert_eq!(heap.complete_until(), None);
+    assert_eq!(drained(&mut heap), [5, 10]);
+}
+
+#[test]
+fn a_shard_that_is_given_up_leaves_nothing_behind() {
+    let mut heap = heap(100, &[(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]);
+    assert_eq!(heap.drop_shard(ShardId::new(0)), 3);
+    assert_eq!(heap.drop_shard(ShardId::new(0)), 0);
+    assert_eq!(heap.drop_shard(ShardId::new(9)), 0);
+    assert_eq!(drained(&mut heap), [2, 3, 5, 6]);
+}
+
+#[test]
+fn what_is_taken_out_is_gone() {
+    let mut heap = heap(10, &[(10, 1), (20, 2)]);
+    assert_eq!(heap.remove(id(1)), Some(claim(10, 1)));
+    assert_eq!(heap.remove(id(1)), None);
+    assert!(!heap.contains(id(1)) && heap.contains(id(2)));
+    assert_eq!((heap.len(), heap.is_empty(), heap.budget()), (1, false, 10));
+}
+
+#[test]
+fn an_empty_heap_gives_its_memory_back_and_goes_on() {
+    let mut heap = DelayHeap::new(10_000);
+    for _ in 0..2 {
+        for number in 0..10_000 {
+            heap.push(claim(i64::from(number), number));
+        }
+        assert_eq!(drained(&mut heap).len(), 10_000);
+        assert_eq!((heap.slots.capacity(), heap.free.capacity()), (0, 0));
+    }
+}
+
+#[test]
+fn an_entry_has_32_bytes() {
+    assert_eq!(size_of::<Entry>(), 32);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push(i64, u16),
+    Pop(i64, usize),
+    Remove(u16),
+    DropShard(u16),
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (0..200_i64, 0..40_u16).prop_map(|(wake_at, number)| Step::Push(wake_at, number)),
+        2 => (0..200_i64, 0..6_usize).prop_map(|(until, max)| Step::Pop(until, max)),
+        2 => (0..40_u16).prop_map(Step::Remove),
+        1 => (0..3_u16).prop_map(Step::DropShard),
+        1 => Just(Step::Reopen),
+    ];
+    prop::collection::vec(step, 0..200)
+}
+
+/// The same thing as a sorted list. Moments are made different for every id, so that "the latest" is never ambiguous.
+#[derive(Default)]
+struct Model {
+    budget: usize,
+    wakes: BTreeMap<u16, i64>,
+    complete_until: Option<i64>,
+}
+
+fn moment(wake_at: i64, number: u16) -> i64 {
+    wake_at * 100 + i64::from(number)
+}
+
+impl Model {
+    fn sorted(&self) -> Vec<(i64, u16)> {
+        let mut sorted: Vec<_> = self.wakes.iter().map(|(number, wake_at)| (*wake_at, *number)).collect();
+        sorted.sort_unstable();
+        sorted
+    }
+
+    fn push(&mut self, wake_at: i64, number: u16) {
+        let known = self.wakes.get(&number).copied();
+        self.wakes.insert(number, known.map_or(wake_at, |known| known.min(wake_at)));
+        if self.wakes.len() > self.budget {
+            let (latest, number) = *self.sorted().last().unwrap();
+            self.wakes.remove(&number);
+            self.complete_until = Some(self.complete_until.map_or(latest, |until| until.min(latest)));
+        }
+    }
+
+    fn pop(&mut self, until: i64, max: usize) -> Vec<i64> {
+        let due: Vec<_> = self.sorted().into_iter().take_while(|(wake_at, _)| *wake_at <= until).take(max).collect();
+        for (_, number) in &due {
+            self.wakes.remove(number);
+        }
+        due.into_iter().map(|(wake_at, _)| wake_at).collect()
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_heap_behaves_like_a_sorted_list(budget in 1..30_usize, steps in steps()) {
+        let mut heap = DelayHeap::new(budget);
+        let mut model = Model { budget, ..Model::default() };
+        for step in steps {
+            match step {
+                Step::Push(wake_at, number) => {
+                    let wake_at = moment(wake_at, number);
+                    let pushed = heap.push(claim(wake_at, number));
+                    model.push(wake_at, number);
+                    let is_head = model.sorted().first() == Some(&(wake_at, number));
+                    prop_assert!(is_head || pushed != Pushed::Head);
+                    prop_assert!(model.wakes.contains_key(&number) || pushed == Pushed::Full);
+                }
+                Step::Pop(until, max) => {
+                    let popped: Vec<i64> =
+                        heap.pop_due(at(until * 100), max).iter().map(|entry| entry.wake_at.micros()).collect();
+                    prop_assert_eq!(popped, model.pop(until * 100, max));
+                }
+                Step::Remove(number) => {
+                    let removed = heap.remove(id(number)).map(|entry| entry.wake_at.micros());
+                    prop_assert_eq!(removed, model.wakes.remove(&number));
+                }
+                Step::DropShard(shard) => {
+                    let before = model.wakes.len();
+                    model.wakes.retain(|number, _| number % 3 != shard);
+                    prop_assert_eq!(heap.drop_shard(ShardId::new(shard)), before - model.wakes.len());
+                }
+                Step::Reopen => {
+                    heap.reopen();
+                    model.complete_until = None;
+                }
+            }
+            prop_assert_eq!(heap.len(), model.wakes.len());
+            prop_assert!(heap.len() <= budget);
+            prop_assert_eq!(heap.next_due(), model.sorted().first().map(|(wake_at, _)| at(*wake_at)));
+            prop_assert_eq!(heap.complete_until(), model.complete_until.map(at));
+        }
+        let rest: Vec<i64> = model.sorted().into_iter().map(|(wake_at, _)| wake_at).collect();
+        prop_assert_eq!(drained(&mut heap), rest);
+    }
+}

@@ -1,0 +1,145 @@
+use super::*;
+
+fn at(seconds: i64) -> UnixMicros {
+    UnixMicros::new(seconds * 1_000_000)
+}
+
+fn at_ms(millis: i64) -> UnixMicros {
+    UnixMicros::new(millis * 1_000)
+}
+
+fn nothing() -> Found {
+    Found::default()
+}
+
+/// Ten seconds ahead, fully read at `now`.
+fn read_at(now: UnixMicros) -> Horizon {
+    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let window = horizon.next(now, true).unwrap();
+    horizon.note(window, nothing(), now, now);
+    horizon
+}
+
+#[test]
+fn the_first_read_is_a_full_one() {
+    let horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let window = Window { pass: Pass::Full, after: None, until: at(110) };
+    assert_eq!(horizon.next(at(100), true), Some(window));
+    assert_eq!(horizon.next(at(100), false), Some(window));
+}
+
+#[test]
+fn right_after_a_read_there_is_nothing_to_read() {
+    let horizon = read_at(at(100));
+    assert_eq!(horizon.next(at(100), true), None);
+    assert_eq!(horizon.next(at_ms(100_999), true), None);
+    assert_eq!(horizon.ask_again_at(at(100)), at(101));
+}
+
+#[test]
+fn a_repair_reads_from_before_the_low_water_mark_to_twice_its_rhythm() {
+    let mut horizon = read_at(at(100));
+    let window = Window { pass: Pass::Repair, after: Some(at(40)), until: at(103) };
+    assert_eq!(horizon.next(at(101), true), Some(window));
+    horizon.note(window, nothing(), at(101), at(101));
+    assert_eq!(horizon.next(at(101), true), None);
+}
+
+#[test]
+fn every_moment_is_read_before_it_comes_and_again_shortly_before_it_is_due() {
+    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let mut read_until = at(0);
+    for millis in (100_000..200_000).step_by(100) {
+        let now = at_ms(millis);
+        let mut found_late_rows = false;
+        while let Some(window) = horizon.next(now, true) {
+            assert!(window.after.is_none_or(|after| after <= read_until), "no gap before {window:?}");
+            read_until = read_until.max(window.until);
+            found_late_rows |= window.pass != Pass::Ahead && window.until >= now.plus(Duration::from_secs(1));
+            horizon.note(window, nothing(), now, now);
+        }
+        assert!(read_until >= now.plus(Duration::from_secs(8)), "at {now} read until {read_until}");
+        assert!(found_late_rows || millis % 1_000 != 0, "at {now} no repair");
+    }
+}
+
+#[test]
+fn the_low_water_mark_follows_the_earliest_row_that_is_left() {
+    let mut horizon = read_at(at(100));
+    let window = horizon.next(at(101), false).unwrap();
+    horizon.note(window, Found { earliest: Some(at(90)), complete_until: None }, at(101), at(101));
+    let window = horizon.next(at(102), false).unwrap();
+    assert_eq!((window.pass, window.after), (Pass::Repair, Some(at(30))));
+    horizon.note(window, Found { earliest: Some(at(103)), complete_until: None }, at(102), at(102));
+    assert_eq!(horizon.low_water, Some(at(102)), "never past the moment of the read");
+}
+
+#[test]
+fn what_found_no_room_is_read_again_once_there_is_room() {
+    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let window = horizon.next(at(100), true).unwrap();
+    let cut = Found { earliest: Some(at(50)), complete_until: Some(at(60)) };
+    horizon.note(window, cut, at(100), at(100));
+    assert_eq!(horizon.next(at(100), false), None);
+    let ahead = Window { pass: Pass::Ahead, after: Some(at(60)), until: at(110) };
+    assert_eq!(horizon.next(at(100), true), Some(ahead));
+}
+
+#[test]
+fn a_repair_does_not_reach_into_what_found_no_room() {
+    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let window = horizon.next(at(100), true).unwrap();
+    let cut = Found { earliest: Some(at(50)), complete_until: Some(at(60)) };
+    horizon.note(window, cut, at(100), at(100));
+    let repair = horizon.next(at(101), false).unwrap();
+    assert_eq!((repair.pass, repair.until), (Pass::Repair, at(60)));
+    horizon.note(repair, Found { earliest: Some(at(50)), complete_until: Some(at(55)) }, at(101), at(101));
+    assert_eq!(horizon.next(at(101), true).unwrap().after, Some(at(55)));
+}
+
+#[test]
+fn a_full_read_comes_round_every_so_often() {
+    let mut horizon = read_at(at(100));
+    let mut full = Vec::new();
+    for second in 101..=200 {
+        while let Some(window) = horizon.next(at(second), true) {
+            if window.pass == Pass::Full {
+                full.push(second);
+            }
+            horizon.note(window, nothing(), at(second), at(second));
+        }
+    }
+    assert_eq!(full, [130, 160, 190]);
+}
+
+#[test]
+fn slow_repairs_become_rarer_and_reach_further() {
+    let mut horizon = read_at(at(100));
+    let window = horizon.next(at(101), true).unwrap();
+    horizon.note(window, nothing(), at(101), at_ms(101_500));
+    assert_eq!(horizon.repair_at, at(106));
+    assert_eq!(horizon.repair_gap, Duration::from_millis(4_500));
+    let now = at(106);
+    while let Some(window) = horizon.next(now, true) {
+        if window.pass == Pass::Repair {
+            assert_eq!(window.until, at(115));
+            return;
+        }
+        horizon.note(window, nothing(), now, now);
+    }
+    panic!("no repair");
+}
+
+#[test]
+fn a_reset_begins_from_the_beginning() {
+    let mut horizon = read_at(at(100));
+    horizon.reset();
+    assert_eq!(horizon.next(at(100), false).unwrap().pass, Pass::Full);
+}
+
+#[test]
+fn the_horizon_covers_what_wakes_before_it() {
+    let horizon = read_at(at(100));
+    assert!(horizon.covers(at(110), at(100)) && horizon.covers(at(0), at(100)));
+    assert!(!horizon.covers(at_ms(110_001), at(100)));
+}

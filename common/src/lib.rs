@@ -1,0 +1,32 @@
+//! What would still be true if PostgreSQL, etcd and RabbitMQ did not exist: Duetime's nouns and decisions.
+//!
+//! Nothing here waits, reads a clock, opens a socket or rolls a die; moments and dice are arguments. Decisions come back
+//! as values that a loop acts on and a log can print.
+//!
+//! In reading order:
+//! - [`ids`], [`time`], [`outcome`], [`field`]: the words everything else is written in.
+//! - [`queue`]: a named kind of task with its policy.
+//! - [`task`]: what is asked for and handed over; [`task::state`], the one table of states; [`task::retry`], when a failed
+//!   attempt is tried again; [`task::verdict`], what a confirm, a silence, a rejection or a report means.
+//! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it; [`shard::assign`],
+//!   which node should own it.
+//! - [`cluster`]: [`cluster::view`], what etcd holds at one moment; [`cluster::membership`], when not to trust it;
+//!   [`cluster::ownership`], what a node has to do about its shards.
+//! - [`delay`]: [`delay::heap`], what comes due next; [`delay::horizon`], what to read into it.
+//! - [`wire`]: what is said over HTTP and AMQP.
+
+pub mod field;
+pub mod ids;
+pub mod outcome;
+pub mod time;
+
+pub mod queue;
+pub mod task;
+
+pub mod shard;
+
+pub mod cluster;
+
+pub mod delay;
+
+pub mod wire;

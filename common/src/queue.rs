@@ -1,0 +1,214 @@
+//! A queue: a named kind of task with its policy.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{field::FieldError, ids::QueueName, task::retry::RetryPolicy};
+
+/// 1 to 128 of `A-Z a-z 0-9 . _ -`.
+pub const MAX_NAME_CHARS: usize = 128;
+/// What a task may ask for, and its queue.
+pub const MAX_ATTEMPTS: i32 = 1_000;
+/// One year.
+pub const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
+/// Ten years: no finished task is kept longer.
+const MAX_KEEP_MS: i64 = 315_360_000_000;
+/// AMQP's limit for the names of exchanges and routing keys.
+const MAX_AMQP_NAME_BYTES: usize = 255;
+
+/// How a delivered task finishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Settle {
+    /// The broker's confirm finishes it.
+    Confirm,
+    /// Done unless a consumer rejects it before the deadline.
+    #[default]
+    Reject,
+    /// The consumer reports; silence past the deadline is a failed attempt.
+    Result,
+}
+
+/// Where the tasks of a queue live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    #[default]
+    Spread,
+    /// All on one shard.
+    Single,
+}
+
+/// What the message looks like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Body and headers as submitted.
+    #[default]
+    Raw,
+}
+
+/// How a queue treats its tasks. What is absent where it is read takes its default, so that a policy stored by an
+/// older version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueuePolicy {
+    pub settle: Settle,
+    pub max_attempts: i32,
+    pub retry: RetryPolicy,
+    /// From the confirm (or the last heartbeat) to the deadline.
+    pub timeout_ms: i64,
+    pub placement: Placement,
+    /// Of the RabbitMQ queue, in messages.
+    pub max_length: i64,
+    /// Another exchange than Duetime's own: then Duetime declares nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<String>,
+    /// Default: the queue's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routing_key: Option<String>,
+    pub dedup_window_ms: i64,
+    pub keep_succeeded_ms: i64,
+    pub keep_dead_ms: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_alert_threshold: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_weights: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_running: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_per_second: Option<f64>,
+    pub ordered: bool,
+    pub retry_priority_drop: bool,
+    pub format: Format,
+}
+
+impl Default for QueuePolicy {
+    fn default() -> Self {
+        Self {
+            settle: Settle::default(),
+            max_attempts: 25,
+            retry: RetryPolicy::default(),
+            timeout_ms: 1_800_000,
+            placement: Placement::default(),
+            max_length: 10_000,
+            exchange: None,
+            routing_key: None,
+            dedup_window_ms: 86_400_000,
+            keep_succeeded_ms: 86_400_000,
+            keep_dead_ms: 1_209_600_000,
+            failure_alert_threshold: None,
+            priority_weights: None,
+            max_running: None,
+            rate_per_second: None,
+            ordered: false,
+            retry_priority_drop: false,
+            format: Format::default(),
+        }
+    }
+}
+
+impl QueuePolicy {
+    /// Refuses values out of range, and fields whose behaviour does not exist yet; the error names the field.
+    pub fn validate(&self) -> Result<(), FieldError> {
+        self.refuse_unavailable()?;
+        FieldError::within("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)?;
+        self.retry.validate()?;
+        FieldError::within("timeout_ms", self.timeout_ms, 1, MAX_TIMEOUT_MS)?;
+        FieldError::within("max_length", self.max_length, 1, 1_000_000_000)?;
+        FieldError::within("dedup_window_ms", self.dedup_window_ms, 0, MAX_KEEP_MS)?;
+        FieldError::within("keep_succeeded_ms", self.keep_succeeded_ms, 0, MAX_KEEP_MS)?;
+        FieldError::within("keep_dead_ms", self.keep_dead_ms, 0, MAX_KEEP_MS)?;
+        if let Some(threshold) = self.failure_alert_threshold {
+            FieldError::within("failure_alert_threshold", threshold, 1, i64::MAX)?;
+        }
+        amqp_name("exchange", self.exchange.as_deref())?;
+        amqp_name("routing_key", self.routing_key.as_deref())
+    }
+
+    fn refuse_unavailable(&self) -> Result<(), FieldError> {
+        let asked = [
+            ("priority_weights", self.priority_weights.is_some()),
+            ("max_running", self.max_running.is_some()),
+            ("rate_per_second", self.rate_per_second.is_some()),
+            ("ordered", self.ordered),
+            ("retry_priority_drop", self.retry_priority_drop),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            Some((field, _)) => Err(FieldError::not_available(field)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn amqp_name(field: &'static str, name: Option<&str>) -> Result<(), FieldError> {
+    match name {
+        Some(name) if name.is_empty() || name.len() > MAX_AMQP_NAME_BYTES || name.contains('\0') => {
+            Err(FieldError::new(field, format!("`{field}` must be 1 to {MAX_AMQP_NAME_BYTES} bytes without a NUL")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether `name` can name a queue.
+pub fn check_name(name: &str) -> Result<(), FieldError> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(FieldError::new("queue", "a queue's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"))
+}
+
+/// One queue as it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Queue {
+    pub name: QueueName,
+    pub policy: QueuePolicy,
+    /// Due tasks wait as `ready`.
+    pub paused: bool,
+}
+
+impl Queue {
+    /// A queue nobody has set anything for.
+    pub fn with_defaults(name: QueueName) -> Self {
+        Self { name, policy: QueuePolicy::default(), paused: false }
+    }
+}
+
+/// Every queue as it stood at one moment. Never changed, only replaced as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct QueueBook {
+    queues: BTreeMap<QueueName, Arc<Queue>>,
+}
+
+impl QueueBook {
+    pub fn new(queues: impl IntoIterator<Item = Queue>) -> Self {
+        Self { queues: queues.into_iter().map(|queue| (queue.name.clone(), Arc::new(queue))).collect() }
+    }
+
+    /// The queue of that name; one with the default policy when the book has none.
+    pub fn get(&self, name: &QueueName) -> Arc<Queue> {
+        self.find(name).cloned().unwrap_or_else(|| Arc::new(Queue::with_defaults(name.clone())))
+    }
+
+    /// The queue of that name, if it is in the book.
+    pub fn find(&self, name: &QueueName) -> Option<&Arc<Queue>> {
+        self.queues.get(name)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Queue>> {
+        self.queues.values()
+    }
+
+    pub fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+use super::*;
+
+#[test]
+fn the_default_policy_is_the_agreed_one_and_valid() {
+    let policy = QueuePolicy::default();
+    assert_eq!(policy.validate(), Ok(()));
+    let json = serde_json::to_value(&policy).unwrap();
+    let expected = serde_json::json!({
+        "settle": "reject", "max_attempts": 25, "retry": {"kind": "polynomial"}, "timeout_ms": 1_800_000,
+        "placement": "spread", "max_length": 10_000, "dedup_window_ms": 86_400_000, "keep_succeeded_ms": 86_400_000,
+        "keep_dead_ms": 1_209_600_000, "ordered": false, "retry_priority_drop": false, "format": "raw",
+    });
+    assert_eq!(json, expected);
+}
+
+#[test]
+fn a_stored_policy_is_read_whatever_it_lacks_or_has_too_much() {
+    let policy: QueuePolicy = serde_json::from_str(r#"{"settle":"result","from_the_future":1}"#).unwrap();
+    assert_eq!(policy, QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() });
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_name() {
+    let default = QueuePolicy::default;
+    let long = "k".repeat(256);
+    let refused = [
+        ("max_attempts", QueuePolicy { max_attempts: 0, ..default() }),
+        ("max_attempts", QueuePolicy { max_attempts: 1_001, ..default() }),
+        ("retry.delay_ms", QueuePolicy { retry: RetryPolicy::Fixed { delay_ms: 0 }, ..default() }),
+        ("timeout_ms", QueuePolicy { timeout_ms: 0, ..default() }),
+        ("timeout_ms", QueuePolicy { timeout_ms: MAX_TIMEOUT_MS + 1, ..default() }),
+        ("max_length", QueuePolicy { max_length: 0, ..default() }),
+        ("dedup_window_ms", QueuePolicy { dedup_window_ms: -1, ..default() }),
+        ("keep_succeeded_ms", QueuePolicy { keep_succeeded_ms: -1, ..default() }),
+        ("keep_dead_ms", QueuePolicy { keep_dead_ms: i64::MAX, ..default() }),
+        ("failure_alert_threshold", QueuePolicy { failure_alert_threshold: Some(0), ..default() }),
+        ("exchange", QueuePolicy { exchange: Some(String::new()), ..default() }),
+        ("routing_key", QueuePolicy { routing_key: Some(long), ..default() }),
+    ];
+    for (field, policy) in refused {
+        let error = policy.validate().unwrap_err();
+        assert_eq!(error.field, field);
+        assert!(error.detail.contains(field), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_exist_yet_is_refused_and_says_so() {
+    let default = QueuePolicy::default;
+    let refused = [
+        ("priority_weights", QueuePolicy { priority_weights: Some(vec![80, 20]), ..default() }),
+        ("max_running", QueuePolicy { max_running: Some(1), ..default() }),
+        ("rate_per_second", QueuePolicy { rate_per_second: Some(1.0), ..default() }),
+        ("ordered", QueuePolicy { ordered: true, ..default() }),
+        ("retry_priority_drop", QueuePolicy { retry_priority_drop: true, ..default() }),
+    ];
+    for (field, policy) in refused {
+        assert_eq!(policy.validate(), Err(FieldError::not_available(field)));
+    }
+}
+
+#[test]
+fn a_queue_is_named_with_few_characters_only() {
+    for name in ["a", "orders.created", "A-Z_09.", &"q".repeat(128)] {
+        assert_eq!(check_name(name), Ok(()), "{name}");
+    }
+    for name in ["", "a b", "ä", "a/b", "a\0", "a\n", &"q".repeat(129)] {
+        assert_eq!(check_name(name).unwrap_err().field, "queue", "{name}");
+    }
+}
+
+#[test]
+fn a_queue_nobody_has_set_has_the_default_policy() {
+    let mail = Queue { paused: true, ..Queue::with_defaults(QueueName::new("mail")) };
+    let book = QueueBook::new([mail.clone()]);
+    assert_eq!(*book.get(&mail.name), mail);
+    let other = QueueName::new("other");
+    assert_eq!(*book.get(&other), Queue::with_defaults(other.clone()));
+    assert!(book.find(&other).is_none());
+    assert_eq!((book.len(), book.is_empty()), (1, false));
+}

@@ -1,0 +1,213 @@
+//! Which node should own which shard: a pure function of who could own what and of what was decided before.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{DatabaseName, NodeId, ShardId},
+    shard::ShardRange,
+};
+
+/// Who could own what.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problem {
+    pub groups: Vec<Group>,
+}
+
+/// The shards of one database, and the nodes that can reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub database: DatabaseName,
+    pub shards: ShardRange,
+    pub fit: BTreeSet<NodeId>,
+}
+
+/// Which node should own each shard. In JSON every node is spelled once: `{"nodes": [...], "owners": [0, 0, 1, null]}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Compact", into = "Compact")]
+pub struct Assignment {
+    /// Indexed by shard. `None`: nobody was ever fit to own it.
+    pub owners: Vec<Option<NodeId>>,
+}
+
+impl Assignment {
+    pub fn owner(&self, shard: ShardId) -> Option<&NodeId> {
+        self.owners.get(usize::from(shard.number()))?.as_ref()
+    }
+
+    /// The shards that `node` should own, ascending.
+    pub fn of<'a>(&'a self, node: &'a NodeId) -> impl Iterator<Item = ShardId> + 'a {
+        self.iter().filter(move |(_, owner)| *owner == Some(node)).map(|(shard, _)| shard)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (ShardId, Option<&NodeId>)> {
+        (0..=u16::MAX).map(ShardId::new).zip(self.owners.iter().map(Option::as_ref))
+    }
+}
+
+/// The assignment for `problem` that moves the fewest shards away from `previous`.
+///
+/// Group by group: every shard has an owner, all of them fit, and no two fit nodes differ by more than one shard.
+/// A group that nobody is fit for keeps what it had: an owner in trouble is better than none. The same question always has the
+/// same answer, in whatever order the groups are listed, and asking again with the answer changes nothing.
+/// Where moves do not decide, a node with less load in all groups goes first, then its name.
+pub fn solve(problem: &Problem, previous: &Assignment) -> Assignment {
+    let mut groups: Vec<&Group> = problem.groups.iter().collect();
+    groups.sort_by_key(|group| group.shards);
+    let shard_count = groups.iter().map(|group| usize::from(group.shards.last().number()) + 1).max().unwrap_or(0);
+    let mut solution = Assignment { owners: vec![None; shard_count] };
+    let mut load: BTreeMap<&NodeId, usize> = BTreeMap::new();
+    for group in groups {
+        let owners = if group.fit.is_empty() { kept(group, previous) } else { divided(group, previous, &load) };
+        for (shard, owner) in group.shards.iter().zip(owners) {
+            if let Some(owner) = owner {
+                *load.entry(owner).or_default() += 1;
+                solution.owners[usize::from(shard.number())] = Some(owner.clone());
+            }
+        }
+    }
+    solution
+}
+
+fn kept<'a>(group: &Group, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
+    group.shards.iter().map(|shard| previous.owner(shard)).collect()
+}
+
+/// Divides one group's shards among its fit nodes: everyone keeps what fits into its quota, the rest goes where room is.
+fn divided<'a>(group: &'a Group, previous: &Assignment, load: &BTreeMap<&'a NodeId, usize>) -> Vec<Option<&'a NodeId>> {
+    let held = |shard| previous.owner(shard).and_then(|node| group.fit.get(node));
+    let mut room = quotas(group, &held, load);
+    let mut owners: Vec<Option<&NodeId>> = group
+        .shards
+        .iter()
+        .map(|shard| {
+            let owner = held(shard)?;
+            let room = room.get_mut(owner).expect("every fit node has a quota");
+            *room = room.checked_sub(1)?;
+            Some(owner)
+        })
+        .collect();
+    let mut rooms = room.into_iter().flat_map(|(node, room)| std::iter::repeat_n(node, room));
+    for owner in owners.iter_mut().filter(|owner| owner.is_none()) {
+        *owner = rooms.next();
+    }
+    assert!(rooms.next().is_none() && owners.iter().all(Option::is_some), "quotas add up to the number of shards");
+    owners
+}
+
+/// How many shards each fit node gets. What does not divide evenly goes first to those that hold more than the even share
+/// already, because every other choice would move a shard more.
+fn quotas<'a>(
+    group: &'a Group,
+    held: &impl Fn(ShardId) -> Option<&'a NodeId>,
+    load: &BTreeMap<&'a NodeId, usize>,
+) -> BTreeMap<&'a NodeId, usize> {
+    let mut holds: BTreeMap<&NodeId, usize> = group.fit.iter().map(|node| (node, 0)).collect();
+    for owner in group.shards.iter().filter_map(held) {
+        *holds.get_mut(owner).expect("only fit nodes are held") += 1;
+    }
+    let even = group.shards.count() / holds.len();
+    let uneven = group.shards.count() % holds.len();
+    let mut order: Vec<(&NodeId, usize)> = holds.into_iter().collect();
+    order.sort_by_key(|(node, holds)| (*holds <= even, load.get(node).copied().unwrap_or(0), *node));
+    order.into_iter().enumerate().map(|(place, (node, _))| (node, even + usize::from(place < uneven))).collect()
+}
+
+/// What changes from one assignment to the next. Display: one line for each pair of nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AssignmentDiff {
+    pub moves: Vec<Move>,
+}
+
+/// One shard that changes hands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    pub shard: ShardId,
+    pub from: Option<NodeId>,
+    pub to: Option<NodeId>,
+}
+
+impl AssignmentDiff {
+    pub fn between(previous: &Assignment, next: &Assignment) -> Self {
+        let count = previous.owners.len().max(next.owners.len());
+        let moves = (0..=u16::MAX)
+            .take(count)
+            .map(ShardId::new)
+            .map(|shard| Move { shard, from: previous.owner(shard).cloned(), to: next.owner(shard).cloned() })
+            .filter(|step| step.from != step.to)
+            .collect();
+        Self { moves }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.moves.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.moves.len()
+    }
+}
+
+impl fmt::Display for AssignmentDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pairs: BTreeMap<(Option<&NodeId>, Option<&NodeId>), Vec<ShardId>> = BTreeMap::new();
+        for step in &self.moves {
+            pairs.entry((step.from.as_ref(), step.to.as_ref())).or_default().push(step.shard);
+        }
+        let name = |node: Option<&NodeId>| node.map_or_else(|| "nobody".to_owned(), NodeId::to_string);
+        for (place, ((from, to), shards)) in pairs.into_iter().enumerate() {
+            if place > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{} -> {}:", name(from), name(to))?;
+            for shard in shards {
+                write!(f, " {shard}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Compact {
+    nodes: Vec<NodeId>,
+    owners: Vec<Option<usize>>,
+}
+
+impl From<Assignment> for Compact {
+    fn from(assignment: Assignment) -> Self {
+        let nodes: BTreeSet<NodeId> = assignment.owners.iter().flatten().cloned().collect();
+        let nodes: Vec<NodeId> = nodes.into_iter().collect();
+        let place = |owner: Option<NodeId>| nodes.binary_search(&owner?).ok();
+        let owners = assignment.owners.into_iter().map(place).collect();
+        Self { nodes, owners }
+    }
+}
+
+/// The record names a node that it does not list.
+#[derive(Debug, thiserror::Error)]
+#[error("shard {shard} is assigned to node number {node}, which is not listed")]
+struct NotListed {
+    shard: usize,
+    node: usize,
+}
+
+impl TryFrom<Compact> for Assignment {
+    type Error = NotListed;
+
+    fn try_from(compact: Compact) -> Result<Self, NotListed> {
+        let node = |(shard, place): (usize, Option<usize>)| match place {
+            None => Ok(None),
+            Some(node) => compact.nodes.get(node).cloned().map(Some).ok_or(NotListed { shard, node }),
+        };
+        let owners = compact.owners.iter().copied().enumerate().map(node).collect::<Result<_, _>>()?;
+        Ok(Self { owners })
+    }
+}
+
+#[cfg(test)]
+mod tests;

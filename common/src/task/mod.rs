@@ -1,0 +1,61 @@
+//! A task: what is asked for, what is handed over, what is kept.
+
+pub mod retry;
+pub mod state;
+pub mod verdict;
+
+use std::collections::BTreeMap;
+
+use crate::{
+    ids::{Attempt, QueueName, TaskId},
+    time::UnixMicros,
+};
+use retry::RetryPolicy;
+pub use state::TaskState;
+
+/// A task as it is first written. Nothing in it is left to be looked up later but the queue's policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewTask {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub due_at: UnixMicros,
+    /// Due at once: the database's own time when it is written counts.
+    pub asked_now: bool,
+    pub content: Content,
+    pub priority: i16,
+    pub partition_key: Option<String>,
+    /// `None`: as the queue's policy says when it is needed. So for `timeout_ms` and `retry`.
+    pub max_attempts: Option<i32>,
+    pub timeout_ms: Option<i64>,
+    pub retry: Option<RetryPolicy>,
+    pub expires_at: Option<UnixMicros>,
+}
+
+/// What the consumer gets, byte for byte as it was submitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    pub payload: Vec<u8>,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+}
+
+/// One claimed attempt on its way to the broker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delivery {
+    pub id: TaskId,
+    pub attempt: Attempt,
+    /// Where the present budget of attempts began.
+    pub attempts_base: Attempt,
+    pub queue: QueueName,
+    /// The moment this attempt is due on the database's clock; never published before it.
+    pub due_at: UnixMicros,
+    pub content: Content,
+    pub priority: i16,
+    pub key: Option<String>,
+    pub partition_key: Option<String>,
+    pub version: i64,
+    pub max_attempts: Option<i32>,
+    pub timeout_ms: Option<i64>,
+    /// A copy of this attempt may have been published before.
+    pub redelivered: bool,
+}

@@ -1,0 +1,223 @@
+use super::*;
+
+const NOW: UnixMicros = UnixMicros::new(1_000_000_000);
+const FIXED: RetryPolicy = RetryPolicy::Fixed { delay_ms: 1_000 };
+
+fn after_ms(wait_ms: u64) -> UnixMicros {
+    NOW.plus(Duration::from_millis(wait_ms))
+}
+
+fn policy(settle: Settle) -> QueuePolicy {
+    QueuePolicy { settle, max_attempts: 3, retry: FIXED, timeout_ms: 60_000, ..QueuePolicy::default() }
+}
+
+/// On its second of three attempts.
+fn standing(state: TaskState, policy: &QueuePolicy) -> Standing<'_> {
+    Standing {
+        state,
+        attempt: Attempt::new(2),
+        attempts_base: Attempt::NONE,
+        max_attempts: None,
+        timeout_ms: None,
+        retry: None,
+        policy,
+    }
+}
+
+fn report(json: &str) -> ResultBody {
+    ResultBody::parse(json).unwrap()
+}
+
+const SETTLES: [Settle; 3] = [Settle::Confirm, Settle::Reject, Settle::Result];
+const IN_FLIGHT: [TaskState; 3] = [TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
+
+#[test]
+fn a_confirm_finishes_or_opens_the_time_to_answer_as_the_queue_settles() {
+    let deliver = Verdict::Deliver { deadline: after_ms(60_000) };
+    for (settle, expected) in SETTLES.into_iter().zip([Verdict::SUCCEEDED, deliver.clone(), deliver]) {
+        let policy = policy(settle);
+        let verdict = standing(TaskState::Dispatching, &policy).after_confirm(Attempt::new(2), NOW);
+        assert_eq!(verdict, expected, "{settle:?}");
+    }
+}
+
+#[test]
+fn a_confirm_of_another_attempt_or_of_a_task_that_moved_on_is_ignored() {
+    let policy = policy(Settle::Reject);
+    for attempt in [1, 3] {
+        let verdict = standing(TaskState::Dispatching, &policy).after_confirm(Attempt::new(attempt), NOW);
+        assert_eq!(verdict, Verdict::Ignore);
+    }
+    for state in TaskState::ALL.into_iter().filter(|state| *state != TaskState::Dispatching) {
+        assert_eq!(standing(state, &policy).after_confirm(Attempt::new(2), NOW), Verdict::Ignore, "{state}");
+    }
+}
+
+#[test]
+fn silence_is_consent_unless_a_report_is_due() {
+    let failed = Verdict::RetryAt { at: after_ms(1_000), reason: FailureReason::Timeout };
+    for (settle, expected) in SETTLES.into_iter().zip([Verdict::SUCCEEDED, Verdict::SUCCEEDED, failed]) {
+        let policy = policy(settle);
+        for state in [TaskState::Delivered, TaskState::Running] {
+            assert_eq!(standing(state, &policy).after_deadline(NOW, 0.0), expected, "{settle:?} {state}");
+        }
+        for state in TaskState::ALL.into_iter().filter(|s| !matches!(s, TaskState::Delivered | TaskState::Running)) {
+            assert_eq!(standing(state, &policy).after_deadline(NOW, 0.0), Verdict::Ignore, "{settle:?} {state}");
+        }
+    }
+}
+
+#[test]
+fn a_rejection_of_the_newest_attempt_fails_it_wherever_it_is() {
+    let policy = policy(Settle::Reject);
+    for state in TaskState::ALL {
+        let verdict = standing(state, &policy).after_rejection(Attempt::new(2), NOW, 0.0);
+        let failed = Verdict::RetryAt { at: after_ms(1_000), reason: FailureReason::Rejected };
+        let expected = if IN_FLIGHT.contains(&state) { failed } else { Verdict::Ignore };
+        assert_eq!(verdict, expected, "{state}");
+        for other in [0, 1, 3] {
+            assert_eq!(standing(state, &policy).after_rejection(Attempt::new(other), NOW, 0.0), Verdict::Ignore);
+        }
+    }
+}
+
+#[test]
+fn the_success_of_any_attempt_so_far_finishes_a_task_that_is_not_finished() {
+    let policy = policy(Settle::Result);
+    let report = report(r#"{"status":"succeeded"}"#);
+    for state in TaskState::ALL {
+        for attempt in [-1, 0, 1, 2, 3] {
+            let verdict = standing(state, &policy).after_report(Attempt::new(attempt), &report, NOW, 0.0);
+            let open = state.is_in_flight() || state.may_be_claimed();
+            let expected = if open && (1..=2).contains(&attempt) { Verdict::SUCCEEDED } else { Verdict::Ignore };
+            assert_eq!(verdict, expected, "{state}, attempt {attempt}");
+        }
+    }
+}
+
+#[test]
+fn a_task_that_was_never_claimed_cannot_succeed() {
+    let policy = policy(Settle::Result);
+    let fresh = Standing { attempt: Attempt::NONE, ..standing(TaskState::Scheduled, &policy) };
+    let report = report(r#"{"status":"succeeded"}"#);
+    assert_eq!(fresh.after_report(Attempt::NONE, &report, NOW, 0.0), Verdict::Ignore);
+}
+
+#[test]
+fn other_reports_count_only_for_the_newest_attempt_and_only_while_it_is_out() {
+    let policy = policy(Settle::Result);
+    for json in [r#"{"status":"failed"}"#, r#"{"status":"running"}"#, r#"{"status":"discard"}"#] {
+        let report = report(json);
+        for state in TaskState::ALL {
+            for attempt in [0, 1, 2, 3] {
+                let verdict = standing(state, &policy).after_report(Attempt::new(attempt), &report, NOW, 0.0);
+                let applies = state.is_in_flight() && attempt == 2;
+                assert_eq!(verdict != Verdict::Ignore, applies, "{json} {state} {attempt}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_report_may_say_when_to_try_again() {
+    let policy = policy(Settle::Result);
+    let standing = standing(TaskState::Running, &policy);
+    let failed = |json| standing.after_report(Attempt::new(2), &report(json), NOW, 0.0);
+    let retry_at = |at| Verdict::RetryAt { at, reason: FailureReason::Failed };
+    assert_eq!(failed(r#"{"status":"failed"}"#), retry_at(after_ms(1_000)));
+    assert_eq!(failed(r#"{"status":"failed","retry_in_ms":70}"#), retry_at(after_ms(70)));
+}
+
+#[test]
+fn a_heartbeat_moves_the_deadline_and_carries_progress() {
+    let policy = policy(Settle::Result);
+    let report = report(r#"{"status":"running","progress":40,"worker":"w-1"}"#);
+    let expected = Verdict::Extend { deadline: after_ms(60_000), progress: Some(40), worker: Some("w-1".to_owned()) };
+    for state in IN_FLIGHT {
+        assert_eq!(standing(state, &policy).after_report(Attempt::new(2), &report, NOW, 0.0), expected, "{state}");
+    }
+}
+
+#[test]
+fn a_discarded_task_is_dead_with_attempts_left() {
+    let policy = policy(Settle::Result);
+    let verdict = standing(TaskState::Running, &policy).after_report(
+        Attempt::new(2),
+        &report(r#"{"status":"discard"}"#),
+        NOW,
+        0.0,
+    );
+    assert_eq!(verdict, Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Discarded) });
+}
+
+#[test]
+fn the_last_attempt_of_the_present_budget_buries_the_task() {
+    let policy = policy(Settle::Reject);
+    let dead = Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Rejected) };
+    let rejected = |attempt: i32, base: i32| {
+        let (attempt, attempts_base) = (Attempt::new(attempt), Attempt::new(base));
+        let standing = Standing { attempt, attempts_base, ..standing(TaskState::Delivered, &policy) };
+        standing.after_rejection(attempt, NOW, 0.0)
+    };
+    assert_eq!(rejected(3, 0), dead);
+    assert_ne!(rejected(3, 1), dead);
+    assert_eq!(rejected(6, 3), dead);
+    assert_ne!(rejected(5, 3), dead);
+}
+
+#[test]
+fn back_off_starts_anew_with_a_new_budget() {
+    let policy = QueuePolicy { retry: RetryPolicy::Polynomial, max_attempts: 25, ..policy(Settle::Reject) };
+    let attempt = Attempt::new(8);
+    let standing = Standing { attempt, attempts_base: Attempt::new(7), ..standing(TaskState::Delivered, &policy) };
+    let first = Verdict::RetryAt { at: after_ms(15_000), reason: FailureReason::Rejected };
+    assert_eq!(standing.after_rejection(attempt, NOW, 0.0), first);
+}
+
+#[test]
+fn what_the_task_says_for_itself_goes_before_its_queue() {
+    let policy = policy(Settle::Reject);
+    let own = Standing {
+        max_attempts: Some(2),
+        timeout_ms: Some(5),
+        retry: Some(RetryPolicy::Immediate),
+        ..standing(TaskState::Dispatching, &policy)
+    };
+    assert_eq!(own.after_confirm(Attempt::new(2), NOW), Verdict::Deliver { deadline: after_ms(5) });
+    let dead = Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Rejected) };
+    assert_eq!(own.after_rejection(Attempt::new(2), NOW, 0.0), dead);
+    let more = Standing { max_attempts: Some(9), ..own };
+    let retry = Verdict::RetryAt { at: NOW, reason: FailureReason::Rejected };
+    assert_eq!(more.after_rejection(Attempt::new(2), NOW, 0.0), retry);
+}
+
+#[test]
+fn every_verdict_is_a_transition_that_the_table_allows() {
+    use crate::task::state::{Event, transition};
+    for settle in SETTLES {
+        let policy = policy(settle);
+        for (state, attempt) in TaskState::ALL.into_iter().flat_map(|state| [(state, 1), (state, 2)]) {
+            let standing = standing(state, &policy);
+            let attempt = Attempt::new(attempt);
+            let mut verdicts = vec![
+                standing.after_confirm(attempt, NOW),
+                standing.after_deadline(NOW, 0.0),
+                standing.after_rejection(attempt, NOW, 0.0),
+            ];
+            verdicts.extend(["succeeded", "failed", "running", "discard"].map(|status| {
+                standing.after_report(attempt, &report(&format!(r#"{{"status":"{status}"}}"#)), NOW, 0.0)
+            }));
+            for verdict in verdicts {
+                let event = match &verdict {
+                    Verdict::Archive { state: TaskState::Succeeded, .. } => Event::Succeed,
+                    Verdict::Archive { .. } => Event::Bury,
+                    Verdict::RetryAt { .. } => Event::Retry,
+                    Verdict::Deliver { .. } => Event::Deliver,
+                    Verdict::Extend { .. } => Event::Start,
+                    Verdict::Ignore => continue,
+                };
+                assert!(transition(state, event).is_ok(), "{settle:?} {state}: {verdict:?}");
+            }
+        }
+    }
+}

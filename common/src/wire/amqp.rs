@@ -1,0 +1,190 @@
+//! What a message says besides its body: names, the message id, headers.
+
+use std::{borrow::Cow, fmt, str::FromStr};
+
+use crate::{
+    ids::{Attempt, TaskId},
+    task::Delivery,
+};
+
+/// The exchange every queue is bound to.
+pub const EXCHANGE: &str = "duetime";
+/// Where consumers report to.
+pub const RESULTS: &str = "duetime.results";
+/// Where rejected and dead-lettered messages come back.
+pub const REJECTED: &str = "duetime.rejected";
+
+pub const HEADER_ATTEMPT: &str = "duetime-attempt";
+pub const HEADER_MAX_ATTEMPTS: &str = "duetime-max-attempts";
+pub const HEADER_DUE_MS: &str = "duetime-due-ms";
+pub const HEADER_KEY: &str = "duetime-key";
+pub const HEADER_PARTITION_KEY: &str = "duetime-partition-key";
+pub const HEADER_VERSION: &str = "duetime-version";
+pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
+pub const HEADER_TRACEPARENT: &str = "traceparent";
+
+/// Names one attempt, `<task id>:<attempt>`: the same in every copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId {
+    pub id: TaskId,
+    pub attempt: Attempt,
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.id, self.attempt)
+    }
+}
+
+/// The text does not name an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a message id of the form <task id>:<attempt>")]
+pub struct NotAMessageId(String);
+
+impl FromStr for MessageId {
+    type Err = NotAMessageId;
+
+    fn from_str(text: &str) -> Result<Self, NotAMessageId> {
+        let parts = || {
+            let (id, attempt) = text.split_once(':')?;
+            let attempt = Attempt::new(attempt.parse().ok()?);
+            (attempt > Attempt::NONE).then_some(Self { id: id.parse().ok()?, attempt })
+        };
+        parts().ok_or_else(|| NotAMessageId(text.to_owned()))
+    }
+}
+
+/// The three types of header value that every client reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeaderValue {
+    LongString(String),
+    I64(i64),
+    Bool(bool),
+}
+
+pub type Header = (Cow<'static, str>, HeaderValue);
+
+impl Delivery {
+    pub fn message_id(&self) -> MessageId {
+        MessageId { id: self.id, attempt: self.attempt }
+    }
+
+    /// All headers of the message. `max_attempts` is the budget that counts for the task: its own, or its queue's. The
+    /// header tells the number of the last attempt, which is higher for a task that was given a new budget by hand.
+    pub fn headers(&self, max_attempts: i32) -> Vec<Header> {
+        let last_attempt = i64::from(self.attempts_base.number()) + i64::from(max_attempts);
+        let mut headers: Vec<Header> = vec![
+            (HEADER_ATTEMPT.into(), HeaderValue::I64(i64::from(self.attempt.number()))),
+            (HEADER_MAX_ATTEMPTS.into(), HeaderValue::I64(last_attempt)),
+            (HEADER_DUE_MS.into(), HeaderValue::I64(self.due_at.millis())),
+            (HEADER_REDELIVERED.into(), HeaderValue::Bool(self.redelivered)),
+        ];
+        if let Some(key) = &self.key {
+            headers.push((HEADER_KEY.into(), HeaderValue::LongString(key.clone())));
+            headers.push((HEADER_VERSION.into(), HeaderValue::I64(self.version)));
+        }
+        if let Some(partition_key) = &self.partition_key {
+            headers.push((HEADER_PARTITION_KEY.into(), HeaderValue::LongString(partition_key.clone())));
+        }
+        let own = self.content.headers.iter();
+        headers.extend(own.map(|(name, value)| (name.clone().into(), HeaderValue::LongString(value.clone()))));
+        headers
+    }
+
+    /// RabbitMQ counts the other way round: 5 for the tasks of priority 1, 1 for those of priority 5.
+    pub fn amqp_priority(&self) -> u8 {
+        u8::try_from(6 - self.priority.clamp(1, 5)).expect("1 to 5")
+    }
+
+    /// AMQP timestamps are whole seconds.
+    pub fn amqp_timestamp_s(&self) -> u64 {
+        u64::try_from(self.due_at.micros().div_euclid(1_000_000)).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        ids::{QueueName, ShardId},
+        task::Content,
+        time::UnixMicros,
+    };
+
+    fn delivery() -> Delivery {
+        Delivery {
+            id: TaskId::mint(uuid::Uuid::nil(), ShardId::new(1)),
+            attempt: Attempt::new(2),
+            attempts_base: Attempt::NONE,
+            queue: QueueName::new("q"),
+            due_at: UnixMicros::new(1_700_000_000_999_999),
+            content: Content {
+                payload: b"null".to_vec(),
+                content_type: "application/json".to_owned(),
+                headers: BTreeMap::from([("traceparent".to_owned(), "00-1".to_owned())]),
+            },
+            priority: 1,
+            key: None,
+            partition_key: Some("p".to_owned()),
+            version: 0,
+            max_attempts: None,
+            timeout_ms: None,
+            redelivered: true,
+        }
+    }
+
+    #[test]
+    fn a_message_id_reads_back_as_its_attempt() {
+        let id = delivery().message_id();
+        assert_eq!(id.to_string(), "00000000-0000-0000-0000-000000000001:2");
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+
+    #[test]
+    fn what_does_not_name_an_attempt_is_not_a_message_id() {
+        let task = "00000000-0000-0000-0000-000000000001";
+        for text in [
+            "",
+            ":",
+            task,
+            &format!("{task}:"),
+            &format!("{task}:0"),
+            &format!("{task}:-1"),
+            "x:1",
+            &format!("{task}:1:2"),
+        ] {
+            assert!(text.parse::<MessageId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_are_the_agreed_ones_and_the_tasks_own() {
+        let text = |value: &str| HeaderValue::LongString(value.to_owned());
+        let expected: Vec<Header> = vec![
+            ("duetime-attempt".into(), HeaderValue::I64(2)),
+            ("duetime-max-attempts".into(), HeaderValue::I64(25)),
+            ("duetime-due-ms".into(), HeaderValue::I64(1_700_000_000_999)),
+            ("duetime-redelivered".into(), HeaderValue::Bool(true)),
+            ("duetime-partition-key".into(), text("p")),
+            ("traceparent".into(), text("00-1")),
+        ];
+        assert_eq!(delivery().headers(25), expected);
+        let keyed = Delivery { key: Some("k".to_owned()), version: 7, ..delivery() }.headers(25);
+        assert_eq!(keyed[4..6], [("duetime-key".into(), text("k")), ("duetime-version".into(), HeaderValue::I64(7))]);
+    }
+
+    #[test]
+    fn a_new_budget_of_attempts_moves_the_last_one() {
+        let revived = Delivery { attempt: Attempt::new(26), attempts_base: Attempt::new(25), ..delivery() };
+        assert_eq!(revived.headers(25)[1], ("duetime-max-attempts".into(), HeaderValue::I64(50)));
+    }
+
+    #[test]
+    fn priority_is_turned_round_and_time_is_in_seconds() {
+        let amqp = |priority| Delivery { priority, ..delivery() }.amqp_priority();
+        assert_eq!([1, 3, 5].map(amqp), [5, 3, 1]);
+        assert_eq!(delivery().amqp_timestamp_s(), 1_700_000_000);
+    }
+}

@@ -1,0 +1,94 @@
+//! Many tasks in one request, each with its own answer.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::wire::{Problem, TaskReceipt, read};
+
+pub const MAX_TASKS: usize = 10_000;
+
+/// The tasks of a batch, not yet read: one that cannot be read does not fail the others.
+#[derive(Debug)]
+pub struct BatchRequest<'a> {
+    pub tasks: Vec<&'a RawValue>,
+}
+
+impl<'a> BatchRequest<'a> {
+    /// Takes `{"tasks": [...]}` or a bare array apart. Each element goes through [`crate::wire::TaskRequest::parse`].
+    pub fn split(raw: &'a str) -> Result<Self, Problem> {
+        let tasks =
+            if raw.trim_start().starts_with('[') { read::json(raw)? } else { read::json::<Wrapped<'a>>(raw)?.tasks };
+        if tasks.len() > MAX_TASKS {
+            let detail = format!("a batch may have {MAX_TASKS} tasks, not {}", tasks.len());
+            return Err(Problem::invalid_field("tasks", detail));
+        }
+        Ok(Self { tasks })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wrapped<'a> {
+    #[serde(borrow)]
+    tasks: Vec<&'a RawValue>,
+}
+
+/// In the order of the request.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BatchAnswer {
+    pub results: Vec<BatchResult>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BatchResult {
+    Refused { error: Problem },
+    Accepted(TaskReceipt),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(raw: &str) -> Result<Vec<&str>, Problem> {
+        BatchRequest::split(raw).map(|batch| batch.tasks.into_iter().map(RawValue::get).collect())
+    }
+
+    #[test]
+    fn a_batch_is_a_list_of_tasks_bare_or_under_its_name() {
+        assert_eq!(split(r#"{"tasks":[{"a": 1}, 5]}"#).unwrap(), [r#"{"a": 1}"#, "5"]);
+        assert_eq!(split(" \n[ {\"a\": 1},null ]").unwrap(), [r#"{"a": 1}"#, "null"]);
+        assert!(split("[]").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_a_batch_is_refused() {
+        for (raw, status, field) in [
+            ("", 400, None),
+            ("[1,", 400, None),
+            ("5", 422, None),
+            ("{}", 422, Some("tasks")),
+            (r#"{"tasks":5}"#, 422, Some("tasks")),
+            (r#"{"tasks":[],"dry_run":true}"#, 422, Some("dry_run")),
+        ] {
+            let problem = split(raw).unwrap_err();
+            assert_eq!((problem.status, problem.field.as_deref()), (status, field), "{raw}");
+        }
+    }
+
+    #[test]
+    fn a_batch_has_ten_thousand_tasks_at_most() {
+        let batch = |count: usize| format!("[{}]", vec!["1"; count].join(","));
+        assert_eq!(split(&batch(MAX_TASKS)).unwrap().len(), MAX_TASKS);
+        assert_eq!(split(&batch(MAX_TASKS + 1)).unwrap_err().field.unwrap(), "tasks");
+    }
+
+    #[test]
+    fn each_result_is_a_receipt_or_an_error() {
+        let error = BatchResult::Refused { error: Problem::invalid_field("queue", "no").at(1) };
+        let json = serde_json::to_value(BatchAnswer { results: vec![error] }).unwrap();
+        assert_eq!(json["results"][0]["error"]["index"], 1);
+        let answer: BatchAnswer = serde_json::from_value(json).unwrap();
+        assert!(matches!(&answer.results[0], BatchResult::Refused { error } if error.index == Some(1)));
+    }
+}

@@ -1,0 +1,146 @@
+//! A change of a task that is not claimed yet.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::{
+    time::UnixMicros,
+    wire::{
+        Limits, Problem,
+        check::{body, check_headers, check_priority, due, expiry},
+        read,
+    },
+};
+
+/// What is to change; what is absent stays. `payload: null` sets the payload to JSON's null, `expires_at: null` takes the
+/// expiry away.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChangeRequest {
+    pub due_at: Option<UnixMicros>,
+    pub delay_ms: Option<i64>,
+    #[serde(deserialize_with = "read::present")]
+    pub payload: Option<Box<RawValue>>,
+    pub payload_base64: Option<String>,
+    pub content_type: Option<String>,
+    pub priority: Option<i16>,
+    pub headers: Option<BTreeMap<String, String>>,
+    #[serde(deserialize_with = "read::present")]
+    pub expires_at: Option<Option<UnixMicros>>,
+    pub expires_after_ms: Option<i64>,
+}
+
+/// A change that can be written; at least one of its parts is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ValidChange {
+    /// Never before the moment of the check.
+    pub due_at: Option<UnixMicros>,
+    pub payload: Option<Vec<u8>>,
+    /// There exactly when `payload` is.
+    pub content_type: Option<String>,
+    pub priority: Option<i16>,
+    /// All headers, not additional ones.
+    pub headers: Option<BTreeMap<String, String>>,
+    /// `Some(None)`: it shall not expire.
+    pub expires_at: Option<Option<UnixMicros>>,
+}
+
+impl ChangeRequest {
+    pub fn parse(raw: &str) -> Result<Self, Problem> {
+        read::json(raw)
+    }
+
+    /// Checks what can be checked without the task. That it does not expire before it is due is checked here only when
+    /// both are changed; else by whoever has the task before him.
+    pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidChange, Problem> {
+        let due_at = due(self.due_at, self.delay_ms, now)?.map(|(due_at, _)| due_at);
+        let expires_at = match (self.expires_at, self.expires_after_ms) {
+            (Some(None), None) => Some(None),
+            (expires_at, expires_after_ms) => expiry(expires_at.flatten(), expires_after_ms, now)?.map(Some),
+        };
+        if let (Some(due_at), Some(Some(expires_at))) = (due_at, expires_at)
+            && expires_at <= due_at
+        {
+            let field = if self.expires_after_ms.is_some() { "expires_after_ms" } else { "expires_at" };
+            let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");
+            return Err(Problem::invalid_field(field, detail));
+        }
+        if let Some(priority) = self.priority {
+            check_priority(priority)?;
+        }
+        if let Some(headers) = &self.headers {
+            check_headers(headers)?;
+        }
+        if self.content_type.is_some() && self.payload.is_none() && self.payload_base64.is_none() {
+            let detail = "`content_type` changes only together with `payload_base64`";
+            return Err(Problem::invalid_field("content_type", detail));
+        }
+        let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?.unzip();
+        let change =
+            ValidChange { due_at, payload, content_type, priority: self.priority, headers: self.headers, expires_at };
+        if change == ValidChange::default() {
+            return Err(Problem::unprocessable(
+                "nothing to change: give at least one of due_at, delay_ms, payload, payload_base64, priority, headers, \
+                 expires_at, expires_after_ms",
+            ));
+        }
+        Ok(change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
+
+    fn change(raw: &str) -> Result<ValidChange, Problem> {
+        ChangeRequest::parse(raw)?.validate(NOW, &Limits::default())
+    }
+
+    #[test]
+    fn only_what_is_given_changes() {
+        let moved = ValidChange { due_at: Some(UnixMicros::new(1_700_000_001_000_000)), ..ValidChange::default() };
+        assert_eq!(change(r#"{"delay_ms":1000}"#).unwrap(), moved);
+        let to_now = ValidChange { due_at: Some(NOW), ..ValidChange::default() };
+        assert_eq!(change(r#"{"due_at":5}"#).unwrap(), to_now);
+        let priority = ValidChange { priority: Some(1), ..ValidChange::default() };
+        assert_eq!(change(r#"{"priority":1,"due_at":null}"#).unwrap(), priority);
+    }
+
+    #[test]
+    fn null_is_a_payload_and_takes_an_expiry_away() {
+        let null = change(r#"{"payload":null}"#).unwrap();
+        assert_eq!(
+            (null.payload.as_deref(), null.content_type.as_deref()),
+            (Some(&b"null"[..]), Some("application/json"))
+        );
+        assert_eq!(change(r#"{"expires_at":null}"#).unwrap().expires_at, Some(None));
+        assert_eq!(
+            change(r#"{"expires_after_ms":1,"priority":2}"#).unwrap().expires_at,
+            Some(Some(NOW.plus(std::time::Duration::from_millis(1))))
+        );
+        assert_eq!(change(r#"{"priority":2}"#).unwrap().expires_at, None);
+    }
+
+    #[test]
+    fn a_change_of_nothing_or_to_the_impossible_is_refused() {
+        for (raw, field) in [
+            ("{}", None),
+            (r#"{"priority":null}"#, None),
+            (r#"{"queue":"other"}"#, Some("queue")),
+            (r#"{"priority":9}"#, Some("priority")),
+            (r#"{"content_type":"text/plain"}"#, Some("content_type")),
+            (r#"{"delay_ms":1,"due_at":1}"#, Some("delay_ms")),
+            (r#"{"payload":1,"payload_base64":""}"#, Some("payload_base64")),
+            (r#"{"headers":{"x-a":"1"}}"#, Some("headers")),
+            (r#"{"delay_ms":10,"expires_after_ms":5}"#, Some("expires_after_ms")),
+            (r#"{"delay_ms":10,"expires_at":1700000000005}"#, Some("expires_at")),
+        ] {
+            let problem = change(raw).unwrap_err();
+            assert_eq!((problem.status, problem.field.as_deref()), (422, field), "{raw}: {problem:?}");
+        }
+    }
+}

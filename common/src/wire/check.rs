@@ -1,0 +1,181 @@
+//! The checks that requests share: moments, payloads, names, headers.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::value::RawValue;
+
+use crate::{field::FieldError, time::UnixMicros, wire::Problem};
+
+pub const JSON: &str = "application/json";
+pub const BYTES: &str = "application/octet-stream";
+/// 1 MiB: what no configuration may exceed.
+pub const HARD_MAX_PAYLOAD_BYTES: usize = 1 << 20;
+/// Names and values together.
+pub const MAX_HEADERS_BYTES: usize = 8 << 10;
+pub const MAX_HEADERS: usize = 64;
+pub const MAX_KEY_CHARS: usize = 256;
+pub const DEFAULT_PRIORITY: i16 = 3;
+/// AMQP writes the length of a header's name, and of a content type, into one byte.
+const MAX_SHORT_BYTES: usize = 255;
+
+/// What the configuration limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of the payload as it is delivered.
+    pub max_payload_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_payload_bytes: 256 << 10 }
+    }
+}
+
+/// The due time asked for, never before `now`, and whether that is now. `None`: none was asked for.
+pub(super) fn due(
+    due_at: Option<UnixMicros>,
+    delay_ms: Option<i64>,
+    now: UnixMicros,
+) -> Result<Option<(UnixMicros, bool)>, Problem> {
+    let asked = match (due_at, delay_ms) {
+        (None, None) => return Ok(None),
+        (Some(due_at), None) => due_at,
+        (None, Some(delay_ms)) => after(now, delay_ms).ok_or_else(|| too_late("delay_ms"))?,
+        (Some(_), Some(_)) => return Err(both("delay_ms", "due_at")),
+    };
+    Ok(Some((asked.max(now), asked <= now)))
+}
+
+pub(super) fn expiry(
+    expires_at: Option<UnixMicros>,
+    expires_after_ms: Option<i64>,
+    now: UnixMicros,
+) -> Result<Option<UnixMicros>, Problem> {
+    match (expires_at, expires_after_ms) {
+        (Some(_), Some(_)) => Err(both("expires_after_ms", "expires_at")),
+        (None, Some(wait_ms)) => after(now, wait_ms).map(Some).ok_or_else(|| too_late("expires_after_ms")),
+        (expires_at, None) => Ok(expires_at),
+    }
+}
+
+/// `now` plus so many milliseconds; `None` past the year 9999.
+fn after(now: UnixMicros, wait_ms: i64) -> Option<UnixMicros> {
+    let Ok(wait_ms) = u64::try_from(wait_ms) else { return Some(now) };
+    let moment = now.plus(Duration::from_millis(wait_ms));
+    (moment < UnixMicros::LAST).then_some(moment)
+}
+
+fn too_late(field: &'static str) -> Problem {
+    Problem::invalid_field(field, format!("`{field}` leads past the year 9999"))
+}
+
+fn both(field: &'static str, other: &'static str) -> Problem {
+    Problem::invalid_field(field, format!("give either `{field}` or `{other}`, not both"))
+}
+
+/// Payload and content type. `None`: no payload was given.
+pub(super) fn body(
+    payload: Option<Box<RawValue>>,
+    payload_base64: Option<String>,
+    content_type: Option<String>,
+    limits: &Limits,
+) -> Result<Option<(Vec<u8>, String)>, Problem> {
+    let (bytes, content_type) = match (payload, payload_base64) {
+        (Some(_), Some(_)) => return Err(both("payload_base64", "payload")),
+        (Some(json), None) => (Box::<str>::from(json).into_string().into_bytes(), only_json(content_type)?),
+        (None, Some(text)) => (decoded(&text, limits)?, content_type.unwrap_or_else(|| BYTES.to_owned())),
+        (None, None) => {
+            only_json(content_type)?;
+            return Ok(None);
+        }
+    };
+    if bytes.len() > limits.max_payload_bytes {
+        return Err(too_large(bytes.len(), limits));
+    }
+    check_short("content_type", &content_type)?;
+    Ok(Some((bytes, content_type)))
+}
+
+fn only_json(content_type: Option<String>) -> Result<String, Problem> {
+    match content_type {
+        Some(other) if other != JSON => {
+            let detail = "`content_type` goes with `payload_base64`; a `payload` is always application/json";
+            Err(Problem::invalid_field("content_type", detail))
+        }
+        _ => Ok(JSON.to_owned()),
+    }
+}
+
+fn decoded(text: &str, limits: &Limits) -> Result<Vec<u8>, Problem> {
+    let at_least = (text.len() / 4 * 3).saturating_sub(2);
+    if at_least > limits.max_payload_bytes {
+        return Err(too_large(at_least, limits));
+    }
+    STANDARD.decode(text).map_err(|error| {
+        Problem::invalid_field(
+            "payload_base64",
+            format!("`payload_base64` is not standard base64 with padding: {error}"),
+        )
+    })
+}
+
+fn too_large(bytes: usize, limits: &Limits) -> Problem {
+    let detail = format!("the payload has {bytes} bytes or more, at most {} are allowed", limits.max_payload_bytes);
+    Problem { field: Some("payload".into()), ..Problem::payload_too_large(detail) }
+}
+
+pub(super) fn check_priority(priority: i16) -> Result<(), Problem> {
+    Ok(FieldError::within("priority", priority, 1, 5)?)
+}
+
+/// What PostgreSQL cannot keep in text, whatever the field.
+fn has_nul(text: &str) -> bool {
+    text.as_bytes().contains(&0)
+}
+
+pub(super) fn check_key(field: &'static str, key: &str) -> Result<(), Problem> {
+    // Bytes first: most keys are short and need no counting.
+    let fits = !key.is_empty() && (key.len() <= MAX_KEY_CHARS || key.chars().count() <= MAX_KEY_CHARS);
+    if fits && !has_nul(key) {
+        return Ok(());
+    }
+    Err(Problem::invalid_field(field, format!("`{field}` must be 1 to {MAX_KEY_CHARS} characters without a NUL")))
+}
+
+fn check_short(field: &'static str, text: &str) -> Result<(), Problem> {
+    if !text.is_empty() && text.len() <= MAX_SHORT_BYTES && !text.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let detail = format!("`{field}` must be 1 to {MAX_SHORT_BYTES} bytes without control characters");
+    Err(Problem::invalid_field(field, detail))
+}
+
+pub(super) fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Problem> {
+    let refuse = |detail: String| Err(Problem::invalid_field("headers", detail));
+    if headers.len() > MAX_HEADERS {
+        return refuse(format!("at most {MAX_HEADERS} headers are allowed, not {}", headers.len()));
+    }
+    let mut bytes = 0;
+    for (name, value) in headers {
+        if is_reserved(name) {
+            return refuse(format!("`{name}`: names that begin with `duetime-` or `x-` are reserved"));
+        }
+        if name.is_empty() || name.len() > MAX_SHORT_BYTES || has_nul(name) || has_nul(value) {
+            return refuse(format!(
+                "`{}`: a header's name must be 1 to {MAX_SHORT_BYTES} bytes, and neither it nor its value may hold a NUL",
+                name.escape_debug()
+            ));
+        }
+        bytes += name.len() + value.len();
+    }
+    if bytes > MAX_HEADERS_BYTES {
+        return refuse(format!("headers may have {MAX_HEADERS_BYTES} bytes in all, not {bytes}"));
+    }
+    Ok(())
+}
+
+fn is_reserved(name: &str) -> bool {
+    let begins = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+    begins("duetime-") || begins("x-")
+}

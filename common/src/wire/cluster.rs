@@ -1,0 +1,161 @@
+//! The cluster as `GET /v1/cluster` shows it: what is intended beside what is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cluster::{ClusterView, Pace},
+    ids::{DatabaseName, Epoch, Incarnation, NodeId, NodeName, ShardId, Term},
+    shard::ShardRange,
+    time::UnixMicros,
+};
+
+/// As one node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterReport {
+    /// The node that answers.
+    pub node: NodeId,
+    pub nodes: Vec<NodeReport>,
+    pub master: Option<MasterReport>,
+    pub shards: Vec<ShardReport>,
+    /// Too many nodes vanished together: nothing is reassigned until then.
+    pub frozen_until: Option<UnixMicros>,
+    pub lag: Lag,
+    /// What could not be found out, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReport {
+    pub name: NodeName,
+    pub incarnation: Incarnation,
+    pub url: Option<String>,
+    pub leaving: bool,
+    /// Databases it cannot reach.
+    pub unfit: BTreeSet<DatabaseName>,
+    pub broker_unfit: bool,
+    pub version: String,
+    pub started_at: UnixMicros,
+    pub shards_owned: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MasterReport {
+    pub name: NodeName,
+    pub term: Term,
+}
+
+/// `assigned` and `owner` differ while a shard is on its way, or when something is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardReport {
+    pub shard: ShardId,
+    pub database: DatabaseName,
+    pub assigned: Option<NodeName>,
+    pub owner: Option<NodeName>,
+    pub epoch: Option<Epoch>,
+}
+
+/// How far behind things are. Absent: this node does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lag {
+    /// Since etcd last confirmed what is shown here.
+    pub view_age_ms: Option<i64>,
+    /// How long the task that is longest overdue on this node's shards has been due.
+    pub oldest_overdue_ms: Option<i64>,
+}
+
+impl ClusterReport {
+    /// The report of `view`, without any lag. `None` for the view: this node has not reached etcd yet.
+    pub fn of(me: &NodeId, view: Option<&ClusterView>, databases: &[(DatabaseName, ShardRange)], pace: &Pace) -> Self {
+        let nothing = ClusterView::default();
+        let view = view.unwrap_or(&nothing);
+        let shards = databases
+            .iter()
+            .flat_map(|(database, range)| range.iter().map(move |shard| shard_report(view, database, shard)))
+            .collect();
+        Self {
+            node: me.clone(),
+            nodes: node_reports(view),
+            master: view.master().map(|master| MasterReport { name: master.node.name.clone(), term: master.term }),
+            shards,
+            frozen_until: match pace {
+                Pace::Proceed => None,
+                Pace::Frozen { until, .. } => Some(*until),
+            },
+            lag: Lag::default(),
+            notes: Vec::new(),
+        }
+    }
+}
+
+fn shard_report(view: &ClusterView, database: &DatabaseName, shard: ShardId) -> ShardReport {
+    let owner = view.owners.get(&shard);
+    ShardReport {
+        shard,
+        database: database.clone(),
+        assigned: view.assigned(shard).map(|node| node.name.clone()),
+        owner: owner.map(|owner| owner.node.name.clone()),
+        epoch: owner.and_then(|owner| owner.epoch),
+    }
+}
+
+fn node_reports(view: &ClusterView) -> Vec<NodeReport> {
+    let mut owned: BTreeMap<&NodeId, usize> = BTreeMap::new();
+    for owner in view.owners.values() {
+        *owned.entry(&owner.node).or_default() += 1;
+    }
+    let report = |member: &crate::cluster::Member| NodeReport {
+        name: member.node.name.clone(),
+        incarnation: member.node.incarnation,
+        url: member.url.clone(),
+        leaving: member.leaving,
+        unfit: member.unfit.clone(),
+        broker_unfit: member.broker_unfit,
+        version: member.version.clone(),
+        started_at: member.started_at,
+        shards_owned: owned.get(&member.node).copied().unwrap_or(0),
+    };
+    view.members.values().map(report).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{
+        Candidate,
+        ownership::scenes::{assign, me, node, own, view_of},
+    };
+
+    #[test]
+    fn a_report_puts_what_is_beside_what_is_intended() {
+        let mut view = view_of(&["me", "other"]);
+        assign(&mut view, vec![Some(me()), Some(node("other")), None]);
+        own(&mut view, ShardId::new(0), node("other"));
+        view.candidates = vec![Candidate { term: Term::from_revision(9), node: node("other") }];
+        let databases = [(DatabaseName::new("main"), ShardRange::all(3))];
+        let pace = Pace::Frozen { until: UnixMicros::new(5), missing: vec![] };
+        let report = ClusterReport::of(&me(), Some(&view), &databases, &pace);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["master"], serde_json::json!({"name": "other", "term": 9}));
+        let first = serde_json::json!({"shard": 0, "database": "main", "assigned": "me", "owner": "other", "epoch": 1});
+        assert_eq!(json["shards"][0], first);
+        assert_eq!(
+            (&json["shards"][1]["assigned"], &json["shards"][1]["owner"]),
+            (&"other".into(), &serde_json::Value::Null)
+        );
+        let owned: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.shards_owned)).collect();
+        assert_eq!(owned, [("me", 0), ("other", 1)]);
+        assert_eq!(report.frozen_until, Some(UnixMicros::new(5)));
+        assert_eq!(serde_json::from_value::<ClusterReport>(json).unwrap(), report);
+    }
+
+    #[test]
+    fn before_etcd_is_reached_every_shard_is_shown_without_an_owner() {
+        let databases = [(DatabaseName::new("main"), ShardRange::all(2))];
+        let report = ClusterReport::of(&me(), None, &databases, &Pace::Proceed);
+        assert_eq!((report.nodes.len(), report.master, report.shards.len()), (0, None, 2));
+        assert!(report.shards.iter().all(|shard| shard.owner.is_none() && shard.assigned.is_none()));
+    }
+}

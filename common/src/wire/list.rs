@@ -1,0 +1,181 @@
+//! Lists of tasks, a page at a time.
+
+use std::{fmt, str::FromStr};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{Deserialize, Deserializer, Serialize};
+use uuid::Uuid;
+
+use crate::{
+    field::FieldError,
+    ids::{QueueName, TaskId},
+    queue,
+    task::TaskState,
+    time::UnixMicros,
+    wire::{Problem, TaskView, check::check_key},
+};
+
+pub const DEFAULT_LIMIT: u32 = 100;
+pub const MAX_LIMIT: u32 = 1_000;
+
+/// Which tasks to list. Everything given must apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ListFilter {
+    pub queue: Option<QueueName>,
+    pub state: Option<TaskState>,
+    pub key: Option<String>,
+    pub partition_key: Option<String>,
+    /// Not before.
+    #[serde(deserialize_with = "moment")]
+    pub due_after: Option<UnixMicros>,
+    /// Before, not at.
+    #[serde(deserialize_with = "moment")]
+    pub due_before: Option<UnixMicros>,
+    #[serde(deserialize_with = "number")]
+    pub limit: Option<u32>,
+    pub cursor: Option<Cursor>,
+}
+
+impl ListFilter {
+    /// Refuses what no list can answer; the problem names the field.
+    pub fn validate(&self) -> Result<(), Problem> {
+        if self.key.is_some() {
+            return Err(Problem::not_available("key"));
+        }
+        if let Some(name) = &self.queue {
+            queue::check_name(name.as_str())?;
+        }
+        if let Some(partition_key) = &self.partition_key {
+            check_key("partition_key", partition_key)?;
+        }
+        Ok(FieldError::within("limit", self.limit(), 1, MAX_LIMIT)?)
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit.unwrap_or(DEFAULT_LIMIT)
+    }
+}
+
+/// A query string has only text: a moment in it is RFC 3339 or digits.
+fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let read = match text.parse::<i64>() {
+        Ok(millis) => UnixMicros::from_millis(millis).filter(UnixMicros::is_writable),
+        // A `+` in a query string is a blank: the offset of a time zone comes as one.
+        Err(_) => chrono::DateTime::parse_from_rfc3339(&text.replace(' ', "+"))
+            .ok()
+            .map(|time| UnixMicros::from(time.to_utc()))
+            .filter(UnixMicros::is_writable),
+    };
+    let refused =
+        || serde::de::Error::custom(format!("`{text}` is neither an RFC 3339 time nor integer Unix milliseconds"));
+    read.map(Some).ok_or_else(refused)
+}
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(|_| serde::de::Error::custom(format!("`{text}` is not a number of tasks")))
+}
+
+/// Where the next page begins: after the task due then with that id. Opaque to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub due_at: UnixMicros,
+    pub id: TaskId,
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.due_at.micros().to_be_bytes());
+        bytes[8..].copy_from_slice(self.id.uuid().as_bytes());
+        f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
+    }
+}
+
+/// The text was not given out as a cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cursor is not one that a list answered with")]
+pub struct NotACursor;
+
+impl FromStr for Cursor {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Self, NotACursor> {
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACursor)?;
+        let bytes: [u8; 24] = bytes.try_into().map_err(|_| NotACursor)?;
+        let (due_at, id) = bytes.split_at(8);
+        let due_at = i64::from_be_bytes(due_at.try_into().expect("8 bytes"));
+        let id = Uuid::from_slice(id).expect("16 bytes");
+        let cursor = Self { due_at: UnixMicros::new(due_at), id: TaskId::from_uuid(id) };
+        if cursor.due_at.is_writable() { Ok(cursor) } else { Err(NotACursor) }
+    }
+}
+
+impl Serialize for Cursor {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cursor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One page. Without `next_cursor` it is the last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ListAnswer {
+    pub tasks: Vec<TaskView>,
+    pub next_cursor: Option<Cursor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(json: &str) -> Result<ListFilter, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_cursor_reads_back_and_nothing_else_does() {
+        let id = TaskId::from_uuid(uuid::Uuid::from_u128(77));
+        for due_at in [0, 1_700_000_000_000_000, -5, UnixMicros::LAST.micros()] {
+            let cursor = Cursor { due_at: UnixMicros::new(due_at), id };
+            assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        }
+        for text in ["", "x", "AAAA", &"A".repeat(33), &"_".repeat(32).replacen('_', "f", 1), "=".repeat(32).as_str()] {
+            assert_eq!(text.parse::<Cursor>(), Err(NotACursor), "{text}");
+        }
+    }
+
+    #[test]
+    fn moments_and_limits_come_as_text() {
+        let read =
+            filter(r#"{"due_after":"1700000000000","due_before":"2023-11-14T22:13:21 00:00","limit":"7"}"#).unwrap();
+        assert_eq!(read.due_after, UnixMicros::from_millis(1_700_000_000_000));
+        assert_eq!(read.due_before, UnixMicros::from_millis(1_700_000_001_000));
+        assert_eq!((read.limit(), ListFilter::default().limit()), (7, 100));
+        for json in [r#"{"due_after":"soon"}"#, r#"{"limit":"-1"}"#, r#"{"state":"done"}"#, r#"{"cursor":"x"}"#] {
+            assert!(filter(json).is_err(), "{json}");
+        }
+        assert!(filter(r#"{"colour":"red"}"#).unwrap_err().contains("unknown field `colour`"));
+    }
+
+    #[test]
+    fn what_no_list_can_answer_is_refused_by_name() {
+        for (json, field) in [
+            (r#"{"limit":"0"}"#, "limit"),
+            (r#"{"limit":"1001"}"#, "limit"),
+            (r#"{"queue":"a b"}"#, "queue"),
+            (r#"{"partition_key":""}"#, "partition_key"),
+            (r#"{"key":"k"}"#, "key"),
+        ] {
+            assert_eq!(filter(json).unwrap().validate().unwrap_err().field.unwrap(), field);
+        }
+        assert_eq!(filter(r#"{"queue":"q","state":"ready","limit":"1000"}"#).unwrap().validate(), Ok(()));
+    }
+}

@@ -1,0 +1,28 @@
+//! What is said over HTTP and AMQP: the shapes of requests, answers, reports and headers.
+//!
+//! Requests are read strictly: an unknown field is an error that names it. What other nodes and versions wrote is read
+//! leniently.
+
+pub mod amqp;
+pub mod batch;
+pub mod change;
+pub mod check;
+pub mod cluster;
+pub mod list;
+pub mod problem;
+pub mod queue;
+pub mod read;
+pub mod report;
+pub mod task;
+pub mod view;
+
+pub use batch::{BatchAnswer, BatchRequest, BatchResult};
+pub use change::{ChangeRequest, ValidChange};
+pub use check::Limits;
+pub use cluster::ClusterReport;
+pub use list::{Cursor, ListAnswer, ListFilter};
+pub use problem::Problem;
+pub use queue::{QueueRequest, QueueView};
+pub use report::{ReportStatus, ResultBody};
+pub use task::{TaskRequest, ValidTask};
+pub use view::{AttemptView, CancelAnswer, TaskReceipt, TaskView};

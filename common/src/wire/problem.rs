@@ -1,0 +1,212 @@
+//! Errors as RFC 9457 tells them: `application/problem+json`.
+
+use std::{borrow::Cow, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    field::FieldError,
+    task::{
+        TaskState,
+        state::{InFlight, Refused},
+    },
+};
+
+/// The media type of a problem.
+pub const CONTENT_TYPE: &str = "application/problem+json";
+
+/// Why a request was not done, for a person (`title`, `detail`) and for a program (`type`, `field`, `state`, `index`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// `urn:duetime:problem:<slug>`; the same kind of problem always has the same.
+    #[serde(rename = "type")]
+    pub kind: Cow<'static, str>,
+    pub title: Cow<'static, str>,
+    /// The HTTP status.
+    pub status: u16,
+    /// A whole sentence: what is wrong with this very request, and what to do.
+    pub detail: String,
+    /// The field that is to blame, as it is spelled in the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<Cow<'static, str>>,
+    /// The state of the task that does not allow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<TaskState>,
+    /// Which element of a batch, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// When to try again, in seconds; also the `Retry-After` header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
+}
+
+/// Kind, title and status of a problem; the wording is the product's and never changes.
+macro_rules! problems {
+    ($($(#[$doc:meta])* $name:ident = $status:literal, $slug:literal, $title:literal;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $name(detail: impl Into<String>) -> Self {
+                Self {
+                    kind: Cow::Borrowed(concat!("urn:duetime:problem:", $slug)),
+                    title: Cow::Borrowed($title),
+                    status: $status,
+                    detail: detail.into(),
+                    field: None,
+                    state: None,
+                    index: None,
+                    retry_after_s: None,
+                }
+            }
+        )*
+    };
+}
+
+impl Problem {
+    problems! {
+        /// Not JSON, or not in the shape of a request at all.
+        malformed = 400, "malformed", "The request cannot be read";
+        /// No credentials, or unknown ones.
+        unauthorized = 401, "unauthorized", "Credentials are missing or wrong";
+        /// The credentials are good, but not for this.
+        forbidden = 403, "forbidden", "These credentials do not allow it";
+        not_found = 404, "not_found", "There is no such thing";
+        method_not_allowed = 405, "method_not_allowed", "This cannot be done to it";
+        /// What is there stands against it.
+        conflict = 409, "conflict", "The present state does not allow it";
+        /// The report is about an attempt that is no longer the newest, or a task that is not out.
+        stale_attempt = 409, "stale_attempt", "The attempt is not out any more";
+        payload_too_large = 413, "payload_too_large", "The payload is too large";
+        unsupported_media_type = 415, "unsupported_media_type", "The content type is not understood";
+        unprocessable = 422, "invalid", "The request asks for something impossible";
+        too_many = 429, "too_many", "Too many requests";
+        internal = 500, "internal", "Something broke that should not";
+        /// It could not be made durable, or what it needs cannot be reached. Nothing was accepted.
+        unavailable = 503, "unavailable", "It cannot be done at the moment";
+    }
+
+    /// One field is missing, unknown or impossible.
+    pub fn invalid_field(field: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
+        Self {
+            kind: Cow::Borrowed("urn:duetime:problem:invalid_field"),
+            title: Cow::Borrowed("A field is not acceptable"),
+            field: Some(field.into()),
+            ..Self::unprocessable(detail)
+        }
+    }
+
+    /// A field of the agreed interface whose behaviour does not exist yet.
+    pub fn not_available(field: impl Into<Cow<'static, str>>) -> Self {
+        FieldError::not_available(field).into()
+    }
+
+    /// Too late: the task is claimed, or it has finished.
+    pub fn in_flight(state: TaskState) -> Self {
+        let detail = if state.is_final() {
+            format!("the task has finished, it is {state}")
+        } else {
+            format!("the task is {state}: a copy is or may be on its way to a consumer")
+        };
+        Self {
+            kind: Cow::Borrowed("urn:duetime:problem:in_flight"),
+            title: Cow::Borrowed("The task is no longer waiting"),
+            state: Some(state),
+            ..Self::conflict(detail)
+        }
+    }
+
+    pub fn with_state(self, state: TaskState) -> Self {
+        Self { state: Some(state), ..self }
+    }
+
+    /// Which element of a batch it is about.
+    pub fn at(self, index: usize) -> Self {
+        Self { index: u32::try_from(index).ok(), ..self }
+    }
+
+    pub fn retry_after(self, seconds: u32) -> Self {
+        Self { retry_after_s: Some(seconds), ..self }
+    }
+
+    /// The last part of `type`: `not_found`, `invalid_field` ...
+    pub fn slug(&self) -> &str {
+        self.kind.rsplit(':').next().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl From<FieldError> for Problem {
+    fn from(error: FieldError) -> Self {
+        Self::invalid_field(error.field, error.detail)
+    }
+}
+
+impl From<InFlight> for Problem {
+    fn from(error: InFlight) -> Self {
+        Self::in_flight(error.state)
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(error: Refused) -> Self {
+        Self::conflict(error.to_string()).with_state(error.state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_told_as_rfc_9457_has_it() {
+        let json = serde_json::to_value(Problem::invalid_field("queue", "why").at(3)).unwrap();
+        let expected = serde_json::json!({
+            "type": "urn:duetime:problem:invalid_field", "title": "A field is not acceptable", "status": 422,
+            "detail": "why", "field": "queue", "index": 3,
+        });
+        assert_eq!(json, expected);
+        let json = serde_json::to_value(Problem::in_flight(TaskState::Delivered)).unwrap();
+        assert_eq!((&json["type"], &json["state"]), (&"urn:duetime:problem:in_flight".into(), &"delivered".into()));
+        assert!(json.get("field").is_none() && json.get("index").is_none());
+    }
+
+    #[test]
+    fn every_kind_has_its_own_status() {
+        let kinds = [
+            (Problem::malformed(""), 400, "malformed"),
+            (Problem::unauthorized(""), 401, "unauthorized"),
+            (Problem::forbidden(""), 403, "forbidden"),
+            (Problem::not_found(""), 404, "not_found"),
+            (Problem::conflict(""), 409, "conflict"),
+            (Problem::stale_attempt(""), 409, "stale_attempt"),
+            (Problem::in_flight(TaskState::Running), 409, "in_flight"),
+            (Problem::payload_too_large(""), 413, "payload_too_large"),
+            (Problem::invalid_field("f", ""), 422, "invalid_field"),
+            (Problem::not_available("key"), 422, "invalid_field"),
+            (Problem::too_many("").retry_after(3), 429, "too_many"),
+            (Problem::internal(""), 500, "internal"),
+            (Problem::unavailable(""), 503, "unavailable"),
+        ];
+        for (problem, status, slug) in kinds {
+            assert_eq!((problem.status, problem.slug()), (status, slug));
+            let json = serde_json::to_string(&problem).unwrap();
+            assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), problem);
+        }
+    }
+
+    #[test]
+    fn errors_of_other_rooms_become_problems_that_keep_what_they_know() {
+        let refused = crate::task::state::transition(TaskState::Running, crate::task::state::Event::Move).unwrap_err();
+        let problem = Problem::from(refused);
+        assert_eq!((problem.status, problem.state), (409, Some(TaskState::Running)));
+        let problem = Problem::from(FieldError::new("a.b", "bad"));
+        assert_eq!((problem.field.as_deref(), problem.to_string().as_str()), (Some("a.b"), "bad"));
+        assert_eq!(Problem::from(InFlight { state: TaskState::Dead }).state, Some(TaskState::Dead));
+    }
+}

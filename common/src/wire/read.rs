@@ -1,0 +1,125 @@
+//! Reads JSON and says what is wrong with it in the reader's terms: which field, not which column.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{error::Category, value::RawValue};
+
+use crate::wire::Problem;
+
+/// Reads a request body. What is not JSON is a 400, what is JSON but not such a request a 422 that names the field.
+pub fn json<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
+    serde_json::from_str(raw).map_err(|error| explain(raw, &error))
+}
+
+/// For what reads a query string or anything else whose error is only a message: names the field if the message does.
+pub fn explain_text(message: &str) -> Problem {
+    match named(message) {
+        Some(field) => Problem::invalid_field(field.to_owned(), message),
+        None => Problem::malformed(message),
+    }
+}
+
+/// For `deserialize_with`: tells `null` from absent.
+pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(deserializer).map(Some)
+}
+
+fn explain(raw: &str, error: &serde_json::Error) -> Problem {
+    if error.classify() != Category::Data {
+        return Problem::malformed(format!("the body is not valid JSON: {error}"));
+    }
+    let message = error.to_string();
+    let text = message.split(" at line ").next().unwrap_or(&message);
+    let around = field_at(raw, offset(raw, error));
+    let field = match (around, named(text)) {
+        // The inner name may come with its path already.
+        (Some(outer), Some(inner)) if !inner.contains('.') => Some(format!("{outer}.{inner}")),
+        (Some(outer), None) => Some(outer),
+        (_, inner) => inner.map(str::to_owned),
+    };
+    match field {
+        Some(field) => {
+            let detail = format!("`{field}`: {text}");
+            Problem::invalid_field(field, detail)
+        }
+        None => Problem { status: 422, ..Problem::malformed(format!("the body is not such a request: {text}")) },
+    }
+}
+
+/// The field that serde's own words name.
+fn named(message: &str) -> Option<&str> {
+    ["unknown field `", "missing field `", "duplicate field `"]
+        .into_iter()
+        .find_map(|start| message.strip_prefix(start))
+        .and_then(|rest| rest.split('`').next())
+}
+
+/// Where serde_json stopped, in bytes from the start.
+fn offset(raw: &str, error: &serde_json::Error) -> usize {
+    let lines = error.line().saturating_sub(1);
+    let before: usize = raw.split_inclusive('\n').take(lines).map(str::len).sum();
+    before + error.column()
+}
+
+/// The top-level field whose value serde_json was reading when it had come to `offset`.
+fn field_at(raw: &str, offset: usize) -> Option<String> {
+    let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(raw).ok()?;
+    let start_of = |value: &RawValue| value.get().as_ptr() as usize - raw.as_ptr() as usize;
+    fields
+        .into_iter()
+        .find(|(_, value)| (start_of(value)..=start_of(value) + value.get().len()).contains(&offset))
+        .map(|(name, _)| name.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Pair {
+        #[expect(dead_code, reason = "only read, never looked at")]
+        one: i64,
+        #[expect(dead_code, reason = "only read, never looked at")]
+        two: Inner,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        #[expect(dead_code, reason = "only read, never looked at")]
+        deep: bool,
+    }
+
+    #[test]
+    fn the_field_that_is_to_blame_is_found_wherever_it_stands() {
+        for (raw, field) in [
+            (r#"{"one":"x","two":{"deep":true}}"#, "one"),
+            ("{\n  \"one\" : \"x\" ,\n \"two\" : {\"deep\":true}}", "one"),
+            ("{\n\"two\":{\"deep\":true},\n\n\"one\":[]}", "one"),
+            (r#"{"ä":1,"one":1}"#, "ä"),
+            (r#"{"one":1,"two":{"deep":1}}"#, "two"),
+            (r#"{"one":1,"two":{"flat":1}}"#, "two.flat"),
+            (r#"{"one":1,"two":{}}"#, "two.deep"),
+            (r#"{"one":1}"#, "two"),
+            (r#"{"two":{"deep":true}}"#, "one"),
+            (r#"{"one":1,"one":2}"#, "one"),
+            (r#"{"one":1,"two":{"deep":true},"three":{}}"#, "three"),
+        ] {
+            let problem = json::<Pair>(raw).unwrap_err();
+            assert_eq!((problem.field.as_deref(), problem.status), (Some(field), 422), "{raw}: {problem:?}");
+        }
+    }
+
+    #[test]
+    fn a_bare_message_is_searched_for_the_field_it_names() {
+        let problem = explain_text("unknown field `colour`, expected `queue`");
+        assert_eq!((problem.status, problem.field.as_deref()), (422, Some("colour")));
+        assert_eq!(explain_text("something else").status, 400);
+    }
+}

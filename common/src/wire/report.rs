@@ -1,0 +1,208 @@
+//! What a consumer reports about an attempt, over AMQP or HTTP.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    field::FieldError,
+    wire::{Problem, read},
+};
+
+/// Longer texts are cut, not refused: the outcome matters more than the words about it.
+const MAX_TEXT_CHARS: usize = 4_096;
+/// Of the result itself.
+pub const MAX_RESULT_BYTES: usize = 256 << 10;
+
+/// How the attempt stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportStatus {
+    Succeeded,
+    /// To be tried again, if attempts are left.
+    Failed,
+    /// Still at it: moves the deadline.
+    Running,
+    /// Not worth another attempt.
+    Discard,
+}
+
+/// One report. What it holds can be kept in PostgreSQL as `jsonb` and text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResultBody {
+    pub status: ReportStatus,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_code: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_msg: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Box<RawValue>>,
+    /// Overrides the back-off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_in_ms: Option<i64>,
+    /// In per cent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<i16>,
+    /// Who works on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
+    /// Over HTTP: which attempt it is about; over AMQP a header says so.
+    #[serde(default, skip_serializing)]
+    pub attempt: Option<i32>,
+}
+
+const FIELDS: [&str; 8] =
+    ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
+
+impl ResultBody {
+    /// Reads a report from the broker. Fields it does not know are passed over: a consumer's library may be newer than
+    /// this node, and a success that is refused would be done again.
+    pub fn parse(raw: &str) -> Result<Self, Problem> {
+        let mut body: Self = read::json(raw)?;
+        if let Some(progress) = body.progress {
+            FieldError::within("progress", progress, 0, 100)?;
+        }
+        if let Some(retry_in_ms) = body.retry_in_ms {
+            FieldError::within("retry_in_ms", retry_in_ms, 0, i64::MAX)?;
+        }
+        for text in [&mut body.status_msg, &mut body.worker].into_iter().flatten() {
+            tidy(text);
+        }
+        body.result = body.result.map(keepable).transpose()?;
+        Ok(body)
+    }
+
+    /// Reads a report that is a request: an unknown field is an error.
+    pub fn parse_request(raw: &str) -> Result<Self, Problem> {
+        let body = Self::parse(raw)?;
+        let fields: std::collections::BTreeMap<String, serde::de::IgnoredAny> = read::json(raw)?;
+        match fields.into_keys().find(|field| !FIELDS.contains(&field.as_str())) {
+            Some(field) => {
+                let detail = format!("unknown field `{field}`, expected one of {}", FIELDS.join(", "));
+                Err(Problem::invalid_field(field, detail))
+            }
+            None => Ok(body),
+        }
+    }
+}
+
+/// Takes out what text in PostgreSQL cannot hold, and cuts what is too long.
+fn tidy(text: &mut String) {
+    if text.contains('\0') {
+        *text = text.replace('\0', "\u{fffd}");
+    }
+    if let Some((end, _)) = text.char_indices().nth(MAX_TEXT_CHARS) {
+        text.truncate(end);
+    }
+}
+
+/// The result if `jsonb` can hold it: not too long, not too deep, numbers and characters that exist. An escaped NUL,
+/// the one character `jsonb` refuses, becomes U+FFFD.
+fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
+    let refuse = |detail: String| Problem::invalid_field("result", detail);
+    if result.get().len() > MAX_RESULT_BYTES {
+        let detail = format!("`result` may have {MAX_RESULT_BYTES} bytes, not {}", result.get().len());
+        return Err(refuse(detail));
+    }
+    serde_json::from_str::<serde_json::Value>(result.get())
+        .map_err(|error| refuse(format!("`result` cannot be kept: {error}")))?;
+    match without_nul(result.get()) {
+        None => Ok(result),
+        Some(text) => RawValue::from_string(text).map_err(|error| refuse(format!("`result` cannot be kept: {error}"))),
+    }
+}
+
+/// The JSON text with every `\u0000` replaced; `None` when there is none.
+fn without_nul(json: &str) -> Option<String> {
+    if !json.contains("\\u0000") {
+        return None;
+    }
+    let mut tidy = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some(at) = rest.find('\\') {
+        // The backslash and the character it escapes: `\\` must not be taken for the beginning of the next escape.
+        let escape = &rest[at..at + 1 + rest[at + 1..].chars().next().map_or(0, char::len_utf8)];
+        tidy.push_str(&rest[..at]);
+        rest = &rest[at + escape.len()..];
+        match rest.strip_prefix("0000").filter(|_| escape == "\\u") {
+            Some(after) => {
+                tidy.push_str("\\ufffd");
+                rest = after;
+            }
+            None => tidy.push_str(escape),
+        }
+    }
+    tidy.push_str(rest);
+    Some(tidy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_with_its_result_as_it_was_sent() {
+        let raw = r#"{"status":"failed","status_code":503,"status_msg":"no","result":{"b": 1.0},"retry_in_ms":5,
+                      "progress":100,"worker":"w","attempt":2}"#;
+        let body = ResultBody::parse_request(raw).unwrap();
+        assert_eq!(
+            (body.status, body.status_code, body.status_msg.as_deref()),
+            (ReportStatus::Failed, Some(503), Some("no"))
+        );
+        assert_eq!(body.result.as_deref().map(RawValue::get), Some(r#"{"b": 1.0}"#));
+        assert_eq!((body.retry_in_ms, body.progress, body.worker.as_deref()), (Some(5), Some(100), Some("w")));
+        assert_eq!(body.attempt, Some(2));
+    }
+
+    #[test]
+    fn a_field_from_the_future_is_passed_over_on_the_broker_and_refused_over_http() {
+        let raw = r#"{"status":"succeeded","mood":"good"}"#;
+        assert_eq!(ResultBody::parse(raw).unwrap().status, ReportStatus::Succeeded);
+        let problem = ResultBody::parse_request(raw).unwrap_err();
+        assert_eq!((problem.status, problem.field.as_deref()), (422, Some("mood")));
+    }
+
+    #[test]
+    fn what_cannot_be_a_report_is_refused_by_name() {
+        let deep = format!(r#"{{"status":"succeeded","result":{}{}}}"#, "[".repeat(500), "]".repeat(500));
+        let long = format!(r#"{{"status":"succeeded","result":"{}"}}"#, "x".repeat(MAX_RESULT_BYTES));
+        for (raw, field) in [
+            ("{}", Some("status")),
+            (r#"{"status":"done"}"#, Some("status")),
+            (r#"{"status":"running","progress":101}"#, Some("progress")),
+            (r#"{"status":"running","progress":-1}"#, Some("progress")),
+            (r#"{"status":"failed","retry_in_ms":-1}"#, Some("retry_in_ms")),
+            (r#"{"status":"failed","status_code":"x"}"#, Some("status_code")),
+            (r#"{"status":"succeeded","result":"\ud800"}"#, Some("result")),
+            (r#"{"status":"succeeded","result":1e999999}"#, Some("result")),
+            (&deep, Some("result")),
+            (&long, Some("result")),
+            ("5", None),
+        ] {
+            let problem = ResultBody::parse(raw).unwrap_err();
+            assert_eq!((problem.status, problem.field.as_deref()), (422, field), "{raw:.60}: {problem:?}");
+        }
+        assert_eq!(ResultBody::parse("{").unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn a_nul_is_replaced_where_postgresql_could_not_keep_it() {
+        let raw =
+            r#"{"status":"failed","status_msg":"a\u0000b","worker":"\u0000","result":{"\u0000":"\\u0000 \\\u0000"}}"#;
+        let body = ResultBody::parse(raw).unwrap();
+        assert_eq!(body.status_msg.as_deref(), Some("a\u{fffd}b"));
+        assert_eq!(body.worker.as_deref(), Some("\u{fffd}"));
+        assert_eq!(body.result.unwrap().get(), r#"{"\ufffd":"\\u0000 \\\ufffd"}"#);
+    }
+
+    #[test]
+    fn words_about_an_outcome_are_cut_and_not_refused() {
+        let raw = format!(r#"{{"status":"failed","status_msg":"{}"}}"#, "ä".repeat(5_000));
+        assert_eq!(ResultBody::parse(&raw).unwrap().status_msg.unwrap().chars().count(), 4_096);
+    }
+
+    #[test]
+    fn what_is_kept_of_a_report_leaves_out_what_was_not_said() {
+        let body = ResultBody::parse(r#"{"status":"succeeded","attempt":1,"result":[1]}"#).unwrap();
+        assert_eq!(serde_json::to_string(&body).unwrap(), r#"{"status":"succeeded","result":[1]}"#);
+    }
+}

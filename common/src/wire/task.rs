@@ -1,0 +1,163 @@
+//! A task as it is submitted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::value::RawValue;
+
+use crate::{
+    field::FieldError,
+    ids::{QueueName, TaskId},
+    queue,
+    task::{Content, NewTask, retry::RetryPolicy},
+    time::UnixMicros,
+    wire::{
+        Limits, Problem,
+        check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry},
+        read,
+    },
+};
+
+/// A task as it is asked for. Absent and `null` mean the same.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskRequest {
+    pub queue: String,
+    /// Kept byte for byte.
+    #[serde(default)]
+    pub payload: Option<Box<RawValue>>,
+    #[serde(default)]
+    pub payload_base64: Option<String>,
+    #[serde(default)]
+    pub content_type: Option<String>,
+    #[serde(default)]
+    pub delay_ms: Option<i64>,
+    #[serde(default)]
+    pub due_at: Option<UnixMicros>,
+    #[serde(default)]
+    pub partition_key: Option<String>,
+    #[serde(default)]
+    pub priority: Option<i16>,
+    #[serde(default)]
+    pub max_attempts: Option<i32>,
+    #[serde(default)]
+    pub timeout_ms: Option<i64>,
+    #[serde(default)]
+    pub retry: Option<RetryPolicy>,
+    #[serde(default)]
+    pub expires_at: Option<UnixMicros>,
+    #[serde(default)]
+    pub expires_after_ms: Option<i64>,
+    #[serde(default)]
+    pub headers: Option<BTreeMap<String, String>>,
+    // Agreed, but without behaviour yet.
+    #[serde(default)]
+    key: Option<IgnoredAny>,
+    #[serde(default)]
+    version: Option<IgnoredAny>,
+    #[serde(default)]
+    on_duplicate: Option<IgnoredAny>,
+    #[serde(default)]
+    depends_on: Option<IgnoredAny>,
+}
+
+/// A task that can be written once it has an id.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidTask {
+    pub queue: QueueName,
+    /// Never before the moment of the check: a due time that has passed means now.
+    pub due_at: UnixMicros,
+    /// It is due at once.
+    pub asked_now: bool,
+    pub content: Content,
+    pub priority: i16,
+    pub partition_key: Option<String>,
+    pub max_attempts: Option<i32>,
+    pub timeout_ms: Option<i64>,
+    pub retry: Option<RetryPolicy>,
+    pub expires_at: Option<UnixMicros>,
+}
+
+impl TaskRequest {
+    /// Reads one task; the problem names the field that is to blame.
+    pub fn parse(raw: &str) -> Result<Self, Problem> {
+        read::json(raw)
+    }
+
+    /// Checks everything that can be checked without looking anything up. `now` is the moment of the submission.
+    pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+        self.refuse_unavailable()?;
+        queue::check_name(&self.queue)?;
+        let (due_at, asked_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
+        let expires_at = expiry(self.expires_at, self.expires_after_ms, now)?;
+        if let Some(expires_at) = expires_at.filter(|expires_at| *expires_at <= due_at) {
+            let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
+            let detail = format!("the task would expire at {expires_at}, before it is due at {due_at}");
+            return Err(Problem::invalid_field(field, detail));
+        }
+        let priority = self.priority.unwrap_or(DEFAULT_PRIORITY);
+        check_priority(priority)?;
+        if let Some(max_attempts) = self.max_attempts {
+            FieldError::within("max_attempts", max_attempts, 1, queue::MAX_ATTEMPTS)?;
+        }
+        if let Some(timeout_ms) = self.timeout_ms {
+            FieldError::within("timeout_ms", timeout_ms, 1, queue::MAX_TIMEOUT_MS)?;
+        }
+        if let Some(retry) = &self.retry {
+            retry.validate()?;
+        }
+        if let Some(partition_key) = &self.partition_key {
+            check_key("partition_key", partition_key)?;
+        }
+        let headers = self.headers.unwrap_or_default();
+        check_headers(&headers)?;
+        let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?
+            .unwrap_or_else(|| (b"null".to_vec(), JSON.to_owned()));
+        Ok(ValidTask {
+            queue: QueueName::new(&self.queue),
+            due_at,
+            asked_now,
+            content: Content { payload, content_type, headers },
+            priority,
+            partition_key: self.partition_key,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout_ms,
+            retry: self.retry,
+            expires_at,
+        })
+    }
+
+    fn refuse_unavailable(&self) -> Result<(), Problem> {
+        let asked = [
+            ("key", self.key.is_some()),
+            ("version", self.version.is_some()),
+            ("on_duplicate", self.on_duplicate.is_some()),
+            ("depends_on", self.depends_on.is_some()),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            Some((field, _)) => Err(Problem::not_available(field)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ValidTask {
+    pub fn into_new(self, id: TaskId) -> NewTask {
+        NewTask {
+            id,
+            queue: self.queue,
+            due_at: self.due_at,
+            asked_now: self.asked_now,
+            content: self.content,
+            priority: self.priority,
+            partition_key: self.partition_key,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout_ms,
+            retry: self.retry,
+            expires_at: self.expires_at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+//! A task as it is shown.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    task::{NewTask, TaskState, state::CancelOutcome},
+    time::UnixMicros,
+    wire::{check::JSON, read::present},
+};
+
+/// One task with its attempts and its result. What does not apply is left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskView {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub state: TaskState,
+    pub due_at: UnixMicros,
+    pub created_at: UnixMicros,
+    /// How many times it was claimed.
+    pub attempt: Attempt,
+    pub max_attempts: i32,
+    pub priority: i16,
+    pub shard: ShardId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_key: Option<String>,
+    /// Byte for byte as submitted. Either this or `payload_base64`; see [`Body`].
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload_base64: Option<String>,
+    pub content_type: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivered_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<UnixMicros>,
+    /// What the consumer reported last, as it sent it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_code: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_msg: Option<String>,
+    /// In per cent, by the last heartbeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<i16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<AttemptView>,
+    /// The request asked for a task that was there already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub duplicate: bool,
+}
+
+impl TaskView {
+    /// A task that has just been written. `max_attempts` is what counts for it: its own, or its queue's.
+    pub fn of_new(task: &NewTask, created_at: UnixMicros, max_attempts: i32) -> Self {
+        let body = Body::of(task.content.payload.clone(), &task.content.content_type);
+        Self {
+            id: task.id,
+            queue: task.queue.clone(),
+            state: TaskState::Scheduled,
+            due_at: task.due_at,
+            created_at,
+            attempt: Attempt::NONE,
+            max_attempts,
+            priority: task.priority,
+            shard: task.id.shard(),
+            partition_key: task.partition_key.clone(),
+            payload: body.payload,
+            payload_base64: body.payload_base64,
+            content_type: task.content.content_type.clone(),
+            headers: task.content.headers.clone(),
+            expires_at: task.expires_at,
+            delivered_at: None,
+            finished_at: None,
+            result: None,
+            status_code: None,
+            status_msg: None,
+            progress: None,
+            worker: None,
+            attempts: Vec::new(),
+            duplicate: false,
+        }
+    }
+}
+
+/// A payload as JSON shows it: as it is when it is JSON, else in base64. One of the two is set.
+#[derive(Clone, Debug)]
+pub struct Body {
+    pub payload: Option<Box<RawValue>>,
+    pub payload_base64: Option<String>,
+}
+
+impl Body {
+    pub fn of(bytes: Vec<u8>, content_type: &str) -> Self {
+        let encoded = |bytes: &[u8]| Self { payload: None, payload_base64: Some(STANDARD.encode(bytes)) };
+        if content_type != JSON {
+            return encoded(&bytes);
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) => match serde_json::from_str::<&RawValue>(&text) {
+                Ok(json) if json.get().len() == text.len() => {
+                    Self { payload: Some(json.to_owned()), payload_base64: None }
+                }
+                // Not JSON after all, or with blanks around it that must not be lost.
+                _ => encoded(text.as_bytes()),
+            },
+            Err(not_text) => encoded(not_text.as_bytes()),
+        }
+    }
+}
+
+/// One attempt that is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptView {
+    pub attempt: Attempt,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<UnixMicros>,
+    /// `timeout`, `rejected`, `failed` or `discarded`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What the consumer said about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The short answer to one task of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskReceipt {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub state: TaskState,
+    pub due_at: UnixMicros,
+    pub shard: ShardId,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub duplicate: bool,
+}
+
+impl TaskReceipt {
+    /// Of a task that has just been written.
+    pub fn of_new(task: &NewTask) -> Self {
+        Self {
+            id: task.id,
+            queue: task.queue.clone(),
+            state: TaskState::Scheduled,
+            due_at: task.due_at,
+            shard: task.id.shard(),
+            duplicate: false,
+        }
+    }
+}
+
+/// The answer to a cancel that was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelAnswer {
+    pub id: TaskId,
+    pub outcome: CancelOutcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Content;
+
+    fn task(payload: &[u8], content_type: &str) -> NewTask {
+        NewTask {
+            id: TaskId::from_uuid(uuid::Uuid::from_u128(0x0abc_0005)),
+            queue: QueueName::new("q"),
+            due_at: UnixMicros::new(1),
+            asked_now: false,
+            content: Content {
+                payload: payload.to_vec(),
+                content_type: content_type.to_owned(),
+                headers: BTreeMap::new(),
+            },
+            priority: 3,
+            partition_key: None,
+            max_attempts: None,
+            timeout_ms: None,
+            retry: None,
+            expires_at: None,
+        }
+    }
+
+    #[test]
+    fn a_new_task_shows_what_applies_and_nothing_else() {
+        let view = TaskView::of_new(&task(br#"{"b": 1.0}"#, JSON), UnixMicros::new(0), 25);
+        let json = serde_json::to_string(&view).unwrap();
+        let expected = concat!(
+            r#"{"id":"00000000-0000-0000-0000-00000abc0005","queue":"q","state":"scheduled","#,
+            r#""due_at":"1970-01-01T00:00:00.000001Z","created_at":"1970-01-01T00:00:00.000000Z","#,
+            r#""attempt":0,"max_attempts":25,"priority":3,"shard":5,"payload":{"b": 1.0},"#,
+            r#""content_type":"application/json"}"#,
+        );
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn a_view_reads_back_even_when_its_payload_is_null() {
+        let view = TaskView::of_new(&task(b"null", JSON), UnixMicros::new(0), 25);
+        let json = serde_json::to_string(&TaskView { duplicate: true, ..view }).unwrap();
+        let read: TaskView = serde_json::from_str(&json).unwrap();
+        assert_eq!(read.payload.as_deref().map(RawValue::get), Some("null"));
+        assert_eq!(serde_json::to_string(&read).unwrap(), json);
+        assert!(json.contains(r#""duplicate":true"#));
+    }
+
+    #[test]
+    fn what_is_not_json_is_shown_in_base64() {
+        for (payload, content_type) in [
+            (&b"\x00\xff"[..], "image/png"),
+            (b"\xff", JSON),
+            (b"{", JSON),
+            (b" 1", JSON),
+            (b"1", "text/plain"),
+            (b"", JSON),
+        ] {
+            let body = Body::of(payload.to_vec(), content_type);
+            assert!(body.payload.is_none(), "{payload:?}");
+            assert_eq!(STANDARD.decode(body.payload_base64.unwrap()).unwrap(), payload);
+        }
+    }
+
+    #[test]
+    fn a_cancel_says_what_it_promises() {
+        let id = TaskId::from_uuid(uuid::Uuid::nil());
+        let answer = |outcome| serde_json::to_value(CancelAnswer { id, outcome }).unwrap()["outcome"].clone();
+        assert_eq!(answer(CancelOutcome::Cancelled), "cancelled");
+        assert_eq!(answer(CancelOutcome::NoFurtherAttempts), "no_further_attempts");
+    }
+}

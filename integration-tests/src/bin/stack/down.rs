@@ -1,0 +1,48 @@
+//! `stack down`: everything `up` started, in the opposite order, each with time to end well.
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::Result;
+use clap::Args;
+use integration_tests::sandbox::Signal;
+
+use crate::place::Place;
+
+const NODE_WITHIN: Duration = Duration::from_secs(30);
+const STORE_WITHIN: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Remove all data too.
+    #[arg(long)]
+    purge: bool,
+}
+
+pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
+    let place = Place::new(base)?;
+    let stopped = stop(&place).await?;
+    println!("{stopped} processes stopped");
+    if options.purge {
+        place.purge();
+        println!("data removed");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Stops whatever still runs; answers how many processes that were.
+pub(crate) async fn stop(place: &Place) -> Result<usize> {
+    let running = place.running()?;
+    let alive = running.nodes.iter().chain(&running.stores).filter(|process| process.is_running()).count();
+    // The nodes together: each waits for the last to be gone before it gives up on handing over.
+    let ends = running.nodes.iter().map(|node| node.end(Signal::Term, NODE_WITHIN));
+    for end in futures::future::join_all(ends).await {
+        end?;
+    }
+    for store in running.stores.iter().rev() {
+        // INT asks PostgreSQL not to wait for its clients.
+        let signal = if store.name == "postgresql" { Signal::Int } else { Signal::Term };
+        store.end(signal, STORE_WITHIN).await?;
+    }
+    place.forget();
+    Ok(alive)
+}

@@ -1,0 +1,48 @@
+//! `.local/env`: how a shell finds the stack.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+
+/// Where everything is.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    pub urls: Vec<String>,
+    pub token: String,
+    pub pids: Vec<u32>,
+    pub amqp_url: String,
+    pub database_urls: Vec<String>,
+    pub etcd_endpoints: Vec<String>,
+}
+
+impl Addresses {
+    /// Writes the file for `source`; it holds secrets, so only its owner reads it.
+    pub(crate) fn write(&self, file: &Path) -> Result<()> {
+        let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
+        let lines = [
+            ("DUETIME_URLS", self.urls.join(",")),
+            ("DUETIME_TOKEN", self.token.clone()),
+            ("DUETIME_PIDS", pids.join(",")),
+            ("AMQP_URL", self.amqp_url.clone()),
+            ("DATABASE_URLS", self.database_urls.join(",")),
+            ("ETCD_ENDPOINTS", self.etcd_endpoints.join(",")),
+        ];
+        fs::remove_file(file).ok();
+        let mut out = File::options()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(file)
+            .with_context(|| format!("writing {}", file.display()))?;
+        for (name, value) in lines {
+            // None of the values holds a quote: they are URLs, numbers and hexadecimal digits.
+            writeln!(out, "export {name}='{value}'")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! `stack up`, `down`, `demo`: a whole Duetime on this machine, to try and to look at.
+#![expect(clippy::print_stdout, reason = "it talks to a person")]
+
+mod demo;
+mod down;
+mod env_file;
+mod place;
+mod up;
+mod view;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// A whole Duetime on this machine: three stores, three nodes.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where everything is kept.
+    #[arg(long, global = true, default_value = ".local")]
+    folder: PathBuf,
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Start stores and nodes and leave them running.
+    Up(up::Options),
+    /// Stop what `up` started.
+    Down(down::Options),
+    /// Start a cluster of its own, send it tasks, kill its master half way, and judge.
+    Demo(demo::Options),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    match runtime.block_on(run(arguments)) {
+        Ok(code) => code,
+        Err(error) => fail(&error),
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<ExitCode> {
+    match arguments.command {
+        Verb::Up(options) => up::run(&arguments.folder, &options).await,
+        Verb::Down(options) => down::run(&arguments.folder, &options).await,
+        Verb::Demo(options) => demo::run(&arguments.folder, &options).await,
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "errors go to standard error")]
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("stack: {error:#}");
+    ExitCode::FAILURE
+}

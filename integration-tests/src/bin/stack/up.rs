@@ -1,0 +1,203 @@
+//! `stack up`: stores and three nodes, detached from the shell that started them.
+
+use std::{
+    fs,
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use futures::FutureExt;
+use integration_tests::sandbox::{
+    DatabaseConfig, Etcd, Identity, Node, NodeConfig, Postgres, Rabbit, Tether, migrate,
+    secret::{remembered_own, remembered_port},
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    down,
+    env_file::Addresses,
+    place::{Place, Running},
+};
+
+const READY_WITHIN: Duration = Duration::from_secs(60);
+const DATABASE: &str = "duetime";
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    /// How long a silent node keeps its shards.
+    #[arg(long, default_value_t = 10)]
+    lease_ttl_s: u64,
+}
+
+/// The stores of one stack, and what to call their processes.
+struct Stores {
+    postgres: Postgres,
+    etcd: Etcd,
+    rabbit: Rabbit,
+}
+
+pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
+    let place = Place::new(base)?;
+    if place.running()?.is_whole() {
+        println!("It runs already.");
+    } else {
+        // What is left of an earlier stack would be in the way.
+        down::stop(&place).await?;
+        // Half a stack cannot be stopped by who does not know it: an interrupt is heard when it is whole.
+        let mut interrupts = signal(SignalKind::interrupt())?;
+        let started = start(&place, options).await;
+        let interrupted = interrupts.recv().now_or_never().is_some();
+        if started.is_err() || interrupted {
+            down::stop(&place).await?;
+        }
+        started.with_context(|| format!("the logs are in {}", place.folder.display()))?;
+        ensure!(!interrupted, "interrupted; all is stopped again");
+    }
+    print_commands(&place)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn start(place: &Place, options: &Options) -> Result<()> {
+    let began = Instant::now();
+    let mut running = Running::default();
+    let stores = start_stores(place).await?;
+    running.stores = stores.identities()?;
+    place.remember(&running)?;
+    println!("PostgreSQL, etcd and RabbitMQ run ({:.1} s)", began.elapsed().as_secs_f32());
+
+    let nodes = prepare_nodes(place, options, &stores).await?;
+    for node in &nodes {
+        node.start()?;
+        running.nodes.push(Identity::of(node.name(), node.pid().context("it has just been started")?)?);
+        place.remember(&running)?;
+    }
+    for node in &nodes {
+        node.wait_ready(READY_WITHIN).await?;
+    }
+    println!("{} nodes are ready ({:.1} s)", nodes.len(), began.elapsed().as_secs_f32());
+
+    let config = nodes.first().context("there is at least one node")?.config();
+    Addresses {
+        urls: nodes.iter().map(Node::url).collect(),
+        token: config.token.clone(),
+        pids: running.nodes.iter().map(|node| node.pid).collect(),
+        amqp_url: config.amqp_url.clone(),
+        database_urls: config.databases.iter().map(|database| database.url.clone()).collect(),
+        etcd_endpoints: config.etcd_endpoints.clone(),
+    }
+    .write(&place.env_file)
+}
+
+async fn start_stores(place: &Place) -> Result<Stores> {
+    let (postgres, etcd, rabbit) =
+        (place.stores.join("postgres"), place.stores.join("etcd"), place.stores.join("rabbit"));
+    let (postgres, etcd, rabbit) = tokio::join!(
+        Postgres::start(&postgres, Tether::Detached),
+        Etcd::start(&etcd, 1, Tether::Detached),
+        Rabbit::start(&rabbit, Tether::Detached),
+    );
+    match (postgres, etcd, rabbit) {
+        (Ok(postgres), Ok(etcd), Ok(rabbit)) => Ok(Stores { postgres, etcd, rabbit }),
+        (postgres, etcd, rabbit) => {
+            // Stop those that did start: nobody else knows them yet.
+            if let Ok(postgres) = &postgres {
+                postgres.kill();
+            }
+            if let Ok(etcd) = &etcd {
+                etcd.kill_all();
+            }
+            if let Ok(rabbit) = &rabbit {
+                rabbit.kill_all();
+            }
+            Err(postgres.err().or_else(|| etcd.err()).or_else(|| rabbit.err()).context("one of them has failed")?)
+        }
+    }
+}
+
+impl Stores {
+    fn identities(&self) -> Result<Vec<Identity>> {
+        let mut all = Vec::new();
+        if let Some(pid) = self.postgres.pid() {
+            all.push(Identity::of("postgresql", pid)?);
+        }
+        for pid in self.etcd.pids() {
+            all.push(Identity::of("etcd", pid)?);
+        }
+        for pid in self.rabbit.pids() {
+            all.push(Identity::of("rabbitmq", pid)?);
+        }
+        Ok(all)
+    }
+}
+
+async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Result<Vec<Node>> {
+    let folder = place.folder.join("nodes");
+    fs::create_dir_all(&folder)?;
+    let database = DatabaseConfig {
+        name: "main".into(),
+        url: stores.postgres.ensure_database(DATABASE).await?,
+        shards: "0-127".into(),
+    };
+    let token = remembered_own(&place.folder.join("token"))?;
+    let mut nodes = Vec::new();
+    for number in 1..=options.nodes.max(1) {
+        let name = format!("node-{number}");
+        let config = NodeConfig {
+            port: remembered_port(&folder.join(format!("{name}.port")))?,
+            name,
+            etcd_endpoints: stores.etcd.endpoints(),
+            etcd_prefix: "/duetime".into(),
+            lease_ttl: Duration::from_secs(options.lease_ttl_s),
+            databases: vec![database.clone()],
+            amqp_url: stores.rabbit.url("/"),
+            token: token.clone(),
+            more: String::new(),
+        };
+        nodes.push(Node::new(&folder, config, Tether::Detached)?);
+    }
+    if let Some(first) = nodes.first() {
+        migrate(first).await.context("if its data is of no use any more: `make down ARGS=--purge` removes it")?;
+    }
+    Ok(nodes)
+}
+
+fn print_commands(place: &Place) -> Result<()> {
+    let env = place.env_file.display();
+    let settings = fs::read_to_string(&place.env_file).with_context(|| format!("reading {env}"))?;
+    let urls = settings.lines().find_map(|line| line.strip_prefix("export DUETIME_URLS=")).unwrap_or_default();
+    let urls = urls.trim_matches('\'').replace(',', "  ");
+    println!(
+        r#"
+Nodes: {urls}
+Logs:  {logs}
+
+Try it:
+
+  source {env}
+  api=${{DUETIME_URLS%%,*}}; auth="Authorization: Bearer $DUETIME_TOKEN"
+
+  # hand over a greeting in 5 seconds
+  curl -s "$api/v1/tasks" -H "$auth" -d '{{"queue":"greetings","payload":{{"hello":"world"}},"delay_ms":5000}}'
+
+  # look it up, run it now, cancel it
+  curl -s "$api/v1/tasks/<id>" -H "$auth"
+  curl -s -X POST "$api/v1/tasks/<id>/run" -H "$auth"
+  curl -s -X DELETE "$api/v1/tasks/<id>" -H "$auth"
+
+  # who owns what, and what is in a queue
+  curl -s "$api/v1/cluster" -H "$auth"
+  curl -s "$api/v1/queues/greetings" -H "$auth"
+
+  # consume: any AMQP client; with Debian's amqp-tools
+  amqp-consume --url="$AMQP_URL" -q greetings cat
+
+Stop it: make down"#,
+        logs = place.folder.join("nodes").display(),
+    );
+    Ok(())
+}

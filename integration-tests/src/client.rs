@@ -1,0 +1,234 @@
+//! The HTTP API as an application would use it.
+
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+
+use crate::http;
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// What became of a call that did not succeed.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nothing was sent: nobody listens there.
+    NotSent(String),
+    /// The node said no, and why.
+    Refused { status: StatusCode, problem: Value },
+    /// It may have happened or not: no answer, or one that does not tell (5xx).
+    Unknown(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotSent(why) => write!(f, "not sent: {why}"),
+            Self::Refused { status, problem } => write!(f, "refused with {status}: {problem}"),
+            Self::Unknown(why) => write!(f, "outcome unknown: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl Failure {
+    /// The status a refusal came with.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Refused { status, .. } => Some(status.as_u16()),
+            Self::NotSent(_) | Self::Unknown(_) => None,
+        }
+    }
+
+    /// A text field of the problem, "" when there is none.
+    pub fn problem(&self, field: &str) -> &str {
+        match self {
+            Self::Refused { problem, .. } => problem[field].as_str().unwrap_or_default(),
+            Self::NotSent(_) | Self::Unknown(_) => "",
+        }
+    }
+}
+
+/// A task as the API shows it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Task {
+    pub id: String,
+    pub state: String,
+    #[serde(default)]
+    pub queue: String,
+    #[serde(default)]
+    pub duplicate: bool,
+    /// Everything else.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// One answer of a batch: the id of the accepted task, or the problem with it.
+pub type BatchAnswer = Result<String, Value>;
+
+/// One node, or whatever answers under its address.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+    token: Option<String>,
+}
+
+impl Client {
+    pub fn new(base: &str, token: Option<&str>) -> Self {
+        Self { http: http::plain(), base: base.trim_end_matches('/').into(), token: token.map(Into::into) }
+    }
+
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The same address with another token, or none.
+    pub fn with_token(&self, token: Option<&str>) -> Self {
+        Self { token: token.map(Into::into), ..self.clone() }
+    }
+
+    pub async fn submit(&self, task: &Value) -> Result<Task, Failure> {
+        self.call(Method::POST, "/v1/tasks", Some(task)).await
+    }
+
+    /// Answers in the order of `tasks`.
+    pub async fn batch(&self, tasks: &[Value]) -> Result<Vec<BatchAnswer>, Failure> {
+        #[derive(Deserialize)]
+        struct Body {
+            results: Vec<Value>,
+        }
+        let body: Body = self.call(Method::POST, "/v1/tasks/batch", Some(&json!({ "tasks": tasks }))).await?;
+        Ok(body
+            .results
+            .into_iter()
+            .map(|result| match result["id"].as_str() {
+                Some(id) => Ok(id.to_owned()),
+                None => Err(result["error"].clone()),
+            })
+            .collect())
+    }
+
+    pub async fn get(&self, id: &str) -> Result<Task, Failure> {
+        self.call(Method::GET, &format!("/v1/tasks/{id}"), None).await
+    }
+
+    /// The outcome: `cancelled` or `no_further_attempts`.
+    pub async fn cancel(&self, id: &str) -> Result<String, Failure> {
+        let answer: Value = self.call(Method::DELETE, &format!("/v1/tasks/{id}"), None).await?;
+        Ok(answer["outcome"].as_str().unwrap_or_default().to_owned())
+    }
+
+    pub async fn change(&self, id: &str, change: &Value) -> Result<Task, Failure> {
+        self.call(Method::PATCH, &format!("/v1/tasks/{id}"), Some(change)).await
+    }
+
+    pub async fn run(&self, id: &str) -> Result<Value, Failure> {
+        self.call(Method::POST, &format!("/v1/tasks/{id}/run"), None).await
+    }
+
+    pub async fn retry(&self, id: &str) -> Result<Value, Failure> {
+        self.call(Method::POST, &format!("/v1/tasks/{id}/retry"), None).await
+    }
+
+    pub async fn report(&self, id: &str, result: &Value) -> Result<Value, Failure> {
+        self.call(Method::POST, &format!("/v1/tasks/{id}/result"), Some(result)).await
+    }
+
+    /// `query` as it stands in the address, without the question mark.
+    pub async fn list(&self, query: &str) -> Result<Vec<Task>, Failure> {
+        #[derive(Deserialize)]
+        struct Body {
+            tasks: Vec<Task>,
+        }
+        let body: Body = self.call(Method::GET, &format!("/v1/tasks?{query}"), None).await?;
+        Ok(body.tasks)
+    }
+
+    pub async fn put_queue(&self, queue: &str, policy: &Value) -> Result<Value, Failure> {
+        self.call(Method::PUT, &format!("/v1/queues/{queue}"), Some(policy)).await
+    }
+
+    pub async fn queue(&self, queue: &str) -> Result<Value, Failure> {
+        self.call(Method::GET, &format!("/v1/queues/{queue}"), None).await
+    }
+
+    pub async fn cluster(&self) -> Result<Value, Failure> {
+        self.call(Method::GET, "/v1/cluster", None).await
+    }
+
+    /// Ready or not, with what it says about it.
+    pub async fn readiness(&self) -> Result<(bool, String), Failure> {
+        let answer = self.send(Method::GET, "/readyz", None).await?;
+        let ready = answer.status().is_success();
+        let text = answer.text().await.map_err(|error| Failure::Unknown(error.to_string()))?;
+        Ok((ready, text))
+    }
+
+    /// The sum of all series of one metric; `None` when there is no such series.
+    pub async fn metric(&self, name: &str) -> Result<Option<f64>, Failure> {
+        let answer = self.send(Method::GET, "/metrics", None).await?;
+        let text = answer.text().await.map_err(|error| Failure::Unknown(error.to_string()))?;
+        Ok(sum_of(&text, name))
+    }
+
+    /// Any call, for what has no word of its own here.
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<T, Failure> {
+        let body = body.map(|value| value.to_string().into_bytes());
+        let answer = self.send(method, path, body).await?;
+        let status = answer.status();
+        let text = answer.text().await.map_err(|error| Failure::Unknown(error.to_string()))?;
+        if status.is_success() {
+            serde_json::from_str(&text).map_err(|error| Failure::Unknown(format!("{status} with {text}: {error}")))
+        } else if status.is_server_error() {
+            Err(Failure::Unknown(format!("{status} {text}")))
+        } else {
+            let problem = serde_json::from_str(&text).unwrap_or(Value::String(text));
+            Err(Failure::Refused { status, problem })
+        }
+    }
+
+    /// Sends `body` byte for byte, for what is not even JSON.
+    pub async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<reqwest::Response, Failure> {
+        let mut request = self.http.request(method, format!("{}{path}", self.base)).timeout(ANSWER_WITHIN);
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body);
+        }
+        request.send().await.map_err(|error| {
+            if error.is_connect() { Failure::NotSent(error.to_string()) } else { Failure::Unknown(error.to_string()) }
+        })
+    }
+}
+
+fn sum_of(exposition: &str, name: &str) -> Option<f64> {
+    let values: Vec<f64> = exposition
+        .lines()
+        .filter_map(|line| line.strip_prefix(name))
+        .filter(|rest| rest.starts_with([' ', '{']))
+        .filter_map(|rest| rest.rsplit(' ').next()?.parse().ok())
+        .collect();
+    if values.is_empty() { None } else { Some(values.iter().sum()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_the_sum_of_its_series_and_of_no_longer_names() {
+        let text = "# HELP a help\na{x=\"1\"} 2\na{x=\"2\"} 3\na_total 50\nb 7\n";
+        assert_eq!(sum_of(text, "a"), Some(5.0));
+        assert_eq!(sum_of(text, "b"), Some(7.0));
+        assert_eq!(sum_of(text, "c"), None);
+    }
+}

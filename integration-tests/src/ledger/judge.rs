@@ -1,0 +1,212 @@
+//! The questions. Pure: history in, verdict out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use hdrhistogram::Histogram;
+
+use super::{
+    Lateness, Number, Verdict,
+    history::{Answer, Cancel, Delivery, Entry, History},
+};
+
+pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
+    let mut verdict = Verdict::default();
+    count(history, &mut verdict);
+    let by_number = recognise(history, &mut verdict);
+    for (entry, number) in history.entries.iter().zip(0..) {
+        let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
+        judge_arrival(number, entry, arrived, &mut verdict);
+        judge_attempts(number, entry, arrived, history.messages_may_vanish, &mut verdict);
+    }
+    judge_copies(history, grace_us, &mut verdict);
+    judge_order(history, &by_number, &mut verdict);
+    for ((shard, epoch), owners) in &history.owners {
+        if owners.len() > 1 {
+            verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));
+        }
+    }
+    verdict.lateness = lateness(history, i64::MIN, i64::MAX);
+    verdict
+}
+
+fn count(history: &History, verdict: &mut Verdict) {
+    verdict.submitted = history.entries.len();
+    verdict.messages = history.deliveries.len();
+    verdict.delivered = history.arrived.len();
+    verdict.broker_copies = history.deliveries.iter().filter(|delivery| delivery.by_broker).count();
+    for entry in &history.entries {
+        match entry.answer {
+            Answer::Accepted(_) => verdict.accepted += 1,
+            Answer::Refused => verdict.refused += 1,
+            // A request still open when the scenario ended has an unknown outcome too.
+            Answer::Unknown | Answer::Open => verdict.unknown += 1,
+        }
+        if matches!(entry.cancel, Cancel::Final | Cancel::NoFurther) {
+            verdict.cancelled += 1;
+        }
+    }
+}
+
+/// Finds the submission of each message; what has none, or another's, was not asked for.
+fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number, Vec<&'a Delivery>> {
+    let mut by_number: HashMap<Number, Vec<&Delivery>> = HashMap::new();
+    // A submission without an answer may exist, but as one task.
+    let mut unknown_tasks: HashMap<Number, &str> = HashMap::new();
+    for delivery in &history.deliveries {
+        let known =
+            delivery.number.and_then(|number| Some((number, history.entries.get(usize::try_from(number).ok()?)?)));
+        let Some((number, entry)) = known else {
+            verdict.unexpected.add(|| format!("{} was never submitted", delivery.message_id));
+            continue;
+        };
+        by_number.entry(number).or_default().push(delivery);
+        if delivery.message_id != format!("{}:{}", delivery.task, delivery.attempt) {
+            verdict.unexpected.add(|| {
+                format!("message id {} of task {} attempt {}", delivery.message_id, delivery.task, delivery.attempt)
+            });
+        }
+        if delivery.queue != entry.queue {
+            verdict.unexpected.add(|| format!("task {number} for {} arrived on {}", entry.queue, delivery.queue));
+        }
+        match &entry.answer {
+            Answer::Accepted(task) if *task == delivery.task => {}
+            Answer::Accepted(task) => verdict
+                .unexpected
+                .add(|| format!("task {number} was accepted as {task} and arrived as {}", delivery.task)),
+            Answer::Refused => {
+                verdict.unexpected.add(|| format!("task {number} was refused and arrived as {}", delivery.task))
+            }
+            Answer::Unknown | Answer::Open => {
+                let first = unknown_tasks.entry(number).or_insert(&delivery.task);
+                if *first != delivery.task {
+                    verdict.unexpected.add(|| format!("task {number} exists twice: {first} and {}", delivery.task));
+                }
+            }
+        }
+    }
+    by_number
+}
+
+fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], verdict: &mut Verdict) {
+    if entry.must_arrive() && arrived.is_empty() {
+        verdict.lost.add(|| format!("task {number} {:?} on {} due {}", entry.answer, entry.queue, entry.due_us));
+    }
+    if entry.cancel == Cancel::Final
+        && let Some(delivery) = arrived.first()
+    {
+        verdict.after_cancel.add(|| {
+            format!("task {number} was cancelled and arrived as {} at {}", delivery.message_id, delivery.at_us)
+        });
+    }
+    for delivery in arrived {
+        // The header is whole milliseconds, rounded down: its own start is the latest moment it can promise.
+        let due_us = delivery.due_ms.map_or(i64::MIN, |due_ms| due_ms * 1_000).max(entry.due_us);
+        if delivery.at_us < due_us {
+            verdict.early.add(|| {
+                format!(
+                    "{} (task {number}) arrived {} us before its due time {due_us}",
+                    delivery.message_id,
+                    due_us - delivery.at_us
+                )
+            });
+        }
+    }
+}
+
+/// Attempts begin at 1, leave none out, stay within the limit, and each arrives first after the one before it has.
+fn judge_attempts(number: Number, entry: &Entry, arrived: &[&Delivery], may_miss: bool, verdict: &mut Verdict) {
+    let mut first_arrivals: BTreeMap<u32, i64> = BTreeMap::new();
+    for delivery in arrived {
+        let first = first_arrivals.entry(delivery.attempt).or_insert(delivery.at_us);
+        *first = (*first).min(delivery.at_us);
+    }
+    let mut before: Option<i64> = None;
+    for ((attempt, at_us), expected) in first_arrivals.iter().zip(1..) {
+        if *attempt != expected && !may_miss {
+            verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived where {expected} was next"));
+            return;
+        }
+        if before.is_some_and(|before| *at_us < before) {
+            verdict.attempts.add(|| format!("task {number}: attempt {attempt} arrived before the one it follows"));
+        }
+        before = Some(*at_us);
+    }
+    if let (Some(most), Some((last, _))) = (entry.max_attempts, first_arrivals.last_key_value())
+        && *last > most
+    {
+        verdict.attempts.add(|| format!("task {number}: {last} attempts where {most} were allowed"));
+    }
+}
+
+/// Of the copies of one attempt at most one may be without a mark, and a copy needs a fault near it.
+fn judge_copies(history: &History, grace_us: i64, verdict: &mut Verdict) {
+    let mut copies: HashMap<&str, Vec<&Delivery>> = HashMap::new();
+    for delivery in history.deliveries.iter().filter(|delivery| !delivery.by_broker) {
+        copies.entry(&delivery.message_id).or_default().push(delivery);
+    }
+    let mut repeated: Vec<(&str, Vec<&Delivery>)> = copies.into_iter().filter(|(_, copies)| copies.len() > 1).collect();
+    repeated.sort_by_key(|(_, copies)| copies[0].at_us);
+    for (message_id, copies) in repeated {
+        let marked = copies.iter().filter(|copy| copy.marked).count();
+        verdict.marked_copies += marked.min(copies.len() - 1);
+        if copies.len() - marked > 1 {
+            verdict.unmarked.add(|| format!("{message_id}: {} copies, {marked} marked", copies.len()));
+        }
+        for copy in &copies[1..] {
+            if !in_window(history, grace_us, copy.at_us) {
+                verdict.outside.add(|| {
+                    let windows: Vec<&str> = history.windows.iter().map(|window| window.what.as_str()).collect();
+                    format!("{message_id}: a copy at {} is near none of {windows:?}", copy.at_us)
+                });
+            }
+        }
+    }
+}
+
+fn in_window(history: &History, grace_us: i64, at_us: i64) -> bool {
+    history
+        .windows
+        .iter()
+        .any(|window| at_us >= window.from_us && window.until_us.is_none_or(|until_us| at_us <= until_us + grace_us))
+}
+
+fn judge_order(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, verdict: &mut Verdict) {
+    let mut sequences: BTreeMap<&str, BTreeSet<(u64, i64, Number)>> = BTreeMap::new();
+    for (entry, number) in history.entries.iter().zip(0..) {
+        if let Some((sequence, place)) = &entry.order
+            && let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first())
+        {
+            sequences.entry(sequence).or_default().insert((*place, first.at_us, number));
+        }
+    }
+    for (sequence, places) in sequences {
+        let in_order: Vec<_> = places.into_iter().collect();
+        for pair in in_order.windows(2) {
+            let [(_, earlier, before), (_, later, after)] = pair else { continue };
+            if later < earlier {
+                verdict.order.add(|| format!("{sequence}: task {after} arrived before task {before}"));
+            }
+        }
+    }
+}
+
+pub(super) fn lateness(history: &History, from_us: i64, until_us: i64) -> Lateness {
+    let mut seen: BTreeSet<Number> = BTreeSet::new();
+    let mut histogram = Histogram::<u64>::new(3).expect("3 digits are within what it can keep");
+    for delivery in &history.deliveries {
+        let Some(number) = delivery.number else { continue };
+        let Some(entry) = usize::try_from(number).ok().and_then(|index| history.entries.get(index)) else { continue };
+        // Nothing can arrive before it was asked for: a due time in the past means now.
+        let due_us = entry.due_us.max(entry.invoked_us);
+        if delivery.attempt == 1 && (from_us..until_us).contains(&due_us) && seen.insert(number) {
+            histogram.saturating_record(u64::try_from(delivery.at_us - due_us).unwrap_or(0));
+        }
+    }
+    let in_ms = |us: u64| us as f64 / 1_000.0;
+    Lateness {
+        count: histogram.len(),
+        p50_ms: in_ms(histogram.value_at_quantile(0.5)),
+        p99_ms: in_ms(histogram.value_at_quantile(0.99)),
+        max_ms: in_ms(histogram.max()),
+    }
+}

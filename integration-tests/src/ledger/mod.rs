@@ -1,0 +1,243 @@
+//! The oracle every scenario ends with.
+//!
+//! The ledger writes down what was asked, what was answered and what arrived, each as it happens, and knows nothing of
+//! how the nodes work. [`Ledger::judge`] then asks always the same questions: is anything lost, was anything early, did
+//! anything arrive that nobody asked for or that was cancelled, are copies marked and near a fault, do attempts follow
+//! one another, did two nodes ever own one shard in one epoch.
+
+mod history;
+mod judge;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::clock::now_us;
+use history::{Answer, Cancel, Entry, History, Window};
+pub use history::{Delivery, Fault};
+pub use verdict::{Lateness, Verdict};
+
+/// The number of one submission, carried in its payload as `n`.
+pub type Number = u64;
+
+/// How long after a fault is healed its copies may still arrive: a lease, a confirm that never comes, a retry.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Counts of tasks so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub submitted: usize,
+    pub accepted: usize,
+    /// Accepted and due by now.
+    pub due: usize,
+    pub delivered: usize,
+}
+
+/// Who wrote what down when. Shared by everything in a scenario that asks or hears.
+#[derive(Debug)]
+pub struct Ledger {
+    history: Mutex<History>,
+    grace_us: i64,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self::with_grace(GRACE)
+    }
+}
+
+impl Ledger {
+    pub fn with_grace(grace: Duration) -> Self {
+        Self {
+            history: Mutex::default(),
+            grace_us: i64::try_from(grace.as_micros()).expect("a grace is not that long"),
+        }
+    }
+
+    /// A task is about to be asked for; to be called before the request is sent. The number goes into its payload.
+    pub fn submitting(&self, queue: &str, due_ms: i64) -> Number {
+        let mut history = self.history.lock();
+        history.entries.push(Entry {
+            queue: queue.to_owned(),
+            invoked_us: now_us(),
+            due_us: due_ms * 1_000,
+            answer: Answer::Open,
+            cancel: Cancel::Never,
+            max_attempts: None,
+            may_lapse: false,
+            order: None,
+        });
+        history.entries.len() as Number - 1
+    }
+
+    pub fn accepted(&self, number: Number, task: &str) {
+        let mut history = self.history.lock();
+        history.by_task.insert(task.to_owned(), number);
+        history.entry(number).answer = Answer::Accepted(task.to_owned());
+    }
+
+    pub fn refused(&self, number: Number) {
+        self.history.lock().entry(number).answer = Answer::Refused;
+    }
+
+    /// No answer: it may exist or not.
+    pub fn unknown(&self, number: Number) {
+        self.history.lock().entry(number).answer = Answer::Unknown;
+    }
+
+    /// No attempt beyond this may arrive.
+    pub fn expect_attempts(&self, number: Number, most: u32) {
+        self.history.lock().entry(number).max_attempts = Some(most);
+    }
+
+    /// It need not arrive.
+    pub fn may_lapse(&self, number: Number) {
+        self.history.lock().entry(number).may_lapse = true;
+    }
+
+    /// Within `sequence` first arrivals must come in the order of `place`.
+    pub fn expect_order(&self, number: Number, sequence: &str, place: u64) {
+        self.history.lock().entry(number).order = Some((sequence.to_owned(), place));
+    }
+
+    /// A cancel was acknowledged with this outcome.
+    pub fn cancelled(&self, number: Number, outcome: &str) {
+        self.history.lock().entry(number).cancel =
+            if outcome == "cancelled" { Cancel::Final } else { Cancel::NoFurther };
+    }
+
+    pub fn cancel_unknown(&self, number: Number) {
+        self.history.lock().entry(number).cancel = Cancel::Unknown;
+    }
+
+    /// A new due time was acknowledged.
+    pub fn moved(&self, number: Number, due_ms: i64) {
+        self.history.lock().entry(number).due_us = due_ms * 1_000;
+    }
+
+    /// It may now arrive from `due_ms` on if that is earlier: a move whose outcome is unknown, or a run asked for.
+    pub fn may_move(&self, number: Number, due_ms: i64) {
+        let mut history = self.history.lock();
+        let entry = history.entry(number);
+        entry.due_us = entry.due_us.min(due_ms * 1_000);
+    }
+
+    pub fn delivered(&self, delivery: Delivery) {
+        let mut history = self.history.lock();
+        if let Some(number) = delivery.number {
+            history.arrived.insert(number);
+        }
+        history.deliveries.push(delivery);
+    }
+
+    /// Something is about to be broken.
+    pub fn fault(&self, what: &str) -> Fault {
+        let mut history = self.history.lock();
+        history.windows.push(Window { what: what.to_owned(), from_us: now_us(), until_us: None });
+        Fault(history.windows.len() - 1)
+    }
+
+    /// It is whole again.
+    pub fn heal(&self, fault: Fault) {
+        self.history.lock().windows[fault.0].until_us = Some(now_us());
+    }
+
+    /// Someone was seen to own `shard` in `epoch`.
+    pub fn owner_seen(&self, shard: u32, epoch: i64, owner: &str) {
+        self.history.lock().owners.entry((shard, epoch)).or_default().insert(owner.to_owned());
+    }
+
+    /// The scenario takes messages out of RabbitMQ, so that attempts may be missing. Tasks may not.
+    pub fn messages_may_vanish(&self) {
+        self.history.lock().messages_may_vanish = true;
+    }
+
+    /// The task of a submission, once accepted.
+    pub fn task(&self, number: Number) -> Option<String> {
+        match &self.history.lock().entries[number as usize].answer {
+            Answer::Accepted(task) => Some(task.clone()),
+            Answer::Open | Answer::Refused | Answer::Unknown => None,
+        }
+    }
+
+    /// Everything that has arrived for one submission, in order.
+    pub fn deliveries(&self, number: Number) -> Vec<Delivery> {
+        self.history.lock().deliveries.iter().filter(|delivery| delivery.number == Some(number)).cloned().collect()
+    }
+
+    /// Everything that has arrived.
+    pub fn arrivals(&self) -> Vec<Delivery> {
+        self.history.lock().deliveries.clone()
+    }
+
+    /// Waits until `count` messages of one submission have arrived, or fails with what has.
+    pub async fn wait_delivered(
+        &self,
+        number: Number,
+        count: usize,
+        within: Duration,
+    ) -> anyhow::Result<Vec<Delivery>> {
+        let deadline = Instant::now() + within;
+        loop {
+            let found = self.deliveries(number);
+            if found.len() >= count {
+                return Ok(found);
+            }
+            if Instant::now() >= deadline {
+                anyhow::bail!("task {number}: {} of {count} deliveries within {within:?}: {found:?}", found.len());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until all that must arrive has, at most `within`. What is then missing is for the judge.
+    pub async fn wait_all(&self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        while self.outstanding() > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        true
+    }
+
+    /// How many must arrive and have not.
+    pub fn outstanding(&self) -> usize {
+        let history = self.history.lock();
+        history
+            .entries
+            .iter()
+            .zip(0..)
+            .filter(|(entry, number)| entry.must_arrive() && !history.arrived.contains(number))
+            .count()
+    }
+
+    /// Where things stand, for a live view.
+    pub fn progress(&self) -> Progress {
+        let history = self.history.lock();
+        let now_us = now_us();
+        let accepted = history.entries.iter().filter(|entry| matches!(entry.answer, Answer::Accepted(_)));
+        Progress {
+            submitted: history.entries.len(),
+            accepted: accepted.clone().count(),
+            due: accepted.filter(|entry| entry.due_us <= now_us).count(),
+            delivered: history.arrived.len(),
+        }
+    }
+
+    pub fn judge(&self) -> Verdict {
+        judge::judge(&self.history.lock(), self.grace_us)
+    }
+
+    /// How late messages were whose due time lies in `[from_us, until_us)`, by the consumer's clock; first arrivals of
+    /// first attempts only.
+    pub fn lateness(&self, from_us: i64, until_us: i64) -> Lateness {
+        judge::lateness(&self.history.lock(), from_us, until_us)
+    }
+}

@@ -1,0 +1,136 @@
+//! What the judge found, for people and for tests.
+
+use std::fmt;
+
+/// How many examples of each violation are kept. The first few tell; the count says the rest.
+const EXAMPLES: usize = 5;
+
+/// One question and its violations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    pub count: usize,
+    pub examples: Vec<String>,
+}
+
+impl Findings {
+    pub(super) fn add(&mut self, example: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.examples.len() < EXAMPLES {
+            self.examples.push(example());
+        }
+    }
+}
+
+/// Milliseconds from due to arrival, by the consumer's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Lateness {
+    pub count: u64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
+}
+
+impl fmt::Display for Lateness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.count == 0 {
+            return f.write_str("nothing measured");
+        }
+        write!(
+            f,
+            "p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms ({} tasks)",
+            self.p50_ms, self.p99_ms, self.max_ms, self.count
+        )
+    }
+}
+
+/// The judge's answer.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    pub submitted: usize,
+    pub accepted: usize,
+    pub refused: usize,
+    pub unknown: usize,
+    pub cancelled: usize,
+    /// Tasks that have arrived at least once.
+    pub delivered: usize,
+    pub messages: usize,
+    /// Copies that say so, near a fault: allowed.
+    pub marked_copies: usize,
+    /// Messages RabbitMQ handed out again by itself: not ours.
+    pub broker_copies: usize,
+
+    /// Accepted, never arrived.
+    pub lost: Findings,
+    /// Arrived without having been asked for, or not as it was asked.
+    pub unexpected: Findings,
+    /// Arrived before its due time.
+    pub early: Findings,
+    /// Arrived although a cancel was acknowledged as final.
+    pub after_cancel: Findings,
+    /// A copy that does not say that it may be one.
+    pub unmarked: Findings,
+    /// A copy although nothing was broken.
+    pub outside: Findings,
+    /// Attempts with a gap, out of order, or more than allowed.
+    pub attempts: Findings,
+    /// Arrived out of the order that was asked for.
+    pub order: Findings,
+    /// Two owners of one shard in one epoch.
+    pub owners: Findings,
+
+    pub lateness: Lateness,
+}
+
+impl Verdict {
+    pub fn holds(&self) -> bool {
+        self.questions().iter().all(|(_, findings)| findings.count == 0)
+    }
+
+    /// Ends a scenario.
+    ///
+    /// # Panics
+    /// With the whole verdict, when anything is wrong.
+    pub fn assert_holds(&self) {
+        assert!(self.holds(), "{self}");
+    }
+
+    fn questions(&self) -> [(&'static str, &Findings); 9] {
+        [
+            ("lost", &self.lost),
+            ("unexpected", &self.unexpected),
+            ("early", &self.early),
+            ("after a cancel", &self.after_cancel),
+            ("unmarked copies", &self.unmarked),
+            ("copies without a fault", &self.outside),
+            ("attempts", &self.attempts),
+            ("order", &self.order),
+            ("two owners", &self.owners),
+        ]
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "verdict: {}", if self.holds() { "holds" } else { "DOES NOT HOLD" })?;
+        writeln!(
+            f,
+            "  {:<24}{} submitted: {} accepted, {} refused, {} unknown; {} cancelled",
+            "tasks", self.submitted, self.accepted, self.refused, self.unknown, self.cancelled
+        )?;
+        writeln!(
+            f,
+            "  {:<24}{} tasks in {} messages ({} marked copies, {} handed out again by the broker)",
+            "delivered", self.delivered, self.messages, self.marked_copies, self.broker_copies
+        )?;
+        for (name, findings) in self.questions() {
+            writeln!(f, "  {name:<24}{}", findings.count)?;
+            for example in &findings.examples {
+                writeln!(f, "    - {example}")?;
+            }
+            if findings.count > findings.examples.len() {
+                writeln!(f, "    - and {} more", findings.count - findings.examples.len())?;
+            }
+        }
+        write!(f, "  {:<24}{}", "lateness", self.lateness)
+    }
+}

@@ -1,0 +1,69 @@
+//! Where the node's program is, and how to run it to its end.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+use anyhow::{Context, Result, bail};
+
+/// `DUETIME_BIN`, or the one built beside this test, built now if it is not there.
+pub fn binary() -> Result<&'static Path> {
+    static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    match FOUND.get_or_init(|| find().map_err(|error| format!("{error:#}"))) {
+        Ok(path) => Ok(path),
+        Err(error) => bail!("{error}"),
+    }
+}
+
+/// Runs `duetime` with these words and waits for it.
+pub async fn run(words: &[&str]) -> Result<Output> {
+    tokio::process::Command::new(binary()?)
+        .args(words)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .with_context(|| format!("running duetime {}", words.join(" ")))
+}
+
+fn find() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("DUETIME_BIN") {
+        let path = PathBuf::from(path);
+        if !path.exists() {
+            bail!("DUETIME_BIN names {}, which does not exist", path.display());
+        }
+        return Ok(path);
+    }
+    let own = std::env::current_exe().context("asking for our own path")?;
+    let mut folder = own.parent().context("a program lies in a folder")?;
+    if folder.ends_with("deps") || folder.ends_with("examples") {
+        folder = folder.parent().context("target/<profile>/deps has a parent")?;
+    }
+    let path = folder.join("duetime");
+    if !path.exists() {
+        build(folder)?;
+    }
+    if !path.exists() {
+        bail!("cargo built no {}", path.display());
+    }
+    Ok(path)
+}
+
+/// Fail points are for tests: a release build never has them.
+fn build(folder: &Path) -> Result<()> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--package", "scheduler-node", "--bin", "duetime"]);
+    if folder.ends_with("release") {
+        cargo.arg("--release");
+    } else {
+        cargo.args(["--features", "scheduler-node/failpoints"]);
+    }
+    cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let status = cargo.stdin(Stdio::null()).status().context("running cargo")?;
+    if !status.success() {
+        bail!("cargo could not build the node: {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,316 @@
+//! A cluster of nodes on stores that are divided among the tests of this process.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tokio::{sync::MutexGuard, task::JoinHandle, time::Instant};
+
+use super::{
+    Builder, Etcd, Postgres, Rabbit,
+    node::{DatabaseConfig, Node, NodeConfig},
+    port::free_port,
+    process::Tether,
+    proxy::Proxy,
+    scratch,
+};
+use crate::{
+    client::Client,
+    clock::now_ms,
+    consumer::{Answer, Consumer, Script},
+    ledger::{Fault, Ledger},
+};
+
+/// As many as `duetime migrate` makes.
+const SHARDS: u32 = 128;
+pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
+const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A cluster for one scenario: its own databases, etcd prefix and virtual host, its own nodes. Dropping it ends them.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// What every part of the scenario writes down.
+    pub ledger: Arc<Ledger>,
+    pub(super) shape: Builder,
+    pub(super) name: String,
+    pub(super) token: String,
+    pub(super) folder: PathBuf,
+    pub(super) nodes: Vec<Node>,
+    pub(super) links: Vec<Links>,
+    pub(super) databases: Vec<(&'static Postgres, String)>,
+    pub(super) etcd: &'static Etcd,
+    pub(super) rabbit: &'static Rabbit,
+    pub(super) watch: Option<JoinHandle<()>>,
+    pub(super) open_faults: parking_lot::Mutex<BTreeMap<usize, Fault>>,
+    pub(super) _turn: MutexGuard<'static, ()>,
+}
+
+/// A node's ways to its stores, when they lead through proxies.
+#[derive(Debug)]
+pub struct Links {
+    pub databases: Vec<Proxy>,
+    pub etcd: Vec<Proxy>,
+    pub rabbit: Proxy,
+}
+
+impl Sandbox {
+    /// Three nodes on one database, leases of 3 s.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// One more node, configured and not started.
+    pub async fn add_node(&mut self) -> Result<usize> {
+        let number = self.nodes.len();
+        let links = if self.shape.proxied { Some(self.lay_links().await?) } else { None };
+        let config = NodeConfig {
+            name: format!("node-{}", number + 1),
+            etcd_endpoints: match &links {
+                Some(links) => links.etcd.iter().map(|proxy| format!("http://127.0.0.1:{}", proxy.port())).collect(),
+                None => self.etcd.endpoints(),
+            },
+            etcd_prefix: format!("/{}", self.name),
+            lease_ttl: self.shape.lease_ttl,
+            databases: self.database_configs(links.as_ref()),
+            amqp_url: match &links {
+                Some(links) => self.rabbit.url_through(links.rabbit.port(), &self.name),
+                None => self.amqp_url(),
+            },
+            port: free_port(),
+            token: self.token.clone(),
+            more: self.shape.more.clone(),
+        };
+        self.nodes.push(Node::new(&self.folder, config, Tether::Tethered)?);
+        self.links.extend(links);
+        Ok(number)
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn node(&self, number: usize) -> &Node {
+        &self.nodes[number]
+    }
+
+    /// The ways of one node to its stores; only when the sandbox was built `proxied`.
+    pub fn links(&self, node: usize) -> &Links {
+        &self.links[node]
+    }
+
+    pub fn client(&self, number: usize) -> Client {
+        self.nodes[number].client()
+    }
+
+    /// One client a node.
+    pub fn clients(&self) -> Vec<Client> {
+        self.nodes.iter().map(Node::client).collect()
+    }
+
+    pub fn etcd(&self) -> &'static Etcd {
+        self.etcd
+    }
+
+    pub fn rabbit(&self) -> &'static Rabbit {
+        self.rabbit
+    }
+
+    pub fn postgres(&self, database: usize) -> &'static Postgres {
+        self.databases[database].0
+    }
+
+    pub fn amqp_url(&self) -> String {
+        self.rabbit.url(&self.name)
+    }
+
+    /// The virtual host of this sandbox.
+    pub fn vhost(&self) -> &str {
+        &self.name
+    }
+
+    pub fn lease_ttl(&self) -> Duration {
+        self.shape.lease_ttl
+    }
+
+    /// Sets a queue's policy and attaches a consumer to it, ready when this returns.
+    pub async fn consume(
+        &self,
+        queue: &str,
+        policy: &Value,
+        script: impl Fn(&crate::ledger::Delivery) -> Answer + Send + Sync + 'static,
+    ) -> Result<Consumer> {
+        self.live()?.put_queue(queue, policy).await?;
+        let script: Script = Arc::new(script);
+        let consumer = Consumer::scripted(&self.amqp_url(), queue, &self.ledger, script);
+        // The queue exists at the latest when something has been published to it.
+        let number = self.ledger.submitting(queue, now_ms());
+        let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });
+        self.ledger.accepted(number, &self.live()?.submit(&task).await?.id);
+        consumer.attached(READY_WITHIN).await?;
+        self.ledger.wait_delivered(number, 1, READY_WITHIN).await?;
+        Ok(consumer)
+    }
+
+    /// A consumer that acks everything.
+    pub async fn consume_and_ack(&self, queue: &str, policy: &Value) -> Result<Consumer> {
+        self.consume(queue, policy, |_| Answer::ack()).await
+    }
+
+    /// The number of the node that says it is master.
+    pub async fn master(&self) -> Result<usize> {
+        let deadline = Instant::now() + SETTLED_WITHIN;
+        loop {
+            for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_running()) {
+                if matches!(node.client().metric("duetime_master").await, Ok(Some(1.0))) {
+                    return Ok(number);
+                }
+            }
+            ensure!(Instant::now() < deadline, "no node has become master");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until the running nodes own all shards between them, each a fair part.
+    pub async fn settled(&self) -> Result<()> {
+        let deadline = Instant::now() + SETTLED_WITHIN;
+        loop {
+            let owned = self.owned().await;
+            let fair = f64::from(SHARDS) / owned.len().max(1) as f64;
+            let balanced = owned.iter().all(|count| (count - fair).abs() <= self.shape.databases as f64);
+            if owned.iter().sum::<f64>() == f64::from(SHARDS) && balanced {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!("after {SETTLED_WITHIN:?} the nodes own {owned:?} of {SHARDS} shards");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// How many shards each running node says it owns.
+    pub async fn owned(&self) -> Vec<f64> {
+        let mut owned = Vec::new();
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            owned.push(node.client().metric("duetime_shards_owned").await.ok().flatten().unwrap_or(0.0));
+        }
+        owned
+    }
+
+    /// SIGKILL, written down as a fault.
+    pub fn kill(&self, number: usize) {
+        let fault = self.ledger.fault(&format!("{} killed", self.nodes[number].name()));
+        self.nodes[number].kill();
+        self.ledger.heal(fault);
+    }
+
+    /// SIGSTOP, written down as a fault until [`Self::resume`].
+    pub fn pause(&self, number: usize) -> Result<()> {
+        let fault = self.ledger.fault(&format!("{} frozen", self.nodes[number].name()));
+        self.open_faults.lock().insert(number, fault);
+        self.nodes[number].pause()
+    }
+
+    pub fn resume(&self, number: usize) -> Result<()> {
+        self.nodes[number].resume()?;
+        if let Some(fault) = self.open_faults.lock().remove(&number) {
+            self.ledger.heal(fault);
+        }
+        Ok(())
+    }
+
+    /// Starts a node that has ended, and waits until it is ready.
+    pub async fn restart(&self, number: usize) -> Result<()> {
+        self.nodes[number].start()?;
+        self.nodes[number].wait_ready(READY_WITHIN).await
+    }
+
+    /// A client of a node that runs.
+    pub fn live(&self) -> Result<Client> {
+        Ok(self.nodes.iter().find(|node| node.is_running()).context("no node runs")?.client())
+    }
+
+    fn database_configs(&self, links: Option<&Links>) -> Vec<DatabaseConfig> {
+        let share = SHARDS as usize / self.databases.len();
+        self.databases
+            .iter()
+            .enumerate()
+            .map(|(number, (server, database))| DatabaseConfig {
+                name: format!("db{}", number + 1),
+                url: match links {
+                    Some(links) => server.url_through(links.databases[number].port(), database),
+                    None => server.url(database),
+                },
+                shards: format!("{}-{}", number * share, (number + 1) * share - 1),
+            })
+            .collect()
+    }
+
+    async fn lay_links(&self) -> Result<Links> {
+        let mut databases = Vec::new();
+        for (server, _) in &self.databases {
+            databases.push(Proxy::start(server.port()).await?);
+        }
+        let mut etcd = Vec::new();
+        for port in self.etcd.ports() {
+            etcd.push(Proxy::start(port).await?);
+        }
+        Ok(Links { databases, etcd, rabbit: Proxy::start(self.rabbit.port()).await? })
+    }
+
+    /// Asks every node, again and again, who owns what, for the ledger.
+    pub(super) fn watch_owners(&self) -> JoinHandle<()> {
+        let (ledger, clients) = (Arc::clone(&self.ledger), self.clients());
+        tokio::spawn(async move {
+            loop {
+                for client in &clients {
+                    if let Ok(report) = client.cluster().await {
+                        note_owners(&ledger, &report);
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        })
+    }
+}
+
+/// Writes down who the cluster's report says owns each shard, and in which epoch.
+fn note_owners(ledger: &Ledger, report: &Value) {
+    for shard in report["shards"].as_array().into_iter().flatten() {
+        let (Some(id), Some(epoch)) = (shard["shard"].as_u64(), shard["epoch"].as_i64()) else { continue };
+        if !shard["owner"].is_null() {
+            ledger.owner_seen(u32::try_from(id).unwrap_or(u32::MAX), epoch, &shard["owner"].to_string());
+        }
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
+        if std::thread::panicking() {
+            self.leave_traces();
+        }
+        for node in &self.nodes {
+            node.kill();
+        }
+        self.rabbit.retire_vhost(self.name.clone());
+    }
+}
+
+impl Sandbox {
+    /// For whoever looks into a failed scenario.
+    #[expect(clippy::print_stderr, reason = "a failing test tells on standard error")]
+    fn leave_traces(&self) {
+        scratch::keep(scratch::scratch());
+        eprintln!("logs are kept in {}", self.folder.display());
+        for node in &self.nodes {
+            eprintln!(
+                "--- {} ({}):\n{}",
+                node.name(),
+                if node.is_running() { "running" } else { "ended" },
+                node.tail(15)
+            );
+        }
+    }
+}

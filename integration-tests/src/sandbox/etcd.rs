@@ -1,0 +1,191 @@
+//! A private etcd of one or several members.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    account::Account,
+    process::{Launch, Process, Signal, Tether},
+    secret,
+};
+use crate::http;
+
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// One etcd cluster. Its members survive `kill` and come back on the same ports with the same data.
+#[derive(Debug)]
+pub struct Etcd {
+    members: Vec<Member>,
+    tether: Tether,
+}
+
+#[derive(Debug)]
+struct Member {
+    name: String,
+    folder: PathBuf,
+    client_port: u16,
+    peer_port: u16,
+    process: Mutex<Option<Process>>,
+}
+
+impl Etcd {
+    /// Sets up `members` in `folder`, or starts those that are already there.
+    pub async fn start(folder: &Path, members: usize, tether: Tether) -> Result<Self> {
+        let members = (0..members).map(|number| Member::in_folder(folder, number)).collect::<Result<_>>()?;
+        let cluster = Self { members, tether };
+        if let Err(error) = cluster.restart_all().await {
+            cluster.kill_all();
+            return Err(error);
+        }
+        Ok(cluster)
+    }
+
+    /// One client URL a member.
+    pub fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(Member::url).collect()
+    }
+
+    /// The ports behind [`Self::endpoints`].
+    pub fn ports(&self) -> Vec<u16> {
+        self.members.iter().map(|member| member.client_port).collect()
+    }
+
+    pub fn pids(&self) -> Vec<u32> {
+        self.members.iter().filter_map(|member| member.process.lock().as_ref().map(Process::pid)).collect()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self, member: usize) {
+        if let Some(process) = self.members[member].process.lock().take() {
+            process.kill();
+        }
+    }
+
+    pub fn kill_all(&self) {
+        for member in 0..self.members.len() {
+            self.kill(member);
+        }
+    }
+
+    /// SIGSTOP: connections stay open and silent.
+    pub fn pause(&self, member: usize) -> Result<()> {
+        self.members[member].signal(Signal::Stop)
+    }
+
+    pub fn resume(&self, member: usize) -> Result<()> {
+        self.members[member].signal(Signal::Cont)
+    }
+
+    /// Starts a member that was killed.
+    pub fn restart(&self, member: usize) -> Result<()> {
+        let member = &self.members[member];
+        let mut process = member.process.lock();
+        if process.as_ref().is_none_or(|process| !process.is_running()) {
+            *process = Some(self.launch(member)?);
+        }
+        Ok(())
+    }
+
+    /// Starts whatever does not run, and waits until all members answer.
+    pub async fn restart_all(&self) -> Result<()> {
+        for number in 0..self.members.len() {
+            self.restart(number)?;
+        }
+        for member in &self.members {
+            member.wait_healthy().await?;
+        }
+        Ok(())
+    }
+
+    fn launch(&self, member: &Member) -> Result<Process> {
+        let cluster: Vec<String> =
+            self.members.iter().map(|other| format!("{}={}", other.name, other.peer_url())).collect();
+        let args = [
+            ("--name", member.name.clone()),
+            ("--data-dir", member.folder.join("data").display().to_string()),
+            ("--listen-client-urls", member.url()),
+            ("--advertise-client-urls", member.url()),
+            ("--listen-peer-urls", member.peer_url()),
+            ("--initial-advertise-peer-urls", member.peer_url()),
+            ("--initial-cluster", cluster.join(",")),
+            ("--initial-cluster-state", "new".into()),
+            ("--log-level", "warn".into()),
+        ];
+        Launch {
+            name: format!("etcd {}", member.name),
+            program: program()?,
+            args: args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect(),
+            env: Vec::new(),
+            account: Account::Own,
+            folder: member.folder.clone(),
+            log: member.folder.join("log"),
+            tether: self.tether,
+            on_death: Signal::Kill,
+        }
+        .start()
+    }
+}
+
+impl Member {
+    fn in_folder(folder: &Path, number: usize) -> Result<Self> {
+        let name = format!("etcd-{}", number + 1);
+        let folder = folder.join(&name);
+        Account::Own.own_folder(&folder)?;
+        Ok(Self {
+            client_port: secret::remembered_port(&folder.join("client-port"))?,
+            peer_port: secret::remembered_port(&folder.join("peer-port"))?,
+            name,
+            folder,
+            process: Mutex::new(None),
+        })
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client_port)
+    }
+
+    fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer_port)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.lock().as_ref().with_context(|| format!("{} does not run", self.name))?.signal(signal)
+    }
+
+    /// Healthy: it answers and knows a leader.
+    async fn wait_healthy(&self) -> Result<()> {
+        let deadline = Instant::now() + START_WITHIN;
+        let url = format!("{}/health", self.url());
+        loop {
+            if let Ok(answer) = http::plain().get(&url).timeout(Duration::from_secs(2)).send().await
+                && answer.status().is_success()
+            {
+                return Ok(());
+            }
+            self.process
+                .lock()
+                .as_ref()
+                .with_context(|| format!("{} was killed while it started", self.name))?
+                .check()?;
+            if Instant::now() >= deadline {
+                bail!("{} is not healthy after {START_WITHIN:?}", self.name);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn program() -> Result<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths)
+        .map(|folder| folder.join("etcd"))
+        .chain(["/usr/bin/etcd".into()])
+        .find(|candidate| candidate.exists())
+        .context("etcd is not installed: run integration-tests/install")
+}

@@ -1,0 +1,34 @@
+//! Private instances of the real stores and nodes, and their faults as verbs.
+
+mod account;
+mod binary;
+mod builder;
+mod cluster;
+mod etcd;
+mod identity;
+mod node;
+mod port;
+mod postgres;
+mod process;
+mod proxy;
+mod rabbit;
+mod scratch;
+pub mod secret;
+pub mod shared;
+mod spawner;
+#[cfg(test)]
+mod tests;
+
+pub use account::all_may_enter;
+pub use binary::{binary, run};
+pub use builder::Builder;
+pub use cluster::{Links, Sandbox};
+pub use etcd::Etcd;
+pub use identity::Identity;
+pub use node::{DatabaseConfig, Node, NodeConfig, hex_sha256, migrate};
+pub use port::free_port;
+pub use postgres::Postgres;
+pub use process::{Process, Signal, Tether};
+pub use proxy::Proxy;
+pub use rabbit::Rabbit;
+pub use scratch::{scratch, scratch_below};

@@ -1,0 +1,247 @@
+//! One node: its configuration file, its process and what may happen to it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::{
+    account::Account,
+    binary,
+    process::{self, Launch, Process, Signal, Tether},
+};
+use crate::client::Client;
+
+/// One `[[database]]` as a node sees it.
+#[derive(Clone, Debug)]
+pub struct DatabaseConfig {
+    pub name: String,
+    pub url: String,
+    pub shards: String,
+}
+
+/// What a node's configuration file says.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    pub name: String,
+    pub etcd_endpoints: Vec<String>,
+    pub etcd_prefix: String,
+    pub lease_ttl: Duration,
+    pub databases: Vec<DatabaseConfig>,
+    pub amqp_url: String,
+    pub port: u16,
+    /// The operator's token; the file keeps only its hash.
+    pub token: String,
+    /// TOML appended as it is.
+    pub more: String,
+}
+
+impl NodeConfig {
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// The file's text.
+    pub fn toml(&self) -> String {
+        let mut text = format!(
+            "[node]\nname = {:?}\n\n[etcd]\nendpoints = {:?}\nprefix = {:?}\nlease_ttl_ms = {}\n\n[amqp]\nurl = {:?}\n\n\
+             [http]\nlisten = \"127.0.0.1:{}\"\n\n[[auth.token]]\nname = \"operator\"\nrole = \"operator\"\nsha256 = \"{}\"\n",
+            self.name,
+            self.etcd_endpoints,
+            self.etcd_prefix,
+            self.lease_ttl.as_millis(),
+            self.amqp_url,
+            self.port,
+            hex_sha256(&self.token),
+        );
+        for database in &self.databases {
+            text.push_str(&format!(
+                "\n[[database]]\nname = {:?}\nurl = {:?}\nshards = {:?}\n",
+                database.name, database.url, database.shards
+            ));
+        }
+        text.push('\n');
+        text.push_str(&self.more);
+        text
+    }
+}
+
+/// A node that can be started, broken and started again; its name, port and configuration stay.
+#[derive(Debug)]
+pub struct Node {
+    config: NodeConfig,
+    file: PathBuf,
+    folder: PathBuf,
+    tether: Tether,
+    process: Mutex<Option<Process>>,
+}
+
+impl Node {
+    /// Writes its configuration into `folder`. It does not run yet.
+    pub fn new(folder: &Path, config: NodeConfig, tether: Tether) -> Result<Self> {
+        let file = folder.join(format!("{}.toml", config.name));
+        process::write_secret(&file, &config.toml(), &Account::Own)?;
+        Ok(Self { config, file, folder: folder.to_owned(), tether, process: Mutex::new(None) })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    pub fn url(&self) -> String {
+        self.config.url()
+    }
+
+    pub fn config(&self) -> &NodeConfig {
+        &self.config
+    }
+
+    /// Its configuration file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.url(), Some(&self.config.token))
+    }
+
+    /// Starts it; it is ready when [`Self::wait_ready`] says so.
+    pub fn start(&self) -> Result<()> {
+        self.start_with_failpoints("")
+    }
+
+    /// The same with fail points set, for instance `after_claim=20*off->return`.
+    pub fn start_with_failpoints(&self, failpoints: &str) -> Result<()> {
+        let mut env = vec![("RUST_BACKTRACE".to_owned(), "1".to_owned())];
+        if !failpoints.is_empty() {
+            env.push(("FAILPOINTS".into(), failpoints.into()));
+        }
+        let mut process = self.process.lock();
+        if process.as_ref().is_some_and(Process::is_running) {
+            bail!("{} runs already", self.config.name);
+        }
+        *process = Some(
+            Launch {
+                name: self.config.name.clone(),
+                program: binary::binary()?.to_owned(),
+                args: vec!["node".into(), "--config".into(), self.file.display().to_string()],
+                env,
+                account: Account::Own,
+                folder: self.folder.clone(),
+                log: self.log(),
+                tether: self.tether,
+                on_death: Signal::Kill,
+            }
+            .start()?,
+        );
+        Ok(())
+    }
+
+    /// Waits until it says that it is ready.
+    pub async fn wait_ready(&self, within: Duration) -> Result<()> {
+        let client = self.client();
+        let deadline = Instant::now() + within;
+        loop {
+            let heard = client.readiness().await;
+            if matches!(heard, Ok((true, _))) {
+                return Ok(());
+            }
+            self.process.lock().as_ref().with_context(|| format!("{} was stopped", self.config.name))?.check()?;
+            if Instant::now() >= deadline {
+                bail!("{} is not ready after {within:?}: {heard:?}\n{}", self.config.name, self.tail(30));
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        if let Some(process) = self.process.lock().as_ref() {
+            process.kill();
+        }
+    }
+
+    /// SIGSTOP: it is there and does nothing.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::Stop)
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::Cont)
+    }
+
+    /// SIGTERM, and waits until it has left in order.
+    pub async fn stop(&self, within: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::Term)?;
+        self.wait_ended(within).await
+    }
+
+    /// Waits for it to end, by itself or after a signal.
+    pub async fn wait_ended(&self, within: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + within;
+        loop {
+            let ended = self
+                .process
+                .lock()
+                .as_ref()
+                .with_context(|| format!("{} was never started", self.config.name))?
+                .ended();
+            if let Some(status) = ended {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("{} has not ended within {within:?}\n{}", self.config.name, self.tail(30));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.process.lock().as_ref().is_some_and(Process::is_running)
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.process.lock().as_ref().filter(|process| process.is_running()).map(Process::pid)
+    }
+
+    /// Everything it printed, over all its starts.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join(format!("{}.log", self.config.name))
+    }
+
+    pub fn tail(&self, lines: usize) -> String {
+        process::tail(&self.log(), lines)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.lock().as_ref().with_context(|| format!("{} does not run", self.config.name))?.signal(signal)
+    }
+}
+
+/// What a configuration keeps of a token.
+pub fn hex_sha256(token: &str) -> String {
+    Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Prepares the databases of this configuration: `duetime migrate`.
+pub async fn migrate(node: &Node) -> Result<()> {
+    let file = node.file().to_str().context("paths are UTF-8")?;
+    let output = binary::run(&["migrate", "--config", file]).await?;
+    fs::write(node.file().with_extension("migrate.log"), &output.stderr)?;
+    if !output.status.success() {
+        bail!(
+            "duetime migrate: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! A private PostgreSQL.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use tokio::time::Instant;
+
+use super::{
+    account::Account,
+    process::{self, Launch, Process, Signal, Tether},
+    secret,
+};
+
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// As durable as in production: what is committed stays, whatever is killed.
+const SETTINGS: &str = "
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 200
+fsync = on
+synchronous_commit = on
+full_page_writes = on
+shared_buffers = 256MB
+max_wal_size = 2GB
+log_min_messages = warning
+log_line_prefix = '%m [%p] %d '
+";
+
+/// One server with its own data folder and port. It survives `kill` and comes back on the same port.
+#[derive(Debug)]
+pub struct Postgres {
+    folder: PathBuf,
+    binaries: PathBuf,
+    account: Account,
+    port: u16,
+    password: String,
+    tether: Tether,
+    process: Mutex<Option<Process>>,
+}
+
+impl Postgres {
+    /// Sets one up in `folder`, or starts the one that is already there.
+    pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
+        let account = Account::unprivileged(&["postgres", "nobody"])?;
+        account.own_folder(folder)?;
+        let password = secret::remembered(&folder.join("password"), &account)?;
+        let port = secret::remembered_port(&folder.join("port"))?;
+        let server = Self {
+            folder: folder.to_owned(),
+            binaries: binaries()?,
+            account,
+            port,
+            password,
+            tether,
+            process: Mutex::new(None),
+        };
+        if !server.data().join("PG_VERSION").exists() {
+            server.initialise().await?;
+        }
+        if let Err(error) = server.restart().await {
+            server.kill();
+            return Err(error);
+        }
+        Ok(server)
+    }
+
+    /// Where clients find `database`.
+    pub fn url(&self, database: &str) -> String {
+        self.url_through(self.port, database)
+    }
+
+    /// The same by another port of 127.0.0.1, which leads here.
+    pub fn url_through(&self, port: u16, database: &str) -> String {
+        format!("postgres://postgres:{}@127.0.0.1:{port}/{database}", self.password)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Makes an empty database and answers its URL.
+    pub async fn create_database(&self, name: &str) -> Result<String> {
+        self.execute(&format!("CREATE DATABASE \"{name}\"")).await?;
+        Ok(self.url(name))
+    }
+
+    /// Makes the database unless it is there.
+    pub async fn ensure_database(&self, name: &str) -> Result<String> {
+        let mut connection = PgConnection::connect(&self.url("postgres")).await?;
+        let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
+            .bind(name)
+            .fetch_one(&mut connection)
+            .await?;
+        if there { Ok(self.url(name)) } else { self.create_database(name).await }
+    }
+
+    /// Drops a database with whoever is still in it.
+    pub async fn drop_database(&self, name: &str) -> Result<()> {
+        self.execute(&format!("DROP DATABASE IF EXISTS \"{name}\" WITH (FORCE)")).await
+    }
+
+    /// Runs one statement as the superuser, outside any database of ours.
+    pub async fn execute(&self, statement: &str) -> Result<()> {
+        let mut connection = PgConnection::connect(&self.url("postgres")).await?;
+        sqlx::query(AssertSqlSafe(statement.to_owned()))
+            .execute(&mut connection)
+            .await
+            .with_context(|| statement.to_owned())?;
+        connection.close().await?;
+        Ok(())
+    }
+
+    /// SIGKILL to the server and each of its processes at once: what a crash of the machine's memory would leave.
+    pub fn kill(&self) {
+        if let Some(process) = self.process.lock().take() {
+            let workers = process::children(process.pid());
+            process.kill();
+            for worker in workers {
+                process::send(worker, Signal::Kill).ok();
+            }
+        }
+    }
+
+    /// Ends at once without a checkpoint; clients are told.
+    pub async fn stop_immediately(&self) -> Result<()> {
+        self.end(Signal::Quit).await
+    }
+
+    /// Ends in order: clients are cut off, everything is written.
+    pub async fn stop(&self) -> Result<()> {
+        self.end(Signal::Int).await
+    }
+
+    /// SIGSTOP: clients stay connected and hear nothing.
+    pub fn pause(&self) -> Result<()> {
+        self.signal_all(Signal::Stop)
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.signal_all(Signal::Cont)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.process.lock().as_ref().is_some_and(Process::is_running)
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.process.lock().as_ref().map(Process::pid)
+    }
+
+    /// Starts it unless it runs, and waits until it answers.
+    pub async fn restart(&self) -> Result<()> {
+        if !self.is_running() {
+            *self.process.lock() = Some(self.launch()?);
+        }
+        let deadline = Instant::now() + START_WITHIN;
+        loop {
+            match PgConnection::connect(&self.url("postgres")).await {
+                Ok(connection) => return Ok(connection.close().await?),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(error).with_context(|| format!("postgresql does not answer on port {}", self.port));
+                }
+                Err(_) => {
+                    self.process.lock().as_ref().context("postgresql was stopped while it started")?.check()?;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    async fn initialise(&self) -> Result<()> {
+        let passwords = self.folder.join("password-for-initdb");
+        process::write_secret(&passwords, &self.password, &self.account)?;
+        let mut initdb = tokio::process::Command::new("setpriv");
+        initdb
+            .args(self.account.setpriv())
+            .arg("--pdeathsig=KILL")
+            .arg("--")
+            .arg(self.binaries.join("initdb"))
+            .args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"])
+            .arg(format!("--pwfile={}", passwords.display()))
+            .arg(format!("--pgdata={}", self.data().display()))
+            .current_dir(&self.folder);
+        process::run("initdb", initdb).await?;
+        fs::remove_file(&passwords)?;
+        let settings = self.data().join("postgresql.conf");
+        let shipped = fs::read_to_string(&settings)?;
+        fs::write(&settings, format!("{shipped}{SETTINGS}"))?;
+        Ok(())
+    }
+
+    fn launch(&self) -> Result<Process> {
+        Launch {
+            name: "postgresql".into(),
+            program: self.binaries.join("postgres"),
+            args: vec!["-D".into(), self.data().display().to_string(), "-p".into(), self.port.to_string()],
+            env: Vec::new(),
+            account: self.account.clone(),
+            folder: self.folder.clone(),
+            log: self.folder.join("log"),
+            tether: self.tether,
+            on_death: Signal::Quit,
+        }
+        .start()
+    }
+
+    async fn end(&self, signal: Signal) -> Result<()> {
+        let Some(process) = self.process.lock().take() else { return Ok(()) };
+        process.signal(signal)?;
+        process.wait(START_WITHIN).await?;
+        Ok(())
+    }
+
+    fn signal_all(&self, signal: Signal) -> Result<()> {
+        let guard = self.process.lock();
+        let process = guard.as_ref().context("postgresql does not run")?;
+        process.signal(signal)?;
+        for worker in process::children(process.pid()) {
+            process::send(worker, signal).ok();
+        }
+        Ok(())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // QUIT lets the server take its shared memory and its workers with it; the handle's own drop would not.
+        if self.tether == Tether::Tethered
+            && let Some(process) = self.process.lock().take()
+            && process.signal(Signal::Quit).is_ok()
+        {
+            for _ in 0..200 {
+                if process.ended().is_some() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// The folder of the newest PostgreSQL on this machine.
+fn binaries() -> Result<PathBuf> {
+    let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
+        .filter(|(_, folder)| folder.join("initdb").exists())
+        .collect();
+    versions.sort();
+    match versions.pop() {
+        Some((_, folder)) => Ok(folder),
+        None => bail!("PostgreSQL is not installed: run integration-tests/install"),
+    }
+}

@@ -1,0 +1,248 @@
+//! One child process: started, watched, signalled, and gone when its owner is.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io::Write,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{account::Account, spawner};
+
+/// Whether a process ends with us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tether {
+    /// Killed when its handle is dropped, and by the kernel when we die.
+    Tethered,
+    /// In a session of its own; outlives us and the shell we were started from.
+    Detached,
+}
+
+/// What may be sent to a process, by the names `kill` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    Kill,
+    Quit,
+    Int,
+    Term,
+    Stop,
+    Cont,
+}
+
+impl Signal {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "KILL",
+            Self::Quit => "QUIT",
+            Self::Int => "INT",
+            Self::Term => "TERM",
+            Self::Stop => "STOP",
+            Self::Cont => "CONT",
+        }
+    }
+}
+
+/// A process yet to be started.
+#[derive(Debug)]
+pub(super) struct Launch {
+    pub name: String,
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub account: Account,
+    pub folder: PathBuf,
+    /// Everything it prints, appended over restarts.
+    pub log: PathBuf,
+    pub tether: Tether,
+    /// What the kernel sends it when we die; PostgreSQL cleans up behind itself on QUIT.
+    pub on_death: Signal,
+}
+
+impl Launch {
+    pub(super) fn start(self) -> Result<Process> {
+        let mut command = self.command()?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .with_context(|| format!("opening {}", self.log.display()))?;
+        command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        if self.tether == Tether::Tethered {
+            // A group of its own: the terminal's Ctrl-C is for us, and we stop what we started in order.
+            command.process_group(0);
+        }
+        let child = spawner::spawn(command).with_context(|| format!("starting {}", self.program.display()))?;
+        let pid = child.id();
+        Ok(Process { name: self.name, pid, log: self.log, tether: self.tether, child: Mutex::new(child) })
+    }
+
+    /// `setpriv` becomes the user and ties the process to us, then turns into the program: the process id stays.
+    fn command(&self) -> Result<Command> {
+        let mut words: Vec<String> = Vec::new();
+        if self.tether == Tether::Detached {
+            words.push("setsid".into());
+        }
+        words.push("setpriv".into());
+        words.extend(self.account.setpriv());
+        words.push(match self.tether {
+            Tether::Tethered => format!("--pdeathsig={}", self.on_death.name()),
+            Tether::Detached => "--pdeathsig=clear".into(),
+        });
+        words.push("--".into());
+        words.push(self.program.to_str().context("program paths are UTF-8")?.into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+}
+
+/// A running child.
+pub struct Process {
+    name: String,
+    pid: u32,
+    log: PathBuf,
+    tether: Tether,
+    child: Mutex<Child>,
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.name, self.pid)
+    }
+}
+
+impl Process {
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.child.lock().try_wait().ok().flatten()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.ended().is_none()
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        // Looked at under the lock: once it is reaped, its number may be someone else's.
+        let mut child = self.child.lock();
+        if child.try_wait()?.is_some() {
+            bail!("{} has already ended", self.name);
+        }
+        send(self.pid, signal)
+    }
+
+    /// SIGKILL, and waits until it is gone. Nothing when it has already ended.
+    pub fn kill(&self) {
+        let mut child = self.child.lock();
+        child.kill().ok();
+        child.wait().ok();
+    }
+
+    /// Waits for it to end by itself.
+    pub async fn wait(&self, within: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = self.ended() {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("{} has not ended within {within:?}; its last lines:\n{}", self.name, self.tail(20));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// The end of what it printed.
+    pub fn tail(&self, lines: usize) -> String {
+        tail(&self.log, lines)
+    }
+
+    /// Fails with its last lines when it has ended.
+    pub fn check(&self) -> Result<()> {
+        match self.ended() {
+            None => Ok(()),
+            Some(status) => bail!("{} ended with {status}; its last lines:\n{}", self.name, self.tail(30)),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.tether == Tether::Tethered {
+            self.kill();
+        }
+    }
+}
+
+/// Sends `signal` by process id. The crate forbids `unsafe`, so the shell's own `kill` does it.
+pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
+    let status = Command::new("sh")
+        .args(["-c", "kill -s \"$0\" \"$1\"", signal.name(), &pid.to_string()])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("running kill")?;
+    if !status.success() {
+        bail!("no process {pid} to send {} to", signal.name());
+    }
+    Ok(())
+}
+
+/// The processes that `pid` started and that are still there.
+pub(super) fn children(pid: u32) -> Vec<u32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
+}
+
+pub(super) fn tail(log: &Path, lines: usize) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Runs a command to its end and gives back what it printed; its errors carry all of that.
+pub(super) async fn run(what: &str, mut command: tokio::process::Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .with_context(|| format!("{what}: cannot run {:?}", command.as_std().get_program()))?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{what}: {}\n{stdout}{stderr}", output.status);
+    }
+    Ok(stdout.into_owned())
+}
+
+/// A file that only its owner reads.
+pub(super) fn write_secret(path: &Path, text: &str, account: &Account) -> Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    fs::remove_file(path).ok();
+    let mut file = File::options()
+        .create_new(true)
+        .write(true)
+        .mode(0o400)
+        .open(path)
+        .with_context(|| format!("writing {}", path.display()))?;
+    file.write_all(text.as_bytes())?;
+    account.own(path)
+}

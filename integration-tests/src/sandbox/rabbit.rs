@@ -1,0 +1,243 @@
+//! A private RabbitMQ.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use lapin::{Connection, ConnectionProperties};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    account::Account,
+    process::{self, Launch, Process, Signal, Tether},
+    secret,
+};
+
+const START_WITHIN: Duration = Duration::from_secs(90);
+const SCRIPTS: &str = "/usr/lib/rabbitmq/bin";
+
+/// Erlang's schedulers spin while they wait; on a machine shared with everything else they must not. The distribution
+/// port listens on loopback only.
+const ERLANG: &str = "-noinput +sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}";
+
+/// One broker with its own node name, cookie, name server (epmd) and ports, and no plugins. It survives `kill` and
+/// comes back on the same port with its durable queues.
+#[derive(Debug)]
+pub struct Rabbit {
+    folder: PathBuf,
+    account: Account,
+    port: u16,
+    distribution_port: u16,
+    epmd_port: u16,
+    tether: Tether,
+    broker: Mutex<Option<Process>>,
+    epmd: Mutex<Option<Process>>,
+    /// Virtual hosts nobody needs any more; removed together with the next that is added, to save a slow call.
+    retired: Mutex<Vec<String>>,
+}
+
+impl Rabbit {
+    /// Sets one up in `folder`, or starts the one that is already there.
+    pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
+        if !Path::new(SCRIPTS).join("rabbitmq-server").exists() {
+            bail!("RabbitMQ is not installed: run integration-tests/install");
+        }
+        let account = Account::unprivileged(&["rabbitmq"])?;
+        account.own_folder(folder)?;
+        secret::remembered(&folder.join(".erlang.cookie"), &account)?;
+        let plugins = folder.join("enabled_plugins");
+        fs::write(&plugins, "[].\n")?;
+        account.own(&plugins)?;
+        let broker = Self {
+            port: secret::remembered_port(&folder.join("port"))?,
+            distribution_port: secret::remembered_port(&folder.join("distribution-port"))?,
+            epmd_port: secret::remembered_port(&folder.join("epmd-port"))?,
+            folder: folder.to_owned(),
+            account,
+            tether,
+            broker: Mutex::new(None),
+            epmd: Mutex::new(None),
+            retired: Mutex::new(Vec::new()),
+        };
+        if let Err(error) = broker.restart().await {
+            broker.kill_all();
+            return Err(error);
+        }
+        Ok(broker)
+    }
+
+    /// Where clients find `vhost`; the default one is `/`.
+    pub fn url(&self, vhost: &str) -> String {
+        self.url_through(self.port, vhost)
+    }
+
+    /// The same by another port of 127.0.0.1, which leads here.
+    pub fn url_through(&self, port: u16, vhost: &str) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{port}/{}", vhost.replace('/', "%2f"))
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn pids(&self) -> Vec<u32> {
+        [&self.broker, &self.epmd].iter().filter_map(|process| process.lock().as_ref().map(Process::pid)).collect()
+    }
+
+    /// Makes an empty virtual host and answers its URL.
+    pub async fn add_vhost(&self, name: &str) -> Result<String> {
+        let retired: Vec<String> = std::mem::take(&mut *self.retired.lock());
+        let mut steps: Vec<String> =
+            retired.iter().map(|old| format!("catch rabbit_vhost:delete(<<\"{old}\">>, <<\"sandbox\">>)")).collect();
+        steps.push(format!("rabbit_vhost:add(<<\"{name}\">>, <<\"sandbox\">>)"));
+        steps.push(format!(
+            "rabbit_auth_backend_internal:set_permissions(<<\"guest\">>, <<\"{name}\">>, <<\".*\">>, <<\".*\">>, \
+             <<\".*\">>, <<\"sandbox\">>)"
+        ));
+        self.ctl(&["eval", &format!("{}.", steps.join(", "))]).await?;
+        Ok(self.url(name))
+    }
+
+    /// The virtual host may go, with all that is in it.
+    pub fn retire_vhost(&self, name: String) {
+        self.retired.lock().push(name);
+    }
+
+    /// `rabbitmqctl` with these words; takes about half a second.
+    pub async fn ctl(&self, words: &[&str]) -> Result<String> {
+        let mut command = tokio::process::Command::new("setpriv");
+        command
+            .args(self.account.setpriv())
+            .args(["--pdeathsig=KILL", "--", &format!("{SCRIPTS}/rabbitmqctl"), "-q", "-n", &self.node_name()])
+            .args(words)
+            .env_clear()
+            .envs(self.environment())
+            .current_dir(&self.folder);
+        process::run(&format!("rabbitmqctl {}", words.join(" ")), command).await
+    }
+
+    /// SIGKILL. Its name server stays: it holds nothing.
+    pub fn kill(&self) {
+        if let Some(process) = self.broker.lock().take() {
+            process.kill();
+        }
+    }
+
+    /// SIGKILL to the broker and to its name server.
+    pub fn kill_all(&self) {
+        self.kill();
+        if let Some(process) = self.epmd.lock().take() {
+            process.kill();
+        }
+    }
+
+    /// SIGSTOP: connections stay open and silent.
+    pub fn pause(&self) -> Result<()> {
+        self.broker.lock().as_ref().context("rabbitmq does not run")?.signal(Signal::Stop)
+    }
+
+    pub fn resume(&self) -> Result<()> {
+        self.broker.lock().as_ref().context("rabbitmq does not run")?.signal(Signal::Cont)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.broker.lock().as_ref().is_some_and(Process::is_running)
+    }
+
+    /// Ends in order.
+    pub async fn stop(&self) -> Result<()> {
+        let Some(process) = self.broker.lock().take() else { return Ok(()) };
+        process.signal(Signal::Term)?;
+        process.wait(START_WITHIN).await?;
+        Ok(())
+    }
+
+    /// Starts it unless it runs, and waits until it takes connections.
+    pub async fn restart(&self) -> Result<()> {
+        {
+            let mut epmd = self.epmd.lock();
+            if epmd.as_ref().is_none_or(|process| !process.is_running()) {
+                *epmd = Some(self.launch("epmd", "epmd".into(), Vec::new())?);
+            }
+        }
+        if !self.is_running() {
+            let program = Path::new(SCRIPTS).join("rabbitmq-server");
+            *self.broker.lock() = Some(self.launch("rabbitmq", program, self.environment())?);
+        }
+        let deadline = Instant::now() + START_WITHIN;
+        loop {
+            match Connection::connect(&self.url("/"), ConnectionProperties::default()).await {
+                Ok(connection) => {
+                    connection.close(200, "seen".into()).await.ok();
+                    return Ok(());
+                }
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(error).with_context(|| format!("rabbitmq does not answer on port {}", self.port));
+                }
+                Err(_) => {
+                    self.broker.lock().as_ref().context("rabbitmq was killed while it started")?.check()?;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn launch(&self, name: &str, program: PathBuf, mut env: Vec<(String, String)>) -> Result<Process> {
+        // An epmd we own: the one Erlang would start by itself is a daemon that nobody stops.
+        env.push(("ERL_EPMD_PORT".into(), self.epmd_port.to_string()));
+        env.push(("ERL_EPMD_ADDRESS".into(), "127.0.0.1".into()));
+        Launch {
+            name: name.into(),
+            program,
+            args: Vec::new(),
+            env,
+            account: self.account.clone(),
+            folder: self.folder.clone(),
+            log: self.folder.join(format!("{name}.out")),
+            tether: self.tether,
+            on_death: Signal::Kill,
+        }
+        .start()
+    }
+
+    fn node_name(&self) -> String {
+        format!("duetime-{}@localhost", self.port)
+    }
+
+    /// The package's scripts take every folder, port and list from the environment.
+    fn environment(&self) -> Vec<(String, String)> {
+        let below = |name: &str| self.folder.join(name).display().to_string();
+        let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin:/usr/sbin:/sbin".into());
+        [
+            ("PATH", path),
+            ("HOME", self.folder.display().to_string()),
+            ("ERL_EPMD_PORT", self.epmd_port.to_string()),
+            ("ERL_EPMD_ADDRESS", "127.0.0.1".into()),
+            ("RABBITMQ_NODENAME", self.node_name()),
+            ("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1".into()),
+            ("RABBITMQ_NODE_PORT", self.port.to_string()),
+            ("RABBITMQ_DIST_PORT", self.distribution_port.to_string()),
+            ("RABBITMQ_BASE", self.folder.display().to_string()),
+            ("RABBITMQ_MNESIA_BASE", below("data")),
+            ("RABBITMQ_LOG_BASE", below("log")),
+            ("RABBITMQ_PID_FILE", below("pid")),
+            ("RABBITMQ_CONF_ENV_FILE", below("rabbitmq-env.conf")),
+            ("RABBITMQ_CONFIG_FILE", below("rabbitmq.conf")),
+            ("RABBITMQ_ADVANCED_CONFIG_FILE", below("advanced.config")),
+            ("RABBITMQ_ENABLED_PLUGINS_FILE", below("enabled_plugins")),
+            ("RABBITMQ_GENERATED_CONFIG_DIR", below("generated")),
+            ("RABBITMQ_SCHEMA_DIR", below("schema")),
+            ("RABBITMQ_PLUGINS_EXPAND_DIR", below("plugins")),
+            ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", ERLANG.into()),
+            // The script then becomes the Erlang machine instead of watching over it, so the process we know is the broker.
+            ("RABBITMQ_ALLOW_INPUT", "1".into()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+    }
+}

@@ -1,0 +1,38 @@
+//! Passwords and ports that a folder remembers, so that what was started in it can be started again.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use uuid::Uuid;
+
+use super::{account::Account, port::free_port, process};
+
+/// 32 random hexadecimal digits.
+pub fn random() -> String {
+    Uuid::new_v4().simple().to_string()
+}
+
+/// The secret kept in `file`, made at the first call.
+pub(super) fn remembered(file: &Path, account: &Account) -> Result<String> {
+    if let Ok(known) = fs::read_to_string(file) {
+        return Ok(known);
+    }
+    let fresh = random();
+    process::write_secret(file, &fresh, account)?;
+    Ok(fresh)
+}
+
+/// The same for a secret of our own.
+pub fn remembered_own(file: &Path) -> Result<String> {
+    remembered(file, &Account::Own)
+}
+
+/// The port kept in `file`, chosen at the first call.
+pub fn remembered_port(file: &Path) -> Result<u16> {
+    if let Ok(known) = fs::read_to_string(file) {
+        return known.trim().parse().with_context(|| format!("{} does not hold a port", file.display()));
+    }
+    let fresh = free_port();
+    fs::write(file, fresh.to_string()).with_context(|| format!("writing {}", file.display()))?;
+    Ok(fresh)
+}

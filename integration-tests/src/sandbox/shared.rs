@@ -1,0 +1,58 @@
+//! The stores that all tests of one process share: slow to start, cheap to divide. Each is started when first asked for
+//! and ends with the process. A test takes a database, a prefix, a virtual host of its own.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::Result;
+use tokio::sync::OnceCell;
+
+use super::{etcd::Etcd, postgres::Postgres, process::Tether, rabbit::Rabbit, scratch};
+
+static FIRST: OnceCell<Postgres> = OnceCell::const_new();
+static SECOND: OnceCell<Postgres> = OnceCell::const_new();
+static ETCD: OnceCell<Etcd> = OnceCell::const_new();
+static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
+
+/// A name nobody in this process has had: `<stem>_<number>`.
+pub fn unique(stem: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    format!("{stem}_{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub async fn postgres() -> Result<&'static Postgres> {
+    let server = FIRST
+        .get_or_try_init(|| async { Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await })
+        .await?;
+    if !server.is_running() {
+        server.restart().await?;
+    }
+    Ok(server)
+}
+
+/// A second server, for what happens when one of two is gone.
+pub async fn second_postgres() -> Result<&'static Postgres> {
+    let server = SECOND
+        .get_or_try_init(|| async { Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await })
+        .await?;
+    if !server.is_running() {
+        server.restart().await?;
+    }
+    Ok(server)
+}
+
+/// One member.
+pub async fn etcd() -> Result<&'static Etcd> {
+    let cluster =
+        ETCD.get_or_try_init(|| async { Etcd::start(&scratch::fresh("etcd"), 1, Tether::Tethered).await }).await?;
+    cluster.restart_all().await?;
+    Ok(cluster)
+}
+
+pub async fn rabbit() -> Result<&'static Rabbit> {
+    let broker =
+        RABBIT.get_or_try_init(|| async { Rabbit::start(&scratch::fresh("rabbit"), Tether::Tethered).await }).await?;
+    if !broker.is_running() {
+        broker.restart().await?;
+    }
+    Ok(broker)
+}

@@ -1,0 +1,71 @@
+use std::{fs, path::Path, time::Duration};
+
+use lapin::{Connection, ConnectionProperties};
+use sqlx::Connection as _;
+
+use super::*;
+
+fn exists(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_keeps_what_was_committed_over_a_kill() {
+    let server = Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await.unwrap();
+    let url = server.create_database("kept").await.unwrap();
+    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE t AS SELECT 7 AS n").execute(&mut connection).await.unwrap();
+    server.kill();
+    sqlx::raw_sql("SELECT 1").execute(&mut connection).await.unwrap_err();
+    server.restart().await.unwrap();
+    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+    let n: i32 = sqlx::query_scalar("SELECT n FROM t").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(n, 7);
+    server.stop_immediately().await.unwrap();
+    server.restart().await.unwrap();
+    let pid = server.pid().unwrap();
+    drop(server);
+    assert!(!exists(pid));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_etcd_members_survive_the_loss_of_one() {
+    let cluster = Etcd::start(&scratch::fresh("etcd"), 3, Tether::Tethered).await.unwrap();
+    assert_eq!(cluster.endpoints().len(), 3);
+    cluster.kill(0);
+    let health = format!("{}/health", cluster.endpoints()[1]);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !crate::http::plain().get(&health).send().await.is_ok_and(|answer| answer.status().is_success()) {
+        assert!(tokio::time::Instant::now() < deadline, "two of three members found no leader");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    cluster.restart_all().await.unwrap();
+    let pids = cluster.pids();
+    assert_eq!(pids.len(), 3);
+    drop(cluster);
+    assert!(!pids.into_iter().any(exists));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rabbit_comes_back_on_its_port_with_its_virtual_hosts() {
+    let broker = Rabbit::start(&scratch::fresh("rabbit"), Tether::Tethered).await.unwrap();
+    let url = broker.add_vhost("mine").await.unwrap();
+    Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+    broker.kill();
+    broker.restart().await.unwrap();
+    Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+    broker.retire_vhost("mine".into());
+    broker.add_vhost("next").await.unwrap();
+    Connection::connect(&url, ConnectionProperties::default()).await.unwrap_err();
+    broker.stop().await.unwrap();
+    broker.restart().await.unwrap();
+    let pids = broker.pids();
+    drop(broker);
+    assert!(!pids.into_iter().any(exists));
+}
+
+#[test]
+fn the_temporary_folder_lets_the_stores_users_through() {
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(fs::metadata(scratch()).unwrap().permissions().mode() & 0o777, 0o755);
+}

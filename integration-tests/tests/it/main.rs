@@ -1,0 +1,102 @@
+//! The scenarios: real stores, real nodes, one thing happening to them, and the ledger's verdict.
+//!
+//! Run one after another (`make test` does): each takes the whole machine.
+#![allow(clippy::disallowed_methods, reason = "what is spawned here dies with its scenario")]
+
+mod crash;
+mod cut;
+mod journey;
+mod membership;
+mod outage;
+mod refusal;
+mod route;
+mod settlement;
+mod unready;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::{
+    client::{Client, Task},
+    clock::now_ms,
+    ledger::{Ledger, Number},
+    load::Load,
+    sandbox::{Builder, Sandbox},
+};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+/// When everything that was accepted must have arrived, counted from the end of the story.
+const DRAINED_WITHIN: Duration = Duration::from_secs(90);
+
+/// Plays a story on a fresh cluster and ends with the judge. Fails with the nodes' last words.
+async fn scenario(builder: Builder, story: impl AsyncFnOnce(&mut Sandbox) -> Result<()>) {
+    let mut sandbox = builder.start().await.expect("the sandbox starts");
+    if let Err(error) = story(&mut sandbox).await {
+        panic!("{error:?}\n{}", sandbox.ledger.judge());
+    }
+    sandbox.ledger.wait_all(DRAINED_WITHIN).await;
+    let verdict = sandbox.ledger.judge();
+    println!("{verdict}");
+    verdict.assert_holds();
+    for node in sandbox.nodes() {
+        let log = std::fs::read_to_string(node.log()).unwrap_or_default();
+        assert!(!log.contains("panicked at"), "{} panicked:\n{}", node.name(), node.tail(40));
+    }
+}
+
+/// Fire and forget: what most scenarios need of a queue.
+fn confirm() -> Value {
+    json!({ "settle": "confirm" })
+}
+
+/// Submits one task for `queue`, due at `due_ms`, with more fields if wanted; answers its number.
+async fn submit(client: &Client, ledger: &Ledger, queue: &str, due_ms: i64, more: &Value) -> Result<Number> {
+    let number = ledger.submitting(queue, due_ms);
+    let mut task = json!({ "queue": queue, "due_at": due_ms, "payload": { "n": number } });
+    for (name, value) in more.as_object().into_iter().flatten() {
+        task[name] = value.clone();
+    }
+    ledger.accepted(number, &client.submit(&task).await?.id);
+    Ok(number)
+}
+
+/// One task due now.
+async fn submit_now(client: &Client, ledger: &Ledger, queue: &str, more: &Value) -> Result<Number> {
+    submit(client, ledger, queue, now_ms(), more).await
+}
+
+/// The id of an accepted submission.
+fn id_of(ledger: &Ledger, number: Number) -> Result<String> {
+    ledger.task(number).with_context(|| format!("task {number} was not accepted"))
+}
+
+/// Sends `load` to these nodes for `time`, beside whatever else happens.
+fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinHandle<Vec<Number>> {
+    let clients: Vec<Client> = nodes.iter().map(|number| sandbox.client(*number)).collect();
+    let ledger = Arc::clone(&sandbox.ledger);
+    tokio::spawn(async move { load.run(&clients, &ledger, time).await })
+}
+
+/// Waits until `check` answers something.
+async fn until<T, F>(what: &str, within: Duration, mut check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Option<T>>,
+{
+    let deadline = tokio::time::Instant::now() + within;
+    loop {
+        if let Some(found) = check().await {
+            return Ok(found);
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "{what}: not within {within:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until the task is in this state, and answers it.
+async fn in_state(client: &Client, id: &str, state: &str) -> Result<Task> {
+    until(&format!("task {id} is {state}"), Duration::from_secs(30), || async {
+        client.get(id).await.ok().filter(|task| task.state == state)
+    })
+    .await
+}

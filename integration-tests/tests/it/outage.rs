@@ -1,0 +1,133 @@
+//! Stores that go and come back.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
+
+use crate::{confirm, load, scenario};
+
+const BACK_WITHIN: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn losing_all_of_etcd_stops_no_owner() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        let before = sandbox.owned().await;
+        let outage = sandbox.lease_ttl() * 4;
+        // No window is opened: nothing that etcd does may make a copy.
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), outage + Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        sandbox.etcd().kill_all();
+        tokio::time::sleep(outage).await;
+        let during = sandbox.owned().await;
+        sandbox.etcd().restart_all().await?;
+        ensure!(during == before, "shards moved: {before:?} -> {during:?}");
+        stream.await?;
+        sandbox.settled().await?;
+        ensure!(sandbox.owned().await == before, "shards moved: {before:?} -> {:?}", sandbox.owned().await);
+        ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
+        let verdict = sandbox.ledger.judge();
+        ensure!(verdict.unknown == 0 && verdict.refused == 0, "submissions failed:\n{verdict}");
+        ensure!(verdict.lateness.max_ms < 2_000.0, "{}", verdict.lateness);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_etcd_moves_no_shard() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        let freeze = sandbox.lease_ttl() * 3;
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), freeze + Duration::from_secs(8));
+        // When it wakes it may find every lease run out at once.
+        sandbox.etcd().pause(0)?;
+        tokio::time::sleep(freeze).await;
+        sandbox.etcd().resume(0)?;
+        stream.await?;
+        sandbox.settled().await?;
+        ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
+        let lateness = sandbox.ledger.judge().lateness;
+        ensure!(lateness.max_ms < 2_000.0, "{lateness}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_broker_loses_nothing_and_tasks_are_accepted_meanwhile() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let fault = sandbox.ledger.fault("rabbitmq killed");
+        sandbox.rabbit().kill();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        sandbox.rabbit().restart().await?;
+        sandbox.ledger.heal(fault);
+        stream.await?;
+        ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
+        let verdict = sandbox.ledger.judge();
+        ensure!(verdict.unknown == 0 && verdict.refused == 0, "submissions failed:\n{verdict}");
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_database_loses_nothing_that_was_accepted() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(18));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let fault = sandbox.ledger.fault("postgresql killed");
+        sandbox.postgres(0).kill();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        sandbox.postgres(0).restart().await?;
+        sandbox.ledger.heal(fault);
+        let back_us = now_us();
+        stream.await?;
+        ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
+        // 5 s after it takes connections all is as before.
+        let after = sandbox.ledger.lateness(back_us + 5_000_000, i64::MAX);
+        ensure!(after.max_ms < 2_000.0, "long after: {after}");
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
+    scenario(Sandbox::builder().databases(2), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(24));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let fault = sandbox.ledger.fault("the second database stopped");
+        let stopped_us = now_us();
+        sandbox.postgres(1).stop_immediately().await?;
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        let until_us = now_us();
+        sandbox.postgres(1).restart().await?;
+        sandbox.ledger.heal(fault);
+        stream.await?;
+        ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
+        let late_us = sandbox
+            .ledger
+            .arrivals()
+            .into_iter()
+            .filter(|delivery| shard_of(&delivery.task).is_ok_and(|shard| shard < 64))
+            .filter_map(|delivery| Some((delivery.due_ms? * 1_000, delivery.at_us)))
+            .filter(|(due_us, _)| (stopped_us..until_us).contains(due_us))
+            .map(|(due_us, at_us)| at_us - due_us)
+            .max();
+        ensure!(late_us.is_some_and(|late_us| late_us < 2_000_000), "of the first database: {late_us:?} us late");
+        sandbox.settled().await
+    })
+    .await;
+}
+
+/// The last 16 bits of a task's id are its shard.
+fn shard_of(task: &str) -> Result<u16> {
+    Ok(u16::from_str_radix(&task[task.len().saturating_sub(4)..], 16)?)
+}

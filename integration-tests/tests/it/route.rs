@@ -1,0 +1,87 @@
+//! Queues in trouble: they must not trouble others.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use integration_tests::{
+    clock::now_ms,
+    consumer::{Answer, Consumer},
+    load::Load,
+    sandbox::Sandbox,
+};
+use serde_json::json;
+
+use crate::{confirm, load, scenario};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_waits_and_delays_no_other() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("free", &confirm()).await?;
+        sandbox.client(0).put_queue("stuck", &json!({ "settle": "confirm", "max_length": 5 })).await?;
+        // Nobody consumes it, and far more is due than it holds.
+        let stuck = Load::new("stuck", 200).due_in_ms(0..500);
+        load(sandbox, &[0, 1, 2], stuck, Duration::from_secs(3)).await?;
+        let began_us = now_ms() * 1_000;
+        load(sandbox, &[0, 1, 2], Load::new("free", 100), Duration::from_secs(8)).await?;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let free = sandbox.ledger.lateness(began_us, i64::MAX);
+        ensure!(free.count >= 700, "the free queue got {} of 800", free.count);
+        ensure!(free.p99_ms < 1_000.0, "the free queue is late: {free}");
+        let _late = Consumer::start(&sandbox.amqp_url(), "stuck", &sandbox.ledger);
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        // What was in the queue goes with it: only a result tells that a task was done.
+        sandbox.ledger.messages_may_vanish();
+        let policy = json!({
+            "settle": "result", "timeout_ms": 3_000, "max_attempts": 5, "retry": { "kind": "fixed", "delay_ms": 200 },
+        });
+        let _consumer = sandbox.consume("sums", &policy, |_| Answer::report("succeeded")).await?;
+        let _other = sandbox.consume_and_ack("free", &confirm()).await?;
+        let stream = load(sandbox, &[0, 1, 2], Load::new("sums", 100), Duration::from_secs(12));
+        let free = load(sandbox, &[0, 1, 2], Load::new("free", 50), Duration::from_secs(12));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let fault = sandbox.ledger.fault("queue deleted");
+        sandbox.rabbit().ctl(&["delete_queue", "-p", sandbox.vhost(), "sums"]).await?;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        sandbox.ledger.heal(fault);
+        stream.await?;
+        for number in free.await? {
+            let arrived = sandbox.ledger.wait_delivered(number, 1, Duration::from_secs(10)).await?;
+            let late_ms = arrived[0].at_us / 1_000 - arrived[0].due_ms.unwrap_or(0);
+            ensure!(late_ms < 2_000, "the free queue is late by {late_ms} ms");
+        }
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_queue_keeps_its_due_tasks_until_it_is_resumed() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        pause_or_resume(sandbox, "pause").await?;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        load(sandbox, &[0, 1, 2], Load::new("mail", 100).due_in_ms(0..500), Duration::from_secs(2)).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // All but the task that opened the queue.
+        ensure!(sandbox.ledger.progress().delivered == 1, "{:?}", sandbox.ledger.progress());
+        pause_or_resume(sandbox, "resume").await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "tasks are outstanding");
+        Ok(())
+    })
+    .await;
+}
+
+async fn pause_or_resume(sandbox: &Sandbox, verb: &str) -> Result<()> {
+    let path = format!("/v1/queues/mail/{verb}");
+    sandbox.client(1).call::<serde_json::Value>(reqwest::Method::POST, &path, None).await?;
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! The publish channels of one connection. Each carries one batch at a time, so that what the broker sends back on it can only belong to that batch.
+
+use std::sync::Arc;
+
+use lapin::Channel;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{connection::Link, error::Error};
+
+/// As many batches as can be in flight at once. Brokers allow 2,047 channels a connection by default, and each costs them a process.
+const CHANNELS: usize = 128;
+
+pub(super) struct Channels {
+    link: Arc<Link>,
+    free: Mutex<Vec<Channel>>,
+    places: Arc<Semaphore>,
+}
+
+impl Channels {
+    pub(super) fn new(link: Arc<Link>) -> Self {
+        Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(CHANNELS)) }
+    }
+
+    /// A channel nobody else uses until the lease ends. Waits while all are taken.
+    pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, Error> {
+        let place = Arc::clone(&self.places).acquire_owned().await.expect("the semaphore is never closed");
+        let free = self.free.lock().pop();
+        let channel = match free {
+            Some(channel) => channel,
+            None => self.link.confirming_channel().await?,
+        };
+        Ok(Lease { channel, channels: Arc::clone(self), in_use: false, _place: place })
+    }
+}
+
+/// One channel for one batch. Dropped while in use, it takes the whole connection with it: a channel closed over frames
+/// that still wait to be written would leave them to whoever gets its number next.
+pub(super) struct Lease {
+    channel: Channel,
+    channels: Arc<Channels>,
+    in_use: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Lease {
+    /// From here on there may be frames on their way.
+    pub(super) fn begin(&mut self) -> &Channel {
+        self.in_use = true;
+        &self.channel
+    }
+
+    /// Everything sent on it has been answered: the next batch may have it.
+    pub(super) fn give_back(mut self) {
+        self.in_use = false;
+        self.channels.free.lock().push(self.channel.clone());
+    }
+
+    /// Nothing more of this batch can be sent on it, but it is of no use to another.
+    pub(super) fn discard(mut self) -> Channel {
+        self.in_use = false;
+        self.channel.clone()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.in_use {
+            self.channels.link.cut("a batch was abandoned half way");
+        }
+    }
+}

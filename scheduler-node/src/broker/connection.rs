@@ -1,0 +1,171 @@
+//! One connection to the broker, and the certainty that it is over.
+
+use std::{
+    net::{Shutdown, TcpStream},
+    os::fd::AsFd,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use lapin::{
+    AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
+    options::{BasicPublishOptions, ConfirmSelectOptions},
+    tcp::TLSConfig,
+    uri::{AMQPScheme, AMQPUri},
+};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::error::{Error, answer};
+
+/// From the first packet to the end of the handshake.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// One question to the broker: open a channel, declare a queue, close.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// A silent broker is given up after twice this. Lower values lose connections to long garbage collections.
+const HEARTBEAT_S: u16 = 5;
+/// Where nobody listens: what is published there without `mandatory` is confirmed and gone.
+const NOWHERE: &str = "duetime.nowhere";
+
+/// A connection that is used until the first doubt and then dropped; nothing is ever recovered on it.
+pub(super) struct Link {
+    connection: Connection,
+    socket: Socket,
+    over: CancellationToken,
+    reason: OnceLock<String>,
+}
+
+/// The socket beneath, held beside the client: closing it is the one way to be sure that nothing the client still
+/// has in its buffers is sent, whatever state it is in.
+#[derive(Clone, Default)]
+struct Socket(Arc<Mutex<Option<TcpStream>>>);
+
+impl Socket {
+    fn cut(&self) {
+        if let Some(stream) = self.0.lock().take() {
+            // It fails only when the connection is gone already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Link {
+    /// Connects and shakes hands. `name` is what the broker's own listings call this connection.
+    pub(super) async fn open(url: &str, name: &str) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
+        let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
+        uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
+        let runtime = lapin::runtime::default_runtime().map_err(Error::Connect)?;
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+
+        let socket = Socket::default();
+        let slot = socket.clone();
+        let connecting = Connection::connector(
+            uri,
+            runtime,
+            async move |uri: AMQPUri, runtime| {
+                let host = uri.authority.host.as_str();
+                let addresses: Vec<_> = tokio::net::lookup_host((host, uri.authority.port)).await?.collect();
+                let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+                if let AsyncTcpStream::Plain(plain) = &stream {
+                    let plain = plain.get_ref();
+                    // What is not yet sent when the socket closes must not be sent afterwards.
+                    plain.set_zero_linger()?;
+                    *slot.0.lock() = Some(plain.as_fd().try_clone_to_owned()?.into());
+                }
+                Ok(match uri.scheme {
+                    AMQPScheme::AMQP => stream,
+                    AMQPScheme::AMQPS => stream.into_tls(host, TLSConfig::default()).await?,
+                })
+            },
+            properties,
+        );
+        match tokio::time::timeout(CONNECT_WITHIN, connecting).await {
+            Ok(Ok(connection)) => {
+                let events = connection.events_listener().boxed();
+                let over = CancellationToken::new();
+                Ok((Arc::new(Self { connection, socket, over, reason: OnceLock::new() }), events))
+            }
+            Ok(Err(error)) => Err(Error::Connect(error)),
+            Err(_) => {
+                socket.cut();
+                Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN })
+            }
+        }
+    }
+
+    pub(super) async fn channel(&self) -> Result<Channel, Error> {
+        answer(|| "open a channel".to_owned(), ANSWER_WITHIN, self.connection.create_channel()).await
+    }
+
+    /// A channel on which every publish is confirmed.
+    pub(super) async fn confirming_channel(&self) -> Result<Channel, Error> {
+        let channel = self.channel().await?;
+        let select = channel.confirm_select(ConfirmSelectOptions::default());
+        answer(|| "ask for confirms".to_owned(), ANSWER_WITHIN, select).await?;
+        Ok(channel)
+    }
+
+    /// Whether the broker takes messages. It blocks a connection only once that has published, so that a fresh
+    /// connection says nothing about a broker that is out of memory; one message to nowhere makes it say so.
+    pub(super) async fn sound_out(&self, events: &mut BoxStream<'static, Event>) -> Result<(), Error> {
+        let channel = self.confirming_channel().await?;
+        let confirmed = async {
+            let options = BasicPublishOptions::default();
+            channel.basic_publish("".into(), NOWHERE.into(), options, &[], BasicProperties::default()).await?.await
+        };
+        tokio::pin!(confirmed);
+        let sounded = async {
+            loop {
+                tokio::select! {
+                    done = &mut confirmed => return done.map(drop),
+                    Some(Event::ConnectionBlocked(_)) = events.next() => return Ok(()),
+                }
+            }
+        };
+        answer(|| "publish".to_owned(), ANSWER_WITHIN, sounded).await
+    }
+
+    /// The broker has asked not to be sent anything more for now.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.connection.status().blocked()
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.status().connected() && !self.over.is_cancelled()
+    }
+
+    /// Ends the connection here and now: not one more byte of it is sent. What was in flight stays unknown.
+    pub(super) fn cut(&self, reason: impl Into<String>) {
+        // Only the first reason is the reason.
+        let _ = self.reason.set(reason.into());
+        self.socket.cut();
+        self.over.cancel();
+    }
+
+    /// Waits until the connection is cut.
+    pub(super) async fn over(&self) -> Error {
+        self.over.cancelled().await;
+        Error::Lost { reason: self.reason() }
+    }
+
+    pub(super) fn reason(&self) -> String {
+        self.reason.get().cloned().unwrap_or_else(|| "it was closed".to_owned())
+    }
+
+    /// Says good-bye, so that what was acknowledged before is surely taken, and ends the connection.
+    pub(super) async fn close(&self) {
+        let close = self.connection.close(200, "OK".into());
+        if let Err(error) = answer(|| "close".to_owned(), ANSWER_WITHIN, close).await {
+            tracing::debug!(error = error.explained(), "the broker's connection did not close in order");
+        }
+        self.cut("it was closed");
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Channels that outlive the link must not keep its connection open.
+        self.cut("it was dropped");
+    }
+}

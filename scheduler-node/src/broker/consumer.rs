@@ -1,0 +1,140 @@
+//! What comes back: consumers' reports, and the messages they or the broker gave up.
+
+use std::sync::Arc;
+
+use common::wire::amqp::{REJECTED, RESULTS};
+use futures::{FutureExt, StreamExt};
+use lapin::{
+    Channel, Consumer,
+    message::Delivery,
+    options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
+    types::FieldTable,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    connection::{ANSWER_WITHIN, Link},
+    error::{Error, answer},
+    message::{attempt_of, death_of, json_of},
+};
+
+/// Sent ahead of our acks, for each of the two queues.
+const PREFETCH: u16 = 500;
+/// Handed over and not yet taken. Full, it stops the reading, and prefetch stops the broker.
+pub(super) const INCOMING: usize = 1_000;
+
+/// Which queue a message came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A consumer reports on a task.
+    Results,
+    /// A delivery was rejected or dead-lettered.
+    Rejected,
+}
+
+impl Source {
+    const fn queue(self) -> &'static str {
+        match self {
+            Self::Results => RESULTS,
+            Self::Rejected => REJECTED,
+        }
+    }
+}
+
+/// One message that came back. Anyone with access to the broker may have written it: nothing in it is checked.
+#[derive(Debug)]
+pub struct Incoming {
+    pub source: Source,
+    pub message_id: Option<String>,
+    pub correlation_id: Option<String>,
+    pub attempt_header: Option<i64>,
+    /// Why the broker gave it up: `rejected`, `delivery_limit`, `expired` or `maxlen`. Only of [`Source::Rejected`].
+    pub reason: Option<String>,
+    pub headers: serde_json::Value,
+    pub body: Vec<u8>,
+    pub ack: AckHandle,
+}
+
+/// Acknowledges one message to the connection it came over. Once that is gone it does nothing: the message comes again.
+/// Dropped unused, the message comes again when the connection ends, and takes a place of the prefetch until then.
+#[derive(Debug)]
+pub struct AckHandle {
+    channel: Arc<Channel>,
+    delivery_tag: u64,
+}
+
+impl AckHandle {
+    /// Returns once the ack is queued behind all earlier ones; it may still be lost together with the connection.
+    pub async fn ack(self) {
+        // The frame is queued by the first poll; waiting for the socket would cost a thread's wake-up a message.
+        let _ = self.channel.basic_ack(self.delivery_tag, BasicAckOptions::default()).now_or_never();
+    }
+}
+
+/// Both subscriptions of one connection.
+pub(super) struct Subscriptions {
+    results: Subscription,
+    rejected: Subscription,
+}
+
+struct Subscription {
+    source: Source,
+    channel: Arc<Channel>,
+    consumer: Consumer,
+}
+
+impl Subscriptions {
+    pub(super) async fn open(link: &Link) -> Result<Self, Error> {
+        Ok(Self {
+            results: Subscription::open(link, Source::Results).await?,
+            rejected: Subscription::open(link, Source::Rejected).await?,
+        })
+    }
+
+    /// Hands over what arrives until one of the subscriptions ends, and says why.
+    pub(super) async fn forward(self, incoming: &mpsc::Sender<Incoming>) -> Error {
+        tokio::select! {
+            error = self.results.forward(incoming) => error,
+            error = self.rejected.forward(incoming) => error,
+        }
+    }
+}
+
+impl Subscription {
+    async fn open(link: &Link, source: Source) -> Result<Self, Error> {
+        let queue = source.queue();
+        let channel = link.channel().await?;
+        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
+        answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
+        let options = BasicConsumeOptions::default();
+        let consume = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default());
+        let consumer = answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await?;
+        Ok(Self { source, channel: Arc::new(channel), consumer })
+    }
+
+    async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
+        while let Some(Ok(delivery)) = self.consumer.next().await {
+            if incoming.send(self.read(delivery)).await.is_err() {
+                // Nobody takes them any more; they wait at the broker for another node.
+                return std::future::pending().await;
+            }
+        }
+        Error::Unsubscribed { queue: self.source.queue() }
+    }
+
+    fn read(&self, delivery: Delivery) -> Incoming {
+        let properties = &delivery.properties;
+        let no_headers = FieldTable::default();
+        let headers = properties.headers().as_ref().unwrap_or(&no_headers);
+        Incoming {
+            source: self.source,
+            message_id: properties.message_id().as_ref().map(ToString::to_string),
+            correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
+            attempt_header: attempt_of(headers),
+            reason: if self.source == Source::Rejected { death_of(headers) } else { None },
+            headers: json_of(headers),
+            ack: AckHandle { channel: Arc::clone(&self.channel), delivery_tag: delivery.delivery_tag },
+            body: delivery.data,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What can go wrong between a node and its broker.
+
+use std::{fmt::Write as _, time::Duration};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Says nothing of the URL itself: it holds a password.
+    #[error("the URL is not one of AMQP (`amqp://user:password@host:port/vhost`)")]
+    Url,
+    #[error("cannot connect")]
+    Connect(#[source] lapin::Error),
+    #[error("cannot {doing}")]
+    Refused {
+        doing: String,
+        #[source]
+        source: lapin::Error,
+    },
+    #[error("no answer within {within:?} to: {doing}")]
+    Silent { doing: String, within: Duration },
+    #[error("the connection is lost: {reason}")]
+    Lost { reason: String },
+    #[error("the broker ended the subscription to `{queue}`")]
+    Unsubscribed { queue: &'static str },
+}
+
+impl Error {
+    /// The whole chain on one line, for a log or a state that somebody reads.
+    pub fn explained(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let said = error.to_string();
+            // The client's errors repeat their own causes.
+            if !text.contains(&said) {
+                write!(text, ": {said}").expect("writing into a string cannot fail");
+            }
+            cause = error.source();
+        }
+        text
+    }
+
+    /// The code with which the broker refused, as AMQP numbers them (404 not found, 406 precondition failed, ...).
+    pub(super) fn reply_code(&self) -> Option<u16> {
+        let Self::Refused { source, .. } = self else {
+            return None;
+        };
+        match source.kind() {
+            lapin::ErrorKind::ProtocolError(error) => Some(error.get_id()),
+            _ => None,
+        }
+    }
+}
+
+/// Waits for one answer of the broker, a bounded time.
+pub(super) async fn answer<T>(
+    doing: impl FnOnce() -> String,
+    within: Duration,
+    asked: impl Future<Output = lapin::Result<T>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(within, asked).await {
+        Ok(Ok(answered)) => Ok(answered),
+        Ok(Err(source)) => Err(Error::Refused { doing: doing(), source }),
+        Err(_) => Err(Error::Silent { doing: doing(), within }),
+    }
+}

@@ -1,0 +1,157 @@
+//! Keeps one connection: connect, declare, serve; at the first doubt drop it, wait, and begin anew. Nothing is ever recovered.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use lapin::Event;
+use secrecy::ExposeSecret;
+
+use super::{
+    Shared, connection::Link, consumer::Subscriptions, error::Error, state::Role,
+    topology::declare_own,
+};
+
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A connection that lasted this long owes nothing to the failures before it.
+const SETTLED_AFTER: Duration = Duration::from_secs(5);
+/// The client says when it loses a connection; this finds one lost in silence.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    role: Role,
+}
+
+/// A connection that is ready for its work.
+struct Session {
+    link: Arc<Link>,
+    events: BoxStream<'static, Event>,
+    /// Of the consuming connection.
+    subscriptions: Option<Subscriptions>,
+}
+
+impl Keeper {
+    pub(super) fn new(shared: &Arc<Shared>, role: Role) -> Self {
+        Self { shared: Arc::clone(shared), role }
+    }
+
+    /// Ends when told to stop.
+    pub(super) async fn run(self) {
+        let mut wait = FIRST_WAIT;
+        let mut complaint = None;
+        let mut was_up = false;
+        loop {
+            let opened = tokio::select! {
+                () = self.shared.stop.cancelled() => break,
+                opened = self.open() => opened,
+            };
+            let error = match opened {
+                Ok(session) => {
+                    tracing::info!("connected to the broker for {}", self.role.text());
+                    if std::mem::replace(&mut was_up, true) {
+                        self.shared.metrics.reconnects.inc();
+                    }
+                    complaint = None;
+                    let since = Instant::now();
+                    let Err(error) = self.serve(session).await else {
+                        break;
+                    };
+                    if since.elapsed() > SETTLED_AFTER {
+                        wait = FIRST_WAIT;
+                    }
+                    error
+                }
+                Err(error) => error,
+            };
+            self.complain(error.explained(), &mut complaint);
+            tokio::select! {
+                () = self.shared.stop.cancelled() => break,
+                () = tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
+            }
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+        self.shared.board.down(self.role, "it was closed".to_owned());
+    }
+
+    /// Says a reason once, however often it repeats.
+    fn complain(&self, reason: String, said: &mut Option<String>) {
+        let role = self.role.text();
+        if said.as_ref() == Some(&reason) {
+            tracing::debug!(error = reason, "still no connection to the broker for {role}");
+        } else {
+            tracing::warn!(error = reason, "no connection to the broker for {role}: trying until there is one");
+            *said = Some(reason.clone());
+        }
+        self.shared.board.down(self.role, reason);
+    }
+
+    /// Connects, and makes sure of everything that the work needs.
+    async fn open(&self) -> Result<Session, Error> {
+        let name = format!("duetime: {}", self.role.text());
+        let (link, mut events) = Link::open(self.shared.url.expose_secret(), &name).await?;
+        declare_own(&link, &self.shared.strangers).await?;
+        let subscriptions = match self.role {
+            Role::Publishing => {
+                link.sound_out(&mut events).await?;
+                None
+            }
+            Role::Consuming => Some(Subscriptions::open(&link).await?),
+        };
+        Ok(Session { link, events, subscriptions })
+    }
+
+    /// Does the connection's work until it is lost or told to stop; then it is closed in order.
+    async fn serve(&self, session: Session) -> Result<(), Error> {
+        let Session { link, events, subscriptions } = session;
+        self.shared.board.up(self.role, link.is_blocked());
+        let end = match subscriptions {
+            None => {
+                self.shared.offer_publisher(&link);
+                let end = self.watch(&link, events).await;
+                self.shared.publisher.store(None);
+                end
+            }
+            Some(subscriptions) => tokio::select! {
+                error = subscriptions.forward(&self.shared.incoming) => Err(error),
+                end = self.watch(&link, events) => end,
+            },
+        };
+        match &end {
+            Ok(()) => link.close().await,
+            Err(error) => link.cut(error.explained()),
+        }
+        end
+    }
+
+    /// Until the connection is lost, or everything is told to stop.
+    async fn watch(&self, link: &Link, mut events: BoxStream<'static, Event>) -> Result<(), Error> {
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                () = self.shared.stop.cancelled() => return Ok(()),
+                error = link.over() => return Err(error),
+                event = events.next() => match event {
+                    Some(Event::ConnectionBlocked(reason)) => {
+                        tracing::warn!(reason, "the broker takes no messages for now");
+                        self.shared.board.up(self.role, true);
+                    }
+                    Some(Event::ConnectionUnblocked) => {
+                        tracing::info!("the broker takes messages again");
+                        self.shared.board.up(self.role, false);
+                    }
+                    // A channel's error is the business of whoever uses the channel.
+                    Some(Event::Error(error)) if !link.is_connected() => link.cut(error.to_string()),
+                    Some(_) => {}
+                    None => link.cut("the client gave it up"),
+                },
+                _ = look.tick() => if !link.is_connected() {
+                    link.cut("it went away");
+                },
+            }
+        }
+    }
+}

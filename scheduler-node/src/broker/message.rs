@@ -1,0 +1,131 @@
+//! A delivery as it goes over the wire, property by property, and what an answer says of itself.
+
+use common::{
+    ids::QueueName,
+    task::Delivery,
+    wire::amqp::{HEADER_ATTEMPT, HEADER_KEY, HEADER_VERSION, HeaderValue, RESULTS},
+};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldTable, ShortString},
+};
+use serde_json::Value;
+
+const PERSISTENT: u8 = 2;
+
+/// One attempt to hand over, with what the policy adds to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outgoing {
+    pub delivery: Delivery,
+    /// What counts for the task: its own, or its queue's.
+    pub max_attempts: i32,
+    /// The consumer is asked to report; otherwise silence is an answer too.
+    pub wants_result: bool,
+}
+
+/// What all messages of one batch share.
+pub(super) struct Envelope {
+    queue: ShortString,
+}
+
+impl Envelope {
+    /// `None` when AMQP has no room for the name.
+    pub(super) fn new(queue: &QueueName) -> Option<Self> {
+        Some(Self { queue: ShortString::try_new(queue.as_str()).ok()? })
+    }
+
+    pub(super) fn properties(&self, outgoing: &Outgoing) -> BasicProperties {
+        let delivery = &outgoing.delivery;
+        let properties = BasicProperties::default()
+            .with_message_id(delivery.message_id().to_string().into())
+            .with_correlation_id(delivery.id.to_string().into())
+            .with_type(self.queue.clone())
+            .with_delivery_mode(PERSISTENT)
+            .with_priority(delivery.amqp_priority())
+            .with_timestamp(delivery.amqp_timestamp_s())
+            .with_headers(headers(delivery, outgoing.max_attempts));
+        let properties = match ShortString::try_new(delivery.content.content_type.as_str()) {
+            Ok(content_type) => properties.with_content_type(content_type),
+            // Refused where a task comes in; a message without it is better than none.
+            Err(_) => properties,
+        };
+        if outgoing.wants_result { properties.with_reply_to(RESULTS.into()) } else { properties }
+    }
+}
+
+fn headers(delivery: &Delivery, max_attempts: i32) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, value) in delivery.headers(max_attempts) {
+        // A longer name than AMQP allows was refused where the task came in.
+        if let Ok(name) = ShortString::try_new(name) {
+            table.insert(name, amqp(value));
+        }
+    }
+    if let Some(key) = &delivery.key {
+        table.insert(HEADER_KEY.into(), AMQPValue::LongString(key.as_str().into()));
+        table.insert(HEADER_VERSION.into(), delivery.version.into());
+    }
+    table
+}
+
+fn amqp(value: HeaderValue) -> AMQPValue {
+    match value {
+        HeaderValue::LongString(text) => AMQPValue::LongString(text.into()),
+        HeaderValue::I64(number) => AMQPValue::LongLongInt(number),
+        HeaderValue::Bool(flag) => AMQPValue::Boolean(flag),
+    }
+}
+
+/// The attempt a report names, whichever integer type its client wrote; some write text.
+pub(super) fn attempt_of(headers: &FieldTable) -> Option<i64> {
+    match json(headers.inner().get(HEADER_ATTEMPT)?) {
+        Value::Number(number) => number.as_i64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// Why the broker dead-lettered a message: `rejected`, `delivery_limit`, `expired` or `maxlen`. The newest death comes first.
+pub(super) fn death_of(headers: &FieldTable) -> Option<String> {
+    let AMQPValue::FieldArray(deaths) = headers.inner().get("x-death")? else {
+        return None;
+    };
+    let AMQPValue::FieldTable(newest) = deaths.as_slice().first()? else {
+        return None;
+    };
+    match json(newest.inner().get("reason")?) {
+        Value::String(reason) => Some(reason),
+        _ => None,
+    }
+}
+
+/// A table of headers as JSON. Bytes that are not text become text as far as they go.
+pub(super) fn json_of(headers: &FieldTable) -> Value {
+    let entries = headers.inner().iter();
+    Value::Object(entries.map(|(name, value)| (name.as_str().to_owned(), json(value))).collect())
+}
+
+fn json(value: &AMQPValue) -> Value {
+    match value {
+        AMQPValue::Boolean(value) => (*value).into(),
+        AMQPValue::ShortShortInt(value) => (*value).into(),
+        AMQPValue::ShortShortUInt(value) => (*value).into(),
+        AMQPValue::ShortInt(value) => (*value).into(),
+        AMQPValue::ShortUInt(value) => (*value).into(),
+        AMQPValue::LongInt(value) => (*value).into(),
+        AMQPValue::LongUInt(value) => (*value).into(),
+        AMQPValue::LongLongInt(value) => (*value).into(),
+        AMQPValue::Timestamp(value) => (*value).into(),
+        AMQPValue::Float(value) => (*value).into(),
+        AMQPValue::Double(value) => (*value).into(),
+        AMQPValue::DecimalValue(value) => {
+            (f64::from(value.value) / 10_f64.powi(i32::from(value.scale))).into()
+        }
+        AMQPValue::ShortString(value) => value.as_str().into(),
+        AMQPValue::LongString(value) => value.to_string().into(),
+        AMQPValue::ByteArray(value) => String::from_utf8_lossy(value.as_slice()).into(),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(json).collect(),
+        AMQPValue::FieldTable(table) => json_of(table),
+        AMQPValue::Void => Value::Null,
+    }
+}

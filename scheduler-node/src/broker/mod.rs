@@ -1,0 +1,206 @@
+//! Speaks to RabbitMQ: hands deliveries over and takes back what consumers say of them.
+//!
+//! In reading order: a [`keeper`] holds a connection for publishing and one for consuming and replaces each at the first
+//! doubt; [`publisher`] sends a batch over its own channel and says what became of every message; [`consumer`] brings back
+//! results and rejections. What it says about a message is never a guess: taken, refused, or not known.
+
+mod channels;
+mod connection;
+mod consumer;
+mod error;
+mod keeper;
+mod message;
+mod publisher;
+mod routes;
+mod state;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwapOption;
+use common::ids::{Attempt, TaskId};
+use common::outcome::Outcome;
+use parking_lot::Mutex;
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
+use secrecy::SecretString;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use self::{
+    consumer::{AckHandle, Incoming, Source},
+    error::Error,
+    message::Outgoing,
+    publisher::{NotTaken, Published},
+    routes::Route,
+    state::BrokerState,
+    topology::QueueDeclaration,
+};
+use self::{connection::Link, keeper::Keeper, publisher::Publisher, state::{Board, Role}, topology::Strangers};
+
+/// An orderly good-bye on both connections; the process does not wait longer.
+const CLOSE_WITHIN: Duration = Duration::from_secs(6);
+
+#[derive(Clone, Debug)]
+pub struct AmqpSettings {
+    /// `amqp://` or `amqps://`. A heartbeat of 5 s is added unless it names one.
+    pub url: SecretString,
+    /// Whether results and rejections are taken too.
+    pub consume: bool,
+}
+
+#[derive(Debug)]
+pub struct BrokerMetrics {
+    pub up: IntGauge,
+    pub blocked: IntGauge,
+    pub confirm_seconds: Histogram,
+    pub reconnects: IntCounter,
+}
+
+impl BrokerMetrics {
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        // From a broker on the same machine to the deadline of a confirm.
+        let buckets = vec![0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
+        let confirm = HistogramOpts::new(
+            "duetime_broker_confirm_seconds",
+            "From handing a batch to the socket until its last confirm",
+        );
+        let metrics = Self {
+            up: IntGauge::new("duetime_broker_up", "1 while the node is connected to the broker")?,
+            blocked: IntGauge::new("duetime_broker_blocked", "1 while the broker takes no messages")?,
+            confirm_seconds: Histogram::with_opts(confirm.buckets(buckets))?,
+            reconnects: IntCounter::new("duetime_broker_reconnects_total", "Connections made anew after a loss")?,
+        };
+        registry.register(Box::new(metrics.up.clone()))?;
+        registry.register(Box::new(metrics.blocked.clone()))?;
+        registry.register(Box::new(metrics.confirm_seconds.clone()))?;
+        registry.register(Box::new(metrics.reconnects.clone()))?;
+        Ok(metrics)
+    }
+}
+
+/// A handle on the broker; clones are the same.
+#[derive(Clone)]
+pub struct Broker {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    url: SecretString,
+    board: Board,
+    /// While the publishing connection is up.
+    publisher: ArcSwapOption<Publisher>,
+    incoming: mpsc::Sender<Incoming>,
+    untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
+    strangers: Arc<Strangers>,
+    confirm_within: Duration,
+    metrics: Arc<BrokerMetrics>,
+    stop: CancellationToken,
+    stopped: CancellationToken,
+}
+
+impl Shared {
+    fn offer_publisher(&self, link: &Arc<Link>) {
+        let publisher = Publisher::new(
+            Arc::clone(link),
+            Arc::clone(&self.strangers),
+            self.confirm_within,
+            Arc::clone(&self.metrics),
+        );
+        self.publisher.store(Some(Arc::new(publisher)));
+    }
+}
+
+impl Broker {
+    /// The handle, and the keeper of its connections, which must run for anything to happen; it ends after [`Broker::close`].
+    pub fn new(
+        settings: AmqpSettings,
+        metrics: Arc<BrokerMetrics>,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        Self::with_confirm_deadline(settings, metrics, publisher::CONFIRM_WITHIN)
+    }
+
+    fn with_confirm_deadline(
+        settings: AmqpSettings,
+        metrics: Arc<BrokerMetrics>,
+        confirm_within: Duration,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let mut roles = vec![Role::Publishing];
+        if settings.consume {
+            roles.push(Role::Consuming);
+        }
+        let (incoming, untaken) = mpsc::channel(consumer::INCOMING);
+        let shared = Arc::new(Shared {
+            url: settings.url,
+            board: Board::new(&roles, Arc::clone(&metrics)),
+            publisher: ArcSwapOption::empty(),
+            incoming,
+            untaken: Mutex::new(Some(untaken)),
+            strangers: Arc::default(),
+            confirm_within,
+            metrics,
+            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
+        });
+        let broker = Self { shared: Arc::clone(&shared) };
+        let keepers: Vec<_> = roles.into_iter().map(|role| Keeper::new(&shared, role).run()).collect();
+        let keeper = async move {
+            futures::future::join_all(keepers).await;
+            shared.stopped.cancel();
+        };
+        (broker, keeper)
+    }
+
+    pub fn state(&self) -> watch::Receiver<BrokerState> {
+        self.shared.board.subscribe()
+    }
+
+    /// Publishes one batch of one route and says what became of each message, in the order of the batch. Answers when all
+    /// are known or the confirm deadline (30 s) is over, at once when there is no connection or the broker blocks it.
+    ///
+    /// Whatever is not `Done` may be published again when this returns: no copy of it waits in this node to be sent. Runs to its
+    /// end even if the caller goes away.
+    pub async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
+        let Some(publisher) = self.shared.publisher.load_full() else {
+            return publisher::not_sent(&batch, &self.shared.board.why_down());
+        };
+        let ids: Vec<(TaskId, Attempt)> = batch.iter().map(|of| (of.delivery.id, of.delivery.attempt)).collect();
+        let route = route.clone();
+        let child = crate::supervise::spawn_child(async move { publisher.publish(&route, &batch).await });
+        child.await.unwrap_or_else(|error| {
+            // A panic, or the runtime is going down: the lease has cut the connection.
+            let unknown = |(id, attempt)| Published {
+                id,
+                attempt,
+                sent_at: None::<Instant>,
+                outcome: Outcome::Unknown(error.to_string()),
+            };
+            ids.into_iter().map(unknown).collect()
+        })
+    }
+
+    /// Results and rejections, over all reconnects. The same message may come again.
+    ///
+    /// # Panics
+    /// When called a second time.
+    pub fn incoming(&self) -> mpsc::Receiver<Incoming> {
+        self.shared.untaken.lock().take().expect("what comes back is taken by one reader")
+    }
+
+    /// Closes both connections in order and ends the keeper. What is still in flight becomes unknown.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        // Without a running keeper there is nothing to wait for.
+        let _ = tokio::time::timeout(CLOSE_WITHIN, self.shared.stopped.cancelled()).await;
+    }
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Broker").field("state", &*self.shared.board.subscribe().borrow()).finish_non_exhaustive()
+    }
+}

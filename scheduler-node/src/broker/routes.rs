@@ -1,0 +1,102 @@
+//! Where messages go, and what this connection knows about it already.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+
+use super::{
+    connection::Link,
+    error::Error,
+    publisher::Flight,
+    topology::{QueueDeclaration, Strangers, declare_task_queue},
+};
+
+/// Declarations at once: enough to bring a thousand queues back in seconds, few enough for a broker that has just started.
+const DECLARATIONS: usize = 8;
+
+/// Where a queue's messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub exchange: String,
+    pub routing_key: String,
+    /// `None` when the policy names an exchange of its own: then nothing is declared.
+    pub declare: Option<QueueDeclaration>,
+}
+
+/// What is known of the routes over one connection. A new connection knows nothing.
+pub(super) struct Routes {
+    link: Arc<Link>,
+    /// As many as queues were published to over this connection.
+    lanes: Mutex<HashMap<(String, String), Arc<Lane>>>,
+    declarations: Semaphore,
+    strangers: Arc<Strangers>,
+}
+
+/// What is known of one route.
+#[derive(Default)]
+pub(super) struct Lane {
+    declared: Mutex<Option<QueueDeclaration>>,
+    /// Held while declaring: one batch declares, the others of the lane wait for it, other lanes do not.
+    turn: AsyncMutex<()>,
+    /// The broker has confirmed something on it since it last went wrong.
+    is_proven: AtomicBool,
+}
+
+impl Routes {
+    pub(super) fn new(link: Arc<Link>, strangers: Arc<Strangers>) -> Self {
+        Self { link, lanes: Mutex::default(), declarations: Semaphore::new(DECLARATIONS), strangers }
+    }
+
+    pub(super) fn lane(&self, route: &Route) -> Arc<Lane> {
+        let key = (route.exchange.clone(), route.routing_key.clone());
+        Arc::clone(self.lanes.lock().entry(key).or_default())
+    }
+
+    /// Declares the lane's queue unless this connection has done so.
+    pub(super) async fn make_ready(&self, lane: &Lane, route: &Route) -> Result<(), Error> {
+        let Some(declaration) = &route.declare else {
+            return Ok(());
+        };
+        if lane.has_declared(declaration) {
+            return Ok(());
+        }
+        let _turn = lane.turn.lock().await;
+        if lane.has_declared(declaration) {
+            return Ok(());
+        }
+        let _place = self.declarations.acquire().await.expect("the semaphore is never closed");
+        declare_task_queue(&self.link, declaration, &self.strangers).await?;
+        *lane.declared.lock() = Some(declaration.clone());
+        Ok(())
+    }
+}
+
+impl Lane {
+    fn has_declared(&self, declaration: &QueueDeclaration) -> bool {
+        self.declared.lock().as_ref() == Some(declaration)
+    }
+
+    pub(super) fn is_proven(&self) -> bool {
+        self.is_proven.load(Ordering::Relaxed)
+    }
+
+    /// What a batch's fate says of its route.
+    pub(super) fn learn(&self, flight: &Flight) {
+        if flight.is_in_trouble() {
+            self.is_proven.store(false, Ordering::Relaxed);
+        } else if flight.has_confirms() {
+            self.is_proven.store(true, Ordering::Relaxed);
+        }
+        if flight.is_in_trouble() || flight.has_returns() {
+            // The queue or its binding may be gone: the next batch declares both again.
+            *self.declared.lock() = None;
+        }
+    }
+}

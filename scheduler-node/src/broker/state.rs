@@ -1,0 +1,115 @@
+//! Whether the broker can be spoken to, as far as this node knows.
+
+use std::{sync::Arc, time::Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::BrokerMetrics;
+
+/// Both connections together: up when both are.
+#[derive(Clone, Debug)]
+pub enum BrokerState {
+    Down {
+        reason: String,
+        since: Instant,
+    },
+    /// `blocked`: the broker is short of memory or disk and takes no messages; what comes back still comes.
+    Up {
+        blocked: bool,
+    },
+}
+
+/// The connections of a node. Two, because a broker that blocks a publisher reads nothing of that connection, acks included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Publishing,
+    Consuming,
+}
+
+impl Role {
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Publishing => "publishing",
+            Self::Consuming => "consuming",
+        }
+    }
+}
+
+/// Where each connection says how it is.
+pub(super) struct Board {
+    sides: Mutex<Vec<(Role, BrokerState)>>,
+    whole: watch::Sender<BrokerState>,
+    metrics: Arc<BrokerMetrics>,
+}
+
+impl Board {
+    pub(super) fn new(roles: &[Role], metrics: Arc<BrokerMetrics>) -> Self {
+        let down = BrokerState::Down { reason: "not connected yet".to_owned(), since: Instant::now() };
+        let sides = roles.iter().map(|role| (*role, down.clone())).collect();
+        Self { sides: Mutex::new(sides), whole: watch::Sender::new(down), metrics }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<BrokerState> {
+        self.whole.subscribe()
+    }
+
+    /// Why nothing can be published now.
+    pub(super) fn why_down(&self) -> String {
+        match &*self.whole.borrow() {
+            BrokerState::Down { reason, .. } => format!("not connected: {reason}"),
+            BrokerState::Up { .. } => "not connected".to_owned(),
+        }
+    }
+
+    pub(super) fn up(&self, role: Role, blocked: bool) {
+        self.write(role, |_| BrokerState::Up { blocked });
+    }
+
+    /// Down since the first of its failures in a row.
+    pub(super) fn down(&self, role: Role, reason: String) {
+        self.write(role, |before| {
+            let since = match before {
+                BrokerState::Down { since, .. } => *since,
+                BrokerState::Up { .. } => Instant::now(),
+            };
+            BrokerState::Down { reason, since }
+        });
+    }
+
+    fn write(&self, role: Role, next: impl FnOnce(&BrokerState) -> BrokerState) {
+        let mut sides = self.sides.lock();
+        if let Some((_, side)) = sides.iter_mut().find(|(of, _)| *of == role) {
+            *side = next(side);
+        }
+        let whole = together(&sides);
+        let (up, blocked) = match whole {
+            BrokerState::Up { blocked } => (1, i64::from(blocked)),
+            BrokerState::Down { .. } => (0, 0),
+        };
+        self.metrics.up.set(up);
+        self.metrics.blocked.set(blocked);
+        // Under the lock, so that the last to write is the last to be seen.
+        self.whole.send_replace(whole);
+    }
+}
+
+/// Down for as long as the side that has been down the longest.
+fn together(sides: &[(Role, BrokerState)]) -> BrokerState {
+    let mut any_blocked = false;
+    let mut longest: Option<(Instant, &str)> = None;
+    for (_, side) in sides {
+        match side {
+            BrokerState::Up { blocked } => any_blocked |= blocked,
+            BrokerState::Down { reason, since } => {
+                if longest.is_none_or(|(first, _)| *since < first) {
+                    longest = Some((*since, reason));
+                }
+            }
+        }
+    }
+    match longest {
+        Some((since, reason)) => BrokerState::Down { reason: reason.to_owned(), since },
+        None => BrokerState::Up { blocked: any_blocked },
+    }
+}

@@ -1,0 +1,226 @@
+//! A broker under test, with a hand of its own at the same virtual host to look and to meddle.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use common::{
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    outcome::Outcome,
+    task::{Content, Delivery},
+    time::UnixMicros,
+};
+use integration_tests::sandbox::{Rabbit, shared};
+use lapin::{
+    BasicProperties, Channel, Connection, ConnectionProperties,
+    message::BasicGetMessage,
+    options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions},
+    types::FieldTable,
+};
+use secrecy::SecretString;
+use tokio::{
+    sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc},
+    task::JoinHandle,
+    time::timeout,
+};
+use uuid::Uuid;
+
+use super::super::{
+    AmqpSettings, Broker, BrokerMetrics, BrokerState, Incoming, NotTaken, Outgoing, Published, QueueDeclaration, Route,
+    publisher::CONFIRM_WITHIN,
+};
+
+/// Longer than anything takes on a busy machine.
+pub(super) const LONG: Duration = Duration::from_secs(60);
+
+/// Held for writing by a test that disturbs the whole server.
+static SERVER: RwLock<()> = RwLock::const_new(());
+
+pub(super) struct Bench {
+    pub(super) broker: Broker,
+    pub(super) incoming: mpsc::Receiver<Incoming>,
+    pub(super) metrics: Arc<BrokerMetrics>,
+    pub(super) rabbit: &'static Rabbit,
+    pub(super) vhost: String,
+    pub(super) keeper: JoinHandle<()>,
+    url: String,
+    _share: Option<RwLockReadGuard<'static, ()>>,
+    _whole: Option<RwLockWriteGuard<'static, ()>>,
+}
+
+impl Bench {
+    /// Connected, beside other tests.
+    pub(super) async fn new() -> Self {
+        let share = SERVER.read().await;
+        let mut bench = Self::with_confirm_deadline(CONFIRM_WITHIN).await;
+        bench._share = Some(share);
+        bench
+    }
+
+    /// Connected, with the server to itself.
+    pub(super) async fn alone(confirm_within: Duration) -> Self {
+        let whole = SERVER.write().await;
+        let mut bench = Self::with_confirm_deadline(confirm_within).await;
+        bench._whole = Some(whole);
+        bench
+    }
+
+    async fn with_confirm_deadline(confirm_within: Duration) -> Self {
+        let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
+        let vhost = shared::unique("broker");
+        let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
+        let settings = AmqpSettings { url: SecretString::from(url.clone()), consume: true };
+        let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
+        let (broker, keeper) = Broker::with_confirm_deadline(settings, Arc::clone(&metrics), confirm_within);
+        let incoming = broker.incoming();
+        let keeper = crate::supervise::spawn_child(keeper);
+        let bench = Self { broker, incoming, metrics, rabbit, vhost, keeper, url, _share: None, _whole: None };
+        bench.until_up().await;
+        bench
+    }
+
+    /// Until one batch is taken whole. A queue whose leader is being elected may refuse or keep silent for a while.
+    pub(super) async fn until_taken(&self, queue: &str) -> Vec<Published> {
+        let mut last = String::new();
+        let taken = async {
+            loop {
+                let published = self.broker.publish(&route(queue), batch(queue, 10)).await;
+                if tally(&published).done == published.len() {
+                    return published;
+                }
+                last = format!("{:?}", published[0]);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let taken = timeout(LONG, taken).await;
+        taken.unwrap_or_else(|_| panic!("`{queue}` takes nothing: {last}"))
+    }
+
+    pub(super) async fn until_up(&self) {
+        self.until(|state| matches!(state, BrokerState::Up { blocked: false })).await;
+    }
+
+    pub(super) async fn until(&self, wanted: impl Fn(&BrokerState) -> bool) {
+        let mut state = self.broker.state();
+        let waited = timeout(LONG, state.wait_for(|state| wanted(state))).await.map(|state| state.is_ok());
+        assert!(waited == Ok(true), "the broker stays {:?}", self.broker.state().borrow());
+    }
+
+    pub(super) async fn next(&mut self) -> Incoming {
+        timeout(LONG, self.incoming.recv()).await.expect("something comes in").expect("the broker lives")
+    }
+
+    pub(super) async fn hand(&self) -> Hand {
+        Hand::at(&self.url).await
+    }
+
+    /// Drops every connection of this virtual host.
+    pub(super) async fn drop_connections(&self) {
+        let words = ["close_all_connections", "--vhost", &self.vhost, "test"];
+        self.rabbit.ctl(&words).await.expect("rabbitmqctl closes connections");
+    }
+}
+
+/// Another client.
+pub(super) struct Hand {
+    pub(super) channel: Channel,
+    _connection: Connection,
+}
+
+impl Hand {
+    async fn at(url: &str) -> Self {
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        Self { channel, _connection: connection }
+    }
+
+    pub(super) async fn depth(&self, queue: &str) -> u32 {
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        self.channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
+    }
+
+    pub(super) async fn delete(&self, queue: &str) {
+        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+
+    /// Takes one message for good.
+    pub(super) async fn take(&self, queue: &str) -> Option<BasicGetMessage> {
+        self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap()
+    }
+
+    /// The ids of all messages, which are gone then.
+    pub(super) async fn take_all(&self, queue: &str) -> Vec<String> {
+        let mut ids = Vec::new();
+        while let Some(message) = self.take(queue).await {
+            ids.push(message.properties.message_id().as_ref().unwrap().to_string());
+        }
+        ids
+    }
+
+    pub(super) async fn publish(&self, queue: &str, body: &[u8], properties: BasicProperties) {
+        let options = BasicPublishOptions::default();
+        self.channel.basic_publish("".into(), queue.into(), options, body, properties).await.unwrap();
+    }
+}
+
+pub(super) fn route(queue: &str) -> Route {
+    route_with_length(queue, 1_000_000)
+}
+
+pub(super) fn route_with_length(queue: &str, max_length: i64) -> Route {
+    Route {
+        exchange: "duetime".to_owned(),
+        routing_key: queue.to_owned(),
+        declare: Some(QueueDeclaration { queue: QueueName::new(queue), max_length }),
+    }
+}
+
+pub(super) fn outgoing(queue: &str) -> Outgoing {
+    Outgoing {
+        delivery: Delivery {
+            id: TaskId::mint(Uuid::now_v7(), ShardId::new(7)),
+            attempt: Attempt::new(1),
+            attempts_base: Attempt::NONE,
+            queue: QueueName::new(queue),
+            due_at: UnixMicros::new(1_800_000_000_123_456),
+            content: Content {
+                payload: br#"{"n":1}"#.to_vec(),
+                content_type: "application/json".to_owned(),
+                headers: BTreeMap::new(),
+            },
+            priority: 3,
+            key: None,
+            partition_key: None,
+            version: 0,
+            max_attempts: None,
+            timeout_ms: None,
+            redelivered: false,
+        },
+        max_attempts: 25,
+        wants_result: false,
+    }
+}
+
+pub(super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
+    std::iter::repeat_with(|| outgoing(queue)).take(len).collect()
+}
+
+/// How many were done, unroutable, nacked, unknown.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) done: usize,
+    pub(super) unroutable: usize,
+    pub(super) nacked: usize,
+    pub(super) unknown: usize,
+}
+
+pub(super) fn tally<'a>(published: impl IntoIterator<Item = &'a Published>) -> Tally {
+    let mut tally = Tally::default();
+    for one in published {
+        match one.outcome {
+            Outcome::Done(()) => tally.done += 1,
+            Outcome::Refused(NotTaken::Unroutable) => tally.unroutable += 1,
+            Outcome::Refused(NotTaken::Nacked) => tally.nacked += 1,
+            Outcome::Unknown(_) => tally.unknown += 1,
+        }
+    }
+    tally
+}

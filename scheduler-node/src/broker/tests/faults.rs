@@ -1,0 +1,168 @@
+//! What is left of a promise when the connection, or the broker behind it, is not there.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use common::outcome::Outcome;
+use secrecy::SecretString;
+
+use super::{
+    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState},
+    bench::{Bench, Tally, batch, route, tally},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_connection_leaves_its_batches_unknown_and_is_replaced() {
+    let bench = Bench::new().await;
+    let route = route("mail");
+    let publishing = async {
+        let mut all = Vec::new();
+        let mut lost = 0;
+        // On, until all is well again for a while after both losses.
+        let mut well = 0;
+        while well < 20 || lost < 2 {
+            let published = bench.broker.publish(&route, batch("mail", 100)).await;
+            if tally(&published).unknown > 0 {
+                lost += usize::from(well > 0);
+                well = 0;
+                bench.until_up().await;
+            } else {
+                well += 1;
+            }
+            all.extend(published);
+        }
+        all
+    };
+    let killing = async {
+        for _ in 0..2 {
+            bench.drop_connections().await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    };
+    let (published, ()) = tokio::join!(publishing, killing);
+    assert!(tally(&published).unknown > 0);
+    assert_eq!(tally(&published).unroutable + tally(&published).nacked, 0);
+    assert!(bench.metrics.reconnects.get() >= 2);
+    // Nothing that was said to be done is missing, and nothing is there twice.
+    let mut copies: HashMap<String, usize> = HashMap::new();
+    for id in bench.hand().await.take_all("mail").await {
+        *copies.entry(id).or_default() += 1;
+    }
+    for of in &published {
+        let found = copies.get(&format!("{}:1", of.id)).copied().unwrap_or(0);
+        match of.outcome {
+            Outcome::Done(()) => assert_eq!(found, 1),
+            _ => assert!(found <= 1),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_short_of_memory_shows_as_blocked_and_gets_at_most_one_copy() {
+    let bench = Bench::alone(Duration::from_secs(2)).await;
+    let route = route("mail");
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
+    bench.rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]).await.unwrap();
+
+    // The first to be published finds out. Its deadline passes, and with it the connection.
+    let caught = batch("mail", 10);
+    let published = bench.broker.publish(&route, caught.clone()).await;
+    assert_eq!(tally(&published), Tally { unknown: 10, ..Tally::default() });
+    // The connection that replaces it knows before anything is published.
+    bench.until(|state| matches!(state, BrokerState::Up { blocked: true })).await;
+    assert_eq!(bench.metrics.blocked.get(), 1);
+    for _ in 0..20 {
+        let begun = Instant::now();
+        let published = bench.broker.publish(&route, caught.clone()).await;
+        assert_eq!(tally(&published).unknown, 10);
+        assert!(published.iter().all(|of| of.sent_at.is_none()));
+        assert!(begun.elapsed() < Duration::from_secs(1), "it is said at once");
+    }
+
+    bench.rabbit.ctl(&["set_vm_memory_high_watermark", "0.4"]).await.unwrap();
+    bench.until_up().await;
+    assert_eq!(tally(&bench.broker.publish(&route, caught.clone()).await).done, 10);
+    let hand = bench.hand().await;
+    let mut copies: HashMap<String, usize> = HashMap::new();
+    for id in hand.take_all("mail").await {
+        *copies.entry(id).or_default() += 1;
+    }
+    for of in &caught {
+        // What the broker had in its hands when it stopped reading, and the one above; none of the twenty.
+        assert!(matches!(copies[&format!("{}:1", of.delivery.id)], 1..=2), "{copies:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_falls_silent_leaves_batches_unknown_at_the_deadline_and_costs_the_connection() {
+    let bench = Bench::alone(Duration::from_secs(2)).await;
+    let route = route("mail");
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
+    bench.rabbit.pause().unwrap();
+    let begun = Instant::now();
+    let published = bench.broker.publish(&route, batch("mail", 100)).await;
+    // A process stops thread by thread: the first few may still have been answered.
+    let first = tally(&published);
+    assert_eq!(first.done + first.unknown, 100);
+    assert!(first.unknown > 0);
+    assert!(begun.elapsed() < Duration::from_secs(10), "the deadline and the time for a close: {:?}", begun.elapsed());
+    bench.until(|state| matches!(state, BrokerState::Down { .. })).await;
+    bench.rabbit.resume().unwrap();
+    bench.until_taken("mail").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_killed_is_found_again_and_has_kept_what_was_done() {
+    let bench = Bench::alone(Duration::from_secs(10)).await;
+    let route = route("mail");
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 100)).await).done, 100);
+    let since = Instant::now();
+    bench.rabbit.kill();
+    bench.until(|state| matches!(state, BrokerState::Down { .. })).await;
+    let BrokerState::Down { reason, since: down_since } = bench.broker.state().borrow().clone() else {
+        panic!("it is down");
+    };
+    assert!(!reason.is_empty() && down_since >= since);
+    let published = bench.broker.publish(&route, batch("mail", 10)).await;
+    assert_eq!(tally(&published), Tally { unknown: 10, ..Tally::default() });
+    assert_eq!(bench.metrics.up.get(), 0);
+    bench.rabbit.restart().await.unwrap();
+    bench.until_up().await;
+    assert_eq!(bench.metrics.up.get(), 1);
+    bench.until_taken("mail").await;
+    assert!(bench.hand().await.depth("mail").await >= 110);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_ends_the_keeper_and_what_is_published_then_is_not_sent() {
+    let bench = Bench::new().await;
+    bench.broker.close().await;
+    assert!(bench.keeper.is_finished() || bench.keeper.await.is_ok());
+    let published = bench.broker.publish(&route("mail"), batch("mail", 2)).await;
+    assert_eq!(tally(&published), Tally { unknown: 2, ..Tally::default() });
+    assert!(matches!(&*bench.broker.state().borrow(), BrokerState::Down { .. }));
+}
+
+#[tokio::test]
+async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password() {
+    let port = integration_tests::sandbox::free_port();
+    for url in [format!("amqp://guest:swordfish@127.0.0.1:{port}/"), "http://guest:swordfish@127.0.0.1/".to_owned()] {
+        let settings = AmqpSettings { url: SecretString::from(url), consume: false };
+        let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
+        let (broker, keeper) = Broker::new(settings, metrics.into());
+        let keeper = crate::supervise::spawn_child(keeper);
+        let mut state = broker.state();
+        let told = |state: &BrokerState| match state {
+            BrokerState::Down { reason, .. } => reason != "not connected yet",
+            BrokerState::Up { .. } => false,
+        };
+        state.wait_for(told).await.unwrap();
+        let published = broker.publish(&route("mail"), batch("mail", 1)).await;
+        let Outcome::Unknown(reason) = &published[0].outcome else { panic!("{published:?}") };
+        assert!(!reason.contains("swordfish"), "{reason}");
+        broker.close().await;
+        keeper.await.unwrap();
+    }
+}

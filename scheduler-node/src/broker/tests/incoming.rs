@@ -1,0 +1,160 @@
+//! What comes back, and that it comes again until it is acknowledged.
+
+use std::{collections::HashSet, time::Duration};
+
+use common::wire::amqp::{REJECTED, RESULTS};
+use lapin::{
+    BasicProperties,
+    options::{BasicGetOptions, BasicRejectOptions},
+    types::{AMQPValue, FieldTable, ShortString},
+};
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::{
+    super::Source,
+    bench::{Bench, LONG, batch, outgoing, route},
+};
+
+fn report(correlation_id: &str, attempt: AMQPValue) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    headers.insert("duetime-attempt".into(), attempt);
+    BasicProperties::default().with_correlation_id(correlation_id.into()).with_headers(headers)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rejected_message_comes_back_with_its_id_and_the_reason() {
+    let mut bench = Bench::new().await;
+    let sent = outgoing("mail");
+    let id = sent.delivery.id;
+    bench.broker.publish(&route("mail"), vec![sent]).await;
+    let hand = bench.hand().await;
+    let got = hand.channel.basic_get("mail".into(), BasicGetOptions::default()).await.unwrap().unwrap();
+    got.reject(BasicRejectOptions { requeue: false }).await.unwrap();
+
+    let back = bench.next().await;
+    assert_eq!(back.source, Source::Rejected);
+    assert_eq!(back.reason.as_deref(), Some("rejected"));
+    assert_eq!(back.message_id, Some(format!("{id}:1")));
+    assert_eq!(back.correlation_id, Some(id.to_string()));
+    assert_eq!(back.attempt_header, Some(1));
+    assert_eq!(back.headers["x-death"][0]["queue"], json!("mail"));
+    assert_eq!(back.body, br#"{"n":1}"#);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_is_read_whichever_integer_its_client_writes() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    let sevens = [
+        AMQPValue::LongInt(7),
+        AMQPValue::LongLongInt(7),
+        AMQPValue::ShortShortUInt(7),
+        AMQPValue::LongString("7".into()),
+    ];
+    for seven in sevens {
+        hand.publish(RESULTS, b"{}", report("some-task", seven)).await;
+        let back = bench.next().await;
+        assert_eq!((back.source, back.attempt_header, back.reason), (Source::Results, Some(7), None));
+        assert_eq!(back.correlation_id.as_deref(), Some("some-task"));
+        back.ack.ack().await;
+    }
+    hand.publish(RESULTS, b"\xff", BasicProperties::default()).await;
+    let bare = bench.next().await;
+    assert_eq!((bare.message_id, bare.correlation_id, bare.attempt_header), (None, None, None));
+    assert_eq!((bare.headers, bare.body), (json!({}), b"\xff".to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_nothing_else_does() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    for number in 0..200 {
+        let id = format!("task-{number}");
+        hand.publish(RESULTS, b"{}", report(&id, AMQPValue::LongInt(1))).await;
+    }
+    let mut kept = HashSet::new();
+    let mut stale = Vec::new();
+    for number in 0..200 {
+        let back = bench.next().await;
+        if number % 2 == 0 {
+            back.ack.ack().await;
+        } else {
+            kept.insert(back.correlation_id.clone().unwrap());
+            stale.push(back.ack);
+        }
+    }
+    // Nothing in the queue but what is out with us: the acks have arrived.
+    let unacked = async {
+        let listing = ["list_queues", "-p", &bench.vhost, "name", "messages", "--no-table-headers"];
+        while !bench.rabbit.ctl(&listing).await.unwrap().lines().any(|line| line.trim() == "duetime.results\t100") {}
+    };
+    timeout(LONG, unacked).await.expect("100 are acknowledged");
+
+    bench.drop_connections().await;
+    let hand = bench.hand().await;
+    let mut again = HashSet::new();
+    while again.len() < kept.len() {
+        let back = bench.next().await;
+        again.insert(back.correlation_id.clone().unwrap());
+        back.ack.ack().await;
+    }
+    assert_eq!(again, kept);
+    // The handles of the lost connection do no harm to the messages of this one.
+    for ack in stale {
+        ack.ack().await;
+    }
+    hand.publish(RESULTS, b"{}", report("last", AMQPValue::LongInt(1))).await;
+    assert_eq!(bench.next().await.correlation_id.as_deref(), Some("last"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_queues_deleted_by_hand_are_declared_and_consumed_again() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    for queue in [RESULTS, REJECTED] {
+        hand.delete(queue).await;
+        // Published until one arrives: before the queue is back they go nowhere.
+        let mut every = tokio::time::interval(Duration::from_millis(100));
+        let back = loop {
+            tokio::select! {
+                _ = every.tick() => hand.publish(queue, b"{}", BasicProperties::default()).await,
+                back = bench.incoming.recv() => break back.unwrap(),
+                () = tokio::time::sleep(LONG) => panic!("{queue} is not consumed again"),
+            }
+        };
+        back.ack.ack().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_lags_holds_messages_at_the_broker() {
+    let mut bench = Bench::new().await;
+    let hand = bench.hand().await;
+    for number in 0..4_000 {
+        let id = ShortString::from(number.to_string());
+        hand.publish(RESULTS, b"{}", BasicProperties::default().with_correlation_id(id)).await;
+    }
+    let mut seen = HashSet::new();
+    let mut waiting = Vec::new();
+    // No more than the prefetch comes without acks.
+    while let Ok(Some(back)) = timeout(Duration::from_secs(2), bench.incoming.recv()).await {
+        waiting.push(back);
+    }
+    assert_eq!(waiting.len(), 500);
+    for back in waiting {
+        seen.insert(back.correlation_id.unwrap());
+        back.ack.ack().await;
+    }
+    while seen.len() < 4_000 {
+        let back = bench.next().await;
+        assert!(seen.insert(back.correlation_id.unwrap()), "each comes once");
+        back.ack.ack().await;
+    }
+    assert_eq!(tally_done(&bench).await, 10, "and publishing goes on");
+}
+
+async fn tally_done(bench: &Bench) -> usize {
+    let published = bench.broker.publish(&route("mail"), batch("mail", 10)).await;
+    super::bench::tally(&published).done
+}

@@ -1,0 +1,7 @@
+//! Against a real RabbitMQ, one for the whole test process; each test has a virtual host of its own.
+
+mod bench;
+mod faults;
+mod incoming;
+mod publishing;
+mod throughput;

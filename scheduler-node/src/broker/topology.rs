@@ -1,0 +1,139 @@
+//! What must exist at the broker before a message can pass, and how it is made to exist.
+
+use std::collections::HashSet;
+
+use common::{
+    ids::QueueName,
+    wire::amqp::{EXCHANGE, REJECTED, RESULTS},
+};
+use lapin::{
+    Channel, ExchangeKind,
+    options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
+    types::{AMQPValue, FieldTable, ShortString},
+};
+use parking_lot::Mutex;
+
+use super::{
+    connection::{ANSWER_WITHIN, Link},
+    error::{Error, answer},
+};
+
+/// How often a consumer may lose or requeue a message before it counts as rejected. The broker's own default from
+/// 4.0 on; before, there was none.
+const TASK_DELIVERY_LIMIT: i64 = 20;
+/// Our own queues lose nothing to a node that restarts often. Not every version knows "unlimited".
+const OWN_DELIVERY_LIMIT: i64 = 1_000_000;
+
+const ACCESS_REFUSED: u16 = 403;
+const PRECONDITION_FAILED: u16 = 406;
+
+/// A task queue, as it is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueDeclaration {
+    pub queue: QueueName,
+    /// Messages. Beyond it the broker refuses, and the tasks wait with us.
+    pub max_length: i64,
+}
+
+/// The queues found with other arguments than ours, so that each is complained of once.
+#[derive(Debug, Default)]
+pub(super) struct Strangers(Mutex<HashSet<String>>);
+
+impl Strangers {
+    fn complain(&self, queue: &str, refusal: &Error) {
+        if self.0.lock().insert(queue.to_owned()) {
+            let error = refusal.explained();
+            tracing::warn!(queue, error, "queue {queue} exists with other arguments than ours and is used as it is");
+        }
+    }
+}
+
+/// What every node declares on every connection: the exchange of the task queues, and the two queues on which answers come back.
+pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<(), Error> {
+    let channel = link.channel().await?;
+    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
+    declare_exchange(&channel, REJECTED, ExchangeKind::Fanout).await?;
+    let arguments = || quorum([("x-delivery-limit", OWN_DELIVERY_LIMIT.into())]);
+    declare_queue(link, RESULTS, arguments(), strangers).await?;
+    declare_queue(link, REJECTED, arguments(), strangers).await?;
+    bind(&channel, REJECTED, REJECTED, "").await
+}
+
+/// Declares one task queue and binds it. The exchange too: whoever deletes a queue by hand may have deleted that as well.
+pub(super) async fn declare_task_queue(
+    link: &Link,
+    declaration: &QueueDeclaration,
+    strangers: &Strangers,
+) -> Result<(), Error> {
+    let queue = declaration.queue.as_str();
+    let arguments = quorum([
+        ("x-max-length", declaration.max_length.into()),
+        // The default drops what was confirmed.
+        ("x-overflow", text("reject-publish")),
+        ("x-delivery-limit", TASK_DELIVERY_LIMIT.into()),
+        ("x-dead-letter-exchange", text(REJECTED)),
+        // The default loses a rejection when the rejected queue has no leader at that moment.
+        ("x-dead-letter-strategy", text("at-least-once")),
+    ]);
+    let channel = link.channel().await?;
+    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
+    declare_queue(link, queue, arguments, strangers).await?;
+    bind(&channel, queue, EXCHANGE, queue).await
+}
+
+/// On a channel of its own, because a refusal closes it. A queue that exists otherwise, or that we may not configure, is
+/// used as it is.
+async fn declare_queue(link: &Link, queue: &str, arguments: FieldTable, strangers: &Strangers) -> Result<(), Error> {
+    let options = QueueDeclareOptions { durable: true, ..Default::default() };
+    let Err(refusal) = ask_queue(&link.channel().await?, queue, options, arguments).await else {
+        return Ok(());
+    };
+    if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
+        return Err(refusal);
+    }
+    let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+    ask_queue(&link.channel().await?, queue, passive, FieldTable::default()).await?;
+    strangers.complain(queue, &refusal);
+    Ok(())
+}
+
+async fn ask_queue(
+    channel: &Channel,
+    queue: &str,
+    options: QueueDeclareOptions,
+    arguments: FieldTable,
+) -> Result<(), Error> {
+    let asked = channel.queue_declare(name(queue), options, arguments);
+    answer(|| format!("declare the queue `{queue}`"), ANSWER_WITHIN, asked).await?;
+    Ok(())
+}
+
+async fn declare_exchange(channel: &Channel, exchange: &str, kind: ExchangeKind) -> Result<(), Error> {
+    let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let asked = channel.exchange_declare(name(exchange), kind, options, FieldTable::default());
+    answer(|| format!("declare the exchange `{exchange}`"), ANSWER_WITHIN, asked).await
+}
+
+async fn bind(channel: &Channel, queue: &str, exchange: &str, routing_key: &str) -> Result<(), Error> {
+    let options = QueueBindOptions::default();
+    let asked = channel.queue_bind(name(queue), name(exchange), name(routing_key), options, FieldTable::default());
+    answer(|| format!("bind the queue `{queue}` to `{exchange}`"), ANSWER_WITHIN, asked).await
+}
+
+fn quorum<const N: usize>(arguments: [(&str, AMQPValue); N]) -> FieldTable {
+    let mut table = FieldTable::default();
+    table.insert("x-queue-type".into(), text("quorum"));
+    for (argument, value) in arguments {
+        table.insert(argument.into(), value);
+    }
+    table
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(value.into())
+}
+
+/// Names longer than AMQP allows never come this far: a queue's name has at most 128 characters, our own are short.
+fn name(text: &str) -> ShortString {
+    ShortString::from(text)
+}

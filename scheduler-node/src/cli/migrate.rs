@@ -1,0 +1,36 @@
+//! `duetime migrate`: brings every configured database to this version's schema.
+
+use serde_json::json;
+
+use super::{Checked, Error, Form, say, settings};
+use crate::store::migrate::Migrated;
+
+/// Migrates one database after the other and prints a line for each. Stops at the first that fails.
+pub async fn migrate(wish: &Checked) -> Result<(), Error> {
+    let config = wish.file.load()?;
+    for database in &config.databases {
+        let options = settings::database(database, "migrate");
+        let migrated = crate::store::migrate::migrate(&database.name, database.shards, config.shard_count(), &options)
+            .await
+            .map_err(Error::Migrate)?;
+        match wish.output.output {
+            Form::Text => say(line(&migrated)),
+            Form::Json => say(json!({
+                "database": migrated.database.as_str(),
+                "from": migrated.from,
+                "to": migrated.to,
+                "shards": migrated.shards.to_string(),
+            })),
+        }
+    }
+    Ok(())
+}
+
+fn line(migrated: &Migrated) -> String {
+    let Migrated { database, from, to, shards } = migrated;
+    match from {
+        Some(from) if from == to => format!("database {database}: schema version {to} already, shards {shards}"),
+        Some(from) => format!("database {database}: schema version {from} -> {to}, shards {shards}"),
+        None => format!("database {database}: schema version {to} made, shards {shards}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! The configuration as the rooms that connect take it.
+
+use std::{fs, io, path::PathBuf};
+
+use secrecy::SecretString;
+
+use crate::{
+    broker::AmqpSettings,
+    config::{Amqp, Database, Etcd},
+    coordination::{EtcdSettings, EtcdTls},
+    store::connect,
+};
+
+/// How to connect to one database. `who` is shown by the server beside each session.
+pub fn database(database: &Database, who: &str) -> connect::Options {
+    connect::Options {
+        url: database.url.clone(),
+        max_connections: database.max_connections,
+        application_name: format!("duetime {who}"),
+    }
+}
+
+/// How to connect to etcd, with the certificates read from their files.
+pub fn etcd(etcd: &Etcd) -> io::Result<EtcdSettings> {
+    let read = |file: &Option<PathBuf>| file.as_ref().map(fs::read).transpose();
+    let ca = read(&etcd.ca_file)?;
+    let key = etcd.key_file.as_ref().map(fs::read_to_string).transpose()?.map(SecretString::from);
+    let identity = read(&etcd.cert_file)?.zip(key);
+    let encrypted = etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
+    Ok(EtcdSettings {
+        endpoints: etcd.endpoints.clone(),
+        prefix: etcd.prefix.clone(),
+        lease_ttl: etcd.lease_ttl(),
+        user: etcd.username.clone().zip(etcd.password.clone()),
+        tls: encrypted.then_some(EtcdTls { ca, identity }),
+    })
+}
+
+/// How to connect to the broker. `consume`: results and rejections are taken too.
+pub fn amqp(amqp: &Amqp, consume: bool) -> AmqpSettings {
+    AmqpSettings { url: amqp.url.clone(), consume }
+}

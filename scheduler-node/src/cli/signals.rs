@@ -1,0 +1,32 @@
+//! SIGTERM and SIGINT: the first asks for the graceful stop, the second does not wait for it.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::supervise;
+
+/// Exit code of a node that was told twice to stop.
+const STOPPED_HARD: i32 = 1;
+
+/// The returned token is cancelled by the first signal.
+pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let token = stop.clone();
+    supervise::spawn_child(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            }
+        };
+        let signal = next().await;
+        tracing::info!(signal, "stopping");
+        token.cancel();
+        let signal = next().await;
+        tracing::warn!(signal, "stopping at once; what is in flight is published again by the next owner");
+        std::process::exit(STOPPED_HARD);
+    });
+    Ok(stop)
+}

@@ -1,0 +1,117 @@
+//! `[auth]`: who may do what. Tokens are kept only as their SHA-256.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+use super::complaint::Complaints;
+
+/// The tokens that are let in. None: nobody is asked, which is allowed on loopback only.
+#[derive(Clone, Debug, Default)]
+pub struct Auth {
+    pub token: Vec<Token>,
+}
+
+/// One token. The token itself is 256 random bits, so a plain hash of it cannot be searched.
+#[derive(Clone, Debug)]
+pub struct Token {
+    pub name: String,
+    pub role: Role,
+    pub sha256: [u8; 32],
+}
+
+/// What a caller may do. Each role may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Looks.
+    Viewer,
+    /// Submits, changes, cancels, reports.
+    Producer,
+    /// Runs the cluster: queues, pauses.
+    Operator,
+}
+
+impl Role {
+    pub const ALL: [Self; 3] = [Self::Viewer, Self::Producer, Self::Operator];
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Producer => "producer",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// As it stands in the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Written {
+    token: Vec<WrittenToken>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenToken {
+    name: String,
+    role: Role,
+    sha256: String,
+}
+
+/// Checks the tokens. What is returned may be used only when nothing was complained about.
+pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
+    let mut token: Vec<Token> = Vec::with_capacity(written.token.len());
+    for (index, written) in written.token.into_iter().enumerate() {
+        let key = |name: &str| format!("auth.token[{index}].{name}");
+        complaints.unless(!written.name.trim().is_empty(), key("name"), "is empty; say who holds the token");
+        complaints.unless(
+            token.iter().all(|other| other.name != written.name),
+            key("name"),
+            format!("is {:?}, as another token is called; give each a name of its own", written.name),
+        );
+        match digest(&written.sha256) {
+            Some(sha256) => {
+                complaints.unless(
+                    token.iter().all(|other| other.sha256 != sha256),
+                    key("sha256"),
+                    "is another token's; make a token for each with `duetime token`",
+                );
+                complaints.unless(
+                    sha256 != EMPTY,
+                    key("sha256"),
+                    "is the SHA-256 of nothing; `duetime token` makes a token and prints its sha256",
+                );
+                token.push(Token { name: written.name, role: written.role, sha256 });
+            }
+            None => complaints.add(
+                key("sha256"),
+                "is not 64 hexadecimal digits; it is the SHA-256 of the token, not the token: `duetime token` prints both",
+            ),
+        }
+    }
+    Auth { token }
+}
+
+/// The SHA-256 of the empty text: what a script computes when its variable was not set.
+const EMPTY: [u8; 32] = [
+    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41, 0xe4, 0x64,
+    0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+];
+
+fn digest(hex: &str) -> Option<[u8; 32]> {
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0_u8; 32];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(index * 2..index * 2 + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}

@@ -1,0 +1,73 @@
+//! What is wrong with a configuration. Everything is gathered before anything is said, so that one start shows every mistake.
+
+use std::{collections::BTreeMap, fmt};
+
+/// One thing wrong: the key and a sentence that says what is wrong with it and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    pub key: String,
+    pub problem: String,
+    /// The environment variable the value came from, where it did.
+    pub variable: Option<String>,
+}
+
+/// Everything wrong, each key once: what follows from a first mistake need not be said as well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Complaints(Vec<Complaint>);
+
+impl Complaints {
+    pub(super) fn add(&mut self, key: impl Into<String>, problem: impl Into<String>) {
+        let complaint = Complaint { key: key.into(), problem: problem.into(), variable: None };
+        if !self.about(&complaint.key) {
+            self.0.push(complaint);
+        }
+    }
+
+    /// Adds the complaint unless `fine`.
+    pub(super) fn unless(&mut self, fine: bool, key: impl Into<String>, problem: impl Into<String>) {
+        if !fine {
+            self.add(key, problem);
+        }
+    }
+
+    /// Whether `key` is in trouble already.
+    pub(super) fn about(&self, key: &str) -> bool {
+        self.0.iter().any(|complaint| complaint.key == key)
+    }
+
+    pub(super) fn name_variables(&mut self, variables: &BTreeMap<String, String>) {
+        for complaint in &mut self.0 {
+            complaint.variable = variables.get(&complaint.key).cloned();
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Complaint> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.key)?;
+        if let Some(variable) = &self.variable {
+            write!(f, " (set by {variable})")?;
+        }
+        write!(f, " {}", self.problem)
+    }
+}
+
+impl fmt::Display for Complaints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, complaint) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{complaint}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! `[[database]]`: the PostgreSQL databases that hold the tasks, each its range of the shards.
+
+use common::{
+    ids::DatabaseName,
+    shard::range::{self, CoverError, NotARange, ShardRange},
+};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+
+use super::{complaint::Complaints, link::Link, node::is_plain_name, read};
+
+/// How many shards there are when a single database does not say which it holds.
+const SHARD_COUNT: u32 = 128;
+
+/// One PostgreSQL and the shards it holds.
+#[derive(Clone, Debug)]
+pub struct Database {
+    pub name: DatabaseName,
+    pub url: SecretString,
+    pub shards: ShardRange,
+    /// Connections this node opens to it at most.
+    pub max_connections: u32,
+}
+
+impl Database {
+    /// Where it is, fit for a log: the URL without password and options.
+    pub fn place(&self) -> String {
+        Link::parse(self.url.expose_secret()).map(|link| link.to_string()).unwrap_or_default()
+    }
+}
+
+/// As it stands in the file. What is left out depends on how many there are.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    #[serde(default = "main")]
+    name: String,
+    #[serde(deserialize_with = "read::secret")]
+    url: SecretString,
+    shards: Option<String>,
+    #[serde(default = "ten")]
+    max_connections: u32,
+}
+
+fn main() -> String {
+    "main".to_owned()
+}
+
+const fn ten() -> u32 {
+    10
+}
+
+/// Checks each database and all of them together. What is returned may be used only when nothing was complained about.
+pub(super) fn settle(written: Vec<Written>, complaints: &mut Complaints) -> Vec<Database> {
+    if written.is_empty() && !complaints.about("database") {
+        complaints.add("database", "is missing; add a [[database]] with a url");
+    }
+    let alone = written.len() == 1;
+    let mut databases: Vec<Database> = Vec::with_capacity(written.len());
+    let mut complete = true;
+    for (index, written) in written.into_iter().enumerate() {
+        let key = |name: &str| format!("database[{index}].{name}");
+        check_one(&written, &databases, key, complaints);
+        let shards = match (&written.shards, alone) {
+            (Some(text), _) => read_shards(text),
+            (None, true) => Ok(ShardRange::all(SHARD_COUNT)),
+            (None, false) => Err("is missing; with several databases each must say which shards it holds".to_owned()),
+        };
+        match shards {
+            Ok(shards) => databases.push(Database {
+                name: DatabaseName::new(&written.name),
+                url: written.url,
+                shards,
+                max_connections: written.max_connections,
+            }),
+            Err(problem) => {
+                complete = false;
+                complaints.add(key("shards"), problem);
+            }
+        }
+    }
+    if complete {
+        check_cover(&databases, complaints);
+    }
+    databases
+}
+
+fn read_shards(text: &str) -> Result<ShardRange, String> {
+    let range: ShardRange = text.parse().map_err(|error: NotARange| format!("is wrong: {error}"))?;
+    if range.last().number() < u16::MAX {
+        Ok(range)
+    } else {
+        Err("ends at 65535; the last shard may be 65534 at most".to_owned())
+    }
+}
+
+fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> String, complaints: &mut Complaints) {
+    complaints.unless(
+        is_plain_name(&written.name),
+        key("name"),
+        format!("is {:?}; it must be 1 to 64 characters from A-Z a-z 0-9 . _ -", written.name),
+    );
+    complaints.unless(
+        before.iter().all(|other| other.name.as_str() != written.name),
+        key("name"),
+        format!("is {:?}, as another database is called; give each a name of its own", written.name),
+    );
+    if let Some(fault) = Link::fault(written.url.expose_secret(), &["postgres", "postgresql"]) {
+        complaints.add(key("url"), fault);
+    } else if before.iter().any(|other| other.url.expose_secret() == written.url.expose_secret()) {
+        complaints.add(key("url"), "is another database's; each needs a PostgreSQL database of its own");
+    }
+    complaints.unless(
+        (2..=1_000).contains(&written.max_connections),
+        key("max_connections"),
+        format!("is {}; it must be between 2 and 1000", written.max_connections),
+    );
+}
+
+/// Together the databases hold every shard from 0 on exactly once.
+fn check_cover(databases: &[Database], complaints: &mut Complaints) {
+    let ranges: Vec<_> = databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
+    let count = ranges.iter().map(|(_, range)| u32::from(range.last().number()) + 1).max().unwrap_or(0);
+    let at = |wanted: &dyn Fn(&Database) -> bool| match databases.iter().position(wanted) {
+        Some(index) => format!("database[{index}].shards"),
+        None => "database".to_owned(),
+    };
+    match range::check_cover(&ranges, count) {
+        Ok(()) | Err(CoverError::Nothing) => {}
+        Err(CoverError::Overlap { one, other, shared }) => complaints.add(
+            at(&|database| database.name == other),
+            format!("holds the shards {shared}, and so does database `{one}`; each shard may have one database only"),
+        ),
+        Err(CoverError::Gap(missing)) => complaints.add(
+            at(&|database| u32::from(database.shards.first().number()) == u32::from(missing.last().number()) + 1),
+            format!("leaves a gap: no database holds the shards {missing}; together they must cover 0 to the last"),
+        ),
+        Err(error @ CoverError::Beyond { .. }) => complaints.add("database", error.to_string()),
+    }
+}

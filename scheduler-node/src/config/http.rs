@@ -1,0 +1,53 @@
+//! `[http]`: where clients reach this node.
+
+use std::net::SocketAddr;
+
+use serde::Deserialize;
+
+use super::{auth::Auth, complaint::Complaints, link::Link, read};
+
+/// Where the API listens, and what others should call it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    /// Port 0 takes a free one.
+    #[serde(deserialize_with = "read::address")]
+    pub listen: SocketAddr,
+    /// Base URL without a slash at its end, as other nodes and people see it.
+    pub advertise: Option<String>,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8080)), advertise: None }
+    }
+}
+
+impl Http {
+    /// The base URL that others see, once the listener is `bound`.
+    pub fn advertised(&self, bound: SocketAddr, host: &str) -> String {
+        match &self.advertise {
+            Some(url) => url.trim_end_matches('/').to_owned(),
+            // Listening everywhere names no place; the host's own name is the best there is.
+            None if bound.ip().is_unspecified() => format!("http://{host}:{}", bound.port()),
+            None => format!("http://{bound}"),
+        }
+    }
+
+    pub(super) fn check(&self, auth: &Auth, complaints: &mut Complaints) {
+        complaints.unless(
+            self.listen.ip().is_loopback() || !auth.token.is_empty(),
+            "http.listen",
+            format!(
+                "is {}, which others can reach, but no [[auth.token]] is configured; make one with `duetime token`, or listen on 127.0.0.1",
+                self.listen
+            ),
+        );
+        let Some(url) = &self.advertise else { return };
+        if let Some(fault) = Link::fault(url, &["http", "https"]) {
+            complaints.add("http.advertise", fault);
+        } else if Link::parse(url).is_some_and(|link| link.host.is_empty() || link.user.is_some()) {
+            complaints.add("http.advertise", "must be a base URL with a host and without a login, such as http://node-1:8080");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Every key there is, as `duetime node --help` lists them. A test holds this table against the structs that are read.
+
+use std::fmt::Write;
+
+/// One key of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// `section.name`; `[]` stands where a section repeats.
+    pub path: &'static str,
+    /// As it would be written in the file; empty when the key must be given or is off.
+    pub default: &'static str,
+    pub meaning: &'static str,
+}
+
+const fn key(path: &'static str, default: &'static str, meaning: &'static str) -> Key {
+    Key { path, default, meaning }
+}
+
+/// Where a secret may be read from a file instead: `<key>_file` names the file.
+pub const SECRETS: &[&str] = &["etcd.password", "database[].url", "amqp.url"];
+
+pub const KEYS: &[Key] = &[
+    key("node.name", "", "lasting name of this node, the same after a restart; default: the host's name"),
+    key("etcd.endpoints", "[\"http://127.0.0.1:2379\"]", "one or several; from the environment separated by commas"),
+    key("etcd.prefix", "\"/duetime\"", "under which every key of this cluster lies"),
+    key("etcd.lease_ttl_ms", "10000", "silence after which a node counts as gone; whole seconds, at least 2000"),
+    key("etcd.username", "", "needs etcd.password"),
+    key("etcd.password", "", ""),
+    key("etcd.password_file", "", "file that holds the password"),
+    key("etcd.ca_file", "", "PEM of the authority that signed the servers' certificates; default: the system's"),
+    key("etcd.cert_file", "", "PEM of the client certificate, with etcd.key_file"),
+    key("etcd.key_file", "", "PEM of its private key"),
+    key("database[].name", "\"main\"", "lasting name of the database, different for each"),
+    key("database[].url", "", "postgres://user:password@host:5432/database; required"),
+    key("database[].url_file", "", "file that holds the url"),
+    key("database[].shards", "\"0-127\"", "the shards it holds; several databases together cover 0-n without gap or overlap"),
+    key("database[].max_connections", "10", "connections this node opens to it at most"),
+    key("amqp.url", "", "amqp://user:password@host:5672/vhost or amqps://; required"),
+    key("amqp.url_file", "", "file that holds the url"),
+    key(
+        "http.listen",
+        "\"127.0.0.1:8080\"",
+        "address and port; beyond loopback only with an auth token; port 0 takes a free one",
+    ),
+    key("http.advertise", "", "base URL that other nodes and people see; default: from http.listen"),
+    key("auth.token[].name", "", "who holds the token"),
+    key("auth.token[].role", "", "viewer, producer or operator; each may do what those before it may"),
+    key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
+    key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
+    key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
+    key("scheduler.claim_ahead_ms", "15", "how long before its due time a task may be claimed"),
+    key("scheduler.batch", "500", "tasks claimed or settled in one statement at most"),
+    key("scheduler.window", "4000", "messages published but not yet confirmed at most"),
+    key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),
+    key("queues.max_payload_bytes", "262144", "largest payload taken, at most 1048576"),
+    key("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
+    key("telemetry.format", "\"text\"", "text or json"),
+];
+
+impl Key {
+    /// The variable that overrides it: `DUETIME_SECTION__NAME`, with the index where a section repeats.
+    pub fn variable(&self) -> String {
+        format!("DUETIME_{}", self.path.replace("[]", "__0").replace('.', "__").to_uppercase())
+    }
+}
+
+/// The table for a person: key, default, variable and meaning.
+pub fn table() -> String {
+    let mut text = String::from(
+        "Configuration keys, with defaults. The file is TOML; a variable of the environment wins over it.\n\
+         A section that repeats is `[[database]]` or `[[auth.token]]` in the file and counts from 0 in a variable.\n",
+    );
+    for key in KEYS {
+        let default = if key.default.is_empty() { String::new() } else { format!(" = {}", key.default) };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\n  {}{default}\n      {}", key.path, key.variable());
+        if !key.meaning.is_empty() {
+            let _ = writeln!(text, "      {}", key.meaning);
+        }
+    }
+    text
+}

@@ -1,0 +1,97 @@
+//! What a connection URL says, without what must stay secret.
+
+use std::fmt;
+
+/// The parts of `scheme://user:password@host:port/path?query` that are fit for a log. Display leaves out the password and
+/// the query, which may carry one as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub scheme: String,
+    pub user: Option<String>,
+    pub has_password: bool,
+    /// With its port, where one is given.
+    pub host: String,
+    /// With the leading slash, empty when there is none.
+    pub path: String,
+}
+
+impl Link {
+    /// `None` when the text has no scheme, or holds what no URL holds.
+    pub fn parse(url: &str) -> Option<Self> {
+        if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return None;
+        }
+        let (scheme, rest) = url.split_once("://")?;
+        if scheme.is_empty() || !scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+') {
+            return None;
+        }
+        let rest = rest.split(['?', '#']).next().unwrap_or_default();
+        let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+        let (login, host) = authority.rsplit_once('@').map_or((None, authority), |(login, host)| (Some(login), host));
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            Some((user, password)) => (Some(user.to_owned()), password),
+            None => (None, ""),
+        };
+        Some(Self {
+            scheme: scheme.to_ascii_lowercase(),
+            user: user.filter(|user| !user.is_empty()),
+            has_password: !password.is_empty(),
+            host: host.to_owned(),
+            path: path.to_owned(),
+        })
+    }
+
+    /// What is wrong with `url` as one of `schemes`, as the end of a sentence that begins with its key.
+    pub(super) fn fault(url: &str, schemes: &[&str]) -> Option<String> {
+        let wanted = schemes.iter().map(|scheme| format!("{scheme}://")).collect::<Vec<_>>().join(" or ");
+        match Self::parse(url) {
+            None => Some(format!("is not a URL; it must begin with {wanted}")),
+            Some(link) if !schemes.contains(&link.scheme.as_str()) => {
+                Some(format!("begins with {}://; it must begin with {wanted}", link.scheme))
+            }
+            Some(link) if link.port().is_some_and(|port| port.parse::<u16>().is_err()) => {
+                Some("has a port that is not a number between 0 and 65535".to_owned())
+            }
+            Some(_) => None,
+        }
+    }
+
+    fn port(&self) -> Option<&str> {
+        // The last colon of an address in brackets belongs to the address.
+        self.host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map(|(_, port)| port)
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://", self.scheme)?;
+        if let Some(user) = &self.user {
+            write!(f, "{user}@")?;
+        }
+        write!(f, "{}{}", self.host, self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(url: &str) -> String {
+        Link::parse(url).expect("a URL").to_string()
+    }
+
+    #[test]
+    fn display_never_carries_the_password() {
+        assert_eq!(shown("postgres://me:s3cret@db:5432/tasks?password=s3cret"), "postgres://me@db:5432/tasks");
+        assert_eq!(shown("amqp://guest:p@ss@host/%2f"), "amqp://guest@host/%2f");
+        assert_eq!(shown("http://[::1]:2379"), "http://[::1]:2379");
+    }
+
+    #[test]
+    fn a_wrong_scheme_or_port_is_a_fault() {
+        assert!(Link::fault("mysql://db/x", &["postgres"]).is_some_and(|why| why.contains("mysql")));
+        assert!(Link::fault("db:5432", &["postgres"]).is_some());
+        assert!(Link::fault("http://host:port", &["http"]).is_some());
+        assert_eq!(Link::fault("https://[::1]", &["http", "https"]), None);
+    }
+}

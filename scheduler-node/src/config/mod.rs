@@ -1,0 +1,239 @@
+//! What the node is told before it starts. Defaults, then a TOML file, then variables `DUETIME_SECTION__NAME`; secrets also
+//! from files (`*_file`). One file a section.
+//!
+//! Everything is checked at once, relations between values too, and every mistake is shown, each as one sentence that names
+//! its key. Connecting to anything is absent on purpose: that a thing cannot be reached is no mistake of the configuration.
+
+pub mod amqp;
+pub mod auth;
+pub mod complaint;
+pub mod database;
+pub mod etcd;
+pub mod http;
+pub mod keys;
+pub mod link;
+pub mod node;
+pub mod queues;
+pub mod scheduler;
+pub mod telemetry;
+
+mod read;
+mod tree;
+
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
+
+use figment::{
+    Figment,
+    error::Kind,
+    providers::Serialized,
+    value::{Dict, Value},
+};
+use serde::Deserialize;
+
+use self::tree::Tree;
+pub use self::{
+    amqp::Amqp,
+    auth::{Auth, Role, Token},
+    complaint::{Complaint, Complaints},
+    database::Database,
+    etcd::Etcd,
+    http::Http,
+    link::Link,
+    node::Node,
+    queues::Queues,
+    scheduler::Scheduler,
+    telemetry::Telemetry,
+};
+
+/// More mistakes than this are not looked for.
+const MISTAKES_MAX: usize = 200;
+
+/// Everything the node is told. Debug shows no secret.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub node: Node,
+    pub etcd: Etcd,
+    /// In the order of the file, at least one. Together they hold every shard from 0 on exactly once.
+    pub databases: Vec<Database>,
+    pub amqp: Amqp,
+    pub http: Http,
+    pub auth: Auth,
+    pub scheduler: Scheduler,
+    pub queues: Queues,
+    pub telemetry: Telemetry,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read the configuration file {}", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the configuration file {} is not TOML: {reason}", path.display())]
+    Syntax { path: PathBuf, reason: String },
+    /// Every mistake, one a line.
+    #[error("{0}")]
+    Refused(Complaints),
+}
+
+/// All sections as they are written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(default)]
+    node: Node,
+    #[serde(default)]
+    etcd: Etcd,
+    #[serde(default)]
+    database: Vec<database::Written>,
+    amqp: Amqp,
+    #[serde(default)]
+    http: Http,
+    #[serde(default)]
+    auth: auth::Written,
+    #[serde(default)]
+    scheduler: Scheduler,
+    #[serde(default)]
+    queues: Queues,
+    #[serde(default)]
+    telemetry: Telemetry,
+}
+
+impl Config {
+    /// Reads the file, if there is one, and the process's environment.
+    pub fn load(file: Option<&Path>) -> Result<Self, Error> {
+        // A variable that is not UTF-8 cannot be one of ours.
+        let environment =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Self::read(file, environment)
+    }
+
+    /// Reads the file, if there is one, and `environment` over it.
+    pub fn read(file: Option<&Path>, environment: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
+        let mut complaints = Complaints::default();
+        let mut tree = file.map_or_else(|| Ok(Tree::default()), |path| Tree::of_file(path, &mut complaints))?;
+        tree.overlay(environment, &mut complaints);
+        tree.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+        let config = shape(&mut tree, &mut complaints).map(|written| validate(written, &mut complaints));
+        complaints.name_variables(&tree.variables);
+        match config {
+            Some(config) if complaints.is_empty() => Ok(config),
+            _ => Err(Error::Refused(complaints)),
+        }
+    }
+
+    /// How many shards there are in all databases together.
+    pub fn shard_count(&self) -> u16 {
+        self.databases.iter().map(|database| database.shards.last().number() + 1).max().unwrap_or(0)
+    }
+
+    /// What is in force, on one line, fit for a log: no passwords, no tokens.
+    pub fn redacted(&self) -> String {
+        let mut line = format!("node={} etcd={} prefix={}", self.node.name, self.etcd.endpoints.join(","), self.etcd.prefix);
+        for database in &self.databases {
+            // Writing to a String cannot fail.
+            let _ = write!(line, " database.{}={} shards={}", database.name, database.place(), database.shards);
+        }
+        let _ = write!(line, " amqp={} listen={}", self.amqp.place(), self.http.listen);
+        let Scheduler { horizon_ms, heap_entries, claim_ahead_ms, batch, window } = self.scheduler;
+        let _ = write!(line, " tokens={} horizon_ms={horizon_ms} heap_entries={heap_entries}", self.auth.token.len());
+        let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
+        let Queues { auto_create, max_payload_bytes } = self.queues;
+        let _ = write!(line, " auto_create={auto_create} max_payload_bytes={max_payload_bytes}");
+        line
+    }
+}
+
+/// Gives the values their types. A value that cannot have its type is complained about and left out, so that the next mistake
+/// comes to light as well.
+fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
+    for _ in 0..MISTAKES_MAX {
+        // Lossy: a variable holds text, also where a number or a boolean is wanted.
+        let error = match Figment::from(Serialized::defaults(&tree.root)).extract_lossy::<Written>() {
+            Ok(written) => return Some(written),
+            Err(error) => error,
+        };
+        let mut path = error.path.clone();
+        match &error.kind {
+            Kind::UnknownField(_, known) => {
+                // The path ends with the unknown name.
+                let section = tree::written(&path[..path.len().saturating_sub(1)]);
+                let section = if section.is_empty() { "the file".to_owned() } else { format!("[{section}]") };
+                complaints.add(tree::written(&path), format!("is unknown; {section} has {}", known.join(", ")));
+                tree.remove(&path);
+            }
+            Kind::MissingField(name) => {
+                path.push(name.to_string());
+                let key = tree::written(&path);
+                if !complaints.about(&format!("{key}_file")) {
+                    complaints.add(key, "is missing; it has no default");
+                }
+                tree.stand_in(&path);
+            }
+            kind => {
+                complaints.add(tree::written(&path), mismatch(&path, kind));
+                tree.remove(&path);
+            }
+        }
+    }
+    None
+}
+
+/// Why a value cannot have its type. What was found is told only where it cannot be a secret.
+fn mismatch(path: &[String], kind: &Kind) -> String {
+    let secret = path.last().is_some_and(|name| ["password", "url"].contains(&name.as_str()));
+    match kind {
+        Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
+        Kind::InvalidType(found, wanted) | Kind::InvalidValue(found, wanted) => {
+            format!("is {found}; it must be {}", plain(wanted))
+        }
+        Kind::UnknownVariant(found, known) => format!("is {found:?}; it must be one of {}", known.join(", ")),
+        Kind::Message(problem) => problem.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The name of a type in words.
+fn plain(wanted: &str) -> &str {
+    match wanted {
+        "u32" | "u64" | "usize" => "a whole number, not negative",
+        "a string" | "a borrowed string" | "path string" => "text in quotes",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        _ if wanted.starts_with("struct") => "a section",
+        _ => wanted,
+    }
+}
+
+/// Checks what the values mean, each alone and in relation to the others.
+fn validate(written: Written, complaints: &mut Complaints) -> Config {
+    written.node.check(complaints);
+    written.etcd.check(complaints);
+    let databases = database::settle(written.database, complaints);
+    written.amqp.check(complaints);
+    let auth = auth::settle(written.auth, complaints);
+    written.http.check(&auth, complaints);
+    written.scheduler.check(complaints);
+    written.queues.check(complaints);
+    written.telemetry.check(complaints);
+    Config {
+        node: written.node,
+        etcd: written.etcd,
+        databases,
+        amqp: written.amqp,
+        http: written.http,
+        auth,
+        scheduler: written.scheduler,
+        queues: written.queues,
+        telemetry: written.telemetry,
+    }
+}
+
+#[cfg(test)]
+mod tests;

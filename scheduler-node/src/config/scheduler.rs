@@ -1,0 +1,86 @@
+//! `[scheduler]`: how much is held in memory and how much is asked for at once.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::complaint::Complaints;
+
+/// Bounds of the path from the due time to the broker.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scheduler {
+    /// How far ahead the heap is filled.
+    pub horizon_ms: u64,
+    /// Entries of the heap at most, about 40 bytes each.
+    pub heap_entries: usize,
+    /// How long before its due time a task may be claimed, to hide the database's round trip.
+    pub claim_ahead_ms: u64,
+    /// Tasks in one statement at most.
+    pub batch: usize,
+    /// Messages published but not yet confirmed at most.
+    pub window: usize,
+}
+
+impl Default for Scheduler {
+    fn default() -> Self {
+        Self { horizon_ms: 10_000, heap_entries: 1_000_000, claim_ahead_ms: 15, batch: 500, window: 4_000 }
+    }
+}
+
+impl Scheduler {
+    pub fn horizon(&self) -> Duration {
+        Duration::from_millis(self.horizon_ms)
+    }
+
+    pub fn claim_ahead(&self) -> Duration {
+        Duration::from_millis(self.claim_ahead_ms)
+    }
+
+    pub(super) fn check(&self, complaints: &mut Complaints) {
+        complaints.unless(
+            (1_000..=3_600_000).contains(&self.horizon_ms),
+            "scheduler.horizon_ms",
+            format!("is {}; it must be between 1000 and 3600000", self.horizon_ms),
+        );
+        complaints.unless(
+            (1..=10_000).contains(&self.batch),
+            "scheduler.batch",
+            format!("is {}; it must be between 1 and 10000", self.batch),
+        );
+        complaints.unless(
+            (1..=60_000).contains(&self.window),
+            "scheduler.window",
+            format!("is {}; it must be between 1 and 60000", self.window),
+        );
+        complaints.unless(
+            (1_000..=100_000_000).contains(&self.heap_entries),
+            "scheduler.heap_entries",
+            format!("is {}; it must be between 1000 and 100000000", self.heap_entries),
+        );
+        complaints.unless(
+            self.claim_ahead_ms <= 1_000,
+            "scheduler.claim_ahead_ms",
+            format!("is {}; it must be at most 1000: what is claimed can no longer be cancelled", self.claim_ahead_ms),
+        );
+        self.check_relations(complaints);
+    }
+
+    fn check_relations(&self, complaints: &mut Complaints) {
+        complaints.unless(
+            self.claim_ahead_ms < self.horizon_ms,
+            "scheduler.claim_ahead_ms",
+            format!("is {}, but scheduler.horizon_ms is {}; it must be less", self.claim_ahead_ms, self.horizon_ms),
+        );
+        complaints.unless(
+            self.window >= self.batch,
+            "scheduler.window",
+            format!("is {}, but scheduler.batch is {}; a whole batch must fit into the window", self.window, self.batch),
+        );
+        complaints.unless(
+            self.heap_entries >= self.batch,
+            "scheduler.heap_entries",
+            format!("is {}, but scheduler.batch is {}; a whole batch must fit into the heap", self.heap_entries, self.batch),
+        );
+    }
+}

@@ -1,0 +1,287 @@
+use std::io::Write as _;
+
+use secrecy::ExposeSecret;
+
+use super::*;
+
+const SMALLEST: &str = r#"
+[[database]]
+url = "postgres://duetime:s3cret@db:5432/tasks"
+[amqp]
+url = "amqp://guest:s3cret@mq/%2f"
+"#;
+
+fn read(toml: &str, environment: &[(&str, &str)]) -> Result<Config, Error> {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(toml.as_bytes()).expect("written");
+    Config::read(Some(file.path()), environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+}
+
+fn complaints(toml: &str, environment: &[(&str, &str)]) -> Vec<String> {
+    match read(toml, environment) {
+        Ok(_) => Vec::new(),
+        Err(Error::Refused(complaints)) => complaints.iter().map(ToString::to_string).collect(),
+        Err(other) => vec![other.to_string()],
+    }
+}
+
+fn file_with(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(text.as_bytes()).expect("written");
+    file
+}
+
+#[test]
+fn the_smallest_file_is_enough() {
+    let config = read(SMALLEST, &[]).expect("accepted");
+    assert_eq!(config.shard_count(), 128);
+    assert_eq!(config.databases[0].name.as_str(), "main");
+    assert_eq!(config.databases[0].url.expose_secret(), "postgres://duetime:s3cret@db:5432/tasks");
+    assert!(!config.node.name.as_str().is_empty());
+}
+
+#[test]
+fn the_environment_wins_over_the_file() {
+    let config = read(
+        &format!("{SMALLEST}\n[scheduler]\nbatch = 100\n[telemetry]\nlog = 'warn'"),
+        &[
+            ("DUETIME_SCHEDULER__BATCH", "250"),
+            ("DUETIME_QUEUES__AUTO_CREATE", "false"),
+            ("DUETIME_NODE__NAME", "7"),
+            ("DUETIME_ETCD__ENDPOINTS", "http://a:2379, http://b:2379"),
+            ("DUETIME_DATABASE__0__URL", "postgres://other/tasks"),
+            ("DUETIME_DATABASE__0__SHARDS", "0-15"),
+            ("DUETIME_TELEMETRY__LOG", "debug"),
+            ("DUETIME_TOKEN", "belongs to a client"),
+        ],
+    )
+    .expect("accepted");
+    assert_eq!(config.scheduler.batch, 250);
+    assert!(!config.queues.auto_create);
+    assert_eq!(config.node.name.as_str(), "7");
+    assert_eq!(config.etcd.endpoints, ["http://a:2379", "http://b:2379"]);
+    assert_eq!(config.databases[0].place(), "postgres://other/tasks");
+    assert_eq!(config.shard_count(), 16);
+    assert_eq!(config.telemetry.log, "debug");
+}
+
+#[test]
+fn the_environment_alone_is_enough() {
+    let environment = [
+        ("DUETIME_DATABASE__0__URL", "postgres://db/tasks"),
+        ("DUETIME_AMQP__URL", "amqp://mq"),
+        ("DUETIME_AUTH__TOKEN__0__NAME", "ops"),
+        ("DUETIME_AUTH__TOKEN__0__ROLE", "operator"),
+        ("DUETIME_AUTH__TOKEN__0__SHA256", "Ab00000000000000000000000000000000000000000000000000000000000000"),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let config = Config::read(None, environment).expect("accepted");
+    assert_eq!(config.auth.token[0].role, Role::Operator);
+    assert_eq!(config.auth.token[0].sha256[0], 0xab);
+}
+
+#[test]
+fn a_secret_is_read_from_its_file_without_the_line_end() {
+    let url = file_with("postgres://db/tasks\n");
+    let password = file_with("pw\r\n");
+    let toml = format!("[[database]]\nurl_file = {:?}\n[amqp]\nurl = 'amqp://mq'\n[etcd]\nusername = 'duetime'", url.path());
+    let variable = password.path().display().to_string();
+    let config = read(&toml, &[("DUETIME_ETCD__PASSWORD_FILE", &variable)]).expect("accepted");
+    assert_eq!(config.databases[0].url.expose_secret(), "postgres://db/tasks");
+    assert_eq!(config.etcd.password.expect("read").expose_secret(), "pw");
+}
+
+#[test]
+fn secrets_show_neither_in_debug_nor_in_the_redacted_line() {
+    let config = read(&format!("{SMALLEST}\n[etcd]\nusername = 'duetime'\npassword = 's3cret'"), &[]).expect("accepted");
+    let shown = format!("{config:?} {}", config.redacted());
+    assert!(!shown.contains("s3cret"), "{shown}");
+    assert!(shown.contains("postgres://duetime@db:5432/tasks"), "{shown}");
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_refused_with_the_place_but_without_the_line() {
+    let error = read("[amqp]\nurl = \"amqp://guest:s3cret@mq\" x\n", &[]).expect_err("refused").to_string();
+    assert!(error.contains("line 2"), "{error}");
+    assert!(!error.contains("s3cret"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Config::read(Some(Path::new("/nowhere/duetime.toml")), []).expect_err("refused").to_string();
+    assert!(error.contains("/nowhere/duetime.toml"), "{error}");
+}
+
+#[test]
+fn every_mistake_is_shown_at_once() {
+    let toml = "[node]\nname = 'a b'\n[scheduler]\nbatch = 'x'\nhorizn_ms = 5\n[queues]\nmax_payload_bytes = -1\nauto_create = 'perhaps'\n[htp]\nlisten = 1";
+    let complaints = complaints(toml, &[("DUETIME_SCHEDULER__WINDOW", "many")]);
+    let named = |key: &str| complaints.iter().any(|complaint| complaint.starts_with(&format!("`{key}`")));
+    for key in [
+        "node.name",
+        "scheduler.batch",
+        "scheduler.horizn_ms",
+        "scheduler.window",
+        "queues.max_payload_bytes",
+        "queues.auto_create",
+        "htp",
+        "amqp.url",
+        "database",
+    ] {
+        assert!(named(key), "{key} is missing from {complaints:#?}");
+    }
+    assert!(complaints.iter().any(|complaint| complaint.contains("set by DUETIME_SCHEDULER__WINDOW")), "{complaints:#?}");
+}
+
+/// What is added to the smallest file, the key that must be named, and a word of the reason.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("[node]\nname = ''", "node.name", "1 to 64"),
+    ("[node]\nname = 'a/b'", "node.name", "characters"),
+    ("[node]\nnmae = 'a'", "node.nmae", "unknown"),
+    ("[etcd]\nendpoints = []", "etcd.endpoints", "at least one"),
+    ("[etcd]\nendpoints = 5", "etcd.endpoints", "list"),
+    ("[etcd]\nendpoints = ['localhost:2379']", "etcd.endpoints[0]", "http://"),
+    ("[etcd]\nendpoints = ['http://a', 'ftp://b']", "etcd.endpoints[1]", "ftp"),
+    ("[etcd]\nendpoints = ['http://a', 'http://a']", "etcd.endpoints[1]", "twice"),
+    ("[etcd]\nendpoints = ['http://u:p@a']", "etcd.endpoints[0]", "etcd.username"),
+    ("[etcd]\nprefix = 'duetime/'", "etcd.prefix", "slash"),
+    ("[etcd]\nlease_ttl_ms = 2500", "etcd.lease_ttl_ms", "whole seconds"),
+    ("[etcd]\nlease_ttl_ms = 1000", "etcd.lease_ttl_ms", "2000"),
+    ("[etcd]\nlease_ttl_ms = 'ten'", "etcd.lease_ttl_ms", "whole number"),
+    ("[etcd]\nusername = 'u'", "etcd.username", "etcd.password"),
+    ("[etcd]\npassword = 'p'", "etcd.password", "etcd.username"),
+    ("[etcd]\nusername = 'u'\npassword = 12345", "etcd.password", "quotes"),
+    ("[etcd]\nusername = 'u'\npassword_file = '/nowhere/pw'", "etcd.password_file", "cannot be read"),
+    ("[etcd]\nusername = 'u'\npassword = 'p'\npassword_file = '/nowhere/pw'", "etcd.password_file", "one of them"),
+    ("[etcd]\nca_file = '/nowhere/ca.pem'", "etcd.ca_file", "cannot be read"),
+    ("[etcd]\nca_file = '/etc/hostname'", "etcd.ca_file", "https://"),
+    ("[etcd]\ncert_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.cert_file", "etcd.key_file"),
+    ("[etcd]\nkey_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.key_file", "etcd.cert_file"),
+    ("[http]\nlisten = 'localhost'", "http.listen", "IP address"),
+    ("[http]\nlisten = '0.0.0.0:8080'", "http.listen", "auth.token"),
+    ("[http]\nlisten = '[::]:8080'", "http.listen", "duetime token"),
+    ("[http]\nadvertise = 'node-1:8080'", "http.advertise", "http://"),
+    ("[[auth.token]]\nname = 'ops'\nrole = 'admin'\nsha256 = ''", "auth.token[0].role", "operator"),
+    ("[[auth.token]]\nname = 'ops'\nrole = 'operator'\nsha256 = 'secret'", "auth.token[0].sha256", "hexadecimal"),
+    ("[[auth.token]]\nname = 'ops'\nrole = 'operator'\ntoken = 'secret'\nsha256 = ''", "auth.token[0].token", "unknown"),
+    ("[[auth.token]]\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "missing"),
+    ("[scheduler]\nclaim_ahead_ms = 500\nhorizon_ms = 400", "scheduler.claim_ahead_ms", "scheduler.horizon_ms"),
+    ("[scheduler]\nwindow = 100", "scheduler.window", "scheduler.batch"),
+    ("[scheduler]\nbatch = 0", "scheduler.batch", "between"),
+    ("[scheduler]\nbatch = 1.5", "scheduler.batch", "whole number"),
+    ("[scheduler]\nheap_entries = 10", "scheduler.heap_entries", "between"),
+    ("[queues]\nmax_payload_bytes = 2000000", "queues.max_payload_bytes", "1048576"),
+    ("[telemetry]\nlog = 'inof'", "telemetry.log", "inof"),
+    ("[telemetry]\nformat = 'xml'", "telemetry.format", "json"),
+    ("[metrics]\nport = 1", "metrics", "unknown"),
+];
+
+#[test]
+fn a_mistake_is_refused_by_the_name_of_its_key() {
+    for (added, key, word) in REFUSED {
+        let complaints = complaints(&format!("{SMALLEST}\n{added}"), &[]);
+        let named = complaints.iter().any(|complaint| complaint.starts_with(&format!("`{key}`")) && complaint.contains(word));
+        assert!(named, "`{added}` should be refused by `{key}` with `{word}`, got {complaints:#?}");
+        assert!(!complaints.iter().any(|complaint| complaint.contains("12345")), "{complaints:#?}");
+    }
+}
+
+#[test]
+fn databases_that_do_not_fit_together_are_refused() {
+    let two = |first: &str, second: &str| {
+        complaints(&format!("[amqp]\nurl='amqp://mq'\n[[database]]\nname='a'\n{first}\n[[database]]\nname='b'\n{second}"), &[])
+    };
+    let cases = [
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='65-127'"),
+            "`database[1].shards`",
+            "shards 64;",
+        ),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='60-127'"), "`database[1].shards`", "60-63"),
+        (two("url='postgres://x/a'\nshards='64-99'", "url='postgres://x/b'\nshards='1-63'"), "`database[1].shards`", "shards 0;"),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'"), "`database[1].shards`", "missing"),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='9-1'"), "`database[1].shards`", "9-1"),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/a'\nshards='64-127'"), "`database[1].url`", "another"),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'\nname='a'"), "not TOML", "duplicate"),
+        (two("url='mysql://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'"), "`database[0].url`", "mysql"),
+        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-65535'"), "`database[1].shards`", "65534"),
+        (two("url=5\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'"), "`database[0].url`", "quotes"),
+    ];
+    for (complaints, key, word) in cases {
+        assert!(
+            complaints.iter().any(|complaint| complaint.contains(key) && complaint.contains(word)),
+            "{key} {word}: {complaints:#?}"
+        );
+    }
+    assert_eq!(two("url='postgres://x/a'\nshards='64-127'", "url='postgres://x/b'\nshards='0-63'"), Vec::<String>::new());
+}
+
+#[test]
+fn names_and_tokens_are_different_from_one_another() {
+    let databases = "[amqp]\nurl='amqp://mq'\n[[database]]\nurl='postgres://x/a'\nshards='0-1'\n[[database]]\nurl='postgres://x/b'\nshards='2-3'";
+    assert!(complaints(databases, &[]).iter().any(|complaint| complaint.starts_with("`database[1].name`")));
+    let token =
+        |name: &str, digit: &str| format!("[[auth.token]]\nname='{name}'\nrole='viewer'\nsha256='{}'\n", digit.repeat(64));
+    let same_name = complaints(&format!("{SMALLEST}\n{}{}", token("a", "1"), token("a", "2")), &[]);
+    assert!(same_name.iter().any(|complaint| complaint.starts_with("`auth.token[1].name`")), "{same_name:#?}");
+    let same_token = complaints(&format!("{SMALLEST}\n{}{}", token("a", "1"), token("b", "1")), &[]);
+    assert!(same_token.iter().any(|complaint| complaint.starts_with("`auth.token[1].sha256`")), "{same_token:#?}");
+    assert!(complaints(&format!("{SMALLEST}\n[http]\nlisten='0.0.0.0:80'\n{}", token("a", "1")), &[]).is_empty());
+}
+
+#[test]
+fn a_variable_that_names_no_key_is_refused() {
+    let cases = [
+        ("DUETIME_SCHEDULER__BACTH", "names no key"),
+        ("DUETIME_DATABASE__URL", "names no key"),
+        ("DUETIME_DATABASE__3__URL", "there is no number 1"),
+        ("DUETIME_AMQP__URL_FILE", "cannot be read"),
+    ];
+    for (variable, word) in cases {
+        let complaints = complaints(SMALLEST, &[(variable, "/nowhere/x")]);
+        assert!(complaints.iter().any(|complaint| complaint.contains(variable) && complaint.contains(word)), "{complaints:#?}");
+    }
+}
+
+/// Serde tells the fields of a section when it meets one that is not there.
+#[test]
+fn the_table_of_keys_is_what_is_read() {
+    let mut read_keys = Vec::new();
+    for (section, toml) in [
+        ("node", "[node]\nx=1"),
+        ("etcd", "[etcd]\nx=1"),
+        ("database[]", "[[database]]\nx=1"),
+        ("amqp", "[amqp]\nx=1"),
+        ("http", "[http]\nx=1"),
+        ("auth.token[]", "[[auth.token]]\nx=1"),
+        ("scheduler", "[scheduler]\nx=1"),
+        ("queues", "[queues]\nx=1"),
+        ("telemetry", "[telemetry]\nx=1"),
+    ] {
+        let complaints = complaints(toml, &[]);
+        let known = complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
+        let names = known.split_once(" has ").expect("the known keys").1;
+        read_keys.extend(names.split(", ").map(|name| format!("{section}.{name}")));
+    }
+    let mut listed: Vec<String> = keys::KEYS.iter().map(|key| key.path.to_owned()).collect();
+    read_keys.extend(keys::SECRETS.iter().map(|secret| format!("{secret}_file")));
+    read_keys.sort();
+    listed.sort();
+    assert_eq!(listed, read_keys);
+}
+
+#[test]
+fn the_defaults_in_the_table_are_the_defaults_in_force() {
+    let mut toml = String::from(SMALLEST);
+    for section in ["etcd", "http", "scheduler", "queues", "telemetry"] {
+        let _ = writeln!(toml, "[{section}]");
+        for key in keys::KEYS {
+            if let Some(name) = key.path.strip_prefix(&format!("{section}.")).filter(|_| !key.default.is_empty()) {
+                let _ = writeln!(toml, "{name} = {}", key.default);
+            }
+        }
+    }
+    let written = read(&toml, &[]).expect("accepted");
+    let silent = read(SMALLEST, &[]).expect("accepted");
+    assert_eq!(format!("{written:?}"), format!("{silent:?}"));
+}

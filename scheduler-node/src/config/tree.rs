@@ -1,0 +1,194 @@
+//! Keys and values before they have types: what the file says, with what the environment says on top.
+
+use std::{collections::BTreeMap, path::Path};
+
+use figment::{
+    Profile, Provider,
+    providers::{Format, Toml},
+    value::{Dict, Value},
+};
+
+use super::{Error, complaint::Complaints, keys};
+
+const PREFIX: &str = "DUETIME_";
+
+/// The values as they were written, and which variable each came from where it came from one.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    pub(super) root: Dict,
+    pub(super) variables: BTreeMap<String, String>,
+}
+
+impl Tree {
+    pub(super) fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
+        let parsed = Toml::string(&text).data();
+        let mut profiles = parsed.map_err(|error| Error::Syntax { path: path.into(), reason: place_and_reason(&error) })?;
+        let mut tree = Self { root: profiles.remove(&Profile::Default).unwrap_or_default(), ..Self::default() };
+        for secret in keys::SECRETS {
+            tree.take_secret_file(secret, complaints);
+        }
+        Ok(tree)
+    }
+
+    /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to others and are left alone.
+    pub(super) fn overlay(&mut self, environment: impl IntoIterator<Item = (String, String)>, complaints: &mut Complaints) {
+        for (variable, text) in environment {
+            let Some(name) = variable.strip_prefix(PREFIX).filter(|name| name.contains("__")) else { continue };
+            let steps: Vec<String> = name.split("__").map(str::to_lowercase).collect();
+            if !keys::KEYS.iter().any(|key| key.path == shape(&steps)) {
+                complaints.add(variable, "is set but names no key; `duetime node --help` lists them");
+                continue;
+            }
+            self.put(variable, &steps, text, complaints);
+        }
+    }
+
+    fn put(&mut self, variable: String, steps: &[String], text: String, complaints: &mut Complaints) {
+        let Some((name, way)) = steps.split_last() else { return };
+        let secret = name.strip_suffix("_file").filter(|stem| keys::SECRETS.contains(&shape(&with(way, stem)).as_str()));
+        let (steps, text) = match secret {
+            Some(stem) => match read_secret(&text) {
+                Ok(secret) => (with(way, stem), secret),
+                Err(problem) => return complaints.add(variable, problem),
+            },
+            None => (steps.to_vec(), text),
+        };
+        let key = written(&steps);
+        if let Some(other) = self.variables.get(&key) {
+            return complaints.add(variable, format!("is set, and so is {other}; set one of them"));
+        }
+        match insert(&mut self.root, &steps, Value::from(text)) {
+            Ok(()) => drop(self.variables.insert(key, variable)),
+            Err(problem) => complaints.add(variable, problem),
+        }
+    }
+
+    /// Puts the content of the file that `<secret>_file` names in the place of `<secret>`.
+    fn take_secret_file(&mut self, secret: &str, complaints: &mut Complaints) {
+        let Some((section, name)) = secret.rsplit_once('.') else { return };
+        match (section.strip_suffix("[]"), self.root.get_mut(section.trim_end_matches("[]"))) {
+            (None, Some(Value::Dict(_, dict))) => take_from(dict, section, name, complaints),
+            (Some(section), Some(Value::Array(_, items))) => {
+                for (index, item) in items.iter_mut().enumerate() {
+                    if let Value::Dict(_, dict) = item {
+                        take_from(dict, &format!("{section}[{index}]"), name, complaints);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes away the value at `path`, so that the rest can be read without it.
+    pub(super) fn remove(&mut self, path: &[String]) {
+        let Some((name, way)) = path.split_last() else { return };
+        if let Some(Value::Dict(_, dict)) = find(&mut self.root, way) {
+            dict.remove(name);
+        } else if way.is_empty() {
+            self.root.remove(name);
+        }
+    }
+
+    /// Stands in for a required value that is missing, so that the rest can be read.
+    pub(super) fn stand_in(&mut self, path: &[String]) {
+        let text = if path.last().is_some_and(|name| name == "role") { "viewer" } else { "" };
+        // Where nothing can be put, reading stops at the same place again and gives up.
+        let _ = insert(&mut self.root, path, Value::from(text));
+    }
+}
+
+fn take_from(dict: &mut Dict, section: &str, name: &str, complaints: &mut Complaints) {
+    let Some(file) = dict.remove(&format!("{name}_file")) else { return };
+    let key = format!("{section}.{name}_file");
+    if dict.contains_key(name) {
+        return complaints.add(key, format!("is set, and so is {section}.{name}; set one of them"));
+    }
+    let Some(path) = file.as_str() else {
+        return complaints.add(key, "must be text: the path of a file");
+    };
+    match read_secret(path) {
+        Ok(secret) => drop(dict.insert(name.to_owned(), Value::from(secret))),
+        Err(problem) => complaints.add(key, problem),
+    }
+}
+
+/// A secret from its file, without the line end that editors add.
+fn read_secret(path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("names {path}, which cannot be read: {error}"))?;
+    let secret = text.trim_end_matches(['\n', '\r']);
+    if secret.is_empty() { Err(format!("names {path}, which is empty")) } else { Ok(secret.to_owned()) }
+}
+
+/// `database`, `0`, `url` as it stands in the table of keys: `database[].url`.
+fn shape(steps: &[String]) -> String {
+    join(steps, |_| "[]".to_owned())
+}
+
+/// `database`, `0`, `url` as a person writes it: `database[0].url`.
+pub(super) fn written(steps: &[String]) -> String {
+    join(steps, |index| format!("[{index}]"))
+}
+
+fn join(steps: &[String], index: impl Fn(&str) -> String) -> String {
+    let mut text = String::new();
+    for step in steps {
+        if step.parse::<usize>().is_ok() {
+            text.push_str(&index(step));
+        } else {
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(step);
+        }
+    }
+    text
+}
+
+fn with(way: &[String], name: &str) -> Vec<String> {
+    way.iter().cloned().chain([name.to_owned()]).collect()
+}
+
+fn find<'a>(root: &'a mut Dict, way: &[String]) -> Option<&'a mut Value> {
+    let (first, rest) = way.split_first()?;
+    rest.iter().try_fold(root.get_mut(first)?, |value, step| match value {
+        Value::Dict(_, dict) => dict.get_mut(step),
+        Value::Array(_, items) => items.get_mut(step.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+/// Puts `leaf` where `steps` lead, making the sections on the way. A number is a place in a list: one that is there, or the next.
+fn insert(root: &mut Dict, steps: &[String], leaf: Value) -> Result<(), String> {
+    let Some((first, rest)) = steps.split_first() else { return Ok(()) };
+    let Some(next) = rest.first() else {
+        root.insert(first.clone(), leaf);
+        return Ok(());
+    };
+    let Ok(index) = next.parse::<usize>() else {
+        return match root.entry(first.clone()).or_insert_with(|| Value::from(Dict::new())) {
+            Value::Dict(_, dict) => insert(dict, rest, leaf),
+            _ => Err(format!("cannot be set: the file does not have `{first}` as a section")),
+        };
+    };
+    let Value::Array(_, items) = root.entry(first.clone()).or_insert_with(|| Value::from(Vec::<Value>::new())) else {
+        return Err(format!("cannot be set: the file does not have `{first}` as a list, [[{first}]]"));
+    };
+    if index > items.len() {
+        return Err(format!("counts from 0 without a gap, but there is no number {}", items.len()));
+    }
+    if index == items.len() {
+        items.push(Value::from(Dict::new()));
+    }
+    match &mut items[index] {
+        Value::Dict(_, dict) => insert(dict, &rest[1..], leaf),
+        _ => Err(format!("cannot be set: the file does not have `{first}` as a list of sections, [[{first}]]")),
+    }
+}
+
+/// Where the TOML is wrong and why. The line itself, which the parser quotes as well, may hold a secret.
+fn place_and_reason(error: &figment::Error) -> String {
+    let text = error.kind.to_string();
+    let kept = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.contains('|'));
+    kept.collect::<Vec<_>>().join(": ")
+}

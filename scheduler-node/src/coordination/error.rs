@@ -1,0 +1,107 @@
+//! What can go wrong with a request to etcd, and what that says about its effect.
+
+use std::fmt;
+
+/// Every request by its name: the same word in the function and in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EtcdOp {
+    LeaseGrant,
+    LeaseRenew,
+    LeaseRevoke,
+    MemberPut,
+    MemberRemove,
+    CandidatePut,
+    CandidateRemove,
+    AssignmentRead,
+    AssignmentWrite,
+    OwnerCreate,
+    OwnerConfirm,
+    OwnerRemove,
+    MirrorList,
+    MirrorWatch,
+}
+
+impl fmt::Display for EtcdOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LeaseGrant => "lease_grant",
+            Self::LeaseRenew => "lease_renew",
+            Self::LeaseRevoke => "lease_revoke",
+            Self::MemberPut => "member_put",
+            Self::MemberRemove => "member_remove",
+            Self::CandidatePut => "candidate_put",
+            Self::CandidateRemove => "candidate_remove",
+            Self::AssignmentRead => "assignment_read",
+            Self::AssignmentWrite => "assignment_write",
+            Self::OwnerCreate => "owner_create",
+            Self::OwnerConfirm => "owner_confirm",
+            Self::OwnerRemove => "owner_remove",
+            Self::MirrorList => "mirror_list",
+            Self::MirrorWatch => "mirror_watch",
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nobody knows whether it was done. It may be repeated. `source` is missing when the last endpoint kept silent.
+    #[error("{op}: no endpoint of etcd gave an answer")]
+    Unanswered {
+        op: EtcdOp,
+        #[source]
+        source: Option<etcd_client::Error>,
+    },
+    /// It was not done, and asking another endpoint would not help.
+    #[error("{op}: etcd refused")]
+    Refused {
+        op: EtcdOp,
+        #[source]
+        source: etcd_client::Error,
+    },
+    /// It was not done: the lease that the key should hang on has run out.
+    #[error("{op}: the lease is gone")]
+    LeaseGone { op: EtcdOp },
+    /// It was not done: the key changed each time between the look and the write.
+    #[error("{op}: the key keeps changing")]
+    Contended { op: EtcdOp },
+    #[error("the etcd endpoint `{endpoint}` cannot be used")]
+    Endpoint {
+        endpoint: String,
+        #[source]
+        source: etcd_client::Error,
+    },
+}
+
+/// gRPC's own numbers.
+pub(super) mod code {
+    pub(crate) const INVALID_ARGUMENT: i32 = 3;
+    pub(crate) const NOT_FOUND: i32 = 5;
+    pub(crate) const PERMISSION_DENIED: i32 = 7;
+    pub(crate) const RESOURCE_EXHAUSTED: i32 = 8;
+    pub(crate) const FAILED_PRECONDITION: i32 = 9;
+    pub(crate) const OUT_OF_RANGE: i32 = 11;
+    pub(crate) const UNAUTHENTICATED: i32 = 16;
+}
+
+/// The number of the status that etcd answered with, if it answered.
+pub(super) fn status(error: &etcd_client::Error) -> Option<i32> {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => Some(status.code().into()),
+        _ => None,
+    }
+}
+
+/// Whether etcd has understood and said no, so that the next endpoint would say the same.
+pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
+    const REFUSALS: [i32; 7] = [
+        code::INVALID_ARGUMENT,
+        code::NOT_FOUND,
+        code::PERMISSION_DENIED,
+        code::RESOURCE_EXHAUSTED,
+        code::FAILED_PRECONDITION,
+        code::OUT_OF_RANGE,
+        code::UNAUTHENTICATED,
+    ];
+    matches!(error, etcd_client::Error::LeaseKeepAliveError(_))
+        || status(error).is_some_and(|status| REFUSALS.contains(&status))
+}

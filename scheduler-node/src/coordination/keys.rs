@@ -1,0 +1,112 @@
+//! The only place that spells a key.
+
+use common::ids::{NodeName, ShardId};
+
+use super::LeaseId;
+
+/// Every key of one cluster.
+#[derive(Debug)]
+pub(super) struct Keys {
+    /// Ends with a slash, so that no other cluster's prefix begins with it.
+    prefix: String,
+}
+
+/// What a key is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Node(NodeName),
+    Candidate(LeaseId),
+    Assignment,
+    Owner(ShardId),
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self { prefix: format!("{}/", prefix.trim_end_matches('/')) }
+    }
+
+    /// Begins every key of the cluster.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn node(&self, name: &NodeName) -> String {
+        format!("{}nodes/{name}", self.prefix)
+    }
+
+    pub(super) fn candidate(&self, lease: LeaseId) -> String {
+        format!("{}candidates/{lease}", self.prefix)
+    }
+
+    pub(super) fn assignment(&self) -> String {
+        format!("{}assignment", self.prefix)
+    }
+
+    pub(super) fn owner(&self, shard: ShardId) -> String {
+        format!("{}owners/{}", self.prefix, shard.number())
+    }
+
+    /// `None` for a key that is not one of these.
+    pub(super) fn parse(&self, key: &[u8]) -> Option<Key> {
+        let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
+        if key == "assignment" {
+            return Some(Key::Assignment);
+        }
+        match key.split_once('/')? {
+            ("nodes", name) if !name.is_empty() => Some(Key::Node(NodeName::new(name))),
+            ("candidates", lease) => LeaseId::parse(lease).map(Key::Candidate),
+            // Only the one spelling: a second key for a shard must not hide the first.
+            ("owners", shard) => {
+                shard.parse().ok().filter(|number: &u16| number.to_string() == shard).map(ShardId::new).map(Key::Owner)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_read_back_as_what_it_was_written_for() {
+        let keys = Keys::new("/duetime");
+        let lease = LeaseId::from_etcd(0x7f3a_0000_0000_00ff);
+        for (text, key) in [
+            (keys.node(&NodeName::new("a/b")), Key::Node(NodeName::new("a/b"))),
+            (keys.candidate(lease), Key::Candidate(lease)),
+            (keys.assignment(), Key::Assignment),
+            (keys.owner(ShardId::new(65_535)), Key::Owner(ShardId::new(65_535))),
+        ] {
+            assert_eq!(keys.parse(text.as_bytes()), Some(key), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_anything_else_is_nobodys() {
+        let keys = Keys::new("/duetime");
+        for text in [
+            "/duetime2/assignment",
+            "/duetime/owners/65536",
+            "/duetime/owners/007",
+            "/duetime/owners/+7",
+            "/duetime/owners/x",
+            "/duetime/candidates/zz",
+            "/duetime/nodes/",
+            "/duetime/else",
+        ] {
+            assert_eq!(keys.parse(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(keys.parse(b"/duetime/nodes/\xff"), None);
+    }
+
+    #[test]
+    fn the_spelling_is_the_one_that_operators_know() {
+        let keys = Keys::new("/duetime");
+        assert_eq!(keys.prefix(), "/duetime/");
+        assert_eq!(keys.node(&NodeName::new("node-1")), "/duetime/nodes/node-1");
+        assert_eq!(keys.candidate(LeaseId::from_etcd(255)), "/duetime/candidates/00000000000000ff");
+        assert_eq!(keys.assignment(), "/duetime/assignment");
+        assert_eq!(keys.owner(ShardId::new(12)), "/duetime/owners/12");
+    }
+}

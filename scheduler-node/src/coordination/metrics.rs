@@ -1,0 +1,102 @@
+//! What alerts about the cluster's coordination stand on.
+
+use std::{sync::Arc, time::Instant};
+
+use parking_lot::Mutex;
+use prometheus::{
+    Gauge, IntCounter, IntGauge, Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+/// The coordination's series; every one exists from the start.
+#[derive(Debug)]
+pub struct CoordinationMetrics {
+    renewal_age: RenewalAge,
+    /// 1 on the master.
+    pub master: IntGauge,
+    /// Shards whose fence this node holds.
+    pub shards_owned: IntGauge,
+    /// Shards of the whole cluster that nobody says he owns.
+    pub shards_unowned: IntGauge,
+    pub acquisitions: IntCounter,
+    pub releases: IntCounter,
+    /// Answers that etcd did not give, by endpoint tried.
+    pub request_failures: IntCounter,
+}
+
+impl CoordinationMetrics {
+    pub fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
+        let metrics = Self {
+            renewal_age: RenewalAge::new()?,
+            master: IntGauge::new("duetime_master", "1 while this node is the master")?,
+            shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
+            shards_unowned: IntGauge::new(
+                "duetime_shards_unowned",
+                "shards of the cluster without an owner, as this node sees it",
+            )?,
+            acquisitions: IntCounter::new("duetime_shard_acquisitions_total", "fences taken by this node")?,
+            releases: IntCounter::new("duetime_shard_releases_total", "shards handed over by this node")?,
+            request_failures: IntCounter::new(
+                "duetime_etcd_request_failures_total",
+                "requests that an endpoint of etcd did not answer",
+            )?,
+        };
+        registry.register(Box::new(metrics.renewal_age.clone()))?;
+        registry.register(Box::new(metrics.master.clone()))?;
+        registry.register(Box::new(metrics.shards_owned.clone()))?;
+        registry.register(Box::new(metrics.shards_unowned.clone()))?;
+        registry.register(Box::new(metrics.acquisitions.clone()))?;
+        registry.register(Box::new(metrics.releases.clone()))?;
+        registry.register(Box::new(metrics.request_failures.clone()))?;
+        Ok(Arc::new(metrics))
+    }
+
+    /// The lease was renewed at `at`; until the first time the age counts from the start of the node.
+    pub fn renewed(&self, at: Instant) {
+        *self.renewal_age.last.lock() = at;
+    }
+}
+
+/// A gauge that grows by itself, so that a loop that hangs shows as well as one that fails.
+#[derive(Clone, Debug)]
+struct RenewalAge {
+    last: Arc<Mutex<Instant>>,
+    gauge: Gauge,
+}
+
+impl RenewalAge {
+    fn new() -> prometheus::Result<Self> {
+        let gauge = Gauge::new("duetime_lease_renewal_age_seconds", "time since the lease was renewed")?;
+        Ok(Self { last: Arc::new(Mutex::new(Instant::now())), gauge })
+    }
+}
+
+impl Collector for RenewalAge {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(self.last.lock().elapsed().as_secs_f64());
+        self.gauge.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_series_exists_from_the_start_and_the_renewal_age_grows_by_itself() {
+        let registry = Registry::new();
+        let metrics = CoordinationMetrics::register(&registry).unwrap();
+        metrics.renewed(Instant::now().checked_sub(Duration::from_secs(7)).unwrap());
+        let families = registry.gather();
+        let age = families.iter().find(|family| family.name() == "duetime_lease_renewal_age_seconds").unwrap();
+        assert!(age.get_metric()[0].get_gauge().get_value() >= 7.0);
+        assert_eq!(families.len(), 7);
+    }
+}

@@ -1,0 +1,276 @@
+//! A copy of everything under the cluster's prefix, kept current: what every decision about the cluster looks at.
+//!
+//! It lists the prefix at a revision, watches from the next one on, and starts over after half a minute, after every gap and
+//! every error. The list is the truth; the watch only makes it quick. Without etcd the last picture stays.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::{
+    cluster::{AssignmentRecord, Candidate, ClusterView, Member, OwnerRecord},
+    ids::{NodeId, NodeName, ShardId, Term},
+};
+use etcd_client::{
+    Client, Event, EventType, GetOptions, GetResponse, KeyValue, WatchOptions, WatchResponse, WatchStream,
+};
+use futures::FutureExt;
+use serde::de::DeserializeOwned;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{Coordination, Error, EtcdOp, LeaseId, client::REQUEST_TIMEOUT, keys::Key};
+
+/// A watch can lose events on the server's side without a word: this is for how long.
+const RELIST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Between attempts while etcd does not answer.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// A cluster of many thousand shards lists more than the 4 MiB that are taken by default.
+const LIST_LIMIT_BYTES: usize = 64 << 20;
+
+/// The newest picture. Revision 0: etcd has not been read yet.
+pub type Views = watch::Receiver<Arc<ClusterView>>;
+
+/// Keeps the picture; see the module.
+#[derive(Debug)]
+pub struct Mirror {
+    coordination: Coordination,
+    views: watch::Sender<Arc<ClusterView>>,
+    picture: Picture,
+}
+
+/// Why a watch ended without an error.
+enum End {
+    /// Time to list again, or everybody has moved to another endpoint.
+    Due,
+    /// The server cancelled it: the revision was compacted away, or it has lost its leader.
+    Cancelled(String),
+}
+
+impl Mirror {
+    pub fn new(coordination: Coordination) -> (Self, Views) {
+        let (views, view) = watch::channel(Arc::new(ClusterView::default()));
+        (Self { coordination, views, picture: Picture::default() }, view)
+    }
+
+    pub async fn run(mut self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.keep()).await;
+    }
+
+    async fn keep(&mut self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.follow(&mut pause).await {
+                Ok(End::Due) => {}
+                Ok(End::Cancelled(reason)) => {
+                    tracing::debug!(reason, "the watch was cancelled; listing again");
+                    tokio::time::sleep(FIRST_PAUSE).await;
+                }
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch ended; listing again");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Lists, then watches for a while.
+    async fn follow(&mut self, pause: &mut Duration) -> Result<End, Error> {
+        self.list().await?;
+        *pause = FIRST_PAUSE;
+        let (endpoint, mut stream) = self.watch().await?;
+        let endpoints = Arc::clone(&self.coordination.endpoints);
+        let moved = endpoints.moved(endpoint);
+        tokio::pin!(moved);
+        let due = Instant::now() + RELIST_INTERVAL;
+        loop {
+            let response = tokio::select! {
+                response = stream.message() => response,
+                () = &mut moved => return Ok(End::Due),
+                () = tokio::time::sleep_until(due) => return Ok(End::Due),
+            };
+            match response {
+                Ok(Some(response)) => {
+                    if let Some(end) = self.take(&mut stream, response) {
+                        return Ok(end);
+                    }
+                }
+                Ok(None) => return Err(self.broken(endpoint, None)),
+                Err(source) => return Err(self.broken(endpoint, Some(source))),
+            }
+        }
+    }
+
+    async fn list(&mut self) -> Result<(), Error> {
+        let prefix = self.coordination.keys.prefix();
+        let get = |client: Client| async move {
+            let mut kv = client.kv_client().max_decoding_message_size(LIST_LIMIT_BYTES);
+            kv.get(prefix, Some(GetOptions::new().with_prefix())).await
+        };
+        let answer: GetResponse = self.coordination.endpoints.ask(EtcdOp::MirrorList, REQUEST_TIMEOUT, get).await?;
+        let revision = answer.header().map_or(0, |header| header.revision());
+        if revision < self.picture.revision {
+            tracing::warn!(
+                revision,
+                before = self.picture.revision,
+                "etcd's revision went back: it was restored from a backup, or is another one; going on from what it says"
+            );
+        }
+        let complaints = std::mem::take(&mut self.picture.complaints);
+        self.picture = Picture { revision, complaints, ..Picture::default() };
+        for found in answer.kvs() {
+            self.picture.put(self.coordination.keys.parse(found.key()), found);
+        }
+        self.publish();
+        Ok(())
+    }
+
+    async fn watch(&self) -> Result<(usize, WatchStream), Error> {
+        let prefix = self.coordination.keys.prefix();
+        let from = self.picture.revision + 1;
+        let open = |mut client: Client| async move {
+            let options = WatchOptions::new().with_prefix().with_start_revision(from).with_progress_notify();
+            client.watch(prefix, Some(options)).await
+        };
+        self.coordination.endpoints.stream(EtcdOp::MirrorWatch, open).await
+    }
+
+    /// Takes one answer and what has come in behind it, so that a burst of changes is one picture.
+    fn take(&mut self, stream: &mut WatchStream, response: WatchResponse) -> Option<End> {
+        let mut next = Some(response);
+        let mut changed = false;
+        let mut end = None;
+        while let Some(response) = next.take() {
+            changed |= self.apply(&response);
+            if response.canceled() {
+                end = Some(End::Cancelled(response.cancel_reason().to_owned()));
+                break;
+            }
+            // An error shows again at the next read.
+            next = stream.message().now_or_never().and_then(Result::ok).flatten();
+        }
+        if changed {
+            self.publish();
+        }
+        end
+    }
+
+    fn apply(&mut self, response: &WatchResponse) -> bool {
+        let before = self.picture.revision;
+        let mut newest = before;
+        for event in response.events() {
+            let Some(found) = event.kv().filter(|found| found.mod_revision() > before) else { continue };
+            newest = newest.max(found.mod_revision());
+            self.apply_event(event, found);
+        }
+        self.picture.revision = newest;
+        newest > before
+    }
+
+    fn apply_event(&mut self, event: &Event, found: &KeyValue) {
+        let key = self.coordination.keys.parse(found.key());
+        match event.event_type() {
+            EventType::Put => self.picture.put(key, found),
+            EventType::Delete => self.picture.delete(key),
+        }
+    }
+
+    fn publish(&self) {
+        self.views.send_replace(Arc::new(self.picture.view()));
+    }
+
+    fn broken(&self, endpoint: usize, source: Option<etcd_client::Error>) -> Error {
+        self.coordination.endpoints.failed(endpoint);
+        Error::Unanswered { op: EtcdOp::MirrorWatch, source }
+    }
+}
+
+/// Everything that could be read, by key.
+#[derive(Debug, Default)]
+struct Picture {
+    revision: i64,
+    members: BTreeMap<NodeName, Member>,
+    candidates: BTreeMap<LeaseId, Candidate>,
+    assignment: Option<AssignmentRecord>,
+    owners: BTreeMap<ShardId, OwnerRecord>,
+    /// Keys that could not be read, so that each is said once.
+    complaints: BTreeSet<Vec<u8>>,
+}
+
+impl Picture {
+    fn put(&mut self, key: Option<Key>, found: &KeyValue) {
+        match key {
+            Some(Key::Node(name)) => {
+                let member = self.read(found).filter(|member: &Member| member.node.name == name);
+                replace(&mut self.members, name, member);
+            }
+            Some(Key::Candidate(lease)) => {
+                let term = Term::from_revision(found.create_revision());
+                let candidate = self.read(found).map(|node: NodeId| Candidate { term, node });
+                replace(&mut self.candidates, lease, candidate);
+            }
+            Some(Key::Assignment) => self.assignment = self.read(found),
+            Some(Key::Owner(shard)) => {
+                let owner = self.read(found);
+                replace(&mut self.owners, shard, owner);
+            }
+            None => self.complain(found, "a key that is none of the cluster's"),
+        }
+    }
+
+    fn delete(&mut self, key: Option<Key>) {
+        match key {
+            Some(Key::Node(name)) => drop(self.members.remove(&name)),
+            Some(Key::Candidate(lease)) => drop(self.candidates.remove(&lease)),
+            Some(Key::Assignment) => self.assignment = None,
+            Some(Key::Owner(shard)) => drop(self.owners.remove(&shard)),
+            None => {}
+        }
+    }
+
+    /// What cannot be read counts as absent.
+    fn read<T: DeserializeOwned>(&mut self, found: &KeyValue) -> Option<T> {
+        match serde_json::from_slice(found.value()) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.complain(found, &error.to_string());
+                None
+            }
+        }
+    }
+
+    fn complain(&mut self, found: &KeyValue, reason: &str) {
+        if self.complaints.insert(found.key().to_vec()) {
+            let key = String::from_utf8_lossy(found.key());
+            tracing::warn!(%key, reason, "passing over a key in etcd that cannot be read");
+        }
+    }
+
+    fn view(&self) -> ClusterView {
+        let mut candidates: Vec<Candidate> = self.candidates.values().cloned().collect();
+        candidates.sort_by_key(|candidate| candidate.term);
+        ClusterView {
+            revision: self.revision,
+            members: self.members.clone(),
+            candidates,
+            assignment: self.assignment.clone(),
+            owners: self.owners.clone(),
+        }
+    }
+}
+
+fn replace<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
+    }
+}

@@ -1,0 +1,84 @@
+//! Against a real etcd; what other rooms' tests need to stand on one.
+
+mod login;
+mod session;
+mod writes;
+
+use std::{future::Future, path::PathBuf, time::Duration};
+
+use common::{
+    cluster::Member,
+    ids::{Incarnation, NodeId, NodeName},
+    time::UnixMicros,
+};
+use etcd_client::Client;
+use integration_tests::sandbox::{Etcd, Tether, scratch, shared};
+use prometheus::Registry;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{Coordination, CoordinationMetrics, EtcdSettings};
+
+/// Generous: the machine may be busy. Nothing waits that long when it is well.
+pub(crate) const SOON: Duration = Duration::from_secs(40);
+
+pub(crate) const TTL: Duration = Duration::from_secs(3);
+
+/// The etcd that the tests share, and a prefix nobody else has.
+pub(crate) async fn shared_etcd() -> (Vec<String>, String) {
+    let endpoints = shared::etcd().await.unwrap().endpoints();
+    (endpoints, format!("/{}", shared::unique("coordination")))
+}
+
+/// An etcd of its own, for a test that hurts it.
+pub(crate) async fn own_etcd(members: usize) -> (Etcd, PathBuf) {
+    let folder = scratch().join(shared::unique("coordination-etcd"));
+    (Etcd::start(&folder, members, Tether::Tethered).await.unwrap(), folder)
+}
+
+pub(crate) async fn coordination(endpoints: &[String], prefix: &str) -> Coordination {
+    connect(settings(endpoints, prefix)).await
+}
+
+fn settings(endpoints: &[String], prefix: &str) -> EtcdSettings {
+    EtcdSettings { endpoints: endpoints.to_vec(), prefix: prefix.to_owned(), lease_ttl: TTL, user: None, tls: None }
+}
+
+async fn connect(settings: EtcdSettings) -> Coordination {
+    Coordination::new(settings, CoordinationMetrics::register(&Registry::new()).unwrap()).await.unwrap()
+}
+
+/// A client beside ours, for what a person would do with etcdctl.
+pub(crate) async fn etcdctl(endpoints: &[String]) -> Client {
+    Client::connect(endpoints, None).await.unwrap()
+}
+
+/// A fresh start of the node `name`.
+pub(crate) fn node(name: &str) -> NodeId {
+    NodeId { name: NodeName::new(name), incarnation: Incarnation::new(Uuid::new_v4()) }
+}
+
+pub(crate) fn member(node: &NodeId) -> Member {
+    Member {
+        node: node.clone(),
+        url: None,
+        leaving: false,
+        unfit: [].into(),
+        broker_unfit: false,
+        version: "0.0.0".to_owned(),
+        started_at: UnixMicros::new(1),
+    }
+}
+
+/// Waits until `done` says so; fails the test when it has not by then.
+pub(crate) async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !done() {
+        assert!(Instant::now() < deadline, "not within {SOON:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, future).await.unwrap_or_else(|_| panic!("not within {SOON:?}: {what}"))
+}

@@ -1,0 +1,114 @@
+use common::{
+    cluster::AssignmentRecord,
+    ids::{Epoch, ShardId, Term},
+    shard::Assignment,
+};
+
+use super::*;
+use crate::coordination::{LeaseId, Written};
+
+fn record(term: Term, owner: &NodeId) -> AssignmentRecord {
+    AssignmentRecord { term, assignment: Assignment { owners: vec![Some(owner.clone())] } }
+}
+
+async fn candidate(coordination: &Coordination, node: &NodeId) -> (Term, LeaseId) {
+    let lease = coordination.lease_grant().await.unwrap();
+    (coordination.candidate_put(node, lease).await.unwrap(), lease)
+}
+
+#[tokio::test]
+async fn a_place_in_the_queue_is_kept_and_terms_rise() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (one, two) = (node("one"), node("two"));
+    let (first, lease) = candidate(&coordination, &one).await;
+    assert_eq!(coordination.candidate_put(&one, lease).await.unwrap(), first);
+    let (second, _) = candidate(&coordination, &two).await;
+    assert!(second > first);
+    coordination.candidate_remove(lease).await.unwrap();
+    let again = coordination.candidate_put(&one, lease).await.unwrap();
+    assert!(again > second, "who comes back queues up behind");
+}
+
+#[tokio::test]
+async fn an_old_term_cannot_write_the_assignment() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (one, two) = (node("one"), node("two"));
+    let (old, old_lease) = candidate(&coordination, &one).await;
+    let by_old = record(old, &one);
+    assert_eq!(coordination.assignment_write(None, &by_old, old_lease).await.unwrap(), Written::Done);
+    coordination.candidate_remove(old_lease).await.unwrap();
+    let late = record(old, &two);
+    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
+    // Not even after it has queued up again: that is another term.
+    coordination.candidate_put(&one, old_lease).await.unwrap();
+    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
+    let (new, new_lease) = candidate(&coordination, &two).await;
+    let by_new = record(new, &two);
+    assert_eq!(coordination.assignment_write(Some(&by_old), &by_new, new_lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_read().await.unwrap(), Some(by_new));
+}
+
+#[tokio::test]
+async fn an_assignment_is_written_only_over_the_one_it_was_derived_from_and_may_be_repeated() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (one, two) = (node("one"), node("two"));
+    let (term, lease) = candidate(&coordination, &one).await;
+    let (first, second) = (record(term, &one), record(term, &two));
+    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_write(None, &second, lease).await.unwrap(), Written::Moved);
+    assert_eq!(coordination.assignment_write(Some(&first), &second, lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_read().await.unwrap(), Some(second));
+}
+
+#[tokio::test]
+async fn two_nodes_never_own_the_same_shard_key() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let nodes: Vec<NodeId> = (0..8).map(|number| node(&format!("node-{number}"))).collect();
+    let mut leases = Vec::new();
+    for _ in &nodes {
+        leases.push(coordination.lease_grant().await.unwrap());
+    }
+    for shard in (0..10).map(ShardId::new) {
+        let tries = nodes.iter().zip(&leases).map(|(node, lease)| coordination.owner_create(shard, node, None, *lease));
+        let created = futures::future::join_all(tries).await;
+        assert_eq!(created.into_iter().filter(|created| created.as_ref().unwrap().is_some()).count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn only_its_owner_deletes_a_shard_key() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (one, two, shard) = (node("one"), node("two"), ShardId::new(5));
+    let lease = coordination.lease_grant().await.unwrap();
+    coordination.owner_create(shard, &one, None, lease).await.unwrap().unwrap();
+    coordination.owner_remove(shard, &two).await.unwrap();
+    assert_eq!(coordination.owner_create(shard, &two, None, lease).await.unwrap(), None);
+    coordination.owner_remove(shard, &one).await.unwrap();
+    coordination.owner_create(shard, &two, None, lease).await.unwrap().unwrap();
+    // Another start of the same node is another node.
+    assert_eq!(coordination.owner_create(shard, &node("two"), None, lease).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_epoch_is_confirmed_only_while_the_key_is_the_one_that_was_created() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (me, shard, epoch) = (node("one"), ShardId::new(5), Epoch::from_store(7));
+    let lease = coordination.lease_grant().await.unwrap();
+    let created = coordination.owner_create(shard, &me, None, lease).await.unwrap().unwrap();
+    assert!(coordination.owner_confirm(&created, &me, epoch).await.unwrap());
+    // Found again, by an acquire after a refused claim.
+    assert_eq!(coordination.owner_create(shard, &me, None, lease).await.unwrap(), Some(created));
+    coordination.owner_remove(shard, &me).await.unwrap();
+    assert!(!coordination.owner_confirm(&created, &me, epoch).await.unwrap());
+    let other = coordination.owner_create(shard, &me, None, lease).await.unwrap().unwrap();
+    assert!(!coordination.owner_confirm(&created, &me, epoch).await.unwrap(), "a key of ours, but a later one");
+    coordination.lease_revoke(lease).await.unwrap();
+    assert!(!coordination.owner_confirm(&other, &me, epoch).await.unwrap());
+}

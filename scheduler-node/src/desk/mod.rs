@@ -1,0 +1,119 @@
+//! Answers one client's request at a time by asking the store. It knows what a request means; who asked and how the answer
+//! travels is absent here, and so is everything that happens by itself over time.
+//!
+//! Whatever writes runs in a task of its own, so that a client that hangs up does not leave it half done. No outcome is
+//! guessed at: where nobody knows whether something was done, the answer says so.
+
+mod cluster;
+mod list;
+mod queues;
+mod refusal;
+mod submit;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::{fmt, future::Future, sync::Arc, time::Instant};
+
+use common::{
+    cluster::ClusterView,
+    ids::{NodeId, TaskId},
+    time::UnixMicros,
+    wire::{Limits, Problem},
+};
+use tokio::sync::{Mutex, watch};
+
+use crate::{
+    clock,
+    loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
+    metrics::Metrics,
+    readiness::{Readiness, Report},
+    store::{Database, Store},
+    supervise::spawn_child,
+};
+
+pub use submit::Submitted;
+
+/// What the desk asks.
+#[derive(Debug)]
+pub struct Parts {
+    pub me: NodeId,
+    pub store: Store,
+    pub submitter: Submitter,
+    pub nudger: Nudger,
+    pub reporter: Reporter,
+    pub books: Books,
+    pub max_payload_bytes: usize,
+    /// A queue comes into being with the first task that names it.
+    pub auto_create: bool,
+    pub views: watch::Receiver<Arc<ClusterView>>,
+    pub metrics: Arc<Metrics>,
+    pub readiness: Readiness,
+}
+
+#[derive(Clone)]
+pub struct Desk {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    parts: Parts,
+    /// Whoever reads the queues anew holds this, so that many who miss the same queue read them once.
+    reading: Mutex<()>,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Desk").field("me", &self.inner.parts.me).finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    pub fn new(parts: Parts) -> Self {
+        Self { inner: Arc::new(Inner { parts, reading: Mutex::new(()) }) }
+    }
+
+    /// Whether requests should come to this node, and if not, why.
+    pub fn readiness(&self) -> Report {
+        self.parts().readiness.report()
+    }
+
+    /// The id that `text` spells. What is no id is no task either.
+    pub fn id(&self, text: &str) -> Result<TaskId, Problem> {
+        text.parse().map_err(|_| Problem::not_found(format!("`{text}` is not the id of a task")))
+    }
+
+    fn parts(&self) -> &Parts {
+        &self.inner.parts
+    }
+
+    /// The database that has the task, if there is one.
+    fn database(&self, id: TaskId) -> Result<Arc<Database>, Problem> {
+        self.parts().store.of(id.shard()).cloned().ok_or_else(|| no_task(id))
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { max_payload_bytes: self.parts().max_payload_bytes }
+    }
+
+    /// The moment from which delays count: the first database's time, which decides what is due, while it is known.
+    fn now(&self) -> UnixMicros {
+        self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
+    }
+}
+
+/// Runs to its end even when whoever asked has gone.
+async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<T, Problem> {
+    match spawn_child(work).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "a request broke");
+            Err(Problem::internal("it broke half way; nobody knows whether it was done, look before asking again"))
+        }
+    }
+}
+
+fn no_task(id: TaskId) -> Problem {
+    Problem::not_found(format!("there is no task {id}, or it finished so long ago that it was dropped"))
+}

@@ -1,0 +1,96 @@
+//! Takes tasks in.
+
+use std::collections::BTreeSet;
+
+use common::{
+    ids::QueueName,
+    task::TaskState,
+    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask},
+};
+
+use super::{Desk, refusal};
+
+/// A task that is durable.
+#[derive(Clone, Debug)]
+pub struct Submitted {
+    pub view: TaskView,
+    /// It was there already.
+    pub duplicate: bool,
+}
+
+/// Where a task of a batch stands in it, and what its receipt needs.
+struct Placed {
+    place: usize,
+    queue: QueueName,
+}
+
+impl Desk {
+    /// Answers once the task is durable, from what was written: it is not read back.
+    pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
+        let task = request.validate(self.now(), &self.limits())?;
+        self.know([&task.queue]).await;
+        self.admit(&task)?;
+        let shown = task.clone();
+        let stored = self.parts().submitter.submit(vec![task]).await.pop().expect("one task, one answer");
+        let stored = stored.map_err(|error| refusal::unstored(&error))?;
+        let max_attempts =
+            shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
+        let mut new = shown.into_new(stored.id);
+        new.due_at = stored.due_at;
+        Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
+    }
+
+    /// One answer a task, in their order. What is wrong with one does not touch the others.
+    pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
+        let (now, limits) = (self.now(), self.limits());
+        let checked: Vec<_> =
+            requests.into_iter().map(|request| request.and_then(|request| request.validate(now, &limits))).collect();
+        let queues: BTreeSet<&QueueName> = checked.iter().flatten().map(|task| &task.queue).collect();
+        self.know(queues).await;
+        let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
+        let (mut placed, mut tasks) = (Vec::new(), Vec::new());
+        for (place, task) in checked.into_iter().enumerate() {
+            match task.and_then(|task| self.admit(&task).map(|()| task)) {
+                Ok(task) => {
+                    placed.push(Placed { place, queue: task.queue.clone() });
+                    tasks.push(task);
+                    answers.push(None);
+                }
+                Err(problem) => answers.push(Some(Err(problem))),
+            }
+        }
+        let stored = self.parts().submitter.submit(tasks).await;
+        for (Placed { place, queue }, stored) in placed.into_iter().zip(stored) {
+            answers[place] = Some(stored.map_err(|error| refusal::unstored(&error)).map(|stored| TaskReceipt {
+                id: stored.id,
+                queue,
+                state: TaskState::Scheduled,
+                due_at: stored.due_at,
+                shard: stored.id.shard(),
+                duplicate: false,
+            }));
+        }
+        answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
+    }
+
+    /// Refuses a task of a queue that is not there, where queues are made by hand only.
+    fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
+        if self.parts().auto_create || self.parts().books.load().find(&task.queue).is_some() {
+            return Ok(());
+        }
+        let detail = format!("there is no queue `{}`, and queues are not made by submitting to them here", task.queue);
+        Err(Problem::invalid_field("queue", detail))
+    }
+
+    /// Sees to it that this node has heard of `queues` if there are such; on their first use they are made, where that is
+    /// how queues come into being. A task goes in all the same when that fails: its queue's policy is the default one.
+    async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
+        let book = self.parts().books.load_full();
+        let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
+        if !missing.is_empty()
+            && let Err(error) = self.look_for(missing).await
+        {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not written down yet");
+        }
+    }
+}

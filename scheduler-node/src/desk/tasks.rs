@@ -1,0 +1,134 @@
+//! One task: shown, changed, cancelled, run, retried, reported on.
+
+use common::{
+    ids::{Attempt, TaskId},
+    task::{TaskState, state::cancel_outcome},
+    wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange},
+};
+
+use super::{Desk, no_task, refusal::failed, to_its_end, view::view};
+use crate::{
+    loops::reporter::Reported,
+    store::{
+        change::{Guarded, Keep, would_lapse},
+        rows::TaskRecord,
+    },
+};
+
+impl Desk {
+    pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
+        let task = self.database(id)?.task_read(id).await.map_err(|error| failed(&error))?;
+        task.map(|task| self.shown(task)).ok_or_else(|| no_task(id))
+    }
+
+    /// Changes a task that is not claimed yet.
+    pub async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
+        let change = request.validate(self.now(), &self.limits())?;
+        let desk = self.clone();
+        to_its_end(async move {
+            match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
+                Guarded::Done(task) => Ok(desk.written(task)),
+                Guarded::Refused(task) => Err(unchanged(&task, &change)),
+                Guarded::Missing => Err(no_task(id)),
+            }
+        })
+        .await
+    }
+
+    /// Cancels a task that is not claimed yet; asked again, it repeats its answer.
+    pub async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            let keep = Keep::of(&desk.parts().books.load());
+            let attempt = match desk.database(id)?.task_cancel(id, &keep).await.map_err(|error| failed(&error))? {
+                Guarded::Done(cancelled) => {
+                    desk.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
+                    tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
+                    cancelled.attempt
+                }
+                Guarded::Refused(task) if task.state == TaskState::Cancelled => task.attempt,
+                Guarded::Refused(task) => return Err(Problem::in_flight(task.state)),
+                Guarded::Missing => return Err(no_task(id)),
+            };
+            Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
+        })
+        .await
+    }
+
+    /// Makes a task due now that is not claimed yet.
+    pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
+                Guarded::Done(task) => Ok(desk.written(task)),
+                Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
+                Guarded::Missing => Err(no_task(id)),
+            }
+        })
+        .await
+    }
+
+    /// Gives a dead task new attempts, the first of them now.
+    pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            match desk.database(id)?.task_revive(id).await.map_err(|error| failed(&error))? {
+                Guarded::Done(task) => Ok(desk.written(task)),
+                Guarded::Refused(task) => {
+                    let detail = format!("only a dead task can be retried, and this one is {}", task.state);
+                    Err(Problem::conflict(detail).with_state(task.state))
+                }
+                Guarded::Missing => Err(no_task(id)),
+            }
+        })
+        .await
+    }
+
+    /// Applies what a consumer reports of one attempt.
+    pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            let reported = desk.parts().reporter.report(id, attempt, body).await.map_err(|error| failed(&error))?;
+            match reported {
+                Reported::Applied => {}
+                Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
+                Reported::Missing => {
+                    let task = desk.get(id).await?;
+                    return Err(stale(attempt, task.state, task.attempt));
+                }
+            }
+            desk.get(id).await.map_err(|problem| Problem {
+                detail: format!("the report was applied, but the task cannot be shown: {}", problem.detail),
+                ..problem
+            })
+        })
+        .await
+    }
+
+    /// A task that was just written by hand: whoever has to look at it next is told when.
+    fn written(&self, task: TaskRecord) -> TaskView {
+        self.parts().nudger.written(task.id, task.wake_at);
+        tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task changed by hand");
+        self.shown(task)
+    }
+
+    fn shown(&self, task: TaskRecord) -> TaskView {
+        view(task, &self.parts().books.load())
+    }
+}
+
+/// Why `change` was not done to `task`.
+fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
+    if !task.state.may_be_changed() || !would_lapse(task, change) {
+        return Problem::in_flight(task.state);
+    }
+    let due_at = change.due_at.unwrap_or(task.due_at);
+    let expires_at = change.expires_at.unwrap_or(task.expires_at).unwrap_or(due_at);
+    let field = if change.expires_at.is_some() { "expires_at" } else { "due_at" };
+    Problem::invalid_field(field, format!("the task would expire at {expires_at}, before it is due at {due_at}"))
+}
+
+fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {
+    let detail = format!("attempt {attempt} cannot be reported on: the task is {state}, its newest attempt is {newest}");
+    Problem::stale_attempt(detail).with_state(state)
+}

@@ -1,0 +1,41 @@
+//! The node and the cluster: what an operator, a probe and Prometheus ask for.
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use common::wire::{ClusterReport, Problem};
+use prometheus::TextEncoder;
+use serde_json::json;
+
+use super::{Api, refusal::Refusal};
+
+pub(super) async fn show(State(api): State<Api>) -> Result<Json<ClusterReport>, Refusal> {
+    Ok(Json(api.desk.cluster().await?))
+}
+
+/// The process answers: all that a liveness probe may ask, because a restart heals nothing else.
+pub(super) async fn alive() -> Json<serde_json::Value> {
+    Json(json!({ "status": "alive" }))
+}
+
+/// Whether requests should come here. Why not is told only to those who were let in: it names hosts.
+pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
+    let readiness = api.desk.readiness();
+    let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let answer = if api.gate.knows(&headers) {
+        json!({ "ready": readiness.ready, "reasons": readiness.reasons })
+    } else {
+        json!({ "ready": readiness.ready })
+    };
+    (status, Json(answer)).into_response()
+}
+
+pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Refusal> {
+    let text = TextEncoder::new()
+        .encode_to_string(&api.registry.gather())
+        .map_err(|error| Problem::internal(format!("the metrics cannot be written: {error}")))?;
+    Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response())
+}

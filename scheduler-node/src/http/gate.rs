@@ -1,0 +1,160 @@
+//! Who is let in, and to what.
+
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use common::wire::Problem;
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+use super::refusal::Refusal;
+use crate::config::{Auth, Role};
+
+const CHALLENGE: &str = "Bearer realm=\"duetime\"";
+const CHALLENGE_WRONG: &str = "Bearer realm=\"duetime\", error=\"invalid_token\"";
+
+/// The tokens that are let in. Without any, everybody is: the configuration allows that on loopback only.
+#[derive(Debug)]
+pub(super) struct Gate {
+    tokens: Vec<(Role, [u8; 32])>,
+}
+
+impl Gate {
+    pub(super) fn new(auth: &Auth) -> Self {
+        Self { tokens: auth.token.iter().map(|token| (token.role, token.sha256)).collect() }
+    }
+
+    /// Refuses a caller who may not do what needs `needed`.
+    pub(super) fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Refusal> {
+        match self.role(headers)? {
+            Some(role) if role >= needed => Ok(()),
+            Some(role) => {
+                let detail = format!("this needs a token with the role {needed}; the role of this one is {role}");
+                Err(Problem::forbidden(detail).into())
+            }
+            None => Err(Refusal::unauthorized("send a token: `Authorization: Bearer <token>`", CHALLENGE)),
+        }
+    }
+
+    /// Whether the caller may see what is only for those who were let in.
+    pub(super) fn knows(&self, headers: &HeaderMap) -> bool {
+        matches!(self.role(headers), Ok(Some(_)))
+    }
+
+    /// The caller's role; `None` when no token was sent though one is needed.
+    fn role(&self, headers: &HeaderMap) -> Result<Option<Role>, Refusal> {
+        if self.tokens.is_empty() {
+            return Ok(Some(Role::Operator));
+        }
+        let Some(sent) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
+        let role = bearer(sent).and_then(|token| self.role_of(token));
+        role.map(Some)
+            .ok_or_else(|| Refusal::unauthorized("the token is unknown here; send one that is configured", CHALLENGE_WRONG))
+    }
+
+    /// Takes as long for a wrong token as for a right one, whichever it is.
+    fn role_of(&self, token: &[u8]) -> Option<Role> {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let mut found = 0_u8;
+        for (role, sha256) in &self.tokens {
+            let same: Choice = digest.ct_eq(sha256);
+            found.conditional_assign(&(*role as u8 + 1), same);
+        }
+        Role::ALL.into_iter().find(|role| *role as u8 + 1 == found)
+    }
+}
+
+/// The token of `Bearer <token>`; the scheme in any case.
+fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    let bytes = value.as_bytes();
+    let (scheme, token) = bytes.split_at_checked(b"Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// The role that a request needs; `None`: nobody is asked. `route` is the pattern that matched, if one did.
+///
+/// What is not listed needs the highest role, so that a route forgotten here is closed and not open.
+pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
+    let looks = [Method::GET, Method::HEAD].contains(method);
+    match route {
+        Some("/healthz" | "/readyz") => None,
+        // There is nothing behind it; which paths exist is not told to strangers all the same.
+        None => Some(Role::Viewer),
+        Some(_) if looks => Some(Role::Viewer),
+        Some(route) if route.starts_with("/v1/tasks") => Some(Role::Producer),
+        Some(_) => Some(Role::Operator),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Token;
+
+    fn gate() -> Gate {
+        let token = |role: Role| Token { name: role.text().to_owned(), role, sha256: Sha256::digest(role.text()).into() };
+        Gate::new(&Auth { token: Role::ALL.map(token).to_vec() })
+    }
+
+    fn sent(authorization: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_str(authorization).expect("a header"))])
+    }
+
+    fn status(answer: Result<(), Refusal>) -> u16 {
+        answer.map_or_else(|refusal| refusal.problem().status, |()| 200)
+    }
+
+    #[test]
+    fn each_role_is_let_in_to_its_own_routes_and_those_below() {
+        for (rank, role) in Role::ALL.into_iter().enumerate() {
+            for (needed_rank, needed) in Role::ALL.into_iter().enumerate() {
+                let expected = if rank >= needed_rank { 200 } else { 403 };
+                assert_eq!(status(gate().admit(&sent(&format!("Bearer {role}")), needed)), expected, "{role} for {needed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_role_is_told_which_it_needs() {
+        let refusal = gate().admit(&sent("bearer viewer"), Role::Operator).expect_err("refused");
+        assert!(refusal.problem().detail.contains("operator"), "{}", refusal.problem());
+    }
+
+    #[test]
+    fn no_token_and_a_wrong_one_are_both_401() {
+        for headers in [HeaderMap::new(), sent("Bearer nobody"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")] {
+            assert_eq!(status(gate().admit(&headers, Role::Viewer)), 401, "{headers:?}");
+            assert!(!gate().knows(&headers));
+        }
+    }
+
+    #[test]
+    fn without_tokens_everybody_is_let_in() {
+        let open = Gate::new(&Auth::default());
+        assert_eq!(status(open.admit(&HeaderMap::new(), Role::Operator)), 200);
+        assert_eq!(status(open.admit(&sent("Bearer anything"), Role::Operator)), 200);
+        assert!(open.knows(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn what_changes_the_cluster_needs_an_operator_and_what_changes_a_task_a_producer() {
+        let cases = [
+            (Method::GET, Some("/v1/tasks"), Some(Role::Viewer)),
+            (Method::HEAD, Some("/v1/tasks/{id}"), Some(Role::Viewer)),
+            (Method::GET, Some("/v1/cluster"), Some(Role::Viewer)),
+            (Method::GET, Some("/metrics"), Some(Role::Viewer)),
+            (Method::POST, Some("/v1/tasks"), Some(Role::Producer)),
+            (Method::POST, Some("/v1/tasks/batch"), Some(Role::Producer)),
+            (Method::DELETE, Some("/v1/tasks/{id}"), Some(Role::Producer)),
+            (Method::POST, Some("/v1/tasks/{id}/result"), Some(Role::Producer)),
+            (Method::PUT, Some("/v1/queues/{queue}"), Some(Role::Operator)),
+            (Method::DELETE, Some("/v1/queues/{queue}"), Some(Role::Operator)),
+            (Method::POST, Some("/v1/queues/{queue}/pause"), Some(Role::Operator)),
+            (Method::POST, Some("/metrics"), Some(Role::Operator)),
+            (Method::GET, Some("/healthz"), None),
+            (Method::GET, Some("/readyz"), None),
+            (Method::POST, None, Some(Role::Viewer)),
+        ];
+        for (method, route, role) in cases {
+            assert_eq!(needed(&method, route), role, "{method} {route:?}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What is counted of requests.
+
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+
+use super::ROUTES;
+
+/// The route of what matched none.
+const NO_ROUTE: &str = "none";
+
+/// Requests by route pattern, so that there are as many series as routes, however many tasks and queues.
+#[derive(Clone, Debug)]
+pub struct HttpMetrics {
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+}
+
+impl HttpMetrics {
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let metrics = Self {
+            requests: IntCounterVec::new(
+                Opts::new("duetime_http_requests_total", "requests answered, by route, method and class of status"),
+                &["route", "method", "status"],
+            )?,
+            seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    "duetime_http_request_duration_seconds",
+                    "from the head of a request to the head of its answer",
+                )
+                .buckets(vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]),
+                &["route", "method"],
+            )?,
+        };
+        registry.register(Box::new(metrics.requests.clone()))?;
+        registry.register(Box::new(metrics.seconds.clone()))?;
+        for (method, route) in ROUTES {
+            let _ = metrics.seconds.with_label_values(&[route, method.as_str()]);
+            for class in ["2xx", "4xx", "5xx"] {
+                let _ = metrics.requests.with_label_values(&[route, method.as_str(), class]);
+            }
+        }
+        Ok(metrics)
+    }
+
+    pub(super) fn answered(&self, route: Option<&str>, method: &Method, status: StatusCode, took: Duration) {
+        let route = route.unwrap_or(NO_ROUTE);
+        let method = bounded(method);
+        self.requests.with_label_values(&[route, method, class(status)]).inc();
+        self.seconds.with_label_values(&[route, method]).observe(took.as_secs_f64());
+    }
+}
+
+/// A client may invent methods; a label may not.
+fn bounded(method: &Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
+}
+
+fn class(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        ..300 => "2xx",
+        300..400 => "3xx",
+        400..500 => "4xx",
+        _ => "5xx",
+    }
+}

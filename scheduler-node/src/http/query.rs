@@ -1,0 +1,67 @@
+//! Query strings.
+
+use std::collections::BTreeSet;
+
+use axum::{extract::Query, http::Uri};
+use common::wire::{ListFilter, Problem, read};
+
+/// What axum puts before the reason.
+const PREAMBLE: &str = "Failed to deserialize query string: ";
+
+/// The filter of a list; the problem names the parameter that is to blame.
+pub(super) fn filter(uri: &Uri) -> Result<ListFilter, Problem> {
+    let problem = match Query::<ListFilter>::try_from_uri(uri) {
+        Ok(Query(filter)) => return filter.validate().map(|()| filter),
+        Err(rejection) => rejection.body_text(),
+    };
+    let reason = problem.strip_prefix(PREAMBLE).unwrap_or(&problem);
+    let names: BTreeSet<&str> =
+        uri.query().unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or_default()).collect();
+    Err(match reason.split_once(": ") {
+        Some((name, reason)) if names.contains(name) && !reason.starts_with("unknown field") => {
+            Problem::invalid_field(name.to_owned(), format!("`{name}`: {reason}"))
+        }
+        Some((name, reason)) if names.contains(name) => read::explain_text(reason),
+        _ => read::explain_text(reason),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(query: &str) -> Result<ListFilter, Problem> {
+        filter(&format!("/v1/tasks?{query}").parse().expect("a path"))
+    }
+
+    #[test]
+    fn every_parameter_is_read() {
+        let filter = read(
+            "queue=mail&state=scheduled&partition_key=a%20b&due_after=2030-01-01T00:00:00Z&due_before=1900000000000&limit=7",
+        )
+        .expect("read");
+        assert_eq!(filter.queue.expect("given").as_str(), "mail");
+        assert_eq!(filter.partition_key.as_deref(), Some("a b"));
+        assert_eq!(filter.due_before.expect("given").millis(), 1_900_000_000_000);
+        assert_eq!(filter.limit, Some(7));
+        assert_eq!(read("").expect("read"), ListFilter::default());
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        for (query, field) in [
+            ("limit=many", "limit"),
+            ("limit=1001", "limit"),
+            ("state=done", "state"),
+            ("due_after=tomorrow", "due_after"),
+            ("cursor=xyz", "cursor"),
+            ("colour=red", "colour"),
+            ("queue=a&queue=b", "queue"),
+            ("queue=a%2Fb", "queue"),
+            ("key=order-7", "key"),
+        ] {
+            let problem = read(query).expect_err("refused");
+            assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field)), "{query}: {problem:?}");
+        }
+    }
+}

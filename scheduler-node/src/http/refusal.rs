@@ -1,0 +1,65 @@
+//! Every answer that is not what was asked for: a problem, and never anything else.
+
+use axum::{
+    Json,
+    extract::rejection::{PathRejection, RawPathParamsRejection},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use common::wire::{Problem, problem};
+
+/// A problem on its way to the client. The `Err` of every handler.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    // Boxed, because every handler's answer has room for it.
+    problem: Box<Problem>,
+    /// What to log in with, where that is what is missing.
+    challenge: Option<&'static str>,
+}
+
+impl Refusal {
+    /// Credentials are missing or wrong; `challenge` says which are wanted.
+    pub(super) fn unauthorized(detail: &str, challenge: &'static str) -> Self {
+        Self { problem: Box::new(Problem::unauthorized(detail)), challenge: Some(challenge) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn problem(&self) -> &Problem {
+        &self.problem
+    }
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        Self { problem: Box::new(problem), challenge: None }
+    }
+}
+
+impl From<PathRejection> for Refusal {
+    fn from(rejection: PathRejection) -> Self {
+        Problem::not_found(format!("the path cannot be read: {}", rejection.body_text())).into()
+    }
+}
+
+impl From<RawPathParamsRejection> for Refusal {
+    fn from(rejection: RawPathParamsRejection) -> Self {
+        Problem::not_found(format!("the path cannot be read: {}", rejection.body_text())).into()
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let retry_after_s = self.problem.retry_after_s;
+        let mut response = (status, Json(&self.problem)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));
+        if let Some(seconds) = retry_after_s {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(challenge) = self.challenge {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        response
+    }
+}

@@ -1,0 +1,216 @@
+//! What lies around every handler: who is let in, what is counted and logged, and the answers where there is no handler.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+
+use axum::{
+    Router,
+    extract::{MatchedPath, Request, State},
+    http::{Method, Uri},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+};
+use common::wire::Problem;
+use futures::FutureExt;
+
+use super::{
+    gate::{self, Gate},
+    metrics::HttpMetrics,
+    refusal::Refusal,
+};
+
+/// Agreed for the API, but not made yet: said so, that nobody looks for a mistake of his own.
+const LATER: [&str; 6] = ["/", "/openapi.json", "/v1/schedules", "/v1/tasks/bulk", "/console", "/v1/docs"];
+
+#[derive(Clone)]
+struct Shell {
+    gate: Arc<Gate>,
+    metrics: HttpMetrics,
+}
+
+/// Puts the shell around `routes`.
+pub(super) fn around(routes: Router, gate: Arc<Gate>, metrics: HttpMetrics) -> Router {
+    routes
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(nothing_here)
+        .layer(middleware::from_fn_with_state(Shell { gate, metrics }, pass))
+}
+
+async fn pass(State(shell): State<Shell>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let route = route.as_ref().map(MatchedPath::as_str);
+    let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
+    let admitted = match gate::needed(&method, route) {
+        Some(role) => shell.gate.admit(request.headers(), role),
+        None => Ok(()),
+    };
+    let response = match admitted {
+        Ok(()) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| broken(&method, route)),
+        Err(refusal) => refusal.into_response(),
+    };
+    let took = started.elapsed();
+    shell.metrics.answered(route, &method, response.status(), took);
+    tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
+    response
+}
+
+/// The panic itself has been logged where it happened.
+fn broken(method: &Method, route: Option<&str>) -> Response {
+    tracing::error!(%method, route, "a handler panicked");
+    Refusal::from(Problem::internal("the request broke something here; it may or may not have been done")).into_response()
+}
+
+pub(super) async fn nothing_here(uri: Uri) -> Refusal {
+    let path = uri.path();
+    let later = LATER.contains(&path) || path.starts_with("/v1/schedules/") || is_key(path);
+    Problem::not_found(if later {
+        format!("{path} is not available in this version")
+    } else {
+        format!("there is nothing at {path}; the API begins with /v1/tasks, /v1/queues and /v1/cluster")
+    })
+    .into()
+}
+
+/// `/v1/queues/<queue>/keys/<key>`.
+fn is_key(path: &str) -> bool {
+    path.strip_prefix("/v1/queues/").and_then(|rest| rest.split_once('/')).is_some_and(|(_, rest)| rest.starts_with("keys/"))
+}
+
+/// The router adds the header that names the methods there are.
+async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    Problem::method_not_allowed(format!("{method} is not a method of {}; the header Allow names those there are", uri.path()))
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::{Body, to_bytes},
+        http::{StatusCode, header},
+        routing::{get, post},
+    };
+    use prometheus::Registry;
+    use serde_json::Value;
+    use sha2::{Digest, Sha256};
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::config::{Auth, Role, Token};
+
+    fn router(roles: &[Role]) -> Router {
+        let token = |role: &Role| Token { name: role.text().to_owned(), role: *role, sha256: Sha256::digest(role.text()).into() };
+        let gate = Gate::new(&Auth { token: roles.iter().map(token).collect() });
+        let routes = Router::new()
+            .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
+            .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))
+            .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
+            .route("/v1/cluster", get(broken_handler))
+            .route("/healthz", get(|| async { "alive" }));
+        let metrics = HttpMetrics::register(&Registry::new()).expect("registered once");
+        around(routes, Arc::new(gate), metrics)
+    }
+
+    async fn broken_handler() -> &'static str {
+        panic!("a handler that breaks")
+    }
+
+    async fn ask(router: &Router, method: &str, path: &str, token: Option<&str>) -> Response {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        router.clone().oneshot(request.body(Body::empty()).expect("a request")).await.expect("an answer")
+    }
+
+    /// Checks that the answer is a problem, and gives its detail.
+    async fn detail(response: Response) -> String {
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+        let problem: Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(problem["status"], status, "{problem}");
+        assert!(problem["type"].as_str().is_some_and(|kind| kind.starts_with("urn:duetime:problem:")), "{problem}");
+        assert!(problem["title"].is_string(), "{problem}");
+        problem["detail"].as_str().expect("a detail").to_owned()
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_is_a_problem() {
+        let router = router(&[]);
+        let missing = ask(&router, "GET", "/v1/taks", None).await;
+        assert_eq!(missing.status(), StatusCode::NOT_FOUND);
+        assert!(detail(missing).await.contains("/v1/taks"));
+        for path in ["/", "/openapi.json", "/v1/schedules", "/v1/schedules/nightly", "/v1/queues/mail/keys/order-7"] {
+            let later = ask(&router, "GET", path, None).await;
+            assert_eq!(later.status(), StatusCode::NOT_FOUND, "{path}");
+            assert!(detail(later).await.contains("not available in this version"), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_method_is_a_problem_that_names_the_right_ones() {
+        let response = ask(&router(&[]), "PUT", "/v1/tasks", None).await;
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let allowed = response.headers()[header::ALLOW].to_str().expect("text").to_owned();
+        assert!(allowed.contains("POST") && allowed.contains("GET"), "{allowed}");
+        assert!(detail(response).await.contains("PUT"));
+    }
+
+    #[tokio::test]
+    async fn a_path_that_cannot_be_read_is_a_problem() {
+        let response = ask(&router(&[]), "GET", "/v1/tasks/%ff", None).await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        detail(response).await;
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_breaks_answers_with_a_problem() {
+        let response = ask(&router(&[]), "GET", "/v1/cluster", None).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        detail(response).await;
+    }
+
+    #[tokio::test]
+    async fn each_role_reaches_its_routes_and_no_others() {
+        let router = router(&Role::ALL);
+        let cases = [
+            ("GET", "/v1/tasks", [401, 200, 200, 200]),
+            ("POST", "/v1/tasks", [401, 403, 200, 200]),
+            ("POST", "/v1/queues/mail/pause", [401, 403, 403, 200]),
+            ("GET", "/healthz", [200, 200, 200, 200]),
+            ("GET", "/v1/nothing", [401, 404, 404, 404]),
+        ];
+        for (method, path, statuses) in cases {
+            for (token, status) in [None, Some("viewer"), Some("producer"), Some("operator")].into_iter().zip(statuses) {
+                let response = ask(&router, method, path, token).await;
+                assert_eq!(response.status(), status, "{method} {path} as {token:?}");
+                if status == 401 {
+                    assert_eq!(response.headers()[header::WWW_AUTHENTICATE], "Bearer realm=\"duetime\"");
+                }
+                if status >= 400 {
+                    detail(response).await;
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_route_and_not_by_path() {
+        let registry = Registry::new();
+        let metrics = HttpMetrics::register(&registry).expect("registered once");
+        let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
+        let router = around(routes, Arc::new(Gate::new(&Auth::default())), metrics);
+        for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
+            ask(&router, "GET", path, None).await;
+        }
+        let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).expect("text");
+        let counted = |route: &str, status: &str, count: u32| {
+            let line = format!(r#"duetime_http_requests_total{{method="GET",route="{route}",status="{status}"}} {count}"#);
+            assert!(text.contains(&line), "{line} is not in {text}");
+        };
+        counted("/v1/tasks/{id}", "2xx", 2);
+        counted("none", "4xx", 2);
+        counted("/v1/cluster", "5xx", 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! Tasks: submitted, shown, listed, changed, cancelled, run, retried, reported.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use common::{
+    ids::Attempt,
+    wire::{
+        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody, TaskRequest,
+        TaskView,
+    },
+};
+
+use super::{Api, Named, body, query, refusal::Refusal};
+
+/// After so many tasks of a batch were read, others get their turn: what is due must not wait for what is being read.
+const READ_AT_A_TIME: usize = 64;
+
+pub(super) async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
+    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let task = TaskRequest::parse(text.as_str())?;
+    drop(text);
+    let submitted = api.desk.submit(task).await?;
+    let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    let place = format!("/v1/tasks/{}", submitted.view.id);
+    Ok((status, [(header::LOCATION, place)], Json(submitted.view)).into_response())
+}
+
+pub(super) async fn submit_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Json<BatchAnswer>, Refusal> {
+    let limit_bytes = api.limits.batch_bytes;
+    let _room = api.batches.take(&headers, limit_bytes).await?;
+    let text = body::text(&headers, body, limit_bytes).await?;
+    let tasks = read_batch(text.as_str()).await?;
+    drop(text);
+    let answers = api.desk.submit_batch(tasks).await;
+    let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
+        Ok(receipt) => BatchResult::Accepted(receipt),
+        Err(problem) => BatchResult::Refused { error: problem.at(index) },
+    });
+    Ok(Json(BatchAnswer { results: results.collect() }))
+}
+
+/// Each task by itself: one that cannot be read does not fail the others.
+async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
+    let batch = BatchRequest::split(text)?;
+    let mut tasks = Vec::with_capacity(batch.tasks.len());
+    for some in batch.tasks.chunks(READ_AT_A_TIME) {
+        tasks.extend(some.iter().map(|raw| TaskRequest::parse(raw.get())));
+        tokio::task::yield_now().await;
+    }
+    Ok(tasks)
+}
+
+pub(super) async fn list(State(api): State<Api>, uri: Uri) -> Result<Json<ListAnswer>, Refusal> {
+    Ok(Json(api.desk.list(query::filter(&uri)?).await?))
+}
+
+pub(super) async fn show(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(api.desk.get(api.desk.id(&id)?).await?))
+}
+
+pub(super) async fn change(
+    State(api): State<Api>,
+    Named(id): Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<TaskView>, Refusal> {
+    let id = api.desk.id(&id)?;
+    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    Ok(Json(api.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
+}
+
+pub(super) async fn cancel(State(api): State<Api>, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(api.desk.cancel(api.desk.id(&id)?).await?))
+}
+
+pub(super) async fn run(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(api.desk.run(api.desk.id(&id)?).await?))
+}
+
+pub(super) async fn retry(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(api.desk.retry(api.desk.id(&id)?).await?))
+}
+
+pub(super) async fn report(
+    State(api): State<Api>,
+    Named(id): Named,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<TaskView>, Refusal> {
+    let id = api.desk.id(&id)?;
+    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let (attempt, report) = read_report(text.as_str())?;
+    Ok(Json(api.desk.report(id, attempt, report).await?))
+}
+
+/// Over HTTP a report says itself which attempt it is about.
+fn read_report(text: &str) -> Result<(Attempt, ResultBody), Problem> {
+    let report = ResultBody::parse_request(text)?;
+    match report.attempt {
+        Some(attempt) if attempt > 0 => Ok((Attempt::new(attempt), report)),
+        Some(_) => Err(Problem::invalid_field("attempt", "`attempt` counts from 1")),
+        None => Err(Problem::invalid_field(
+            "attempt",
+            "`attempt` is missing: say which attempt it is about, as the message's header `duetime-attempt` did",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_of_a_batch_that_cannot_be_read_leaves_the_others() {
+        for text in [
+            r#"{"tasks":[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]}"#,
+            r#"[{"queue":"a"},{"queue":"a","colour":1},{"queue":5},{"queue":"b","payload":{"x":1}}]"#,
+        ] {
+            let tasks = read_batch(text).await.expect("a batch");
+            let fields: Vec<_> =
+                tasks.iter().map(|task| task.as_ref().err().and_then(|problem| problem.field.as_deref())).collect();
+            assert_eq!(fields, [None, Some("colour"), Some("queue"), None]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_batch_is_refused_as_a_whole() {
+        for (text, status) in [("{\"tasks\":[{]}", 400), ("", 400), ("{}", 422), ("{\"task\":[]}", 422), ("5", 422)] {
+            assert_eq!(read_batch(text).await.expect_err("refused").status, status, "{text}");
+        }
+    }
+
+    #[test]
+    fn json_that_is_none_is_refused_with_its_place() {
+        let problem = TaskRequest::parse("{\n  \"queue\": mail\n}").expect_err("refused");
+        assert_eq!(problem.status, 400);
+        assert!(problem.detail.contains("line 2 column"), "{problem}");
+    }
+
+    #[test]
+    fn a_report_over_http_says_which_attempt_it_is_about() {
+        let (attempt, _) = read_report(r#"{"attempt":2,"status":"succeeded"}"#).expect("a report");
+        assert_eq!(attempt, Attempt::new(2));
+        for text in
+            [r#"{"status":"succeeded"}"#, r#"{"status":"succeeded","attempt":0}"#, r#"{"status":"succeeded","attempt":"1"}"#]
+        {
+            let problem = read_report(text).expect_err("refused");
+            assert_eq!((problem.status, problem.field.as_deref()), (422, Some("attempt")), "{text}: {problem:?}");
+        }
+    }
+}

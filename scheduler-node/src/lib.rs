@@ -1,0 +1,24 @@
+//! The Duetime node, in reading order. A line of code knows its room by whom it speaks to.
+
+pub mod node;
+
+pub mod store;
+
+pub mod coordination;
+
+pub mod broker;
+
+pub mod http;
+
+pub mod desk;
+
+pub mod loops;
+
+pub mod supervise;
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod metrics;
+pub mod readiness;
+pub mod telemetry;

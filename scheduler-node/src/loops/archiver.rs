@@ -1,0 +1,97 @@
+//! Looks after what is over: lapses what expired before it was claimed, and turns the archive's daily partitions.
+//!
+//! If it stops, expired tasks stay visible as they were (none of them is ever claimed), and after some days finished tasks find no partition
+//! to go to; `duetime migrate` makes partitions ahead too.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::ids::ShardId;
+use tokio_util::sync::CancellationToken;
+
+use super::{queue_reader::Books, site::Site};
+use crate::{
+    metrics::Metrics,
+    store::{Error, migrate::DEFAULT_KEEP_DAYS},
+};
+
+/// How often expired tasks are looked for.
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
+
+/// Expired tasks of one statement.
+const EXPIRED_PER_PASS: i64 = 500;
+
+/// How often the partitions are looked at; they are made days ahead.
+const TURN_EVERY: Duration = Duration::from_secs(600);
+
+/// Expired tasks are kept for a day, like those that succeeded.
+const KEEP_EXPIRED_MS: i64 = 86_400_000;
+
+const DAY_MS: i64 = 86_400_000;
+
+#[derive(Debug)]
+pub struct Archiver {
+    pub site: Site,
+    pub books: Books,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Archiver {
+    pub async fn run(self, stop: CancellationToken) {
+        let mut turned: Option<(Instant, u64)> = None;
+        loop {
+            let keep_days = self.keep_days();
+            // At once when a queue is to keep its tasks for longer.
+            if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days) && self.turn(keep_days).await {
+                turned = Some((Instant::now(), keep_days));
+            }
+            if let Err(error) = self.expire().await {
+                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(EXPIRE_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    fn keep_days(&self) -> u64 {
+        let book = self.books.load();
+        let longest_ms = book.iter().map(|queue| queue.policy.keep_dead_ms.max(queue.policy.keep_succeeded_ms)).max().unwrap_or(0);
+        u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
+    }
+
+    /// Every node does this; whatever another one has done already is left alone.
+    async fn turn(&self, keep_days: u64) -> bool {
+        match self.site.database.partitions_turn(keep_days).await {
+            Ok(turned) => {
+                if turned.made + turned.dropped > 0 {
+                    tracing::info!(database = %self.site.name(), made = turned.made, dropped = turned.dropped, "archive partitions turned");
+                }
+                true
+            }
+            Err(error) => {
+                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "archive partitions were not turned; trying again");
+                false
+            }
+        }
+    }
+
+    async fn expire(&self) -> Result<(), Error> {
+        let shards: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
+        if shards.is_empty() {
+            return Ok(());
+        }
+        loop {
+            let expired = self.site.database.task_expire(&shards, KEEP_EXPIRED_MS, EXPIRED_PER_PASS).await?;
+            for queue in &expired {
+                self.metrics.finished(queue, "expired", 1);
+            }
+            if i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Knows whether this node is the master.
+//!
+//! The queue for master is part of the mirror, so there is nothing to ask: the oldest candidate leads. Knowing is only a
+//! hint; the assignment is written under the term, and a term that is over writes nothing. If it stops, this node never
+//! takes the office, or never notices that it has lost it.
+
+use std::sync::Arc;
+
+use common::{
+    cluster::Candidate,
+    ids::{NodeId, Term},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::session_keeper::Session;
+use crate::coordination::{CoordinationMetrics, Views};
+
+/// This node's office.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mastership {
+    /// The term, while this node is the master.
+    pub term: Option<Term>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Elector {
+    me: NodeId,
+    views: Views,
+    session: watch::Receiver<Session>,
+    mastership: watch::Sender<Mastership>,
+    metrics: Arc<CoordinationMetrics>,
+    /// Whom the log has named last.
+    named: Option<Candidate>,
+}
+
+impl Elector {
+    pub fn new(
+        me: NodeId,
+        views: Views,
+        session: watch::Receiver<Session>,
+        metrics: Arc<CoordinationMetrics>,
+    ) -> (Self, watch::Receiver<Mastership>) {
+        let (mastership, office) = watch::channel(Mastership::default());
+        (Self { me, views, session, mastership, metrics, named: None }, office)
+    }
+
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            self.activate();
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Ok(()) = self.views.changed() => {}
+                Ok(()) = self.session.changed() => {}
+            }
+        }
+        self.metrics.master.set(0);
+    }
+
+    fn activate(&mut self) {
+        let master = self.views.borrow_and_update().master().cloned();
+        // By term, not by name: a key of ours on a lease that has run out is not our place in the queue.
+        let candidacy = self.session.borrow_and_update().candidacy;
+        let term = master.as_ref().map(|master| master.term).filter(|term| candidacy == Some(*term));
+        self.report(master, term);
+        self.metrics.master.set(i64::from(term.is_some()));
+        self.mastership.send_if_modified(|mastership| {
+            let changed = mastership.term != term;
+            mastership.term = term;
+            changed
+        });
+    }
+
+    fn report(&mut self, master: Option<Candidate>, term: Option<Term>) {
+        let before = self.mastership.borrow().term;
+        match (before, term) {
+            (None, Some(term)) => tracing::info!(node = %self.me, %term, "this node is the master"),
+            (Some(term), None) => tracing::info!(node = %self.me, %term, "this node is no longer the master"),
+            (Some(before), Some(term)) if before != term => {
+                tracing::info!(node = %self.me, %before, %term, "this node is the master for another term");
+            }
+            _ => {}
+        }
+        if master != self.named {
+            if let Some(master) = master.as_ref().filter(|master| master.node != self.me) {
+                tracing::info!(master = %master.node, term = %master.term, "another node is the master");
+            }
+            self.named = master;
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What this node holds of one database: the shards it owns, the heap of what comes due in them, and what is in flight.
+//!
+//! It is memory only: whatever it forgets is still in the database and comes back with the next preload. Its rules:
+//! - only shards that are owned and not being drained get into the heap or out of it;
+//! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
+//! - a drain waits for what is in flight, so that the next owner finds nothing half done.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Instant,
+};
+
+use common::{
+    delay::heap::{DelayHeap, Entry, WakeKind},
+    ids::{DatabaseName, Epoch, ShardId, TaskId},
+    time::UnixMicros,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// One database's share of this node. Locks are held for the length of a map operation, never across an await.
+#[derive(Debug)]
+pub struct Held {
+    database: DatabaseName,
+    state: Mutex<State>,
+    /// The head of the heap is earlier than it was, or there is room again: the dispatcher looks.
+    pub heap_changed: Notify,
+    /// A shard was adopted, a nudge came, or the heap ran low: the preloader looks.
+    pub preload_wanted: Notify,
+    in_flight_less: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    owned: BTreeMap<ShardId, Owned>,
+    heap: DelayHeap,
+    in_flight: HashMap<TaskId, Instant>,
+    /// Adopted and not yet read: everything that is due, and what the owner before left claimed.
+    adopted: BTreeSet<ShardId>,
+    /// Somebody wrote a row that is due within the horizon.
+    nudged: BTreeSet<ShardId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    epoch: Epoch,
+    draining: bool,
+}
+
+impl State {
+    fn claimable(&self, shard: ShardId) -> bool {
+        self.owned.get(&shard).is_some_and(|owned| !owned.draining)
+    }
+}
+
+impl Held {
+    /// `heap_entries`: how many keys the heap keeps at the most.
+    pub fn new(database: DatabaseName, heap_entries: usize) -> Self {
+        Self {
+            database,
+            state: Mutex::new(State {
+                owned: BTreeMap::new(),
+                heap: DelayHeap::new(heap_entries),
+                in_flight: HashMap::new(),
+                adopted: BTreeSet::new(),
+                nudged: BTreeSet::new(),
+            }),
+            heap_changed: Notify::new(),
+            preload_wanted: Notify::new(),
+            in_flight_less: Notify::new(),
+        }
+    }
+
+    pub fn database(&self) -> &DatabaseName {
+        &self.database
+    }
+
+    /// Every shard under a fence of ours, those being drained too.
+    pub fn owned(&self) -> BTreeMap<ShardId, Epoch> {
+        self.state.lock().owned.iter().map(|(shard, owned)| (*shard, owned.epoch)).collect()
+    }
+
+    /// The shards that may be claimed from, with the epochs to show to the fence.
+    pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
+        let state = self.state.lock();
+        state.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
+    }
+
+    pub fn is_claimable(&self, shard: ShardId) -> bool {
+        self.state.lock().claimable(shard)
+    }
+
+    /// Starts dispatching shards whose fence is ours now. The preloader reads them at once.
+    pub fn adopt(&self, taken: &[(ShardId, Epoch)]) {
+        let mut state = self.state.lock();
+        for &(shard, epoch) in taken {
+            state.owned.insert(shard, Owned { epoch, draining: false });
+            state.adopted.insert(shard);
+        }
+        drop(state);
+        self.preload_wanted.notify_one();
+    }
+
+    /// From now on nothing of `shards` is claimed. What is in flight goes on.
+    pub fn stop_claiming(&self, shards: &[ShardId]) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            if let Some(owned) = state.owned.get_mut(shard) {
+                owned.draining = true;
+            }
+            state.heap.drop_shard(*shard);
+            state.adopted.remove(shard);
+        }
+    }
+
+    /// Waits until nothing of `shards` is in flight. Call after [`Self::stop_claiming`]; bounded by the caller.
+    pub async fn drained(&self, shards: &[ShardId]) {
+        loop {
+            // Interest first, then the look: an outcome in between is not missed.
+            let less = self.in_flight_less.notified();
+            if !self.state.lock().in_flight.keys().any(|id| shards.contains(&id.shard())) {
+                return;
+            }
+            less.await;
+        }
+    }
+
+    /// Ends ownership in memory: released, or taken by another epoch.
+    pub fn forget(&self, shards: &[ShardId]) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            state.owned.remove(shard);
+            state.heap.drop_shard(*shard);
+            state.adopted.remove(shard);
+        }
+    }
+
+    /// Forgets a shard only while it is still held under `epoch`: a refusal of an old epoch says nothing about a newer one.
+    pub fn forget_epoch(&self, shard: ShardId, epoch: Epoch) -> bool {
+        let held = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
+        if held {
+            self.forget(&[shard]);
+        }
+        held
+    }
+
+    /// Keys that come due. Those of shards not ours, and those in flight, are passed over.
+    pub fn offer(&self, entries: impl IntoIterator<Item = Entry>) {
+        let mut state = self.state.lock();
+        let head = state.heap.next_due();
+        for entry in entries {
+            if state.claimable(entry.id.shard()) && !state.in_flight.contains_key(&entry.id) {
+                state.heap.push(entry);
+            }
+        }
+        let earlier = state.heap.next_due() != head;
+        drop(state);
+        if earlier {
+            self.heap_changed.notify_one();
+        }
+    }
+
+    pub fn next_due(&self) -> Option<UnixMicros> {
+        self.state.lock().heap.next_due()
+    }
+
+    /// Takes up to `most` keys due by `until` out of the heap; they are in flight from here on.
+    pub fn take_due(&self, until: UnixMicros, most: usize) -> Vec<Entry> {
+        let mut state = self.state.lock();
+        let entries = state.heap.pop_due(until, most);
+        let now = Instant::now();
+        for entry in &entries {
+            state.in_flight.insert(entry.id, now);
+        }
+        entries
+    }
+
+    /// Marks tasks that were claimed without passing through the heap.
+    pub fn begin(&self, ids: impl IntoIterator<Item = TaskId>) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        for id in ids {
+            state.heap.remove(id);
+            state.in_flight.insert(id, now);
+        }
+    }
+
+    /// Their outcome is written, or there is nothing to write: no longer in flight.
+    pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
+        let mut state = self.state.lock();
+        for id in ids {
+            state.in_flight.remove(&id);
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
+    }
+
+    /// Nobody knows what became of these: looked at again at `at`, by a rescue.
+    pub fn end_unknown(&self, ids: impl IntoIterator<Item = TaskId>, at: UnixMicros) {
+        let ids: Vec<_> = ids.into_iter().collect();
+        self.end(ids.iter().copied());
+        self.offer(ids.into_iter().map(|id| Entry { wake_at: at, id, kind: WakeKind::Rescue }));
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.state.lock().in_flight.len()
+    }
+
+    pub fn is_in_flight(&self, id: TaskId) -> bool {
+        self.state.lock().in_flight.contains_key(&id)
+    }
+
+    pub fn heap_len(&self) -> usize {
+        self.state.lock().heap.len()
+    }
+
+    /// The heap was full and let go of what comes after this moment.
+    pub fn complete_until(&self) -> Option<UnixMicros> {
+        self.state.lock().heap.complete_until()
+    }
+
+    /// What was let go of is about to be read again.
+    pub fn reopen(&self) {
+        self.state.lock().heap.reopen();
+    }
+
+    /// Rows of these shards were written behind the horizon: read them now.
+    pub fn nudge(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let mut state = self.state.lock();
+        let mut any = false;
+        for shard in shards {
+            any |= state.claimable(shard) && state.nudged.insert(shard);
+        }
+        drop(state);
+        if any {
+            self.preload_wanted.notify_one();
+        }
+    }
+
+    pub fn take_adopted(&self) -> BTreeMap<ShardId, Epoch> {
+        let mut state = self.state.lock();
+        let adopted = std::mem::take(&mut state.adopted);
+        adopted.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
+    }
+
+    /// A takeover whose reading failed is to be done again.
+    pub fn put_back_adopted(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            if state.owned.contains_key(&shard) {
+                state.adopted.insert(shard);
+            }
+        }
+    }
+
+    pub fn take_nudged(&self) -> BTreeSet<ShardId> {
+        std::mem::take(&mut self.state.lock().nudged)
+    }
+}

@@ -1,0 +1,182 @@
+//! The lanes to the broker, one a queue: which are open, and when a closed one is tried again.
+//!
+//! A lane closes when its queue is full, missing, or does not confirm; nothing further is claimed for it, its due tasks become
+//! `ready` in the database, and every other lane goes on. What was already claimed is published again in place after the
+//! back-off; the first of it that is confirmed opens the lane.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use common::ids::QueueName;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// A closed lane is tried again after this long at first, twice as long after each failure in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The longest pause: a queue that was made room in is found within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+
+/// A lane with unconfirmed messages that has not seen a confirm for this long is stuck. A healthy broker confirms in
+/// milliseconds, a busy one in tens of them.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+
+/// How one lane is doing.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    unconfirmed: usize,
+    /// Since when at least one message has been out with no confirm coming in.
+    silent_since: Option<Instant>,
+    failures: u32,
+    closed_until: Option<Instant>,
+}
+
+impl Lane {
+    fn is_open(&self, now: Instant) -> bool {
+        let stuck = self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER);
+        !stuck && self.closed_until.is_none_or(|until| now >= until)
+    }
+
+    fn pause(&self) -> Duration {
+        (FIRST_PAUSE * 2_u32.saturating_pow(self.failures.min(10))).min(LONGEST_PAUSE)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.unconfirmed == 0 && self.failures == 0 && self.closed_until.is_none()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Lanes {
+    lanes: Mutex<HashMap<QueueName, Lane>>,
+    /// A lane has opened: whoever holds `ready` tasks of it looks.
+    pub opened: Notify,
+}
+
+impl Lanes {
+    pub fn sent(&self, queue: &QueueName, messages: usize, now: Instant) {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.entry(queue.clone()).or_default();
+        lane.unconfirmed += messages;
+        lane.silent_since.get_or_insert(now);
+    }
+
+    /// The outcomes of a batch are in: `taken` of its `messages` were confirmed.
+    /// Returns how long to wait before the others are published again.
+    pub fn heard(&self, queue: &QueueName, messages: usize, taken: usize, now: Instant) -> Duration {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.entry(queue.clone()).or_default();
+        lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
+        lane.silent_since = (lane.unconfirmed > 0).then_some(now);
+        if taken == messages {
+            let was_closed = lane.closed_until.take().is_some();
+            lane.failures = 0;
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
+            if was_closed {
+                self.opened.notify_waiters();
+            }
+            return Duration::ZERO;
+        }
+        let pause = lane.pause();
+        if lane.closed_until.is_none_or(|until| now >= until) {
+            // Several batches that fail together count as one failure.
+            lane.failures += 1;
+            lane.closed_until = Some(now + pause);
+        }
+        pause
+    }
+
+    /// The broker is away: that says nothing about any lane.
+    pub fn lost(&self, queue: &QueueName, messages: usize) {
+        let mut lanes = self.lanes.lock();
+        if let Some(lane) = lanes.get_mut(queue) {
+            lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
+            lane.silent_since = None;
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
+        }
+    }
+
+    pub fn is_open(&self, queue: &QueueName, now: Instant) -> bool {
+        self.lanes.lock().get(queue).is_none_or(|lane| lane.is_open(now))
+    }
+
+    pub fn closed(&self, now: Instant) -> Vec<QueueName> {
+        let lanes = self.lanes.lock();
+        lanes.iter().filter(|(_, lane)| !lane.is_open(now)).map(|(queue, _)| queue.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::new("orders")
+    }
+
+    #[test]
+    fn a_lane_closes_on_a_failure_and_opens_with_the_next_confirm() {
+        let lanes = Lanes::default();
+        let start = Instant::now();
+        lanes.sent(&queue(), 2, start);
+        assert!(lanes.heard(&queue(), 2, 1, start) >= FIRST_PAUSE);
+        assert!(!lanes.is_open(&queue(), start));
+        assert_eq!(lanes.closed(start), [queue()]);
+        lanes.sent(&queue(), 1, start);
+        assert_eq!(lanes.heard(&queue(), 1, 1, start), Duration::ZERO);
+        assert!(lanes.is_open(&queue(), start));
+    }
+
+    #[test]
+    fn a_closed_lane_is_tried_again_after_a_pause_that_doubles_up_to_a_bound() {
+        let lanes = Lanes::default();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            lanes.sent(&queue(), 1, now);
+            let pause = lanes.heard(&queue(), 1, 0, now);
+            assert!(!lanes.is_open(&queue(), now));
+            now += pause;
+            assert!(lanes.is_open(&queue(), now));
+            pauses.push(pause);
+        }
+        assert_eq!(pauses[0], FIRST_PAUSE);
+        assert_eq!(pauses[1], FIRST_PAUSE * 2);
+        assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));
+    }
+
+    #[test]
+    fn batches_that_fail_together_count_as_one_failure() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 4, now);
+        lanes.heard(&queue(), 2, 0, now);
+        let pause = lanes.heard(&queue(), 2, 0, now);
+        assert!(lanes.is_open(&queue(), now + FIRST_PAUSE), "a second failure would have closed it for longer than {pause:?}");
+    }
+
+    #[test]
+    fn a_lane_that_does_not_confirm_is_stuck_and_the_others_are_not() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 1, now);
+        let later = now + STUCK_AFTER * 2;
+        assert_eq!(lanes.closed(later), [queue()]);
+        assert!(lanes.is_open(&QueueName::new("mails"), later));
+    }
+
+    #[test]
+    fn losing_the_broker_closes_no_lane() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 3, now);
+        lanes.lost(&queue(), 3);
+        assert!(lanes.is_open(&queue(), now + STUCK_AFTER * 2));
+    }
+}

@@ -1,0 +1,24 @@
+//! Speaks to rooms over time. One verb a file; each gathers, decides (in `common`), acts and reports.
+//!
+//! The life of a task: [`submitter`], [`nudger`], [`preloader`], [`dispatcher`], [`publisher`], [`settler`], [`reporter`], [`archiver`].
+//! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
+//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`] and [`site`].
+
+pub mod archiver;
+pub mod assigner;
+pub mod dispatcher;
+pub mod elector;
+pub mod gauger;
+pub mod held;
+pub mod lanes;
+pub mod nudger;
+pub mod owner;
+pub mod preloader;
+pub mod prober;
+pub mod publisher;
+pub mod queue_reader;
+pub mod reporter;
+pub mod session_keeper;
+pub mod settler;
+pub mod site;
+pub mod submitter;

@@ -1,0 +1,114 @@
+//! Sees to it that a row somebody wrote is woken in time, wherever its shard is owned.
+//!
+//! A row of one of our own shards goes straight into the heap. For another node's shard its owner is nudged when the row is due within
+//! the horizon; later ones it finds by itself. Nudges carry no data and are coalesced; one that is lost costs at most the
+//! owner's next repair read. If this loop stops, that is what every such row waits for.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use common::{
+    delay::heap::{Entry, WakeKind},
+    ids::{ShardId, TaskId},
+    time::UnixMicros,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::site::Sites;
+use crate::{clock, store::watch::{Heard, Lost}};
+
+/// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
+const GATHER: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Debug)]
+pub struct Nudger {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    sites: Sites,
+    horizon: Duration,
+    /// One set a database, in the order of the sites.
+    pending: Vec<Mutex<BTreeSet<ShardId>>>,
+    wanted: Notify,
+}
+
+impl Nudger {
+    pub fn new(sites: Sites, horizon: Duration) -> Self {
+        let pending = sites.all().iter().map(|_| Mutex::default()).collect();
+        Self { inner: Arc::new(Inner { sites, horizon, pending, wanted: Notify::new() }) }
+    }
+
+    /// A row was written that must be looked at by `wake_at`.
+    pub fn written(&self, id: TaskId, wake_at: UnixMicros) {
+        self.written_all([(id, wake_at)]);
+    }
+
+    /// The same for many rows, in one pass over the locks.
+    pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
+        let inner = &self.inner;
+        let edge = clock::now().plus(inner.horizon);
+        let mut near: Vec<Vec<Entry>> = inner.sites.all().iter().map(|_| Vec::new()).collect();
+        for (id, wake_at) in rows {
+            if wake_at <= edge && let Some((index, _)) = inner.sites.of(id.shard()) {
+                near[index].push(Entry { wake_at, id, kind: WakeKind::Claim });
+            }
+        }
+        for ((site, entries), pending) in inner.sites.all().iter().zip(near).zip(&inner.pending) {
+            let away: BTreeSet<ShardId> =
+                entries.iter().map(|entry| entry.id.shard()).filter(|shard| !site.held.is_claimable(*shard)).collect();
+            site.held.offer(entries);
+            if !away.is_empty() {
+                pending.lock().extend(away);
+                inner.wanted.notify_one();
+            }
+        }
+    }
+
+    /// Sends what was gathered, until told to stop.
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = self.inner.wanted.notified() => {}
+                () = stop.cancelled() => return,
+            }
+            tokio::time::sleep(GATHER).await;
+            for (site, pending) in self.inner.sites.all().iter().zip(&self.inner.pending) {
+                let shards: Vec<ShardId> = std::mem::take(&mut *pending.lock()).into_iter().collect();
+                if !shards.is_empty() && let Err(error) = site.database.nudge(&shards).await {
+                    tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next repair read finds the rows");
+                }
+            }
+        }
+    }
+}
+
+/// Hears the other nodes' nudges for one database. A gap in the connection makes the preloader read everything again.
+pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
+    let site = &sites.all()[index];
+    let pause = Duration::from_secs(1);
+    loop {
+        let heard = async {
+            let mut nudges = site.database.nudges().await?;
+            site.held.nudge(site.held.owned().into_keys());
+            loop {
+                match nudges.next().await? {
+                    Heard::Shards(shards) => site.held.nudge(shards),
+                    Heard::Gap => site.held.nudge(site.held.owned().into_keys()),
+                }
+            }
+        };
+        let ended: Result<std::convert::Infallible, Lost> = tokio::select! {
+            lost = heard => lost,
+            () = stop.cancelled() => return,
+        };
+        let Err(lost) = ended;
+        tracing::debug!(database = %site.database.name(), error = &lost as &dyn std::error::Error, "nudges are not heard; repair reads find what they would have told");
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}

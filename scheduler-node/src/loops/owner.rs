@@ -1,0 +1,406 @@
+//! Brings what this node owns in line with the assignment.
+//!
+//! It looks whenever the cluster changes, and once a second. What a look finds to do runs beside the loop, one act a shard at
+//! a time:
+//! - acquire: owner key -> fence -> is the key still ours? -> adopt. Keys of one database that are ready at the same
+//!   moment take their fences in one statement.
+//! - release: does etcd still say so? -> stop claiming -> drain -> delete the owner key -> forget.
+//! - register again: the key was lost, the fence was not.
+//!
+//! Without etcd nothing is released and nothing acquired: this node goes on until a fence refuses it. If it stops, what is
+//! owned stays owned and nothing moves.
+
+mod act;
+mod leave;
+mod log;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
+
+use common::{
+    cluster::{Action, AssignmentRecord, ClusterView, ownership},
+    ids::{DatabaseName, Epoch, NodeId, ShardId},
+    shard::ShardRange,
+};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    held::Held,
+    session_keeper::{Fitness, Session},
+};
+use crate::{
+    coordination::{Coordination, Error, LeaseId, OwnerKey, Views},
+    store,
+};
+use act::{Actor, Done};
+pub use leave::leave;
+use log::Log;
+
+/// Behind every nudge there is this pass.
+const PASS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Requests to etcd under way: enough to move a hundred shards in a few round trips, few enough to leave room for the lease.
+const REQUESTS_IN_FLIGHT: usize = 16;
+
+/// What is in flight for longer is left to the next owner, who publishes it again in place.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Without its database or the broker what is in flight is not going to end.
+const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// After a fence could not be taken.
+const FENCE_RETRY: Duration = Duration::from_millis(500);
+const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
+
+/// Whoever mints epochs.
+pub trait Fence: fmt::Debug + Send + Sync + 'static {
+    /// Takes the fences of `shards` for `node`; no claim under an older epoch can follow.
+    fn acquire(
+        &self,
+        shards: &[ShardId],
+        node: &NodeId,
+    ) -> impl Future<Output = Result<Vec<(ShardId, Epoch)>, store::Error>> + Send;
+}
+
+impl Fence for store::Database {
+    async fn acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+        self.shard_acquire(shards, node).await
+    }
+}
+
+/// One database as the owner sees it.
+#[derive(Debug)]
+pub struct Holding<F> {
+    pub database: DatabaseName,
+    pub shards: ShardRange,
+    pub held: Arc<Held>,
+    pub fence: Arc<F>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Owner<F> {
+    actor: Actor,
+    yards: Vec<Yard<F>>,
+    views: Views,
+    session: watch::Receiver<Session>,
+    fitness: watch::Receiver<Fitness>,
+    leaving: CancellationToken,
+    acts: FuturesUnordered<BoxFuture<'static, Done>>,
+    /// Shards that something is under way for.
+    busy: BTreeSet<ShardId>,
+    log: Log,
+}
+
+/// A holding and what is under way in it.
+#[derive(Debug)]
+struct Yard<F> {
+    holding: Holding<F>,
+    /// Keys that wait for the fence.
+    created: Vec<OwnerKey>,
+    fencing: bool,
+    retry: Option<Retry>,
+}
+
+/// The fence could not be taken: not asked for again before `at`.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: Instant,
+    pause: Duration,
+}
+
+impl<F: Fence> Owner<F> {
+    /// Cancelling `leaving` makes it acquire nothing more.
+    pub fn new(
+        me: NodeId,
+        coordination: Coordination,
+        holdings: Vec<Holding<F>>,
+        views: Views,
+        session: watch::Receiver<Session>,
+        fitness: watch::Receiver<Fitness>,
+        leaving: CancellationToken,
+    ) -> Self {
+        let requests = Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT));
+        let yard = |holding| Yard { holding, created: Vec::new(), fencing: false, retry: None };
+        Self {
+            actor: Actor { me, coordination, requests },
+            yards: holdings.into_iter().map(yard).collect(),
+            views,
+            session,
+            fitness,
+            leaving,
+            acts: FuturesUnordered::new(),
+            busy: BTreeSet::new(),
+            log: Log::default(),
+        }
+    }
+
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut pass = tokio::time::interval(PASS_INTERVAL);
+        pass.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let leaving = self.leaving.clone();
+        let mut left = false;
+        loop {
+            let done = tokio::select! {
+                () = stop.cancelled() => break,
+                Some(done) = self.acts.next() => Some(done),
+                Ok(()) = self.views.changed() => None,
+                Ok(()) = self.session.changed() => None,
+                Ok(()) = self.fitness.changed() => None,
+                () = leaving.cancelled(), if !left => {
+                    left = true;
+                    None
+                }
+                _ = pass.tick() => None,
+            };
+            self.take(done);
+            self.activate();
+        }
+        self.log.flush();
+    }
+
+    /// Takes in what is done, and whatever else is by now.
+    fn take(&mut self, mut done: Option<Done>) {
+        while let Some(one) = done {
+            self.note(one);
+            done = self.acts.next().now_or_never().flatten();
+        }
+    }
+
+    fn activate(&mut self) {
+        let view = self.views.borrow_and_update().clone();
+        let owned: BTreeMap<ShardId, Epoch> = self.yards.iter().flat_map(|yard| yard.holding.held.owned()).collect();
+        let known = (view.revision > 0).then_some(&*view);
+        let leaving = self.leaving.is_cancelled();
+        let actions = ownership::step(&self.actor.me, &owned, known, &self.unfit(), leaving);
+        self.act(actions, &owned);
+        self.take_fences();
+        self.gauge(&view);
+        if self.busy.is_empty() {
+            self.log.flush();
+        }
+    }
+
+    /// Shards whose database this node cannot reach.
+    fn unfit(&self) -> BTreeSet<ShardId> {
+        let fitness = self.fitness.borrow();
+        let unfit = self.yards.iter().filter(|yard| fitness.unfit.contains(&yard.holding.database));
+        unfit.flat_map(|yard| yard.holding.shards.iter()).collect()
+    }
+
+    fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
+        let lease = self.session.borrow_and_update().lease;
+        let mut leaving = Vec::new();
+        for action in actions {
+            let shard = action.shard();
+            // Shards of no database of ours: the nodes are configured differently.
+            let Some(yard) = self.yard_of(shard) else { continue };
+            if self.busy.contains(&shard) {
+                continue;
+            }
+            match (action, lease) {
+                (Action::Drop { .. }, _) => self.lose(yard, shard),
+                (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
+                (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(yard, shard)),
+                (Action::Reregister { epoch, .. }, Some(lease)) => {
+                    self.begin(shard, self.actor.clone().reregister(shard, epoch, lease));
+                }
+                (Action::Acquire { .. }, Some(lease)) => self.acquire(yard, shard, lease),
+                (Action::Reregister { .. } | Action::Acquire { .. }, None) => {}
+            }
+        }
+        if !leaving.is_empty() {
+            self.busy.extend(&leaving);
+            self.acts.push(self.actor.clone().look(leaving).boxed());
+        }
+    }
+
+    fn begin(&mut self, shard: ShardId, act: impl Future<Output = Done> + Send + 'static) {
+        self.busy.insert(shard);
+        self.acts.push(act.boxed());
+    }
+
+    fn lose(&mut self, yard: usize, shard: ShardId) {
+        self.yards[yard].holding.held.forget(&[shard]);
+        self.log.dropped.insert(shard);
+    }
+
+    fn acquire(&mut self, yard: usize, shard: ShardId, lease: LeaseId) {
+        if self.yards[yard].retry.is_none_or(|retry| retry.at <= Instant::now()) {
+            self.begin(shard, self.actor.clone().create(yard, shard, lease));
+        }
+    }
+
+    /// One statement at a time and database; what becomes ready meanwhile goes into the next.
+    fn take_fences(&mut self) {
+        let now = Instant::now();
+        for (number, yard) in self.yards.iter_mut().enumerate() {
+            if yard.fencing || yard.created.is_empty() {
+                continue;
+            }
+            let keys = std::mem::take(&mut yard.created);
+            if yard.retry.is_some_and(|retry| retry.at > now) {
+                for key in keys {
+                    self.busy.remove(&key.shard);
+                }
+                continue;
+            }
+            yard.fencing = true;
+            let fence = Arc::clone(&yard.holding.fence);
+            self.acts.push(self.actor.clone().fence(number, keys, fence).boxed());
+        }
+    }
+
+    fn note(&mut self, done: Done) {
+        match done {
+            Done::Created { yard, shard, result } => self.created(yard, shard, result),
+            Done::Fenced { yard, keys, result } => self.fenced(yard, &keys, result),
+            Done::Confirmed { yard, shard, epoch, result } => self.confirmed(yard, shard, epoch, result),
+            Done::Reregistered { shard, result } => self.reregistered(shard, result),
+            Done::Looked { shards, result } => self.looked(shards, result),
+            Done::Released { yard, shard, result } => self.released(yard, shard, result),
+        }
+    }
+
+    fn created(&mut self, yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
+        match result {
+            Ok(Some(key)) => return self.yards[yard].created.push(key),
+            // Somebody was quicker; the mirror is about to show who.
+            Ok(None) => {}
+            Err(error) => self.say("could not create the owner key", shard, &error),
+        }
+        self.busy.remove(&shard);
+    }
+
+    fn fenced(&mut self, number: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
+        let yard = &mut self.yards[number];
+        yard.fencing = false;
+        let epochs: BTreeMap<ShardId, Epoch> = match result {
+            Ok(taken) => {
+                yard.retry = None;
+                taken.into_iter().collect()
+            }
+            Err(error) => {
+                let pause = yard.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
+                if yard.retry.is_none() {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; trying again");
+                }
+                yard.retry = Some(Retry { at: Instant::now() + pause, pause });
+                BTreeMap::new()
+            }
+        };
+        for key in keys {
+            match epochs.get(&key.shard) {
+                Some(epoch) => self.acts.push(self.actor.clone().confirm(number, *key, *epoch).boxed()),
+                None => {
+                    self.busy.remove(&key.shard);
+                }
+            }
+        }
+    }
+
+    fn confirmed(&mut self, yard: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error>) {
+        self.busy.remove(&shard);
+        match result {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(%shard, %epoch, "took the fence too late: the owner key is gone; giving the shard up");
+                return;
+            }
+            // Nobody knows whose the key is, but the fence is ours: without us nobody would dispatch the shard.
+            Err(error) => self.say("could not confirm the owner key; the fence decides", shard, &error),
+        }
+        self.yards[yard].holding.held.adopt(&[(shard, epoch)]);
+        self.actor.coordination.metrics().acquisitions.inc();
+        self.log.acquired.insert(shard);
+    }
+
+    fn reregistered(&mut self, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
+        self.busy.remove(&shard);
+        match result {
+            Ok(Some(_)) => {
+                self.log.reregistered.insert(shard);
+            }
+            // Another's by now: the mirror is about to show it, and then the shard is dropped.
+            Ok(None) => {}
+            Err(error) => self.say("could not register again as the owner", shard, &error),
+        }
+    }
+
+    fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
+        // Everything that is not released now is looked at again by the next pass.
+        for shard in &shards {
+            self.busy.remove(shard);
+        }
+        let Ok(record) = result else { return };
+        let assignment = record.map(|record| record.assignment).unwrap_or_default();
+        let leaving = self.leaving.is_cancelled();
+        for shard in shards {
+            let elsewhere = assignment.owner(shard).is_some_and(|node| *node != self.actor.me);
+            let Some(yard) = self.yard_of(shard).filter(|_| elsewhere || leaving) else { continue };
+            let held = Arc::clone(&self.yards[yard].holding.held);
+            held.stop_claiming(&[shard]);
+            self.begin(shard, self.actor.clone().release(yard, shard, held, self.drain_timeout(yard)));
+        }
+    }
+
+    fn drain_timeout(&self, yard: usize) -> Duration {
+        let fitness = self.fitness.borrow();
+        let hopeless = fitness.broker_unfit || fitness.unfit.contains(&self.yards[yard].holding.database);
+        if hopeless { HOPELESS_DRAIN_TIMEOUT } else { DRAIN_TIMEOUT }
+    }
+
+    fn released(&mut self, yard: usize, shard: ShardId, result: Result<(), Error>) {
+        self.busy.remove(&shard);
+        let held = &self.yards[yard].holding.held;
+        let owned = held.owned().get(&shard).copied();
+        match (result, owned) {
+            (Ok(()), Some(_)) => {
+                held.forget(&[shard]);
+                self.actor.coordination.metrics().releases.inc();
+                self.log.released.insert(shard);
+            }
+            (Ok(()), None) => {}
+            (Err(error), owned) => {
+                // As before: whoever has the key by now takes the fence, and that ends it.
+                if let Some(epoch) = owned {
+                    held.adopt(&[(shard, epoch)]);
+                }
+                self.say("could not delete the owner key; keeping the shard", shard, &error);
+            }
+        }
+    }
+
+    /// An etcd that is away has been reported by whoever noticed first.
+    fn say(&self, what: &str, shard: ShardId, error: &Error) {
+        if matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
+            tracing::debug!(%shard, error = error as &dyn std::error::Error, "{what}");
+        } else {
+            tracing::warn!(%shard, error = error as &dyn std::error::Error, "{what}");
+        }
+    }
+
+    fn yard_of(&self, shard: ShardId) -> Option<usize> {
+        self.yards.iter().position(|yard| yard.holding.shards.contains(shard))
+    }
+
+    fn gauge(&self, view: &ClusterView) {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let metrics = self.actor.coordination.metrics();
+        metrics.shards_owned.set(gauge(self.yards.iter().map(|yard| yard.holding.held.owned().len()).sum()));
+        let all = self.yards.iter().flat_map(|yard| yard.holding.shards.iter());
+        metrics.shards_unowned.set(gauge(all.filter(|shard| !view.owners.contains_key(shard)).count()));
+    }
+}

@@ -1,0 +1,85 @@
+//! What runs beside the owner's loop: one request, or one wait, and its result.
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    cluster::AssignmentRecord,
+    ids::{Epoch, NodeId, ShardId},
+};
+use tokio::sync::Semaphore;
+
+use super::Fence;
+use crate::{
+    coordination::{Coordination, Error, LeaseId, OwnerKey},
+    loops::held::Held,
+    store,
+};
+
+/// What has come of an act. `yard`: the place of the shard's database.
+#[derive(Debug)]
+pub(super) enum Done {
+    Created { yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
+    Fenced { yard: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error> },
+    Confirmed { yard: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error> },
+    Reregistered { shard: ShardId, result: Result<Option<OwnerKey>, Error> },
+    Looked { shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error> },
+    Released { yard: usize, shard: ShardId, result: Result<(), Error> },
+}
+
+/// What every act needs.
+#[derive(Clone, Debug)]
+pub(super) struct Actor {
+    pub(super) me: NodeId,
+    pub(super) coordination: Coordination,
+    /// Bounds the requests to etcd.
+    pub(super) requests: Arc<Semaphore>,
+}
+
+impl Actor {
+    pub(super) async fn create(self, yard: usize, shard: ShardId, lease: LeaseId) -> Done {
+        let _turn = self.requests.acquire().await;
+        let result = self.coordination.owner_create(shard, &self.me, None, lease).await;
+        Done::Created { yard, shard, result }
+    }
+
+    pub(super) async fn fence<F: Fence>(self, yard: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> Done {
+        let shards: Vec<ShardId> = keys.iter().map(|key| key.shard).collect();
+        let result = fence.acquire(&shards, &self.me).await;
+        if result.is_ok() {
+            fail::fail_point!("after_fence", |_| std::process::abort());
+        }
+        Done::Fenced { yard, keys, result }
+    }
+
+    pub(super) async fn confirm(self, yard: usize, key: OwnerKey, epoch: Epoch) -> Done {
+        let _turn = self.requests.acquire().await;
+        let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
+        Done::Confirmed { yard, shard: key.shard, epoch, result }
+    }
+
+    pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> Done {
+        let _turn = self.requests.acquire().await;
+        let result = self.coordination.owner_create(shard, &self.me, Some(epoch), lease).await;
+        Done::Reregistered { shard, result }
+    }
+
+    /// Asks etcd itself before anything is stopped: the picture may be as old as an outage.
+    pub(super) async fn look(self, shards: Vec<ShardId>) -> Done {
+        let result = self.coordination.assignment_read().await;
+        Done::Looked { shards, result }
+    }
+
+    /// Nothing is claimed from the shard any more when this begins.
+    pub(super) async fn release(self, yard: usize, shard: ShardId, held: Arc<Held>, drain: Duration) -> Done {
+        if tokio::time::timeout(drain, held.drained(&[shard])).await.is_err() {
+            tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");
+        }
+        self.release_key(yard, shard).await
+    }
+
+    pub(super) async fn release_key(self, yard: usize, shard: ShardId) -> Done {
+        let _turn = self.requests.acquire().await;
+        let result = self.coordination.owner_remove(shard, &self.me).await;
+        Done::Released { yard, shard, result }
+    }
+}

@@ -1,0 +1,64 @@
+//! How a node goes: its shards first, its registration last.
+
+use std::{sync::Arc, time::Duration};
+
+use common::{cluster::ClusterView, ids::NodeId};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    coordination::{Coordination, Views},
+    loops::held::Held,
+};
+
+/// The drain of a shard, and a little for the requests around it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// An etcd that is away for that long is not only electing a leader.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What is held shows only by looking.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Marks the node as leaving and waits until it owns nothing and nothing is meant for it. The loops do the work: they must
+/// still run. Afterwards stopping the session keeper takes the registration back.
+///
+/// Returns whether everything was handed over. Without etcd it does not wait for long: nobody could take anything.
+pub async fn leave(
+    me: &NodeId,
+    leaving: &CancellationToken,
+    coordination: &Coordination,
+    mut views: Views,
+    helds: &[Arc<Held>],
+) -> bool {
+    tracing::info!(node = %me, "leaving: handing over what this node owns");
+    leaving.cancel();
+    let handed_over = async {
+        let mut back = Instant::now();
+        loop {
+            let view = views.borrow_and_update().clone();
+            if helds.iter().all(|held| held.owned().is_empty()) && is_free(&view, me) {
+                return true;
+            }
+            if !coordination.is_away() {
+                back = Instant::now();
+            } else if back.elapsed() > AWAY_TIMEOUT {
+                return false;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    };
+    let done = tokio::time::timeout(LEAVE_TIMEOUT, handed_over).await.unwrap_or(false);
+    if !done {
+        tracing::warn!(node = %me, "leaving without having handed over everything; the others take it when the lease is gone");
+    }
+    done
+}
+
+/// No key of `me`, and no shard meant for it while there is someone to give it to.
+fn is_free(view: &ClusterView, me: &NodeId) -> bool {
+    let owns = view.owners.values().any(|owner| owner.node == *me);
+    let anyone_stays = view.members.values().any(|member| member.node != *me && !member.leaving);
+    let is_meant = || view.assignment.as_ref().is_some_and(|record| record.assignment.of(me).next().is_some());
+    !(owns || anyone_stays && is_meant())
+}

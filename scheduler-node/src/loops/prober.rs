@@ -1,0 +1,196 @@
+//! Finds out whether this node can reach what its shards need, and says so to the cluster: ownership follows work done.
+//!
+//! A node that is fine with etcd but cut off from a database or from the broker would own shards and fire nothing. After a
+//! bounded time it calls itself unfit, and the master gives the shards to nodes that are fit, if there are any.
+//! Whether the schema fits is checked here too, before a database's shards are taken.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::ids::DatabaseName;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{session_keeper, site::Site};
+use crate::{
+    broker::BrokerState,
+    metrics::Metrics,
+    store::{Error, migrate::Misfit},
+};
+
+const PROBE_EVERY: Duration = Duration::from_millis(500);
+
+/// A database that has not answered for this long is given up.
+const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The broker may take a while to restart, and all nodes lose it together.
+const BROKER_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What this node can reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fitness {
+    /// Databases it cannot use, and why.
+    pub unfit: BTreeMap<DatabaseName, String>,
+    /// How many databases there are.
+    pub databases: usize,
+    /// Why the broker cannot be used.
+    pub broker_unfit: Option<String>,
+}
+
+impl Fitness {
+    /// Nothing is known to be there before it has answered once.
+    pub fn unproven(databases: impl IntoIterator<Item = DatabaseName>) -> Self {
+        let unfit: BTreeMap<_, _> = databases.into_iter().map(|database| (database, "not reached yet".to_owned())).collect();
+        Self { databases: unfit.len(), unfit, broker_unfit: None }
+    }
+
+    pub fn is_fit(&self, database: &DatabaseName) -> bool {
+        !self.unfit.contains_key(database)
+    }
+
+    pub fn any_fit(&self) -> bool {
+        self.unfit.len() < self.databases
+    }
+}
+
+#[derive(Debug)]
+pub struct Prober {
+    pub site: Site,
+    pub shard_count: u16,
+    pub fitness: Arc<watch::Sender<Fitness>>,
+    pub metrics: Arc<Metrics>,
+    /// Told when this node can never work with this database: it must not go on.
+    pub misfit: tokio::sync::mpsc::Sender<Misfit>,
+}
+
+impl Prober {
+    pub async fn run(self, stop: CancellationToken) {
+        let mut last_answer: Option<Instant> = None;
+        let mut checked = false;
+        loop {
+            match self.probe(&mut checked).await {
+                Ok(()) => {
+                    last_answer = Some(Instant::now());
+                    self.report(None);
+                }
+                Err(Failed::Misfit(misfit)) => {
+                    // The receiver stops the node.
+                    let _ = self.misfit.send(misfit).await;
+                    return;
+                }
+                Err(Failed::Away(why)) => {
+                    self.metrics.database_up.with_label_values(&[self.site.name().as_str()]).set(0);
+                    if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
+                        self.report(Some(why));
+                    }
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PROBE_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn probe(&self, checked: &mut bool) -> Result<(), Failed> {
+        if !*checked {
+            self.site.database.schema_check(self.shard_count).await.map_err(Failed::of_misfit)?;
+            *checked = true;
+        }
+        self.site.database.ping().await.map_err(|error| Failed::of_error(&error))
+    }
+
+    fn report(&self, unfit: Option<String>) {
+        let name = self.site.name();
+        self.metrics.database_up.with_label_values(&[name.as_str()]).set(i64::from(unfit.is_none()));
+        self.fitness.send_if_modified(|fitness| match unfit {
+            Some(why) if fitness.unfit.get(name) != Some(&why) => {
+                tracing::warn!(database = %name, why, "the database cannot be used");
+                fitness.unfit.insert(name.clone(), why);
+                true
+            }
+            Some(_) => false,
+            None if fitness.unfit.remove(name).is_some() => {
+                tracing::info!(database = %name, "the database can be used");
+                true
+            }
+            None => false,
+        });
+    }
+}
+
+enum Failed {
+    Misfit(Misfit),
+    Away(String),
+}
+
+impl Failed {
+    fn of_misfit(misfit: Misfit) -> Self {
+        if misfit.is_unreachable() { Self::Away(chain(&misfit)) } else { Self::Misfit(misfit) }
+    }
+
+    fn of_error(error: &Error) -> Self {
+        Self::Away(chain(error))
+    }
+}
+
+/// The whole chain of an error in one line, for people.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}
+
+/// Says to the cluster what this node cannot reach.
+pub async fn tell_cluster(mut fitness: watch::Receiver<Fitness>, cluster: watch::Sender<session_keeper::Fitness>, stop: CancellationToken) {
+    loop {
+        let found = fitness.borrow_and_update().clone();
+        let told = session_keeper::Fitness { unfit: found.unfit.into_keys().collect(), broker_unfit: found.broker_unfit.is_some() };
+        cluster.send_if_modified(|known| {
+            let changed = *known != told;
+            *known = told;
+            changed
+        });
+        tokio::select! {
+            answer = fitness.changed() => if answer.is_err() { return },
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// Watches the broker's state with the patience it deserves.
+pub async fn watch_broker(mut broker: watch::Receiver<BrokerState>, fitness: Arc<watch::Sender<Fitness>>, stop: CancellationToken) {
+    let started = Instant::now();
+    loop {
+        let (unfit, look_again) = match &*broker.borrow_and_update() {
+            BrokerState::Up { .. } => (None, None),
+            BrokerState::Down { reason, since } => {
+                let patience_ends = (*since).max(started) + BROKER_PATIENCE;
+                if Instant::now() >= patience_ends { (Some(reason.clone()), None) } else { (None, Some(patience_ends)) }
+            }
+        };
+        fitness.send_if_modified(|fitness| {
+            let changed = fitness.broker_unfit.is_some() != unfit.is_some();
+            fitness.broker_unfit = unfit;
+            changed
+        });
+        let patience = async {
+            match look_again {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            answer = broker.changed() => if answer.is_err() { return },
+            () = patience => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Publishes claimed tasks at their due instants, a batch a lane, and passes on what became of each.
+//!
+//! Messages wait here for their due instants, a few milliseconds each. A lane has a few batches out at a time, each on a channel
+//! of its own; a lane that is slow fills up and the others do not notice. Whatever is not confirmed stays
+//! `dispatching` and comes back through a rescue. If this loop stops, nothing is published by this node.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    outcome::Outcome,
+    queue::{Queue, Settle},
+    task::Delivery,
+};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+};
+
+use super::{
+    lanes::Lanes,
+    queue_reader::Books,
+    settler::{Confirmed, Settlements},
+    site::Sites,
+};
+use crate::{
+    broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
+    metrics::Metrics,
+};
+
+/// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
+const BATCHES_PER_LANE: usize = 4;
+
+/// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
+const MESSAGES_PER_BATCH: usize = 256;
+
+/// A message whose claim is older than this is not published before its row was looked at again: the shard may be
+/// another node's by now.
+const LONGEST_HOLD: Duration = Duration::from_secs(5);
+
+/// While the broker is away, its unknown messages are looked at again after this long.
+const BROKER_PAUSE: Duration = Duration::from_millis(250);
+
+/// A claimed task on its way.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// Where its database stands among the sites.
+    pub site: usize,
+    pub delivery: Delivery,
+    pub publish_at: Instant,
+    pub claimed_at: Instant,
+}
+
+#[derive(Debug)]
+pub struct Publisher {
+    pub sites: Sites,
+    pub broker: Broker,
+    pub books: Books,
+    pub lanes: Arc<Lanes>,
+    /// One settler a site.
+    pub settlements: Vec<Settlements>,
+    pub metrics: Arc<Metrics>,
+}
+
+/// In the order of the due instants.
+#[derive(Debug)]
+struct Due(Dispatch);
+
+impl Due {
+    fn rank(&self) -> (Instant, TaskId) {
+        (self.0.publish_at, self.0.delivery.id)
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+/// What one lane has to send.
+#[derive(Debug, Default)]
+struct Pending {
+    messages: VecDeque<Dispatch>,
+    batches: usize,
+}
+
+impl Publisher {
+    /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
+    pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
+        let this = Arc::new(self);
+        let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
+        let mut pending: HashMap<QueueName, Pending> = HashMap::new();
+        let mut batches: JoinSet<QueueName> = JoinSet::new();
+        let mut open = true;
+        while open || !later.is_empty() || !batches.is_empty() {
+            let next = later.peek().map(|due| due.0.0.publish_at);
+            tokio::select! {
+                biased;
+                () = sleep_until(next), if next.is_some() => {}
+                Some(ended) = batches.join_next(), if !batches.is_empty() => {
+                    let queue = ended.expect("a batch does not panic");
+                    pending.entry(queue.clone()).or_default().batches -= 1;
+                    this.start(&queue, &mut pending, &mut batches);
+                    continue;
+                }
+                dispatch = claimed.recv(), if open => match dispatch {
+                    Some(dispatch) => later.push(Reverse(Due(dispatch))),
+                    None => open = false,
+                },
+            }
+            while let Ok(dispatch) = claimed.try_recv() {
+                later.push(Reverse(Due(dispatch)));
+            }
+            this.start_due(&mut later, &mut pending, &mut batches);
+        }
+    }
+
+    fn start_due(
+        self: &Arc<Self>,
+        later: &mut BinaryHeap<Reverse<Due>>,
+        pending: &mut HashMap<QueueName, Pending>,
+        batches: &mut JoinSet<QueueName>,
+    ) {
+        let now = Instant::now();
+        let mut touched: Vec<QueueName> = Vec::new();
+        while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
+            let Some(Reverse(Due(dispatch))) = later.pop() else { break };
+            let queue = dispatch.delivery.queue.clone();
+            pending.entry(queue.clone()).or_default().messages.push_back(dispatch);
+            if touched.last() != Some(&queue) {
+                touched.push(queue);
+            }
+        }
+        for queue in touched {
+            self.start(&queue, pending, batches);
+        }
+    }
+
+    /// Sends what the lane has, as far as it may have batches out.
+    fn start(self: &Arc<Self>, queue: &QueueName, pending: &mut HashMap<QueueName, Pending>, batches: &mut JoinSet<QueueName>) {
+        let Some(lane) = pending.get_mut(queue) else { return };
+        while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
+            let most = lane.messages.len().min(MESSAGES_PER_BATCH);
+            let batch: Vec<Dispatch> = lane.messages.drain(..most).collect();
+            lane.batches += 1;
+            let this = Arc::clone(self);
+            let queue = queue.clone();
+            batches.spawn(async move {
+                this.publish(&queue, batch).await;
+                queue
+            });
+        }
+        if lane.batches == 0 {
+            pending.remove(queue);
+        }
+    }
+
+    async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) {
+        let batch = self.fresh(batch);
+        if batch.is_empty() {
+            return;
+        }
+        let policy = self.books.load().get(queue);
+        let places: HashMap<TaskId, Place> = batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
+        let outgoing: Vec<Outgoing> = batch.into_iter().map(|dispatch| outgoing(dispatch.delivery, &policy)).collect();
+        let messages = outgoing.len();
+        self.lanes.sent(queue, messages, Instant::now());
+        self.metrics.published(queue, messages as u64);
+        let published = self.broker.publish(&route(&policy), outgoing).await;
+        fail::fail_point!("after_confirm", |_| std::process::abort());
+        self.settle(queue, &policy, &places, published).await;
+    }
+
+    /// Those claimed too long ago go back to be looked at again.
+    fn fresh(&self, batch: Vec<Dispatch>) -> Vec<Dispatch> {
+        let now = Instant::now();
+        let (fresh, old): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
+        for dispatch in old {
+            self.look_again(dispatch.site, dispatch.delivery.id, Duration::ZERO);
+        }
+        fresh
+    }
+
+    async fn settle(&self, queue: &QueueName, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>) {
+        let mut confirmed: Vec<Vec<Confirmed>> = self.sites.all().iter().map(|_| Vec::new()).collect();
+        let mut open: Vec<(usize, TaskId)> = Vec::new();
+        let messages = published.len();
+        for one in published {
+            let place = &places[&one.id];
+            if let (Some(sent_at), false) = (one.sent_at, place.redelivered) {
+                self.metrics.late_by(queue, sent_at.saturating_duration_since(place.publish_at).as_secs_f64());
+            }
+            if let Outcome::Done(()) = one.outcome {
+                tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, "task confirmed");
+                confirmed[place.site].push(place.confirmed(one.id, one.attempt, queue, policy));
+            } else {
+                self.count(queue, one.id, one.attempt, &one.outcome);
+                open.push((place.site, one.id));
+            }
+        }
+        let pause = self.pause(queue, messages, messages - open.len());
+        for (site, id) in open {
+            self.look_again(site, id, pause);
+        }
+        for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
+            settlements.confirmed(confirmed).await;
+        }
+    }
+
+    fn count(&self, queue: &QueueName, id: TaskId, attempt: Attempt, outcome: &Outcome<(), NotTaken>) {
+        match outcome {
+            Outcome::Refused(NotTaken::Unroutable) => self.metrics.publish_unroutable.inc(),
+            Outcome::Refused(NotTaken::Nacked) => self.metrics.publish_nacked.inc(),
+            Outcome::Done(()) | Outcome::Unknown(_) => self.metrics.publish_unknown.inc(),
+        }
+        tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; it is published again in place");
+    }
+
+    /// How long to leave what was not confirmed alone. A broker that is away says nothing about the lane.
+    fn pause(&self, queue: &QueueName, messages: usize, taken: usize) -> Duration {
+        if taken < messages && !matches!(*self.broker.state().borrow(), BrokerState::Up { .. }) {
+            self.lanes.lost(queue, messages);
+            return BROKER_PAUSE;
+        }
+        let was_open = self.lanes.is_open(queue, Instant::now());
+        let pause = self.lanes.heard(queue, messages, taken, Instant::now());
+        if was_open && taken < messages {
+            tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not take messages; its due tasks wait");
+        }
+        pause
+    }
+
+    fn look_again(&self, site: usize, id: TaskId, pause: Duration) {
+        let site = &self.sites.all()[site];
+        match site.database.clock().at(Instant::now()) {
+            Some(now) => site.held.end_unknown([id], now.plus(pause)),
+            None => site.held.end([id]),
+        }
+    }
+}
+
+/// What is remembered of a message while it is with the broker.
+#[derive(Debug)]
+struct Place {
+    site: usize,
+    publish_at: Instant,
+    redelivered: bool,
+    timeout_ms: i64,
+}
+
+impl Place {
+    fn of(dispatch: &Dispatch, queue: &Queue) -> Self {
+        Self {
+            site: dispatch.site,
+            publish_at: dispatch.publish_at,
+            redelivered: dispatch.delivery.redelivered,
+            timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
+        }
+    }
+
+    fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName, of: &Queue) -> Confirmed {
+        Confirmed {
+            id,
+            attempt,
+            queue: queue.clone(),
+            timeout_ms: self.timeout_ms,
+            finishes: of.policy.settle == Settle::Confirm,
+            keep_ms: of.policy.keep_succeeded_ms,
+        }
+    }
+}
+
+fn outgoing(delivery: Delivery, queue: &Queue) -> Outgoing {
+    let budget = delivery.max_attempts.unwrap_or(queue.policy.max_attempts);
+    Outgoing {
+        max_attempts: delivery.attempts_base.number().saturating_add(budget),
+        wants_result: queue.policy.settle == Settle::Result,
+        delivery,
+    }
+}
+
+/// The queue's own exchange and key, or ours with the queue's name and a queue we declare.
+fn route(queue: &Queue) -> Route {
+    let name = queue.name.as_str();
+    let routing_key = queue.policy.routing_key.clone().unwrap_or_else(|| name.to_owned());
+    match &queue.policy.exchange {
+        Some(exchange) => Route { exchange: exchange.clone(), routing_key, declare: None },
+        None => Route {
+            exchange: "duetime".to_owned(),
+            routing_key: name.to_owned(),
+            declare: Some(QueueDeclaration { queue: queue.name.clone(), max_length: queue.policy.max_length }),
+        },
+    }
+}
+
+async fn sleep_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}

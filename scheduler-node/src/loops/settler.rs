@@ -1,0 +1,147 @@
+//! Writes the broker's confirms, a batch at a time: finished, or delivered with a deadline.
+//!
+//! A confirm is a fact, so its write is repeated until the database has taken it; meanwhile the task stays in flight and nobody
+//! publishes it again. If this loop stops, what it had not written is published again by the next owner.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    task::TaskState,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::site::Site;
+use crate::{
+    metrics::Metrics,
+    store::{
+        Error,
+        settle::{Deliver, Finish, Report},
+    },
+};
+
+/// Confirms are gathered for this long: the write is off the path of any delivery, so fewer, larger statements win.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// The most confirms of one statement.
+const BATCH: usize = 1_000;
+
+/// Batches of confirms that wait for the database. The dispatcher's window ends before this does.
+const WAITING: usize = 1_024;
+
+/// Pauses between attempts to write while the database is away.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// One confirmed publish.
+#[derive(Clone, Debug)]
+pub struct Confirmed {
+    pub id: TaskId,
+    pub attempt: Attempt,
+    pub queue: QueueName,
+    pub timeout_ms: i64,
+    /// The confirm is all that was asked for.
+    pub finishes: bool,
+    pub keep_ms: i64,
+}
+
+/// Where confirms are handed in.
+#[derive(Clone, Debug)]
+pub struct Settlements(mpsc::Sender<Vec<Confirmed>>);
+
+impl Settlements {
+    pub fn channel() -> (Self, mpsc::Receiver<Vec<Confirmed>>) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Self(sender), receiver)
+    }
+
+    pub async fn confirmed(&self, confirmed: Vec<Confirmed>) {
+        if !confirmed.is_empty() {
+            // The settler ends last; without it the next owner publishes these again.
+            let _ = self.0.send(confirmed).await;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Settler {
+    pub site: Site,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Settler {
+    /// Runs until every sender is gone and everything is written, or until `stop` says that waiting is over.
+    pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
+        while let Some(first) = confirms.recv().await {
+            tokio::time::sleep(GATHER).await;
+            let mut batch = first;
+            while batch.len() < BATCH
+                && let Ok(more) = confirms.try_recv()
+            {
+                batch.extend(more);
+            }
+            // In the order of the ids, like every statement that touches several tasks: no two wait for each other.
+            batch.sort_unstable_by_key(|confirmed| confirmed.id);
+            tokio::select! {
+                () = self.settle(&batch) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn settle(&self, batch: &[Confirmed]) {
+        let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) = batch.iter().partition(|confirmed| confirmed.finishes);
+        tokio::join!(self.deliver(&open), self.finish(&finishing));
+        fail::fail_point!("after_settle", |_| std::process::abort());
+        self.site.held.end(batch.iter().map(|confirmed| confirmed.id));
+    }
+
+    async fn deliver(&self, open: &[&Confirmed]) {
+        if open.is_empty() {
+            return;
+        }
+        let tasks: Vec<Deliver> = open
+            .iter()
+            .map(|confirmed| Deliver { id: confirmed.id, attempt: confirmed.attempt, timeout_ms: confirmed.timeout_ms })
+            .collect();
+        self.until_written(|| self.site.database.task_deliver(&tasks)).await;
+    }
+
+    async fn finish(&self, finishing: &[&Confirmed]) {
+        if finishing.is_empty() {
+            return;
+        }
+        let tasks: Vec<Finish> = finishing
+            .iter()
+            .map(|confirmed| Finish {
+                id: confirmed.id,
+                attempt: confirmed.attempt,
+                final_state: TaskState::Succeeded,
+                was: &[TaskState::Dispatching],
+                keep_ms: confirmed.keep_ms,
+                report: Report::default(),
+                entry: None,
+            })
+            .collect();
+        self.until_written(|| self.site.database.task_finish(&tasks)).await;
+        let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
+        for confirmed in finishing {
+            *queues.entry(&confirmed.queue).or_default() += 1;
+        }
+        for (queue, count) in queues {
+            self.metrics.finished(queue, TaskState::Succeeded.text(), count);
+        }
+    }
+
+    /// Compare-and-set on attempt and state makes a second writing harmless.
+    async fn until_written<T, F: Future<Output = Result<T, Error>>>(&self, write: impl Fn() -> F) {
+        let mut told = false;
+        while let Err(error) = write().await {
+            if !told {
+                told = true;
+                tracing::warn!(database = %self.site.name(), error = &error as &dyn std::error::Error, "confirms could not be written; trying until they are");
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}

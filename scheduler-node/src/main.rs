@@ -1,0 +1,36 @@
+//! `duetime`: parses, loads the configuration, starts logging, binds, runs, and says by its exit code how it went.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use scheduler_node::{
+    cli::{self, Cli, Command, ConfigFile, Error},
+    node, telemetry,
+};
+use tokio::net::TcpListener;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // One provider for everything that speaks TLS; it fails only where another was installed first.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    cli::end(match Cli::parse().command {
+        Command::Node(file) => run(&file).await,
+        Command::Migrate(wish) => cli::migrate(&wish).await,
+        Command::Check(wish) => cli::check(&wish).await,
+        Command::Token(wish) => cli::token(&wish),
+    })
+}
+
+async fn run(file: &ConfigFile) -> Result<(), Error> {
+    let config = file.load()?;
+    telemetry::start(&config.telemetry)?;
+    let shutdown = cli::stop_on_signal().map_err(Error::Signals)?;
+    let address = config.http.listen;
+    // Early, so that an address in use is told before anything else is touched.
+    let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), config = config.redacted(), "starting");
+    node::run(config, listener, shutdown).await.map_err(|error| Error::Node(error.into()))
+}

@@ -1,0 +1,189 @@
+//! What the loops count, one injected struct; the help text says what a number means. Rooms that speak to a store keep
+//! their own (`StoreMetrics`, `BrokerMetrics`, `CoordinationMetrics`, `HttpMetrics`), registered with the same registry.
+
+use std::collections::BTreeSet;
+
+use common::{ids::QueueName, task::verdict::FailureReason};
+use parking_lot::RwLock;
+use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+/// Queues beyond this many share the label `other`: a label must not grow without bound.
+const QUEUE_LABELS: usize = 500;
+
+const OTHER: &str = "other";
+
+/// Fine enough to read 1 ms and 100 ms off it.
+const LATENESS_BUCKETS_S: &[f64] = &[
+    0.000_25, 0.000_5, 0.000_75, 0.001, 0.001_25, 0.001_5, 0.002, 0.002_5, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.012, 0.015, 0.02, 0.03,
+    0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0,
+];
+
+/// Sizes of batches: 1 to the largest claim.
+const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0];
+
+#[derive(Debug)]
+pub struct Metrics {
+    known: RwLock<BTreeSet<QueueName>>,
+    submitted: IntCounterVec,
+    lateness: HistogramVec,
+    published: IntCounterVec,
+    finished: IntCounterVec,
+    failed: IntCounterVec,
+    /// Tasks claimed, by how: due, from waiting for room, rescued.
+    pub claimed: IntCounterVec,
+    pub held_back: IntCounter,
+    pub fence_refusals: IntCounter,
+    pub publish_unknown: IntCounter,
+    pub publish_unroutable: IntCounter,
+    pub publish_nacked: IntCounter,
+    pub claim_batch: Histogram,
+    pub reports_stale: IntCounter,
+    pub quarantined: IntCounterVec,
+    pub lanes_closed: IntGauge,
+    pub heap_entries: IntGaugeVec,
+    pub in_flight: IntGaugeVec,
+    pub overdue_s: GaugeVec,
+    pub oldest_overdue_s: Gauge,
+    pub database_up: IntGaugeVec,
+    pub pool_connections: IntGaugeVec,
+}
+
+impl Metrics {
+    /// Every series that is known beforehand exists from the start, so that alerts on absence work.
+    pub fn register(registry: &Registry, databases: &[&str]) -> prometheus::Result<Self> {
+        let book = Book { registry };
+        let metrics = Self {
+            known: RwLock::default(),
+            submitted: book.counters("duetime_tasks_submitted_total", "tasks accepted and durable", &["queue", "source"])?,
+            lateness: book.histograms("duetime_lateness_seconds", "published minus due, on the database's clock; never negative", LATENESS_BUCKETS_S)?,
+            published: book.counters("duetime_publishes_total", "messages handed to the broker, every copy of every attempt", &["queue"])?,
+            finished: book.counters("duetime_tasks_finished_total", "tasks that reached a final state", &["queue", "outcome"])?,
+            failed: book.counters("duetime_attempts_failed_total", "attempts that failed", &["queue", "reason"])?,
+            claimed: book.counters("duetime_tasks_claimed_total", "tasks claimed: due, after waiting for room, or rescued in place", &["how"])?,
+            held_back: book.counter("duetime_tasks_held_back_total", "due tasks that became ready because their lane was closed")?,
+            fence_refusals: book.counter("duetime_fence_refusals_total", "shards found to be another's by a claim")?,
+            publish_unknown: book.counter("duetime_publish_unknown_total", "publishes with no known outcome; published again in place")?,
+            publish_unroutable: book.counter("duetime_publish_unroutable_total", "publishes the broker found no queue for")?,
+            publish_nacked: book.counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
+            claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,
+            reports_stale: book.counter("duetime_reports_stale_total", "reports and rejections about attempts that are over")?,
+            quarantined: book.counters("duetime_messages_quarantined_total", "messages that could not be read", &["source"])?,
+            lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
+            heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
+            in_flight: book.gauges("duetime_tasks_in_flight", "tasks claimed whose outcome is not written yet", &["database"])?,
+            overdue_s: book.float_gauges("duetime_database_overdue_seconds", "how far behind the oldest claimable task of this node's shards is", &["database"])?,
+            oldest_overdue_s: book.float_gauge("duetime_oldest_overdue_seconds", "how far behind the oldest claimable task of this node's shards is, over all databases")?,
+            database_up: book.gauges("duetime_database_up", "1 while the database answers and has the right schema", &["database"])?,
+            pool_connections: book.gauges("duetime_database_connections", "connections of the pool", &["database", "state"])?,
+        };
+        for how in ["due", "ready", "rescue"] {
+            let _ = metrics.claimed.with_label_values(&[how]);
+        }
+        for source in ["results", "rejected"] {
+            let _ = metrics.quarantined.with_label_values(&[source]);
+        }
+        for database in databases {
+            for gauges in [&metrics.heap_entries, &metrics.in_flight, &metrics.database_up] {
+                gauges.with_label_values(&[database]).set(0);
+            }
+            metrics.overdue_s.with_label_values(&[database]).set(0.0);
+        }
+        metrics.label_of(&QueueName::new(OTHER));
+        Ok(metrics)
+    }
+
+    pub fn submitted(&self, queue: &QueueName, source: &str, tasks: u64) {
+        self.with_label(queue, |label| self.submitted.with_label_values(&[label, source]).inc_by(tasks));
+    }
+
+    pub fn late_by(&self, queue: &QueueName, seconds: f64) {
+        self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
+    }
+
+    pub fn published(&self, queue: &QueueName, messages: u64) {
+        self.with_label(queue, |label| self.published.with_label_values(&[label]).inc_by(messages));
+    }
+
+    pub fn finished(&self, queue: &QueueName, outcome: &str, tasks: u64) {
+        self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
+    }
+
+    pub fn failed(&self, queue: &QueueName, reason: FailureReason) {
+        self.with_label(queue, |label| self.failed.with_label_values(&[label, reason.text()]).inc());
+    }
+
+    fn with_label(&self, queue: &QueueName, count: impl FnOnce(&str)) {
+        if self.known.read().contains(queue) {
+            return count(queue.as_str());
+        }
+        count(&self.label_of(queue));
+    }
+
+    /// The queue's own label while there is room for it. A queue seen for the first time gets all its series.
+    fn label_of(&self, queue: &QueueName) -> String {
+        let mut known = self.known.write();
+        if known.len() > QUEUE_LABELS && !known.contains(queue) {
+            return OTHER.to_owned();
+        }
+        let label = queue.as_str();
+        if known.insert(queue.clone()) {
+            for source in ["http"] {
+                let _ = self.submitted.with_label_values(&[label, source]);
+            }
+            for outcome in ["succeeded", "dead", "cancelled", "superseded", "expired"] {
+                let _ = self.finished.with_label_values(&[label, outcome]);
+            }
+            for reason in FailureReason::ALL {
+                let _ = self.failed.with_label_values(&[label, reason.text()]);
+            }
+            let _ = self.lateness.with_label_values(&[label]);
+            let _ = self.published.with_label_values(&[label]);
+        }
+        label.to_owned()
+    }
+}
+
+/// Makes and registers in one step.
+struct Book<'a> {
+    registry: &'a Registry,
+}
+
+impl Book<'_> {
+    fn keep<T: prometheus::core::Collector + Clone + 'static>(&self, made: prometheus::Result<T>) -> prometheus::Result<T> {
+        let made = made?;
+        self.registry.register(Box::new(made.clone()))?;
+        Ok(made)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.keep(IntCounter::new(name, help))
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
+        self.keep(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.keep(IntGauge::new(name, help))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.keep(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn float_gauge(&self, name: &str, help: &str) -> prometheus::Result<Gauge> {
+        self.keep(Gauge::new(name, help))
+    }
+
+    fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+        self.keep(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
+        self.keep(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+    }
+
+    fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
+        self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["queue"]))
+    }
+}

@@ -1,0 +1,370 @@
+//! The composition root: the only file that knows every room. It introduces them to one another and stops them in order.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context;
+use common::{
+    cluster::Member,
+    ids::{DatabaseName, Incarnation, NodeId},
+    shard::ShardRange,
+};
+use prometheus::Registry;
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, mpsc, watch},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    broker::{Broker, BrokerMetrics},
+    cli::settings,
+    clock,
+    config::Config,
+    coordination::{Coordination, CoordinationMetrics, Mirror, Views},
+    desk::{Desk, Parts},
+    http,
+    loops::{
+        archiver::Archiver,
+        assigner::Assigner,
+        dispatcher::{Dispatcher, Pace},
+        elector::Elector,
+        gauger::Gauger,
+        held::Held,
+        lanes::Lanes,
+        nudger::{self, Nudger},
+        owner::{self, Holding, Owner},
+        preloader::Preloader,
+        prober::{self, Fitness, Prober},
+        publisher::Publisher,
+        queue_reader::{Books, QueueReader},
+        reporter::Reporter,
+        session_keeper::{self, Session, SessionKeeper},
+        settler::{Settlements, Settler},
+        site::{Site, Sites},
+        submitter::{self, Submitter},
+    },
+    metrics::Metrics,
+    readiness::Readiness,
+    store::{Database, Store, StoreMetrics, migrate::Misfit},
+    supervise::{Crew, LoopKind, Stop},
+};
+
+/// Claimed tasks between the dispatchers and the publisher.
+const DISPATCHES: usize = 8_192;
+
+/// How long requests that have begun may take to finish.
+const INTAKE_END: Duration = Duration::from_secs(8);
+
+/// How long claimed tasks may take to be published, confirmed and settled. What is left is published again by the next owner.
+const WORK_END: Duration = Duration::from_secs(15);
+
+/// How long taking the registration back may take.
+const CLUSTER_END: Duration = Duration::from_secs(5);
+
+/// Runs a node on `listener` until `shutdown` is cancelled, then hands over and stops. An error means that it could not go on.
+pub async fn run(config: Config, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let mut node = Node::build(config, listener).await?;
+    let end = node.until_end(&shutdown).await;
+    if end.is_ok() {
+        owner::leave(&node.me, &node.stop.leaving, &node.coordination, node.views.clone(), &node.helds).await;
+    }
+    node.stop().await;
+    end
+}
+
+struct Node {
+    me: NodeId,
+    coordination: Coordination,
+    views: Views,
+    helds: Vec<Arc<Held>>,
+    broker: Broker,
+    misfits: mpsc::Receiver<Misfit>,
+    stop: Stop,
+    intake: Crew,
+    work: Crew,
+    cluster: Crew,
+}
+
+/// What the loops of all rooms share.
+struct Shared {
+    config: Config,
+    registry: Registry,
+    me: NodeId,
+    store: Store,
+    sites: Sites,
+    books: Books,
+    lanes: Arc<Lanes>,
+    fitness: Arc<watch::Sender<Fitness>>,
+    metrics: Arc<Metrics>,
+    stop: Stop,
+}
+
+impl Node {
+    async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
+        let bound = listener.local_addr().context("cannot tell the address that was bound")?;
+        let shared = Shared::new(config)?;
+        let (mut intake, mut work, mut cluster) = (Crew::default(), Crew::default(), Crew::default());
+        let url = shared.config.http.advertised(bound, shared.me.name.as_str());
+        let (coordination, views, session) = shared.join(&mut cluster, url).await?;
+        let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
+        let (broker, keeper) = Broker::new(settings::amqp(&shared.config.amqp, true), broker_metrics);
+        // Ends when it is closed, last of all.
+        cluster.spawn(LoopKind::BrokerKeeper, keeper);
+        let nudger = Nudger::new(shared.sites.clone(), shared.config.scheduler.horizon());
+        let reporter = Reporter {
+            sites: shared.sites.clone(),
+            books: Arc::clone(&shared.books),
+            nudger: nudger.clone(),
+            metrics: Arc::clone(&shared.metrics),
+        };
+        let misfits = shared.watch(&mut work, &broker, nudger.clone());
+        shared.dispatch(&mut work, &broker, &reporter);
+        work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
+        let submitter = shared.take_in(&mut intake, &nudger);
+        let readiness = Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
+        let desk = Desk::new(Parts {
+            me: shared.me.clone(),
+            store: shared.store.clone(),
+            submitter,
+            nudger,
+            reporter,
+            books: Arc::clone(&shared.books),
+            max_payload_bytes: shared.config.queues.max_payload_bytes,
+            auto_create: shared.config.queues.auto_create,
+            views: views.clone(),
+            metrics: Arc::clone(&shared.metrics),
+            readiness,
+        });
+        let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
+        let http_metrics = http::HttpMetrics::register(&shared.registry)?;
+        let router = http::router(desk, &shared.config.auth, limits, shared.registry.clone(), http_metrics);
+        let stop_intake = shared.stop.intake.clone();
+        intake.spawn(LoopKind::Http, async move {
+            if let Err(error) = http::serve(listener, router, stop_intake).await {
+                tracing::error!(%error, "cannot serve HTTP");
+            }
+        });
+        tracing::info!(node = %shared.me, %bound, "listening");
+        let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();
+        Ok(Self { me: shared.me, coordination, views, helds, broker, misfits, stop: shared.stop, intake, work, cluster })
+    }
+
+    /// Waits for the signal to stop, or for something that makes going on impossible.
+    async fn until_end(&mut self, shutdown: &CancellationToken) -> anyhow::Result<()> {
+        let broken = tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            Some(misfit) = self.misfits.recv() => return Err(misfit.into()),
+            end = self.intake.first_end() => end,
+            end = self.work.first_end() => end,
+            end = self.cluster.first_end() => end,
+        };
+        anyhow::bail!(broken)
+    }
+
+    /// In order: what comes in, what goes out, the registration, the broker.
+    async fn stop(mut self) {
+        self.stop.leaving.cancel();
+        self.stop.intake.cancel();
+        if !self.intake.all_end(INTAKE_END).await {
+            tracing::warn!("requests were cut off");
+        }
+        // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
+        self.stop.work.cancel();
+        if !self.work.all_end(WORK_END).await {
+            tracing::warn!("not everything that was claimed could be settled; the next owner publishes it again");
+            self.stop.patience.cancel();
+        }
+        self.stop.cluster.cancel();
+        self.broker.close().await;
+        if !self.cluster.all_end(CLUSTER_END).await {
+            tracing::warn!("the registration was not taken back; it runs out by itself");
+        }
+        tracing::info!(node = %self.me, "stopped");
+    }
+}
+
+impl Shared {
+    fn new(config: Config) -> anyhow::Result<Self> {
+        let registry = Registry::new();
+        register_process(&registry)?;
+        let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
+        let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
+        let metrics = Arc::new(Metrics::register(&registry, &names)?);
+        let families = StoreMetrics::families(&registry)?;
+        let databases: Vec<Arc<Database>> = config
+            .databases
+            .iter()
+            .map(|database| {
+                let store_metrics = Arc::new(StoreMetrics::new(families.clone(), database.name.as_str()));
+                let options = settings::database(database, &me.to_string());
+                Arc::new(Database::new(database.name.clone(), database.shards, options, store_metrics))
+            })
+            .collect();
+        let site = |database: &Arc<Database>| Site {
+            database: Arc::clone(database),
+            held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
+        };
+        let sites = Sites::new(databases.iter().map(site).collect());
+        let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
+        Ok(Self {
+            registry,
+            me,
+            store: Store::new(databases),
+            sites,
+            books: Books::default(),
+            lanes: Arc::default(),
+            fitness: Arc::new(watch::channel(unproven).0),
+            metrics,
+            stop: Stop::default(),
+            config,
+        })
+    }
+
+    /// The life of an ownership.
+    async fn join(
+        &self,
+        crew: &mut Crew,
+        url: String,
+    ) -> anyhow::Result<(Coordination, Views, watch::Receiver<Session>)> {
+        let metrics = CoordinationMetrics::register(&self.registry)?;
+        let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
+        let coordination = Coordination::new(etcd, Arc::clone(&metrics)).await?;
+        let (mirror, views) = Mirror::new(coordination.clone());
+        let member = Member {
+            node: self.me.clone(),
+            url: Some(url),
+            leaving: false,
+            unfit: Default::default(),
+            broker_unfit: false,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_at: clock::now(),
+        };
+        let (tell, fitness) = watch::channel(session_keeper::Fitness {
+            unfit: self.config.databases.iter().map(|database| database.name.clone()).collect(),
+            broker_unfit: false,
+        });
+        crew.spawn(LoopKind::Prober, prober::tell_cluster(self.fitness.subscribe(), tell, self.stop.cluster.clone()));
+        let leaving = self.stop.leaving.clone();
+        let (keeper, session) =
+            SessionKeeper::new(coordination.clone(), member, views.clone(), fitness.clone(), leaving.clone());
+        let (elector, mastership) = Elector::new(self.me.clone(), views.clone(), session.clone(), metrics);
+        let databases: Vec<(DatabaseName, ShardRange)> =
+            self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
+        let assigner = Assigner::new(coordination.clone(), databases, views.clone(), mastership, session.clone());
+        let holdings = self.sites.all().iter().map(|site| Holding {
+            database: site.name().clone(),
+            shards: site.database.shards(),
+            held: Arc::clone(&site.held),
+            fence: Arc::clone(&site.database),
+        });
+        let owner = Owner::new(
+            self.me.clone(),
+            coordination.clone(),
+            holdings.collect(),
+            views.clone(),
+            session.clone(),
+            fitness,
+            leaving,
+        );
+        let stop = &self.stop.cluster;
+        crew.spawn(LoopKind::Mirror, mirror.run(stop.clone()));
+        crew.spawn(LoopKind::SessionKeeper, keeper.run(stop.clone()));
+        crew.spawn(LoopKind::Elector, elector.run(stop.clone()));
+        crew.spawn(LoopKind::Assigner, assigner.run(stop.clone()));
+        crew.spawn(LoopKind::Owner, owner.run(stop.clone()));
+        Ok((coordination, views, session))
+    }
+
+    /// What looks after the stores and tells nodes of one another's rows.
+    fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) -> mpsc::Receiver<Misfit> {
+        let stop = &self.stop.work;
+        let (misfit, misfits) = mpsc::channel(1);
+        for (index, site) in self.sites.all().iter().enumerate() {
+            let prober = Prober {
+                site: site.clone(),
+                shard_count: self.config.shard_count(),
+                fitness: Arc::clone(&self.fitness),
+                metrics: Arc::clone(&self.metrics),
+                misfit: misfit.clone(),
+            };
+            let archiver =
+                Archiver { site: site.clone(), books: Arc::clone(&self.books), metrics: Arc::clone(&self.metrics) };
+            crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
+            crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
+            crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
+        }
+        let reader =
+            QueueReader { store: self.store.clone(), books: Arc::clone(&self.books), changed: Arc::new(Notify::new()) };
+        let gauger =
+            Gauger { sites: self.sites.clone(), lanes: Arc::clone(&self.lanes), metrics: Arc::clone(&self.metrics) };
+        crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
+        crew.spawn(LoopKind::Gauger, gauger.run(stop.clone()));
+        crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
+        let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
+        crew.spawn(LoopKind::Prober, watching);
+        misfits
+    }
+
+    /// The life of a task, from the heap to the archive.
+    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) {
+        let scheduler = &self.config.scheduler;
+        let (publisher, dispatches) = mpsc::channel(DISPATCHES);
+        let mut settlements = Vec::new();
+        for (index, site) in self.sites.all().iter().enumerate() {
+            let (sender, confirms) = Settlements::channel();
+            settlements.push(sender);
+            let settler = Settler { site: site.clone(), metrics: Arc::clone(&self.metrics) };
+            crew.spawn(LoopKind::Settler, settler.run(confirms, self.stop.patience.clone()));
+            let preloader = Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries);
+            crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
+            let dispatcher = Dispatcher {
+                site: site.clone(),
+                index,
+                pace: Pace { claim_ahead: scheduler.claim_ahead(), batch: scheduler.batch, window: scheduler.window },
+                lanes: Arc::clone(&self.lanes),
+                books: Arc::clone(&self.books),
+                broker: broker.state(),
+                publisher: publisher.clone(),
+                reporter: reporter.clone(),
+                metrics: Arc::clone(&self.metrics),
+                waiting: Arc::default(),
+            };
+            crew.spawn(LoopKind::Dispatcher, dispatcher.run(self.stop.work.clone()));
+        }
+        let publisher = Publisher {
+            sites: self.sites.clone(),
+            broker: broker.clone(),
+            books: Arc::clone(&self.books),
+            lanes: Arc::clone(&self.lanes),
+            settlements,
+            metrics: Arc::clone(&self.metrics),
+        };
+        crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
+    }
+
+    fn take_in(&self, crew: &mut Crew, nudger: &Nudger) -> Submitter {
+        let (submitter, waiting) = Submitter::new(
+            self.sites.clone(),
+            Arc::clone(&self.books),
+            self.fitness.subscribe(),
+            self.store.shard_count(),
+            self.config.scheduler.horizon(),
+        );
+        for (index, jobs) in waiting.into_jobs().into_iter().enumerate() {
+            let (sites, nudger, metrics) = (self.sites.clone(), nudger.clone(), Arc::clone(&self.metrics));
+            crew.spawn(LoopKind::Submitter, submitter::run(sites, index, jobs, nudger, metrics, self.stop.intake.clone()));
+        }
+        submitter
+    }
+}
+
+fn register_process(registry: &Registry) -> anyhow::Result<()> {
+    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    let info = prometheus::IntGauge::with_opts(
+        prometheus::Opts::new("duetime_build_info", "1; the labels say which build this is")
+            .const_label("version", env!("CARGO_PKG_VERSION")),
+    )?;
+    info.set(1);
+    registry.register(Box::new(info))?;
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Whether this node can do its work, and if not, why.
+//!
+//! A node becomes ready once it has reached everything it needs. What it loses later it names, but stays ready while it can still
+//! accept tasks durably: a broker or an etcd that all nodes lose together must not take the API away with them.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    broker::BrokerState,
+    loops::{
+        prober::Fitness,
+        session_keeper::{Session, Standing},
+    },
+};
+
+#[derive(Clone, Debug)]
+pub struct Readiness {
+    fitness: watch::Receiver<Fitness>,
+    broker: watch::Receiver<BrokerState>,
+    session: watch::Receiver<Session>,
+    leaving: CancellationToken,
+    /// Everything was there at the same time, once.
+    complete: Arc<AtomicBool>,
+}
+
+/// What `/readyz` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub ready: bool,
+    pub reasons: Vec<String>,
+}
+
+impl Readiness {
+    pub fn new(
+        fitness: watch::Receiver<Fitness>,
+        broker: watch::Receiver<BrokerState>,
+        session: watch::Receiver<Session>,
+        leaving: CancellationToken,
+    ) -> Self {
+        Self { fitness, broker, session, leaving, complete: Arc::default() }
+    }
+
+    pub fn report(&self) -> Report {
+        let mut reasons = Vec::new();
+        let fitness = self.fitness.borrow().clone();
+        reasons.extend(fitness.unfit.iter().map(|(database, why)| format!("database {database}: {why}")));
+        match &*self.broker.borrow() {
+            BrokerState::Down { reason, .. } => reasons.push(format!("amqp: {reason}")),
+            BrokerState::Up { blocked: true } => reasons.push("amqp: the broker takes no messages at the moment".to_owned()),
+            BrokerState::Up { blocked: false } => {}
+        }
+        match &self.session.borrow().standing {
+            Standing::Joined => {}
+            Standing::Joining => reasons.push("etcd: not registered, no answer yet".to_owned()),
+            Standing::NameTaken { .. } => reasons.push("etcd: another node of this name is registered; waiting until its lease runs out".to_owned()),
+            Standing::Left => reasons.push("etcd: this node has left".to_owned()),
+        }
+        if reasons.is_empty() {
+            self.complete.store(true, Ordering::Relaxed);
+        }
+        let leaving = self.leaving.is_cancelled();
+        if leaving {
+            reasons.push("this node is stopping".to_owned());
+        }
+        let any_database = fitness.any_fit();
+        Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, reasons }
+    }
+}

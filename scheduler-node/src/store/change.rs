@@ -1,0 +1,159 @@
+//! Changes tasks by hand: a change, a cancel, a run, a revival. Each is one compare-and-set on the row's state.
+//!
+//! Done means that the guard held and the row is written. When it did not hold, the row is read to say why; a row that would
+//! be fit again by then (a failed attempt has just been scheduled anew) is tried once more instead of being refused for
+//! a state that it no longer has.
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    queue::QueueBook,
+    task::TaskState,
+    time::UnixMicros,
+    wire::ValidChange,
+};
+use sqlx::{Row, postgres::PgRow, types::Json};
+
+use super::{Database, Error, StoreOp, rows::TaskRecord};
+
+/// A row that flees this often from the guard, only to be fit again when it is looked at, is refused for once.
+const TRIES: usize = 5;
+
+/// What became of a compare-and-set.
+#[derive(Clone, Debug)]
+pub enum Guarded<T> {
+    Done(T),
+    /// The guard did not hold; this is how the task stands.
+    Refused(Box<TaskRecord>),
+    Missing,
+}
+
+/// A task that was cancelled just now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancelled {
+    pub queue: QueueName,
+    /// 0: it was never claimed, nothing of it is delivered.
+    pub attempt: Attempt,
+}
+
+/// How long tasks that end without being dead are kept: the default, and the queues that say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keep {
+    pub default_ms: i64,
+    pub others: Vec<(QueueName, i64)>,
+}
+
+impl Keep {
+    /// As the policies of `book` say it for a success, which is how everything but a dead task is kept.
+    pub fn of(book: &QueueBook) -> Self {
+        let default_ms = common::queue::QueuePolicy::default().keep_succeeded_ms;
+        let others = book
+            .iter()
+            .filter(|queue| queue.policy.keep_succeeded_ms != default_ms)
+            .map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms))
+            .collect();
+        Self { default_ms, others }
+    }
+}
+
+impl Database {
+    /// Changes a task that nobody has claimed. A due time that has passed means now.
+    /// Refused in a state that may be changed: it would expire before it is due.
+    pub async fn task_change(&self, id: TaskId, change: &ValidChange) -> Result<Guarded<TaskRecord>, Error> {
+        let fits = |record: &TaskRecord| record.state.may_be_changed() && !would_lapse(record, change);
+        self.guarded(id, fits, || self.task_change_once(id, change)).await
+    }
+
+    /// Makes a task due now that nobody has claimed.
+    pub async fn task_run(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
+        let once = || self.returning(StoreOp::TaskRun, include_str!("queries/task_run.sql"), id);
+        self.guarded(id, |record| record.state.may_be_changed(), once).await
+    }
+
+    /// Gives a dead task new attempts, the first of them now. Its attempts go on counting from where they were.
+    pub async fn task_revive(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
+        let once = || self.returning(StoreOp::TaskRevive, include_str!("queries/task_revive.sql"), id);
+        self.guarded(id, |record| record.state == TaskState::Dead, once).await
+    }
+
+    /// Cancels a task that nobody has claimed. What that promises depends on its attempt: see
+    /// [`common::task::state::cancel_outcome`].
+    pub async fn task_cancel(&self, id: TaskId, keep: &Keep) -> Result<Guarded<Cancelled>, Error> {
+        self.guarded(id, |record| record.state.may_be_cancelled(), || self.task_cancel_once(id, keep)).await
+    }
+
+    async fn task_change_once(&self, id: TaskId, change: &ValidChange) -> Result<Option<TaskRecord>, Error> {
+        self.run(StoreOp::TaskChange, |pool| async move {
+            let row = sqlx::query(include_str!("queries/task_change.sql"))
+                .bind(id.uuid())
+                .bind(change.due_at.map(UnixMicros::to_utc))
+                .bind(change.payload.as_deref())
+                .bind(change.content_type.as_deref())
+                .bind(change.priority)
+                .bind(change.headers.as_ref().map(Json))
+                .bind(change.expires_at.is_some())
+                .bind(change.expires_at.flatten().map(UnixMicros::to_utc))
+                .fetch_optional(&pool)
+                .await?;
+            row.as_ref().map(TaskRecord::read).transpose()
+        })
+        .await
+    }
+
+    async fn task_cancel_once(&self, id: TaskId, keep: &Keep) -> Result<Option<Cancelled>, Error> {
+        let (queues, kept_ms): (Vec<&str>, Vec<i64>) =
+            keep.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip();
+        self.run(StoreOp::TaskCancel, |pool| async move {
+            let row: Option<PgRow> = sqlx::query(include_str!("queries/task_cancel.sql"))
+                .bind(id.uuid())
+                .bind(keep.default_ms)
+                .bind(queues)
+                .bind(kept_ms)
+                .fetch_optional(&pool)
+                .await?;
+            let Some(row) = row else { return Ok(None) };
+            Ok(Some(Cancelled { queue: super::queue(&row, "queue")?, attempt: Attempt::new(row.try_get("attempt")?) }))
+        })
+        .await
+    }
+
+    async fn returning(&self, op: StoreOp, statement: &'static str, id: TaskId) -> Result<Option<TaskRecord>, Error> {
+        self.run(op, |pool| async move {
+            let row = sqlx::query(statement).bind(id.uuid()).fetch_optional(&pool).await?;
+            row.as_ref().map(TaskRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// Tries `once`; when its guard did not hold, says how the task stands. The look is a statement of its own, because one
+    /// that has waited for a claim still sees the row as it was before.
+    async fn guarded<T, F>(
+        &self,
+        id: TaskId,
+        fits: impl Fn(&TaskRecord) -> bool,
+        once: impl Fn() -> F,
+    ) -> Result<Guarded<T>, Error>
+    where
+        F: Future<Output = Result<Option<T>, Error>>,
+    {
+        let mut tries = 1;
+        loop {
+            if let Some(done) = once().await? {
+                return Ok(Guarded::Done(done));
+            }
+            match self.task_read(id).await? {
+                None => return Ok(Guarded::Missing),
+                Some(record) if tries < TRIES && fits(&record) => tries += 1,
+                Some(record) => return Ok(Guarded::Refused(Box::new(record))),
+            }
+        }
+    }
+}
+
+/// Whether `change` would make the task expire before it is due.
+pub fn would_lapse(record: &TaskRecord, change: &ValidChange) -> bool {
+    if change.due_at.is_none() && change.expires_at.is_none() {
+        return false;
+    }
+    let due_at = change.due_at.unwrap_or(record.due_at);
+    change.expires_at.unwrap_or(record.expires_at).is_some_and(|expires_at| expires_at <= due_at)
+}

@@ -1,0 +1,181 @@
+//! The gate to the broker: claim, claim what waited for room, and look again at what has no known outcome.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
+    task::{Content, Delivery},
+    time::UnixMicros,
+};
+use sqlx::{
+    Row,
+    postgres::{PgRow, types::PgInterval},
+};
+
+use super::{Database, Error, StoreOp};
+
+/// A claimed row is looked at again after this long, if nobody has written what became of it. Longer than the broker's
+/// confirm deadline, so that an owner who still waits is never overtaken by its own rescue.
+pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
+
+/// What a claim answered.
+#[derive(Debug)]
+pub struct Claimed {
+    /// To be published at their due times.
+    pub deliveries: Vec<Delivery>,
+    /// Now `ready`: their lanes are closed.
+    pub held_back: Vec<(TaskId, QueueName)>,
+    /// Fewer fences were held than presented: somebody else owns at least one of the shards.
+    pub refused: bool,
+}
+
+impl Database {
+    /// Claims what of `ids` is due by now plus `ahead`. `fences`: the shards of `ids` and the epochs held.
+    pub async fn task_claim(
+        &self,
+        ids: &[TaskId],
+        fences: &BTreeMap<ShardId, Epoch>,
+        ahead: Duration,
+        closed: Vec<String>,
+    ) -> Result<Claimed, Error> {
+        let ids = super::uuids(ids);
+        let ahead = interval(ahead);
+        self.claimed(StoreOp::TaskClaim, fences, |shards, epochs| {
+            sqlx::query(include_str!("queries/task_claim.sql"))
+                .bind(ids)
+                .bind(shards)
+                .bind(epochs)
+                .bind(ahead)
+                .bind(interval(LOOK_AGAIN_AFTER))
+                .bind(closed)
+        })
+        .await
+    }
+
+    /// Claims up to `most` tasks of `queue` that waited for room.
+    pub async fn task_claim_ready(
+        &self,
+        queue: &QueueName,
+        fences: &BTreeMap<ShardId, Epoch>,
+        most: i64,
+    ) -> Result<Claimed, Error> {
+        let queue = queue.as_str().to_owned();
+        self.claimed(StoreOp::TaskClaimReady, fences, |shards, epochs| {
+            sqlx::query(include_str!("queries/task_claim_ready.sql"))
+                .bind(queue)
+                .bind(shards)
+                .bind(epochs)
+                .bind(most)
+                .bind(interval(LOOK_AGAIN_AFTER))
+        })
+        .await
+    }
+
+    /// Takes up again, in place, what of `ids` still has no known outcome.
+    pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
+        let ids = super::uuids(ids);
+        self.claimed(StoreOp::TaskRescue, fences, |shards, epochs| {
+            sqlx::query(include_str!("queries/task_rescue.sql"))
+                .bind(ids)
+                .bind(shards)
+                .bind(epochs)
+                .bind(interval(LOOK_AGAIN_AFTER))
+        })
+        .await
+    }
+
+    /// What the owner before left claimed in newly acquired shards, at most `most_per_shard` of each.
+    pub async fn task_takeover(
+        &self,
+        fences: &BTreeMap<ShardId, Epoch>,
+        most_per_shard: i64,
+    ) -> Result<Vec<TaskId>, Error> {
+        let (shards, epochs) = pairs(fences);
+        self.run(StoreOp::TaskTakeover, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_takeover.sql"))
+                .bind(shards)
+                .bind(epochs)
+                .bind(most_per_shard)
+                .bind(interval(LOOK_AGAIN_AFTER))
+                .fetch_all(&pool)
+                .await?;
+            rows.iter().map(|row| super::task_id(row, "id")).collect()
+        })
+        .await
+    }
+
+    async fn claimed<'q>(
+        &self,
+        op: StoreOp,
+        fences: &BTreeMap<ShardId, Epoch>,
+        bind: impl FnOnce(Vec<i32>, Vec<i64>) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
+    ) -> Result<Claimed, Error> {
+        let (shards, epochs) = pairs(fences);
+        let query = bind(shards, epochs);
+        let (rows, arrived) = self
+            .run(op, |pool| async move {
+                let rows = query.fetch_all(&pool).await?;
+                Ok((rows, Instant::now()))
+            })
+            .await?;
+        let (now, claimed) = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
+        self.clock.observe(now, arrived);
+        Ok(claimed)
+    }
+}
+
+fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {
+    fences.iter().map(|(shard, epoch)| (i32::from(shard.number()), epoch.number())).unzip()
+}
+
+fn interval(duration: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
+}
+
+fn read(rows: &[PgRow], presented: usize) -> Result<(UnixMicros, Claimed), sqlx::Error> {
+    let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    let fences: i64 = first.try_get("fences")?;
+    let now = super::moment(first, "now")?;
+    let mut claimed = Claimed {
+        deliveries: Vec::with_capacity(rows.len()),
+        held_back: Vec::new(),
+        refused: usize::try_from(fences).unwrap_or(0) < presented,
+    };
+    for row in rows {
+        if row.try_get::<Option<uuid::Uuid>, _>("id")?.is_none() {
+            continue;
+        }
+        if row.try_get("held_back")? {
+            claimed.held_back.push((super::task_id(row, "id")?, super::queue(row, "queue")?));
+        } else {
+            claimed.deliveries.push(delivery(row)?);
+        }
+    }
+    Ok((now, claimed))
+}
+
+fn delivery(row: &PgRow) -> Result<Delivery, sqlx::Error> {
+    let headers: Option<sqlx::types::Json<BTreeMap<String, String>>> = row.try_get("headers")?;
+    Ok(Delivery {
+        id: super::task_id(row, "id")?,
+        attempt: Attempt::new(row.try_get("attempt")?),
+        attempts_base: Attempt::new(row.try_get("attempts_base")?),
+        queue: super::queue(row, "queue")?,
+        due_at: super::moment(row, "due_at")?,
+        content: Content {
+            payload: row.try_get("payload")?,
+            content_type: row.try_get("content_type")?,
+            headers: headers.map(|headers| headers.0).unwrap_or_default(),
+        },
+        priority: row.try_get("priority")?,
+        key: row.try_get("key")?,
+        partition_key: row.try_get("partition_key")?,
+        version: row.try_get("version")?,
+        max_attempts: row.try_get("max_attempts")?,
+        timeout_ms: row.try_get("timeout_ms")?,
+        redelivered: row.try_get::<i32, _>("redeliveries")? > 0,
+    })
+}

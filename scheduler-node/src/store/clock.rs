@@ -1,0 +1,67 @@
+//! What time it is in a database, told from this node without asking each time.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use common::time::UnixMicros;
+use parking_lot::Mutex;
+
+/// Older readings are forgotten: crystals drift apart by some 50 microseconds a second at the worst, so half a
+/// millisecond within this time.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// More than this many readings within [`KEPT`] tell nothing new.
+const READINGS: usize = 64;
+
+/// The database's clock as seen from here: a lower bound that is never ahead of the real one.
+///
+/// A statement returns the server's `clock_timestamp()`; when its answer arrives, the server's clock shows at least that
+/// much. So `reading + time since the answer arrived` never runs ahead, and the largest such bound of the last
+/// readings is the closest. This is the one-way half of Cristian's algorithm (1989). A task published when this
+/// bound has reached its due time is never early on the database's clock. The node's own wall clock plays no part:
+/// time that passes is measured on the monotonic clock.
+#[derive(Debug, Default)]
+pub struct DatabaseClock {
+    readings: Mutex<VecDeque<Reading>>,
+}
+
+/// What the server's clock showed at the latest when its answer arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    pub server: UnixMicros,
+    pub arrived: Instant,
+}
+
+impl Reading {
+    fn at(&self, moment: Instant) -> UnixMicros {
+        match moment.checked_duration_since(self.arrived) {
+            Some(later) => self.server.plus(later),
+            None => self.server.minus(self.arrived.duration_since(moment)),
+        }
+    }
+}
+
+impl DatabaseClock {
+    pub fn observe(&self, server: UnixMicros, arrived: Instant) {
+        let mut readings = self.readings.lock();
+        while readings.front().is_some_and(|oldest| readings.len() >= READINGS || arrived.saturating_duration_since(oldest.arrived) > KEPT) {
+            readings.pop_front();
+        }
+        readings.push_back(Reading { server, arrived });
+    }
+
+    /// The database's time at `moment`, never ahead of its clock. `None` before the first reading.
+    pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
+        let readings = self.readings.lock();
+        readings.iter().map(|reading| reading.at(moment)).max()
+    }
+
+    /// The first instant at which the database's clock has certainly reached `due`.
+    pub fn instant_of(&self, due: UnixMicros) -> Option<Instant> {
+        let now = Instant::now();
+        let shown = self.at(now)?;
+        Some(if due >= shown { now + due.since(shown) } else { now.checked_sub(shown.since(due)).unwrap_or(now) })
+    }
+}

@@ -1,0 +1,159 @@
+//! The schema: brought to this version by `duetime migrate`, compared by every node before it takes part.
+
+use common::{ids::DatabaseName, shard::range::ShardRange};
+use sqlx::{Row, migrate::Migrator};
+
+use super::{Database, StoreOp, connect};
+
+static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
+
+/// Rows are kept at the most this long unless a queue says more: the default of `keep_dead_ms`.
+pub const DEFAULT_KEEP_DAYS: u64 = 14;
+
+/// Why a database cannot be used with this configuration and version.
+#[derive(Debug, thiserror::Error)]
+pub enum Misfit {
+    #[error("database `{database}` has no Duetime schema; run `duetime migrate`")]
+    Empty { database: DatabaseName },
+    #[error("database `{database}` has schema version {found}, this node needs version {needed}; {}", advice(*found, *needed))]
+    Version { database: DatabaseName, found: i64, needed: i64 },
+    #[error(
+        "database `{database}` holds shards {found} of {found_count}, but the configuration gives it {configured} of \
+         {configured_count}; the number of shards and their databases are fixed at the first migration: set \
+         `database.shards` back"
+    )]
+    Shards { database: DatabaseName, found: String, found_count: i32, configured: ShardRange, configured_count: i32 },
+    #[error("database `{database}` could not be read")]
+    Unreachable {
+        database: DatabaseName,
+        #[source]
+        source: sqlx::Error,
+    },
+    #[error("database `{database}` could not be migrated")]
+    Migration {
+        database: DatabaseName,
+        #[source]
+        source: sqlx::migrate::MigrateError,
+    },
+}
+
+fn advice(found: i64, needed: i64) -> &'static str {
+    if found < needed { "run `duetime migrate` first" } else { "the database was migrated by a newer version: update this node" }
+}
+
+impl Misfit {
+    /// Trying again later may help: the database was not reached.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Migration { source, .. } => matches!(source, sqlx::migrate::MigrateError::Execute(error) if !matches!(error, sqlx::Error::Database(_))),
+            _ => false,
+        }
+    }
+}
+
+/// What `duetime migrate` did to one database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    pub database: DatabaseName,
+    pub from: Option<i64>,
+    pub to: i64,
+    pub shards: ShardRange,
+}
+
+/// The migrations with their own bookkeeping table, apart from any the application keeps in the same database.
+pub fn migrations() -> Migrator {
+    let mut migrations = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
+    migrations.create_schema("duetime");
+    migrations.dangerous_set_table_name("duetime.migration");
+    migrations
+}
+
+/// The version this node knows.
+pub fn schema_version() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
+}
+
+/// Brings one database to this version and, the first time, fixes which shards it holds. Can be run again at any time.
+pub async fn migrate(
+    name: &DatabaseName,
+    shards: ShardRange,
+    shard_count: u16,
+    options: &connect::Options,
+) -> Result<Migrated, Misfit> {
+    let pool = options.migration_pool();
+    let unreachable = |source| Misfit::Unreachable { database: name.clone(), source };
+    pool.acquire().await.map_err(unreachable)?;
+    let from = read(&pool).await.ok().and_then(|schema| schema.version);
+    migrations().run(&pool).await.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
+    sqlx::query("INSERT INTO duetime.meta (shard_count, first_shard, last_shard) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING")
+        .bind(i32::from(shard_count))
+        .bind(i32::from(shards.first().number()))
+        .bind(i32::from(shards.last().number()))
+        .execute(&pool)
+        .await
+        .map_err(unreachable)?;
+    compare(name, shards, shard_count, &read(&pool).await.map_err(unreachable)?)?;
+    sqlx::query("INSERT INTO duetime.shard (id) SELECT generate_series($1::int, $2::int) ON CONFLICT DO NOTHING")
+        .bind(i32::from(shards.first().number()))
+        .bind(i32::from(shards.last().number()))
+        .execute(&pool)
+        .await
+        .map_err(unreachable)?;
+    Ok(Migrated { database: name.clone(), from, to: schema_version(), shards })
+}
+
+impl Database {
+    /// Whether this database can be used: it answers, its schema is the one this node knows, its shards are those configured.
+    pub async fn schema_check(&self, shard_count: u16) -> Result<(), Misfit> {
+        let schema = self
+            .run(StoreOp::SchemaRead, |pool| async move { read(&pool).await })
+            .await
+            .map_err(|error| {
+                let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
+                match source.as_database_error().and_then(|answer| answer.code()).as_deref() {
+                    // No such schema or table.
+                    Some("3F000" | "42P01") => Misfit::Empty { database: self.name.clone() },
+                    _ => Misfit::Unreachable { database: self.name.clone(), source },
+                }
+            })?;
+        compare(&self.name, self.shards, shard_count, &schema)
+    }
+}
+
+#[derive(Debug)]
+struct Schema {
+    version: Option<i64>,
+    meta: Option<(i32, i32, i32)>,
+}
+
+async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
+    let row = sqlx::query(include_str!("queries/schema_read.sql")).fetch_one(pool).await?;
+    let count: Option<i32> = row.try_get("shard_count")?;
+    let meta = match count {
+        Some(count) => Some((count, row.try_get("first_shard")?, row.try_get("last_shard")?)),
+        None => None,
+    };
+    Ok(Schema { version: row.try_get("version")?, meta })
+}
+
+fn compare(name: &DatabaseName, shards: ShardRange, shard_count: u16, schema: &Schema) -> Result<(), Misfit> {
+    let (Some(found), Some((count, first, last))) = (schema.version, schema.meta) else {
+        return Err(Misfit::Empty { database: name.clone() });
+    };
+    let needed = schema_version();
+    if found != needed {
+        return Err(Misfit::Version { database: name.clone(), found, needed });
+    }
+    let configured = (i32::from(shard_count), i32::from(shards.first().number()), i32::from(shards.last().number()));
+    if configured != (count, first, last) {
+        return Err(Misfit::Shards {
+            database: name.clone(),
+            found: format!("{first}-{last}"),
+            found_count: count,
+            configured: shards,
+            configured_count: configured.0,
+        });
+    }
+    Ok(())
+}

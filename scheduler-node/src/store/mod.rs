@@ -1,0 +1,197 @@
+//! Speaks to PostgreSQL: all SQL of the node, one statement a file under `queries/` with its contract on top.
+//!
+//! Every statement is a single autocommit statement and enters through [`Database::run`], so that none escapes the
+//! measurements, the deadline and the split of errors into "not done" and "nobody knows". Transactions are absent on
+//! purpose: a cancelled `begin()` would hand a connection with an open transaction to the next caller.
+
+pub mod change;
+pub mod claim;
+pub mod connect;
+pub mod error;
+pub mod fence;
+pub mod list;
+pub mod migrate;
+pub mod op;
+pub mod partition;
+pub mod preload;
+pub mod queues;
+pub mod read;
+pub mod rows;
+pub mod settle;
+pub mod submit;
+pub mod watch;
+
+mod clock;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use common::{
+    ids::{DatabaseName, QueueName, ShardId, TaskId},
+    shard::range::ShardRange,
+    task::TaskState,
+    time::UnixMicros,
+};
+use sqlx::{PgPool, Row, postgres::PgRow};
+
+pub use clock::{DatabaseClock, Reading};
+pub use error::{Effect, Error};
+pub use op::{StoreMetrics, StoreOp};
+
+/// Longer than the server's own statement timeout (5 s): only a server that no longer answers at all runs into it.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Every database of the cluster, by the shards each holds.
+#[derive(Clone, Debug)]
+pub struct Store {
+    databases: Arc<[Arc<Database>]>,
+}
+
+impl Store {
+    /// `databases` in the order of the configuration; the first one also keeps the queues.
+    pub fn new(databases: Vec<Arc<Database>>) -> Self {
+        assert!(!databases.is_empty(), "a store has at least one database");
+        Self { databases: databases.into() }
+    }
+
+    pub fn databases(&self) -> &[Arc<Database>] {
+        &self.databases
+    }
+
+    /// The database that keeps what belongs to no shard: the queues.
+    pub fn home(&self) -> &Arc<Database> {
+        &self.databases[0]
+    }
+
+    pub fn of(&self, shard: ShardId) -> Option<&Arc<Database>> {
+        self.databases.iter().find(|database| database.shards.contains(shard))
+    }
+
+    pub fn shard_count(&self) -> u32 {
+        self.databases.iter().map(|database| u32::try_from(database.shards.count()).unwrap_or(u32::MAX)).sum()
+    }
+}
+
+/// One PostgreSQL and the range of shards it holds.
+pub struct Database {
+    name: DatabaseName,
+    shards: ShardRange,
+    /// Replaced as a whole when the server has stopped answering, because connections to a silent peer would keep their
+    /// places in the old pool for ever.
+    pool: ArcSwap<PgPool>,
+    options: connect::Options,
+    clock: DatabaseClock,
+    metrics: Arc<StoreMetrics>,
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").field("name", &self.name).field("shards", &self.shards).finish_non_exhaustive()
+    }
+}
+
+impl Database {
+    /// Connects lazily: a database that is away does not keep the node from starting.
+    pub fn new(name: DatabaseName, shards: ShardRange, options: connect::Options, metrics: Arc<StoreMetrics>) -> Self {
+        let pool = ArcSwap::from_pointee(options.pool());
+        Self { name, shards, pool, options, clock: DatabaseClock::default(), metrics }
+    }
+
+    pub fn name(&self) -> &DatabaseName {
+        &self.name
+    }
+
+    pub fn shards(&self) -> ShardRange {
+        self.shards
+    }
+
+    pub fn clock(&self) -> &DatabaseClock {
+        &self.clock
+    }
+
+    /// Open connections, and how many of them are idle.
+    pub fn connections(&self) -> (u32, usize) {
+        let pool = self.pool.load();
+        (pool.size(), pool.num_idle())
+    }
+
+    /// The only way to run a statement: measured, bounded, its error split by what it may have done.
+    async fn run<T, F>(&self, op: StoreOp, statement: impl FnOnce(PgPool) -> F + Send) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, sqlx::Error>> + Send,
+    {
+        let pool = self.pool.load_full();
+        let timer = self.metrics.start(op);
+        let error = match tokio::time::timeout(ANSWER_DEADLINE, statement(PgPool::clone(&pool))).await {
+            Ok(Ok(answer)) => {
+                timer.done();
+                return Ok(answer);
+            }
+            Ok(Err(source)) => Error { database: self.name.clone(), op, effect: Effect::of(&source), source: Some(source) },
+            Err(_) => {
+                self.renew(&pool);
+                Error { database: self.name.clone(), op, effect: Effect::Unknown, source: None }
+            }
+        };
+        timer.failed(error.effect);
+        Err(error)
+    }
+
+    /// Leaves the connections of a silent server behind. Only the first to notice replaces the pool.
+    fn renew(&self, silent: &Arc<PgPool>) {
+        let fresh = Arc::new(self.options.pool());
+        let before = self.pool.compare_and_swap(silent, fresh);
+        if Arc::ptr_eq(&before, silent) {
+            tracing::warn!(database = %self.name, "the database has stopped answering; connecting anew");
+            silent.close_event();
+        }
+    }
+}
+
+/// The answer arrived but is not what the statement promises: the statement has run all the same.
+impl Database {
+    fn unreadable(&self, op: StoreOp, source: sqlx::Error) -> Error {
+        Error { database: self.name.clone(), op, effect: Effect::Unknown, source: Some(source) }
+    }
+}
+
+fn uuids(ids: &[TaskId]) -> Vec<uuid::Uuid> {
+    ids.iter().map(|id| id.uuid()).collect()
+}
+
+fn numbers(shards: &[ShardId]) -> Vec<i32> {
+    shards.iter().map(|shard| shard.number().into()).collect()
+}
+
+fn moment(row: &PgRow, column: &str) -> Result<UnixMicros, sqlx::Error> {
+    Ok(row.try_get::<chrono::DateTime<chrono::Utc>, _>(column)?.into())
+}
+
+fn optional_moment(row: &PgRow, column: &str) -> Result<Option<UnixMicros>, sqlx::Error> {
+    Ok(row.try_get::<Option<chrono::DateTime<chrono::Utc>>, _>(column)?.map(UnixMicros::from))
+}
+
+fn task_id(row: &PgRow, column: &str) -> Result<TaskId, sqlx::Error> {
+    Ok(TaskId::from_uuid(row.try_get(column)?))
+}
+
+fn queue(row: &PgRow, column: &str) -> Result<QueueName, sqlx::Error> {
+    Ok(QueueName::new(row.try_get::<&str, _>(column)?))
+}
+
+fn shard(row: &PgRow, column: &str) -> Result<ShardId, sqlx::Error> {
+    let number: i32 = row.try_get(column)?;
+    u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
+}
+
+fn state(row: &PgRow, column: &str) -> Result<TaskState, sqlx::Error> {
+    let text: &str = row.try_get(column)?;
+    TaskState::parse(text).ok_or_else(|| unexpected(column, text))
+}
+
+/// A value this version does not know: the schema is newer than the code.
+fn unexpected(column: &str, value: &str) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: column.to_owned(), source: format!("unexpected value `{value}`").into() }
+}

@@ -1,0 +1,131 @@
+//! Every statement by its name: the same word in the file, the label and the log.
+
+use std::{fmt, time::Instant};
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+
+use super::Effect;
+
+macro_rules! ops {
+    ($($variant:ident = $name:literal),* $(,)?) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum StoreOp { $($variant),* }
+
+        impl StoreOp {
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+        }
+    };
+}
+
+ops! {
+    Ping = "ping",
+    SchemaRead = "schema_read",
+    ShardAcquire = "shard_acquire",
+    ShardHeld = "shard_held",
+    ShardRead = "shard_read",
+    ShardRelease = "shard_release",
+    TaskSubmit = "task_submit",
+    TaskPreload = "task_preload",
+    TaskClaim = "task_claim",
+    TaskClaimReady = "task_claim_ready",
+    TaskRescue = "task_rescue",
+    TaskTakeover = "task_takeover",
+    TaskDeliver = "task_deliver",
+    TaskFinish = "task_finish",
+    TaskRetry = "task_retry",
+    TaskExtend = "task_extend",
+    TaskExpire = "task_expire",
+    TaskStanding = "task_standing",
+    TaskRead = "task_read",
+    TaskList = "task_list",
+    TaskChange = "task_change",
+    TaskCancel = "task_cancel",
+    TaskRun = "task_run",
+    TaskRevive = "task_revive",
+    TaskOverdue = "task_overdue",
+    ReadyQueues = "ready_queues",
+    QueueRevision = "queue_revision",
+    QueueRead = "queue_read",
+    QueuePut = "queue_put",
+    QueueAdd = "queue_add",
+    QueueDelete = "queue_delete",
+    QueuePause = "queue_pause",
+    QueueCounts = "queue_counts",
+    QuarantineAdd = "quarantine_add",
+    PartitionRead = "partition_read",
+    PartitionMake = "partition_make",
+    PartitionDrop = "partition_drop",
+    Nudge = "nudge",
+}
+
+impl fmt::Display for StoreOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Latency and failures of one database's statements.
+#[derive(Debug)]
+pub struct StoreMetrics {
+    seconds: HistogramVec,
+    failures: IntCounterVec,
+    database: String,
+}
+
+impl StoreMetrics {
+    /// The two families shared by all databases, registered once.
+    pub fn families(registry: &Registry) -> prometheus::Result<(HistogramVec, IntCounterVec)> {
+        let seconds = HistogramVec::new(
+            HistogramOpts::new("duetime_database_statement_seconds", "how long a statement took, from asking for a connection to its answer")
+                .buckets(vec![0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0]),
+            &["database", "op"],
+        )?;
+        let failures = IntCounterVec::new(
+            Opts::new("duetime_database_statement_failures_total", "statements that failed; effect `unknown`: it may have been done all the same"),
+            &["database", "op", "effect"],
+        )?;
+        registry.register(Box::new(seconds.clone()))?;
+        registry.register(Box::new(failures.clone()))?;
+        Ok((seconds, failures))
+    }
+
+    pub fn new((seconds, failures): (HistogramVec, IntCounterVec), database: &str) -> Self {
+        for op in StoreOp::ALL {
+            let _ = seconds.with_label_values(&[database, op.name()]);
+            for effect in ["none", "unknown"] {
+                let _ = failures.with_label_values(&[database, op.name(), effect]);
+            }
+        }
+        Self { seconds, failures, database: database.to_owned() }
+    }
+
+    pub(super) fn start(&self, op: StoreOp) -> Timer<'_> {
+        Timer { metrics: self, op, started: Instant::now() }
+    }
+}
+
+pub(super) struct Timer<'a> {
+    metrics: &'a StoreMetrics,
+    op: StoreOp,
+    started: Instant,
+}
+
+impl Timer<'_> {
+    pub(super) fn done(&self) {
+        let labels = [self.metrics.database.as_str(), self.op.name()];
+        self.metrics.seconds.with_label_values(&labels).observe(self.started.elapsed().as_secs_f64());
+    }
+
+    pub(super) fn failed(&self, effect: Effect) {
+        let effect = match effect {
+            Effect::None => "none",
+            Effect::Unknown => "unknown",
+        };
+        let labels = [self.metrics.database.as_str(), self.op.name(), effect];
+        self.metrics.failures.with_label_values(&labels).inc();
+    }
+}

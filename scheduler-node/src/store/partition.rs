@@ -1,0 +1,94 @@
+//! The archive's daily partitions: made ahead, dropped whole, and neither ever blocks a statement that is at work.
+
+use chrono::{Days, NaiveDate};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{Database, Error, StoreOp};
+
+/// Made ahead of the last day that any row may need, so that a node that cannot make one for a while loses nothing.
+const SPARE_DAYS: u64 = 3;
+
+/// One day's partition.
+#[derive(Clone, Debug)]
+struct Partition {
+    drop_on: NaiveDate,
+    half_detached: bool,
+}
+
+/// What a pass over the partitions changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turned {
+    pub made: usize,
+    pub dropped: usize,
+}
+
+impl Database {
+    /// Makes the partitions that rows kept for up to `keep_days` need, and drops those whose day has passed.
+    pub async fn partitions_turn(&self, keep_days: u64) -> Result<Turned, Error> {
+        let (today, present) = self.partitions_read().await?;
+        let mut turned = Turned::default();
+        for ahead in 0..=keep_days.saturating_add(1 + SPARE_DAYS) {
+            let Some(day) = today.checked_add_days(Days::new(ahead)) else { break };
+            if !present.iter().any(|partition| partition.drop_on == day) {
+                self.partition_make(day).await?;
+                turned.made += 1;
+            }
+        }
+        for partition in present.iter().filter(|partition| partition.drop_on < today) {
+            self.partition_drop(partition).await?;
+            turned.dropped += 1;
+        }
+        Ok(turned)
+    }
+
+    async fn partitions_read(&self) -> Result<(NaiveDate, Vec<Partition>), Error> {
+        self.run(StoreOp::PartitionRead, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(&pool).await?;
+            let today = match rows.first() {
+                Some(row) => row.try_get("today")?,
+                None => sqlx::query("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today").fetch_one(&pool).await?.try_get("today")?,
+            };
+            let partitions = rows
+                .iter()
+                .map(|row| Ok(Partition { drop_on: row.try_get("drop_on")?, half_detached: row.try_get("half_detached")? }))
+                .collect::<Result<_, sqlx::Error>>()?;
+            Ok((today, partitions))
+        })
+        .await
+    }
+
+    /// Beside the archive first, then attached: ATTACH waits for nobody (SHARE UPDATE EXCLUSIVE), where
+    /// CREATE TABLE .. PARTITION OF would lock the archive against every reader and writer.
+    async fn partition_make(&self, day: NaiveDate) -> Result<(), Error> {
+        let name = partition_name(day);
+        let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
+        self.run(StoreOp::PartitionMake, |pool| async move {
+            let create = format!("CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL)");
+            sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await?;
+            let attach = format!("ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')");
+            match sqlx::raw_sql(AssertSqlSafe(attach)).execute(&pool).await {
+                // Another node was faster: `is already a partition`.
+                Err(sqlx::Error::Database(answer)) if answer.code().as_deref() == Some("42809") => Ok(()),
+                other => other.map(|_| ()),
+            }
+        })
+        .await
+    }
+
+    /// Detached concurrently first, so that the DROP takes its lock on a table nobody uses any more.
+    async fn partition_drop(&self, partition: &Partition) -> Result<(), Error> {
+        let name = partition_name(partition.drop_on);
+        let how = if partition.half_detached { "FINALIZE" } else { "CONCURRENTLY" };
+        self.run(StoreOp::PartitionDrop, |pool| async move {
+            let detach = format!("ALTER TABLE duetime.archive DETACH PARTITION duetime.{name} {how}");
+            sqlx::raw_sql(AssertSqlSafe(detach)).execute(&pool).await?;
+            sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS duetime.{name}"))).execute(&pool).await?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn partition_name(drop_on: NaiveDate) -> String {
+    format!("archive_{}", drop_on.format("%Y%m%d"))
+}

@@ -1,0 +1,52 @@
+//! Reads keys of what comes due next.
+
+use common::{
+    ids::{Epoch, ShardId, TaskId},
+    task::TaskState,
+    time::UnixMicros,
+};
+use sqlx::Row;
+
+use super::{Database, Error, StoreOp};
+
+/// A key and what the owner needs to decide how to wake it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    pub id: TaskId,
+    pub wake_at: UnixMicros,
+    pub state: TaskState,
+    pub claim_epoch: Option<Epoch>,
+}
+
+impl Database {
+    /// What of `shards` wakes from `from` until `until`, at most `most_per_shard` of each, the earliest first.
+    pub async fn task_preload(
+        &self,
+        shards: &[ShardId],
+        from: UnixMicros,
+        until: UnixMicros,
+        most_per_shard: i64,
+    ) -> Result<Vec<Key>, Error> {
+        let shards = super::numbers(shards);
+        self.run(StoreOp::TaskPreload, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_preload.sql"))
+                .bind(shards)
+                .bind(from.to_utc())
+                .bind(until.to_utc())
+                .bind(most_per_shard)
+                .fetch_all(&pool)
+                .await?;
+            rows.iter()
+                .map(|row| {
+                    Ok(Key {
+                        id: super::task_id(row, "id")?,
+                        wake_at: super::moment(row, "wake_at")?,
+                        state: super::state(row, "state")?,
+                        claim_epoch: row.try_get::<Option<i64>, _>("claim_epoch")?.map(Epoch::from_store),
+                    })
+                })
+                .collect()
+        })
+        .await
+    }
+}

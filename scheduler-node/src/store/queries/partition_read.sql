@@ -1,0 +1,8 @@
+-- The partitions of the archive by the day on which their rows may be dropped, and today, in UTC.
+SELECT c.relname AS name,
+       to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on,
+       (clock_timestamp() AT TIME ZONE 'UTC')::date AS today,
+       i.inhdetachpending AS half_detached
+  FROM pg_inherits AS i
+  JOIN pg_class AS c ON c.oid = i.inhrelid
+ WHERE i.inhparent = 'duetime.archive'::regclass

@@ -1,0 +1,2 @@
+-- Is the database there, and what time is it?
+SELECT clock_timestamp() AS now

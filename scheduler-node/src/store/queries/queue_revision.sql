@@ -1,0 +1,2 @@
+-- Rises with every change of a queue.
+SELECT queue_revision AS revision FROM duetime.meta

@@ -1,0 +1,23 @@
+-- Cancels a task that nobody has claimed: moves it to the archive in one statement.
+-- Guard: waiting, scheduled or ready. Claim and cancel meet on the row: whichever comes second finds nothing. Whether it was
+-- ever claimed is for the caller to tell from the attempt, which never goes back.
+-- $1 id, $2 keep for so many ms, except in the queues $3, kept for $4 ms (pairwise).
+-- Returns queue and attempt; no row: the guard did not hold.
+WITH gone AS (
+    DELETE FROM duetime.task AS t
+     WHERE t.id = $1
+       AND t.state IN ('waiting', 'scheduled', 'ready')
+    RETURNING t.*
+)
+INSERT INTO duetime.archive (
+    id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
+    payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
+    progress, worker, history, created_at, finished_at, drop_on)
+SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
+       payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
+       progress, worker, history, created_at, clock_timestamp(),
+       ((clock_timestamp() + coalesce(
+           (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
+        ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
+  FROM gone
+RETURNING queue, attempt

@@ -1,0 +1,25 @@
+-- Moves finished tasks to the archive, in one statement, so that a task is always in exactly one of the two tables.
+-- Guard: this attempt, and one of the states the happening may end ($4, comma separated).
+-- $1 ids, $2 attempts, $3 final states, $4 states it may be in, $5 keep for so many ms, $6 results, $7 history entries,
+-- $8 status codes, $9 status messages, pairwise.
+-- Returns the ids that moved.
+WITH fact AS MATERIALIZED (
+    SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[])
+        AS f (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg)
+), gone AS (
+    DELETE FROM duetime.task AS t
+     USING fact AS f
+     WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = ANY(string_to_array(f.was, ','))
+    RETURNING t.*, f.final, f.keep_ms, f.result, f.entry, f.status_code, f.status_msg
+)
+INSERT INTO duetime.archive (
+    id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
+    payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
+    progress, worker, history, created_at, finished_at, result, status_code, status_msg, drop_on)
+SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
+       payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, coalesce(delivered_at, clock_timestamp()),
+       progress, worker, CASE WHEN entry IS NULL THEN history ELSE coalesce(history, '[]') || entry::jsonb END,
+       created_at, clock_timestamp(), result, status_code, status_msg,
+       ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
+  FROM gone
+RETURNING id

@@ -1,0 +1,47 @@
+-- One page of the tasks that are not finished, in the order of (due_at, id).
+-- Walks task_queue_due queue by queue, so that nothing but the page itself is ever sorted; without a queue ($1) it hops from
+-- one queue's name to the next along the same index. Looks at no more than $7 rows, shared out over the queues, whatever
+-- the filter: the row that uses up a queue's share comes back too, as `looked_up_to`, and the page ends there. The limit
+-- beside the order is what keeps the planner from sorting a whole queue.
+-- $1 queue, $2 state, $3 partition key (NULL: any), $4 and $5 after this due time and id, $6 before this due time,
+-- $7 rows to look at, $8 at most so many rows. `hit`: the filter applies. What is long is left out of a list.
+WITH RECURSIVE hop (queue) AS (
+    (SELECT queue FROM duetime.task WHERE $1::text IS NULL ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.queue > hop.queue ORDER BY t.queue LIMIT 1)
+      FROM hop
+     WHERE hop.queue IS NOT NULL
+), named AS MATERIALIZED (
+    SELECT queue FROM hop WHERE queue IS NOT NULL
+    UNION ALL
+    SELECT $1::text WHERE $1::text IS NOT NULL
+), share AS MATERIALIZED (
+    SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
+), page AS MATERIALIZED (
+    SELECT found.*
+      FROM named
+     CROSS JOIN share
+     CROSS JOIN LATERAL (
+           SELECT seen.id, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
+             FROM (SELECT id, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
+                     FROM (SELECT id, due_at,
+                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AS hit
+                             FROM duetime.task
+                            WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
+                              AND due_at < $6::timestamptz
+                            ORDER BY due_at, id
+                            LIMIT share.look) AS looked_at) AS seen
+            WHERE seen.hit OR seen.nth = share.look
+            ORDER BY seen.due_at, seen.id
+            LIMIT $8) AS found
+     ORDER BY found.due_at, found.id
+     LIMIT $8
+)
+SELECT page.hit, page.looked_up_to,
+       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+       t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
+       t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
+       t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg
+  FROM page
+  JOIN duetime.task AS t ON t.id = page.id
+ ORDER BY page.due_at, page.id

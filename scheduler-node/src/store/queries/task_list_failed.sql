@@ -1,0 +1,43 @@
+-- One page of the tasks that finished without success: as task_list_finished.sql, along archive_unsuccessful, so that a few
+-- dead ones are found among millions that succeeded.
+WITH RECURSIVE hop (queue) AS (
+    (SELECT queue FROM duetime.archive WHERE $1::text IS NULL AND state <> 'succeeded' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue AND a.state <> 'succeeded' ORDER BY a.queue LIMIT 1)
+      FROM hop
+     WHERE hop.queue IS NOT NULL
+), named AS MATERIALIZED (
+    SELECT queue FROM hop WHERE queue IS NOT NULL
+    UNION ALL
+    SELECT $1::text WHERE $1::text IS NOT NULL
+), share AS MATERIALIZED (
+    SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
+), page AS MATERIALIZED (
+    SELECT found.*
+      FROM named
+     CROSS JOIN share
+     CROSS JOIN LATERAL (
+           SELECT seen.id, seen.drop_on, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
+             FROM (SELECT id, drop_on, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
+                     FROM (SELECT id, drop_on, due_at,
+                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AS hit
+                             FROM duetime.archive
+                            WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
+                              AND due_at < $6::timestamptz AND state <> 'succeeded'
+                            ORDER BY due_at, id
+                            LIMIT share.look) AS looked_at) AS seen
+            WHERE seen.hit OR seen.nth = share.look
+            ORDER BY seen.due_at, seen.id
+            LIMIT $8) AS found
+     ORDER BY found.due_at, found.id
+     LIMIT $8
+)
+SELECT page.hit, page.looked_up_to,
+       a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt, a.attempts_base,
+       a.max_attempts, CASE WHEN octet_length(a.payload) <= 4096 THEN a.payload END AS payload, a.content_type, a.headers,
+       a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN pg_column_size(a.history) <= 4096 THEN a.history END AS history,
+       a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,
+       CASE WHEN octet_length(a.status_msg) <= 4096 THEN a.status_msg END AS status_msg
+  FROM page
+  JOIN duetime.archive AS a ON a.drop_on = page.drop_on AND a.id = page.id
+ ORDER BY page.due_at, page.id

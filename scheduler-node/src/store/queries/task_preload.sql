@@ -1,0 +1,11 @@
+-- Keys of what comes due next, shard by shard, in the order of their moments.
+-- Driven from the list of shards, so that each is one range of task_wake; `ready` rows are not in that index.
+-- $1 shards, $2 from, $3 until (both inclusive), $4 at most so many a shard. A shard that returns $4 rows may have more.
+SELECT t.id, t.wake_at, t.state::text AS state, t.claim_epoch
+  FROM unnest($1::int[]) AS s (id)
+ CROSS JOIN LATERAL (
+       SELECT id, wake_at, state, claim_epoch
+         FROM duetime.task
+        WHERE shard = s.id AND state <> 'ready' AND wake_at >= $2 AND wake_at <= $3
+        ORDER BY wake_at
+        LIMIT $4) AS t

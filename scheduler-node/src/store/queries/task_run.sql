@@ -1,0 +1,10 @@
+-- Makes a task that nobody has claimed due now; one that waits for others goes on waiting for them.
+-- Guard: waiting, scheduled or ready.
+-- $1 id. Returns the row as it is now; none: the guard did not hold.
+UPDATE duetime.task AS t
+   SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = now(), wake_at = now()
+ WHERE t.id = $1
+   AND t.state IN ('waiting', 'scheduled', 'ready')
+RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+          t.max_attempts, t.payload, t.content_type, t.headers, t.partition_key, t.delivered_at, t.progress, t.worker,
+          t.history, t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg

@@ -1,0 +1,24 @@
+-- Writes a batch of new tasks: one row each, committed together, answered one by one.
+-- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
+-- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
+-- $1..$16 the columns, pairwise. Returns the database's time.
+WITH fresh AS (
+    SELECT * FROM unnest(
+        $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
+        $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[]
+    ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
+            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now)
+), written AS (
+    INSERT INTO duetime.task AS t (
+        id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
+        partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, redeliveries)
+    SELECT f.id, f.shard, f.queue, 'scheduled',
+           CASE WHEN f.now THEN clock_timestamp() ELSE f.due_at END, CASE WHEN f.now THEN clock_timestamp() ELSE f.due_at END,
+           f.priority, f.payload, f.content_type, f.headers::jsonb,
+           f.partition_key, f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version,
+           CASE WHEN $17 THEN 1 ELSE 0 END
+      FROM fresh AS f
+     WHERE NOT $17 OR NOT EXISTS (SELECT 1 FROM duetime.archive AS a WHERE a.id = f.id)
+        ON CONFLICT (id) DO NOTHING
+)
+SELECT clock_timestamp() AS now

@@ -1,0 +1,12 @@
+-- What the owner before left claimed: ids to rescue at once. Complete, because an acquire waits for claims in flight.
+-- Every claim sets wake_at at most $4 ahead, so the range ends there.
+-- $1 shards and $2 their new epochs (pairwise), $3 at most so many, $4 the longest look-again time.
+SELECT t.id
+  FROM unnest($1::int[], $2::bigint[]) AS s (id, epoch)
+ CROSS JOIN LATERAL (
+       SELECT id
+         FROM duetime.task
+        WHERE shard = s.id AND state <> 'ready' AND wake_at <= clock_timestamp() + $4
+          AND state = 'dispatching' AND claim_epoch < s.epoch
+        ORDER BY wake_at
+        LIMIT $3) AS t

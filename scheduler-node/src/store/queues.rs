@@ -1,0 +1,136 @@
+//! The queues, kept in the first database only, and how many tasks they have, in every database.
+
+use std::collections::BTreeMap;
+
+use common::{
+    ids::QueueName,
+    queue::{Queue, QueuePolicy},
+    wire::queue::Counts,
+};
+use sqlx::{Row, types::Json};
+
+use super::{Database, Error, StoreOp, rows::QueueRecord};
+
+/// Tasks counted of one queue in one database: some 50 ms. Who has more is told "at least so many".
+const COUNTED_MOST: i64 = 100_000;
+
+/// Tasks counted in all when many queues are asked about at once.
+const COUNTED_TOGETHER: i64 = 500_000;
+
+/// Even then, every queue is counted so far.
+const COUNTED_LEAST: i64 = 1_000;
+
+/// A queue as it was just set.
+#[derive(Clone, Debug)]
+pub struct PutQueue {
+    pub record: QueueRecord,
+    /// It was not there before.
+    pub created: bool,
+}
+
+impl Database {
+    /// Rises with every change of a queue.
+    pub async fn queue_revision(&self) -> Result<i64, Error> {
+        self.run(StoreOp::QueueRevision, |pool| async move {
+            sqlx::query(include_str!("queries/queue_revision.sql")).fetch_one(&pool).await?.try_get("revision")
+        })
+        .await
+    }
+
+    /// Every queue, and the revision at which they stand so.
+    pub async fn queue_read(&self) -> Result<(i64, Vec<Queue>), Error> {
+        let (revision, records) = self.queue_records(None).await?;
+        Ok((revision, records.into_iter().map(|record| record.queue).collect()))
+    }
+
+    /// The same, of one queue if a name is given, with when each was made and changed.
+    pub async fn queue_records(&self, name: Option<&QueueName>) -> Result<(i64, Vec<QueueRecord>), Error> {
+        let name = name.map(QueueName::as_str);
+        self.run(StoreOp::QueueRead, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/queue_read.sql")).bind(name).fetch_all(&pool).await?;
+            let revision = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("revision")?;
+            let mut records = Vec::with_capacity(rows.len());
+            for row in &rows {
+                if row.try_get::<Option<&str>, _>("name")?.is_some() {
+                    records.push(QueueRecord::read(row)?);
+                }
+            }
+            Ok((revision, records))
+        })
+        .await
+    }
+
+    /// Sets a queue's policy. `paused: None` leaves it as it is.
+    pub async fn queue_put(&self, name: &QueueName, policy: &QueuePolicy, paused: Option<bool>) -> Result<PutQueue, Error> {
+        self.run(StoreOp::QueuePut, |pool| async move {
+            let row = sqlx::query(include_str!("queries/queue_put.sql"))
+                .bind(name.as_str())
+                .bind(Json(policy))
+                .bind(paused)
+                .fetch_one(&pool)
+                .await?;
+            Ok(PutQueue { record: QueueRecord::read(&row)?, created: row.try_get("created")? })
+        })
+        .await
+    }
+
+    /// Adds those of `names` that are not there, with the default policy.
+    pub async fn queue_add(&self, names: &[QueueName]) -> Result<(), Error> {
+        let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
+        self.run(StoreOp::QueueAdd, |pool| async move {
+            sqlx::query(include_str!("queries/queue_add.sql"))
+                .bind(names)
+                .bind(Json(QueuePolicy::default()))
+                .execute(&pool)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// `None`: there is no such queue.
+    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<QueueRecord>, Error> {
+        self.run(StoreOp::QueuePause, |pool| async move {
+            let row = sqlx::query(include_str!("queries/queue_pause.sql"))
+                .bind(name.as_str())
+                .bind(paused)
+                .fetch_optional(&pool)
+                .await?;
+            row.as_ref().map(QueueRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// Whether there was such a queue. Its tasks, if there are any, go on with the default policy.
+    pub async fn queue_delete(&self, name: &QueueName) -> Result<bool, Error> {
+        self.run(StoreOp::QueueDelete, |pool| async move {
+            let row =
+                sqlx::query(include_str!("queries/queue_delete.sql")).bind(name.as_str()).fetch_optional(&pool).await?;
+            Ok(row.is_some())
+        })
+        .await
+    }
+
+    /// How many tasks that are not finished each of `names` has in this database, by state. The counting is bounded:
+    /// `at_least` is set where it stopped early.
+    pub async fn queue_counts(&self, names: &[QueueName]) -> Result<BTreeMap<QueueName, Counts>, Error> {
+        let queues = i64::try_from(names.len()).unwrap_or(i64::MAX).max(1);
+        let most = (COUNTED_TOGETHER / queues).clamp(COUNTED_LEAST, COUNTED_MOST);
+        let asked: Vec<&str> = names.iter().map(QueueName::as_str).collect();
+        self.run(StoreOp::QueueCounts, |pool| async move {
+            let rows =
+                sqlx::query(include_str!("queries/queue_counts.sql")).bind(asked).bind(most).fetch_all(&pool).await?;
+            let mut counts: BTreeMap<QueueName, Counts> =
+                names.iter().map(|name| (name.clone(), Counts::default())).collect();
+            for row in &rows {
+                let count = counts.entry(super::queue(row, "queue")?).or_default();
+                count.add(super::state(row, "state")?, row.try_get("tasks")?);
+            }
+            for count in counts.values_mut() {
+                count.at_least = count.total() >= most;
+            }
+            Ok(counts)
+        })
+        .await
+    }
+}

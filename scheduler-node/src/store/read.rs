@@ -1,0 +1,16 @@
+//! Looks one task up.
+
+use common::ids::TaskId;
+
+use super::{Database, Error, StoreOp, rows::TaskRecord};
+
+impl Database {
+    /// The task, live or finished. `None`: there is no such task, or it was dropped after its time.
+    pub async fn task_read(&self, id: TaskId) -> Result<Option<TaskRecord>, Error> {
+        self.run(StoreOp::TaskRead, |pool| async move {
+            let row = sqlx::query(include_str!("queries/task_read.sql")).bind(id.uuid()).fetch_optional(&pool).await?;
+            row.as_ref().map(TaskRecord::read).transpose()
+        })
+        .await
+    }
+}

@@ -1,0 +1,96 @@
+//! Rows as they are read, column by column. `common` knows no SQL, so the way from a row to its words is here.
+
+use std::collections::BTreeMap;
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    queue::{Queue, QueuePolicy},
+    task::TaskState,
+    time::UnixMicros,
+    wire::AttemptView,
+};
+use sqlx::{Row, postgres::PgRow, types::Json};
+
+/// A task as it is kept, live or finished.
+#[derive(Clone, Debug)]
+pub struct TaskRecord {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub state: TaskState,
+    pub wake_at: UnixMicros,
+    pub due_at: UnixMicros,
+    pub expires_at: Option<UnixMicros>,
+    pub priority: i16,
+    pub attempt: Attempt,
+    /// Where the present budget of `max_attempts` began.
+    pub attempts_base: Attempt,
+    /// `None`: as the queue says.
+    pub max_attempts: Option<i32>,
+    /// `None` in a list when it is too long for one.
+    pub payload: Option<Vec<u8>>,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+    pub partition_key: Option<String>,
+    pub delivered_at: Option<UnixMicros>,
+    pub progress: Option<i16>,
+    pub worker: Option<String>,
+    /// The attempts that failed.
+    pub history: Vec<AttemptView>,
+    pub created_at: UnixMicros,
+    pub finished_at: Option<UnixMicros>,
+    /// JSON text, as the consumer sent it.
+    pub result: Option<String>,
+    pub status_code: Option<i64>,
+    pub status_msg: Option<String>,
+}
+
+impl TaskRecord {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let headers: Option<Json<BTreeMap<String, String>>> = row.try_get("headers")?;
+        let history: Option<Json<Vec<AttemptView>>> = row.try_get("history")?;
+        Ok(Self {
+            id: super::task_id(row, "id")?,
+            queue: super::queue(row, "queue")?,
+            state: super::state(row, "state")?,
+            wake_at: super::moment(row, "wake_at")?,
+            due_at: super::moment(row, "due_at")?,
+            expires_at: super::optional_moment(row, "expires_at")?,
+            priority: row.try_get("priority")?,
+            attempt: Attempt::new(row.try_get("attempt")?),
+            attempts_base: Attempt::new(row.try_get("attempts_base")?),
+            max_attempts: row.try_get("max_attempts")?,
+            payload: row.try_get("payload")?,
+            content_type: row.try_get("content_type")?,
+            headers: headers.map(|headers| headers.0).unwrap_or_default(),
+            partition_key: row.try_get("partition_key")?,
+            delivered_at: super::optional_moment(row, "delivered_at")?,
+            progress: row.try_get("progress")?,
+            worker: row.try_get("worker")?,
+            history: history.map(|history| history.0).unwrap_or_default(),
+            created_at: super::moment(row, "created_at")?,
+            finished_at: super::optional_moment(row, "finished_at")?,
+            result: row.try_get("result")?,
+            status_code: row.try_get("status_code")?,
+            status_msg: row.try_get("status_msg")?,
+        })
+    }
+}
+
+/// A queue as it is kept.
+#[derive(Clone, Debug)]
+pub struct QueueRecord {
+    pub queue: Queue,
+    pub created_at: UnixMicros,
+    pub updated_at: UnixMicros,
+}
+
+impl QueueRecord {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let policy: Json<QueuePolicy> = row.try_get("policy")?;
+        Ok(Self {
+            queue: Queue { name: super::queue(row, "name")?, policy: policy.0, paused: row.try_get("paused")? },
+            created_at: super::moment(row, "created_at")?,
+            updated_at: super::moment(row, "updated_at")?,
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Writes new tasks.
+
+use std::time::Instant;
+
+use common::{task::NewTask, time::UnixMicros};
+use sqlx::postgres::PgRow;
+
+use super::{Database, Error, StoreOp};
+
+/// Whether a batch goes out for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    First,
+    /// The commit of the sending before is unknown.
+    Again,
+}
+
+impl Database {
+    /// One insert for the whole batch. Done means that every task of it is durable.
+    pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
+        let columns = Columns::of(tasks);
+        let (now, arrived) = self
+            .run(StoreOp::TaskSubmit, |pool| async move {
+                let row: PgRow = sqlx::query(include_str!("queries/task_submit.sql"))
+                    .bind(columns.ids)
+                    .bind(columns.shards)
+                    .bind(columns.queues)
+                    .bind(columns.due_at)
+                    .bind(columns.priorities)
+                    .bind(columns.payloads)
+                    .bind(columns.content_types)
+                    .bind(columns.headers)
+                    .bind(columns.partition_keys)
+                    .bind(columns.max_attempts)
+                    .bind(columns.timeouts_ms)
+                    .bind(columns.retries)
+                    .bind(columns.expires_at)
+                    .bind(columns.keys)
+                    .bind(columns.versions)
+                    .bind(columns.now)
+                    .bind(sending == Sending::Again)
+                    .fetch_one(&pool)
+                    .await?;
+                Ok((super::moment(&row, "now")?, Instant::now()))
+            })
+            .await?;
+        self.clock.observe(now, arrived);
+        Ok(now)
+    }
+}
+
+/// The batch turned on its side: one array a column, as unnest takes it.
+struct Columns<'a> {
+    ids: Vec<uuid::Uuid>,
+    shards: Vec<i32>,
+    queues: Vec<&'a str>,
+    due_at: Vec<chrono::DateTime<chrono::Utc>>,
+    priorities: Vec<i16>,
+    payloads: Vec<&'a [u8]>,
+    content_types: Vec<&'a str>,
+    headers: Vec<Option<String>>,
+    partition_keys: Vec<Option<&'a str>>,
+    max_attempts: Vec<Option<i32>>,
+    timeouts_ms: Vec<Option<i64>>,
+    retries: Vec<Option<String>>,
+    expires_at: Vec<Option<chrono::DateTime<chrono::Utc>>>,
+    keys: Vec<Option<&'a str>>,
+    versions: Vec<i64>,
+    now: Vec<bool>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(tasks: &'a [NewTask]) -> Self {
+        let json = |value: serde_json::Result<String>| value.expect("maps of strings and policies are JSON");
+        Self {
+            ids: tasks.iter().map(|task| task.id.uuid()).collect(),
+            shards: tasks.iter().map(|task| task.id.shard().number().into()).collect(),
+            queues: tasks.iter().map(|task| task.queue.as_str()).collect(),
+            due_at: tasks.iter().map(|task| task.due_at.to_utc()).collect(),
+            priorities: tasks.iter().map(|task| task.priority).collect(),
+            payloads: tasks.iter().map(|task| task.content.payload.as_slice()).collect(),
+            content_types: tasks.iter().map(|task| task.content.content_type.as_str()).collect(),
+            headers: tasks
+                .iter()
+                .map(|task| (!task.content.headers.is_empty()).then(|| json(serde_json::to_string(&task.content.headers))))
+                .collect(),
+            partition_keys: tasks.iter().map(|task| task.partition_key.as_deref()).collect(),
+            max_attempts: tasks.iter().map(|task| task.max_attempts).collect(),
+            timeouts_ms: tasks.iter().map(|task| task.timeout_ms).collect(),
+            retries: tasks.iter().map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry)))).collect(),
+            expires_at: tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc)).collect(),
+            keys: vec![None; tasks.len()],
+            versions: vec![0; tasks.len()],
+            now: tasks.iter().map(|task| task.asked_now).collect(),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The gate to the broker.
+
+use std::time::Duration;
+
+use common::ids::{Attempt, QueueName, ShardId};
+
+use super::{claim, fixture, new_task, own, state_of, submitted};
+use crate::store::{settle::Deliver, submit::Sending};
+
+#[tokio::test]
+async fn a_claimed_task_is_dispatching_counts_an_attempt_and_is_claimed_once() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 2).await;
+    let first = claim(&test, &ids, &fences).await;
+    assert_eq!(first.deliveries.len(), 2);
+    assert!(first.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1) && !delivery.redelivered));
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("dispatching"));
+    assert!(claim(&test, &ids, &fences).await.deliveries.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_takes_what_is_due_within_its_lead_and_nothing_later() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let now = fixture::now(&test.pool).await;
+    let mut soon = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    (soon.asked_now, soon.due_at) = (false, now.plus(Duration::from_secs(60)));
+    let mut later = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    (later.asked_now, later.due_at) = (false, now.plus(Duration::from_secs(600)));
+    test.database.task_submit(&[soon.clone(), later.clone()], Sending::First).await.unwrap();
+    let claimed = test.database.task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), Vec::new()).await.unwrap();
+    assert_eq!(claimed.deliveries.len(), 1);
+    assert_eq!((claimed.deliveries[0].id, claimed.deliveries[0].due_at), (soon.id, soon.due_at));
+}
+
+#[tokio::test]
+async fn what_has_expired_is_not_claimed() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    task.expires_at = Some(fixture::now(&test.pool).await.minus(Duration::from_secs(1)));
+    test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    assert!(claim(&test, &[task.id], &fences).await.deliveries.is_empty());
+    let expired = test.database.task_expire(&[ShardId::new(0)], 0, 10).await.unwrap();
+    assert_eq!(expired, [QueueName::new("orders")]);
+    assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("expired"));
+}
+
+#[tokio::test]
+async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 3).await;
+    let held = test.database.task_claim(&ids, &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    assert!(held.deliveries.is_empty());
+    assert_eq!(held.held_back.len(), 3);
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
+    let orders = QueueName::new("orders");
+    assert_eq!(test.database.ready_queues().await.unwrap(), [orders.clone()]);
+    let taken = test.database.task_claim_ready(&orders, &fences, 2).await.unwrap();
+    assert_eq!(taken.deliveries.len(), 2);
+    assert!(taken.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1)), "waiting for room is no attempt");
+    assert_eq!(test.database.task_claim_ready(&orders, &fences, 2).await.unwrap().deliveries.len(), 1);
+    assert!(test.database.ready_queues().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_waited_for_room_is_taken_by_priority_first() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let mut tasks: Vec<_> = (0..3).map(|_| new_task(fixture::fresh_id_of(ShardId::new(0)))).collect();
+    (tasks[0].priority, tasks[1].priority, tasks[2].priority) = (5, 1, 3);
+    test.database.task_submit(&tasks, Sending::First).await.unwrap();
+    let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
+    test.database.task_claim(&ids, &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    let taken = test.database.task_claim_ready(&QueueName::new("orders"), &fences, 1).await.unwrap();
+    assert_eq!(taken.deliveries[0].priority, 1);
+}
+
+#[tokio::test]
+async fn a_rescue_is_the_same_attempt_marked_as_a_possible_copy() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    let rescued = test.database.task_rescue(&ids, &fences).await.unwrap();
+    assert_eq!(rescued.deliveries[0].attempt, Attempt::new(1));
+    assert!(rescued.deliveries[0].redelivered);
+}
+
+#[tokio::test]
+async fn a_rescue_leaves_what_was_confirmed_meanwhile_alone() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    assert!(test.database.task_rescue(&ids, &fences).await.unwrap().deliveries.is_empty());
+}
+
+#[tokio::test]
+async fn a_takeover_finds_what_older_epochs_left_and_nothing_else() {
+    let test = fixture::database().await;
+    let old = own(&test, "old").await;
+    let ids = submitted(&test, 3).await;
+    claim(&test, &ids[..2], &old).await;
+    let new = own(&test, "new").await;
+    claim(&test, &ids[2..], &new).await;
+    let mut left = test.database.task_takeover(&new, 100).await.unwrap();
+    left.sort();
+    let mut expected = ids[..2].to_vec();
+    expected.sort();
+    assert_eq!(left, expected);
+}

@@ -1,0 +1,138 @@
+//! The plans of the hot statements, at size, with small and large batches, and with the generic plan that a prepared
+//! statement ends up with: the plan of the claim decides everything.
+
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
+
+use super::fixture;
+
+const ROWS: i64 = 200_000;
+
+async fn filled() -> fixture::TestDatabase {
+    let test = fixture::database().await;
+    let fill = format!(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, attempt, claim_epoch)
+         SELECT gen_random_uuid(), g % 128, 'q' || g % 50,
+                (CASE WHEN g % 10 = 0 THEN 'ready' WHEN g % 10 = 1 THEN 'dispatching' ELSE 'scheduled' END)::duetime.task_state,
+                now() + g * interval '10 ms', now() + g * interval '10 ms', '{{}}', 'application/json', 1, 1
+           FROM generate_series(1, {ROWS}) AS g"
+    );
+    test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
+    test.pool.execute("ANALYZE duetime.task, duetime.shard").await.unwrap();
+    test
+}
+
+/// The generic plan of a statement file with these parameter types and values.
+async fn plan(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> String {
+    connection.execute("SET plan_cache_mode = force_generic_plan").await.unwrap();
+    connection.execute(AssertSqlSafe(format!("PREPARE hot ({types}) AS {sql}"))).await.unwrap();
+    let rows = connection.fetch_all(AssertSqlSafe(format!("EXPLAIN EXECUTE hot ({values})"))).await.unwrap();
+    connection.execute("DEALLOCATE hot").await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+}
+
+fn assert_no_scan_of_all_tasks(plan: &str) {
+    assert!(!plan.contains("Seq Scan on task"), "{plan}");
+}
+
+async fn ids(connection: &mut PgConnection, n: i64) -> String {
+    let ids: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT id FROM duetime.task LIMIT $1").bind(n).fetch_all(connection).await.unwrap();
+    let list = ids.iter().map(|id| format!("'{id}'")).collect::<Vec<_>>().join(",");
+    format!("ARRAY[{list}]::uuid[]")
+}
+
+/// A third of the shards, as one of three nodes owns them.
+fn shards() -> String {
+    let list = (0..43).map(|shard| shard.to_string()).collect::<Vec<_>>().join(",");
+    format!("ARRAY[{list}]")
+}
+
+fn fences() -> String {
+    format!("{}, array_fill(1::bigint, ARRAY[43])", shards())
+}
+
+#[tokio::test]
+async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let fences = fences();
+    for n in [3, 500] {
+        let ids = ids(&mut connection, n).await;
+        let attempts = format!("array_fill(1, ARRAY[{n}])");
+        let texts = format!("array_fill('x'::text, ARRAY[{n}])");
+        let longs = format!("array_fill(1::bigint, ARRAY[{n}])");
+        let cases = [
+            (
+                include_str!("../queries/task_claim.sql"),
+                "uuid[], int[], bigint[], interval, interval, text[]",
+                format!("{ids}, {fences}, '15 ms', '45 s', '{{}}'"),
+            ),
+            (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{ids}, {fences}, '45 s'")),
+            (include_str!("../queries/task_deliver.sql"), "uuid[], int[], bigint[]", format!("{ids}, {attempts}, {longs}")),
+            (
+                include_str!("../queries/task_finish.sql"),
+                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[]",
+                format!("{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}"),
+            ),
+            (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
+            (
+                include_str!("../queries/task_retry.sql"),
+                "uuid[], int[], timestamptz[], text[]",
+                format!("{ids}, {attempts}, array_fill(now(), ARRAY[{n}]), {texts}"),
+            ),
+        ];
+        for (sql, types, values) in cases {
+            let plan = plan(&mut connection, sql, types, &values).await;
+            assert_no_scan_of_all_tasks(&plan);
+            assert!(plan.contains("task_pkey"), "{plan}");
+            assert!(!plan.contains("task_wake"), "driven by shard, not by id: {plan}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reading_ahead_walks_one_index_range_a_shard() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let (shards, fences) = (shards(), fences());
+    let cases = [
+        (
+            include_str!("../queries/task_preload.sql"),
+            "int[], timestamptz, timestamptz, bigint",
+            format!("{shards}, now(), now() + interval '10 s', 2000"),
+        ),
+        (include_str!("../queries/task_takeover.sql"), "int[], bigint[], bigint, interval", format!("{fences}, 2000, '45 s'")),
+        (include_str!("../queries/task_overdue.sql"), "int[]", shards.clone()),
+    ];
+    for (sql, types, values) in cases {
+        let plan = plan(&mut connection, sql, types, &values).await;
+        assert_no_scan_of_all_tasks(&plan);
+        assert!(plan.contains("task_wake"), "{plan}");
+        assert!(!plan.contains("Sort"), "the index is in the order asked for: {plan}");
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_room_is_taken_in_the_order_of_its_index() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let fences = fences();
+    let values = format!("'q10', {fences}, 100, '45 s'");
+    let plan_of_claim =
+        plan(&mut connection, include_str!("../queries/task_claim_ready.sql"), "text, int[], bigint[], bigint, interval", &values).await;
+    assert_no_scan_of_all_tasks(&plan_of_claim);
+    assert!(plan_of_claim.contains("task_ready"), "{plan_of_claim}");
+    let plan_of_names = plan(&mut connection, include_str!("../queries/ready_queues.sql"), "int", "1").await;
+    assert_no_scan_of_all_tasks(&plan_of_names);
+    assert!(plan_of_names.contains("task_ready"), "{plan_of_names}");
+}
+
+#[tokio::test]
+async fn what_expired_is_found_by_its_own_index() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let shards = shards();
+    let plan = plan(&mut connection, include_str!("../queries/task_expire.sql"), "int[], bigint, bigint", &format!("{shards}, 1, 500")).await;
+    assert_no_scan_of_all_tasks(&plan);
+    assert!(plan.contains("task_expiry"), "{plan}");
+}

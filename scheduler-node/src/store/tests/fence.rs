@@ -1,0 +1,135 @@
+//! The fence, in both orders, each with the proof that the lock is what makes it hold.
+
+use common::ids::ShardId;
+use sqlx::Row;
+
+use super::{claim, fixture::database, node, own, submitted, until_waiting};
+
+/// The statement as it is, and without the lock that it is all about.
+const CLAIM: &str = include_str!("../queries/task_claim.sql");
+
+fn unlocked() -> String {
+    let without = CLAIM.replace("FOR SHARE OF s", "");
+    assert_ne!(without, CLAIM, "the lock is written as this test expects");
+    without
+}
+
+/// Runs a claim of everything on shard 0 as plain SQL and returns how many tasks it took.
+async fn claim_with(sql: String, pool: sqlx::PgPool, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
+    let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
+    let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
+        .bind(ids)
+        .bind(vec![0_i32])
+        .bind(vec![epoch])
+        .bind(second)
+        .bind(second)
+        .bind(Vec::<String>::new())
+        .fetch_all(&pool)
+        .await
+        .unwrap();
+    rows.iter().filter(|row| row.get::<Option<uuid::Uuid>, _>("id").is_some()).count()
+}
+
+/// A claim under way (held up by a locked row) while another node acquires. Returns what the claim took in the end and
+/// what the new owner found to take over.
+async fn acquire_during_claim(sql: String) -> (usize, usize) {
+    let test = database().await;
+    let fences = own(&test, "old").await;
+    let ids = submitted(&test, 3).await;
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
+    sqlx::query("SELECT 1 FROM duetime.task WHERE id = $1 FOR UPDATE").bind(ids[0].uuid()).execute(&mut *blocker).await.unwrap();
+
+    let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
+    let claiming = tokio::spawn(claim_with(sql.clone(), test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    until_waiting(&test.pool, 1).await;
+    let database = test.database.clone();
+    let acquiring = tokio::spawn(async move {
+        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
+        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
+    });
+    let waits = sql.contains("FOR SHARE OF s");
+    let found = if waits {
+        until_waiting(&test.pool, 2).await;
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        acquiring.await.unwrap()
+    } else {
+        let found = acquiring.await.unwrap();
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        found
+    };
+    (claiming.await.unwrap(), found)
+}
+
+#[tokio::test]
+async fn an_acquire_waits_for_a_claim_in_flight_and_takes_over_all_of_it() {
+    assert_eq!(acquire_during_claim(CLAIM.to_owned()).await, (3, 3));
+}
+
+#[tokio::test]
+async fn without_the_lock_a_claim_in_flight_would_be_missed_by_the_new_owner() {
+    assert_eq!(acquire_during_claim(unlocked()).await, (3, 0));
+}
+
+/// An acquire under way while the old owner claims. Returns what the claim took.
+async fn claim_during_acquire(sql: String) -> usize {
+    let test = database().await;
+    let fences = own(&test, "old").await;
+    let ids = submitted(&test, 3).await;
+    let mut acquiring = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *acquiring).await.unwrap();
+    sqlx::query(include_str!("../queries/shard_acquire.sql"))
+        .bind(vec![0_i32])
+        .bind("new")
+        .bind(uuid::Uuid::new_v4())
+        .execute(&mut *acquiring)
+        .await
+        .unwrap();
+    let waits = sql.contains("FOR SHARE OF s");
+    let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
+    let claiming = tokio::spawn(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    if waits {
+        until_waiting(&test.pool, 1).await;
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+        claiming.await.unwrap()
+    } else {
+        let taken = claiming.await.unwrap();
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+        taken
+    }
+}
+
+#[tokio::test]
+async fn a_claim_waits_for_an_acquire_in_flight_and_takes_nothing() {
+    assert_eq!(claim_during_acquire(CLAIM.to_owned()).await, 0);
+}
+
+#[tokio::test]
+async fn without_the_lock_a_dead_epoch_would_claim() {
+    assert_eq!(claim_during_acquire(unlocked()).await, 3);
+}
+
+#[tokio::test]
+async fn an_old_epoch_claims_nothing_and_is_told_so() {
+    let test = database().await;
+    let old = own(&test, "old").await;
+    let new = own(&test, "new").await;
+    let ids = submitted(&test, 2).await;
+    let refused = claim(&test, &ids, &old).await;
+    assert!(refused.refused);
+    assert!(refused.deliveries.is_empty());
+    assert!(test.database.shard_held(&old).await.unwrap().is_empty());
+    let taken = claim(&test, &ids, &new).await;
+    assert!(!taken.refused);
+    assert_eq!(taken.deliveries.len(), 2);
+}
+
+#[tokio::test]
+async fn each_acquire_mints_a_higher_epoch() {
+    let test = database().await;
+    let first = own(&test, "a").await[&ShardId::new(0)];
+    let second = own(&test, "b").await[&ShardId::new(0)];
+    assert!(second > first);
+    let row = &test.database.shards_read().await.unwrap()[0];
+    assert_eq!((row.epoch, row.owner.as_deref()), (second, Some("b")));
+}

@@ -1,0 +1,97 @@
+//! A database of its own for each test: fresh, migrated, with its shards and the archive's partitions.
+
+use std::sync::{Arc, atomic::AtomicU16};
+
+use common::{
+    ids::{DatabaseName, ShardId, TaskId},
+    shard::range::ShardRange,
+    time::UnixMicros,
+};
+use integration_tests::sandbox::shared;
+use prometheus::Registry;
+use sqlx::{PgPool, postgres::PgPoolOptions};
+use tokio::sync::OnceCell;
+
+use crate::store::{Database, StoreMetrics, connect, migrate};
+
+pub(crate) const SHARDS: u16 = 128;
+
+/// Longer than any queue's default keeps its tasks.
+const PARTITION_DAYS: u64 = 40;
+
+/// Migrated once a process; every test's database is a copy of it.
+static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+
+/// A database as a node sees it, and a way around the node to look at it.
+pub(crate) struct TestDatabase {
+    pub database: Arc<Database>,
+    /// Connections of the test's own, without the node's bounds.
+    pub pool: PgPool,
+    pub url: String,
+}
+
+/// An empty database with shards 0 to 127 and the archive's partitions for the next weeks.
+pub(crate) async fn database() -> TestDatabase {
+    let server = shared::postgres().await.expect("a private PostgreSQL starts");
+    let template = TEMPLATE.get_or_init(template).await;
+    let name = shared::unique("store");
+    server
+        .execute(&format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\""))
+        .await
+        .expect("the template can be copied");
+    let url = server.url(&name);
+    let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
+    TestDatabase { database: open(&url, all_shards()), pool, url }
+}
+
+/// A database that answers nobody: nothing listens where it should be.
+pub(crate) fn unreachable_database(name: &str, shards: ShardRange) -> Arc<Database> {
+    let port = integration_tests::sandbox::free_port();
+    named(name, &format!("postgres://nobody:nothing@127.0.0.1:{port}/none"), shards)
+}
+
+pub(crate) fn open(url: &str, shards: ShardRange) -> Arc<Database> {
+    named("main", url, shards)
+}
+
+pub(crate) fn named(name: &str, url: &str, shards: ShardRange) -> Arc<Database> {
+    let families = StoreMetrics::families(&Registry::new()).expect("a fresh registry takes them");
+    let metrics = Arc::new(StoreMetrics::new(families, name));
+    Arc::new(Database::new(DatabaseName::new(name), shards, options(url), metrics))
+}
+
+pub(crate) fn all_shards() -> ShardRange {
+    ShardRange::all(SHARDS.into())
+}
+
+/// An id nobody has had, of some shard.
+pub(crate) fn fresh_id() -> TaskId {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    fresh_id_of(ShardId::new(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % SHARDS))
+}
+
+pub(crate) fn fresh_id_of(shard: ShardId) -> TaskId {
+    TaskId::mint(uuid::Uuid::now_v7(), shard)
+}
+
+/// The database's time.
+pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
+    let now: chrono::DateTime<chrono::Utc> = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(pool).await.unwrap();
+    now.into()
+}
+
+fn options(url: &str) -> connect::Options {
+    connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
+}
+
+async fn template() -> String {
+    let server = shared::postgres().await.expect("a private PostgreSQL starts");
+    let name = shared::unique("template");
+    let url = server.create_database(&name).await.expect("a database can be made");
+    migrate::migrate(&DatabaseName::new("main"), all_shards(), SHARDS, &options(&url)).await.expect("the migrations run");
+    let database = open(&url, all_shards());
+    database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
+    // A template with somebody in it cannot be copied.
+    database.pool.load_full().close().await;
+    name
+}

@@ -1,0 +1,105 @@
+//! What a page of a list costs at size, with the custom and with the generic plan: bounded by the page, never by how many
+//! tasks there are.
+
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
+
+use super::fixture;
+
+/// 100,000 live and 100,000 finished tasks, most of them of one queue, one finished in a hundred of them dead.
+pub(super) const FILL: &str = "
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+SELECT gen_random_uuid(), g % 128, CASE WHEN g % 10 < 7 THEN 'big' ELSE 'q' || g % 30 END, 'scheduled', due, due, '{}', 'application/json'
+  FROM generate_series(1, 100000) AS g, LATERAL (SELECT now() + random() * g * interval '1 s' AS due) AS moment;
+INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
+SELECT gen_random_uuid(), g % 128, CASE WHEN g % 10 < 7 THEN 'big' ELSE 'q' || g % 30 END,
+       (CASE WHEN g % 100 = 0 THEN 'dead' ELSE 'succeeded' END)::duetime.task_state, due, due, '{}', 'application/json', due,
+       ((now() AT TIME ZONE 'UTC')::date + 1 + g % 30)
+  FROM generate_series(1, 100000) AS g, LATERAL (SELECT now() - random() * g * interval '1 s' AS due) AS moment;
+ANALYZE duetime.task;
+ANALYZE duetime.archive;
+";
+
+/// A plan that was run, as EXPLAIN (ANALYZE, FORMAT JSON) tells it.
+#[derive(Debug)]
+pub(super) struct Plan(Value);
+
+impl Plan {
+    pub(super) async fn of(connection: &mut PgConnection, mode: &str, sql: &str, types: &str, values: &str) -> Self {
+        connection.execute(AssertSqlSafe(format!("SET plan_cache_mode = {mode}"))).await.unwrap();
+        connection.execute(AssertSqlSafe(format!("PREPARE listed ({types}) AS {sql}"))).await.unwrap();
+        let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE listed ({values})");
+        let row = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap();
+        connection.execute("DEALLOCATE listed").await.unwrap();
+        let plan: Value = row.get(0);
+        Self(plan[0]["Plan"].clone())
+    }
+
+    /// Rows of tasks that were looked at, kept or not.
+    pub(super) fn rows_touched(&self) -> u64 {
+        nodes(&self.0)
+            .into_iter()
+            .filter(|node| node["Relation Name"].as_str().is_some_and(|name| name.starts_with("task") || name.starts_with("archive")))
+            .map(|node| (number(node, "Actual Rows") + number(node, "Rows Removed by Filter")) * number(node, "Actual Loops"))
+            .sum()
+    }
+
+    pub(super) fn buffers(&self) -> u64 {
+        number(&self.0, "Shared Hit Blocks") + number(&self.0, "Shared Read Blocks")
+    }
+}
+
+fn nodes(plan: &Value) -> Vec<&Value> {
+    let children = plan["Plans"].as_array().map(Vec::as_slice).unwrap_or_default();
+    std::iter::once(plan).chain(children.iter().flat_map(nodes)).collect()
+}
+
+fn number(node: &Value, field: &str) -> u64 {
+    node[field].as_f64().unwrap_or(0.0) as u64
+}
+
+const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint";
+
+fn values(queue: Option<&str>, state: Option<&str>, look: u32, rows: u32) -> String {
+    let text = |text: Option<&str>| text.map_or("NULL".to_owned(), |text| format!("'{text}'"));
+    let nobody = uuid::Uuid::nil();
+    format!("{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}", text(queue), text(state))
+}
+
+const STATEMENTS: [&str; 3] = [
+    include_str!("../queries/task_list.sql"),
+    include_str!("../queries/task_list_finished.sql"),
+    include_str!("../queries/task_list_failed.sql"),
+];
+
+#[tokio::test]
+async fn a_page_costs_about_its_own_size_with_a_queue_and_a_few_rows_a_queue_without() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    for statement in STATEMENTS {
+        for mode in ["force_generic_plan", "force_custom_plan"] {
+            let one = Plan::of(&mut connection, mode, statement, TYPES, &values(Some("big"), None, 20_000, 101)).await;
+            // Looked at once for the key, once for the row; each partition is asked for one row ahead.
+            assert!(one.rows_touched() < 350, "{mode}: {} rows\n{statement}", one.rows_touched());
+            let all = Plan::of(&mut connection, mode, statement, TYPES, &values(None, None, 20_000, 101)).await;
+            // 10 queues; the hop from name to name touches one row of each partition.
+            assert!(all.rows_touched() < 10 * 250 + 11 * 41, "{mode}: {} rows\n{statement}", all.rows_touched());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_filter_that_nothing_passes_ends_the_looking_at_its_bound() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    for statement in STATEMENTS {
+        for mode in ["force_generic_plan", "force_custom_plan"] {
+            for queue in [Some("big"), None] {
+                let plan = Plan::of(&mut connection, mode, statement, TYPES, &values(queue, Some("waiting"), 5_000, 101)).await;
+                assert!(plan.rows_touched() < 5_000 + 11 * 82, "{mode}: {} rows\n{statement}", plan.rows_touched());
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The schema and what a node makes of it.
+
+use common::{
+    ids::{DatabaseName, ShardId},
+    shard::range::ShardRange,
+};
+
+use super::fixture;
+use crate::store::{
+    connect,
+    migrate::{Misfit, migrate, schema_version},
+};
+
+fn options(url: &str) -> connect::Options {
+    connect::Options { url: url.to_owned().into(), max_connections: 2, application_name: "duetime test".into() }
+}
+
+#[tokio::test]
+async fn a_second_migration_changes_nothing() {
+    let test = fixture::database().await;
+    let again = migrate(&DatabaseName::new("main"), fixture::all_shards(), 128, &options(&test.url)).await.unwrap();
+    assert_eq!((again.from, again.to), (Some(schema_version()), schema_version()));
+    test.database.schema_check(128).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_refuses_a_schema_it_does_not_know_naming_both_versions() {
+    let test = fixture::database().await;
+    sqlx::query("UPDATE duetime.migration SET version = 9999").execute(&test.pool).await.unwrap();
+    let misfit = test.database.schema_check(128).await.unwrap_err();
+    assert!(matches!(misfit, Misfit::Version { .. }));
+    let text = misfit.to_string();
+    assert!(text.contains("9999") && text.contains(&schema_version().to_string()), "{text}");
+}
+
+#[tokio::test]
+async fn a_database_without_a_schema_is_told_to_be_migrated() {
+    let test = fixture::database().await;
+    sqlx::raw_sql("DROP SCHEMA duetime CASCADE").execute(&test.pool).await.unwrap();
+    let text = test.database.schema_check(128).await.unwrap_err().to_string();
+    assert!(text.contains("duetime migrate"), "{text}");
+}
+
+#[tokio::test]
+async fn the_shards_of_a_database_are_fixed_at_its_first_migration() {
+    let test = fixture::database().await;
+    let half = ShardRange::new(ShardId::new(0), ShardId::new(63)).unwrap();
+    let misfit = migrate(&DatabaseName::new("main"), half, 64, &options(&test.url)).await.unwrap_err();
+    let text = misfit.to_string();
+    assert!(text.contains("0-127") && text.contains("0-63"), "{text}");
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_no_misfit() {
+    let database = fixture::unreachable_database("main", fixture::all_shards());
+    assert!(database.schema_check(128).await.unwrap_err().is_unreachable());
+}

@@ -1,0 +1,90 @@
+//! Against a real PostgreSQL.
+
+mod change;
+mod claim;
+mod explain;
+mod fence;
+pub(crate) mod fixture;
+mod list;
+mod list_plans;
+mod migrate;
+mod partition;
+mod preload;
+mod queues;
+mod read;
+mod settle;
+mod submit;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{
+    ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
+    task::{Content, NewTask},
+    time::UnixMicros,
+};
+use sqlx::PgPool;
+
+use fixture::TestDatabase;
+
+/// A task of that id, due at once.
+pub(crate) fn new_task(id: TaskId) -> NewTask {
+    NewTask {
+        id,
+        queue: QueueName::new("orders"),
+        due_at: UnixMicros::new(0),
+        asked_now: true,
+        content: Content { payload: b"{}".to_vec(), content_type: "application/json".into(), headers: BTreeMap::new() },
+        priority: 3,
+        partition_key: None,
+        max_attempts: None,
+        timeout_ms: None,
+        retry: None,
+        expires_at: None,
+    }
+}
+
+fn node(name: &str) -> NodeId {
+    NodeId { name: NodeName::new(name), incarnation: Incarnation::new(uuid::Uuid::new_v4()) }
+}
+
+/// Takes the fence of shard 0 for a node of that name.
+async fn own(test: &TestDatabase, name: &str) -> BTreeMap<ShardId, Epoch> {
+    test.database.shard_acquire(&[ShardId::new(0)], &node(name)).await.unwrap().into_iter().collect()
+}
+
+/// `n` tasks on shard 0, due at once, as they are stored.
+async fn submitted(test: &TestDatabase, n: usize) -> Vec<TaskId> {
+    let ids: Vec<TaskId> = (0..n).map(|_| fixture::fresh_id_of(ShardId::new(0))).collect();
+    let tasks: Vec<NewTask> = ids.iter().map(|id| new_task(*id)).collect();
+    test.database.task_submit(&tasks, super::submit::Sending::First).await.unwrap();
+    ids
+}
+
+async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> super::claim::Claimed {
+    test.database.task_claim(ids, fences, Duration::ZERO, Vec::new()).await.unwrap()
+}
+
+async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {
+    sqlx::query_scalar("SELECT state::text FROM duetime.task WHERE id = $1 UNION ALL SELECT state::text FROM duetime.archive WHERE id = $1")
+        .bind(id.uuid())
+        .fetch_optional(pool)
+        .await
+        .unwrap()
+}
+
+/// Waits until `n` sessions of this database wait for a lock: the event a race is about, instead of a sleep.
+async fn until_waiting(pool: &PgPool, n: i64) {
+    for _ in 0..1_000 {
+        let waiting: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        )
+        .fetch_one(pool)
+        .await
+        .unwrap();
+        if waiting >= n {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{n} sessions were to wait for a lock");
+}

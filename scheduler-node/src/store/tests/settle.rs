@@ -1,0 +1,98 @@
+//! What became of claimed tasks.
+
+use std::time::Duration;
+
+use common::{
+    ids::{Attempt, TaskId},
+    task::TaskState,
+};
+
+use super::{claim, fixture, own, state_of, submitted};
+use crate::store::settle::{Deliver, Extend, Finish, Report, Retry};
+
+fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish {
+    Finish {
+        id,
+        attempt: Attempt::new(attempt),
+        final_state,
+        was: &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running],
+        keep_ms: 86_400_000,
+        report: Report { result: Some(r#"{"a": 1e400, "b":"\u0000"}"#.into()), status_code: Some(7), status_msg: Some("fine".into()) },
+        entry: None,
+    }
+}
+
+#[tokio::test]
+async fn a_finished_task_is_in_the_archive_and_nowhere_else() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    assert_eq!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap(), ids);
+    let live: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    let (result, code): (String, i64) =
+        sqlx::query_as("SELECT result, status_code FROM duetime.archive").fetch_one(&test.pool).await.unwrap();
+    assert_eq!((live, result.as_str(), code), (0, r#"{"a": 1e400, "b":"\u0000"}"#, 7));
+    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Dead)]).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    let now = fixture::now(&test.pool).await;
+    let failed = Retry { id: ids[0], attempt: Attempt::new(1), retry_at: now, entry: r#"{"attempt":1}"#.into() };
+    assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
+    claim(&test, &ids, &fences).await;
+    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
+    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap().is_empty());
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("dispatching"), "attempt 2 is still out");
+}
+
+#[tokio::test]
+async fn a_retried_task_keeps_what_failed_and_is_not_marked_as_a_copy() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    test.database.task_rescue(&ids, &fences).await.unwrap();
+    let now = fixture::now(&test.pool).await;
+    for attempt in 1..=2 {
+        let failed = Retry { id: ids[0], attempt: Attempt::new(attempt), retry_at: now, entry: format!(r#"{{"attempt":{attempt}}}"#) };
+        test.database.task_retry(&[failed]).await.unwrap();
+        let claimed = claim(&test, &ids, &fences).await;
+        assert_eq!(claimed.deliveries[0].attempt, Attempt::new(attempt + 1));
+        assert!(!claimed.deliveries[0].redelivered, "a new attempt has a new message id");
+    }
+    let history: serde_json::Value = sqlx::query_scalar("SELECT history FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(history, serde_json::json!([{"attempt": 1}, {"attempt": 2}]));
+}
+
+#[tokio::test]
+async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    claim(&test, &ids, &fences).await;
+    let alive = |progress| Extend { id: ids[0], attempt: Attempt::new(1), timeout_ms: 60_000, progress, worker: Some("w1".into()) };
+    test.database.task_extend(&[alive(Some(10))]).await.unwrap();
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"));
+    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"), "the confirm came second");
+    test.database.task_extend(&[alive(None)]).await.unwrap();
+    let row = &test.database.task_standing(&ids).await.unwrap()[0];
+    assert!(row.wake_at > row.now.plus(Duration::from_secs(50)));
+    let progress: i16 = sqlx::query_scalar("SELECT progress FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(progress, 10, "what a heartbeat does not say stays");
+}
+
+#[tokio::test]
+async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
+    let test = fixture::database().await;
+    let ids = submitted(&test, 1).await;
+    assert!(test.database.task_finish(&[finish(ids[0], 0, TaskState::Succeeded)]).await.unwrap().is_empty());
+    test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::NONE, timeout_ms: 1 }]).await.unwrap();
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("scheduled"));
+}

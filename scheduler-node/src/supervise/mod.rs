@@ -1,0 +1,90 @@
+//! Runs the loops: what each one's end means for the node, and in which order they stop.
+
+use std::{fmt, future::Future, time::Duration};
+
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// Every loop by its verb. All have one policy: a loop handles its own errors and ends only when told to. One that
+/// panics, or ends by itself, stops the node: whatever it kept true is no longer true, and a restart is a new
+/// incarnation that starts from what the stores say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopKind {
+    Mirror,
+    SessionKeeper,
+    Elector,
+    Assigner,
+    Owner,
+    BrokerKeeper,
+    Submitter,
+    Preloader,
+    NudgeListener,
+    Nudger,
+    Dispatcher,
+    Publisher,
+    Settler,
+    Reporter,
+    Archiver,
+    QueueReader,
+    Prober,
+    Gauger,
+    Http,
+}
+
+impl fmt::Display for LoopKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The signals of a stop, in the order they are given. What comes in ends before what goes out, and the registration, on
+/// which the ownership of everything hangs, ends last.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    /// Hand over what is owned; take on nothing new.
+    pub leaving: CancellationToken,
+    /// No more requests, no more submissions.
+    pub intake: CancellationToken,
+    /// No more claims, reads and looks. What is claimed is still published and settled.
+    pub work: CancellationToken,
+    /// Waiting for a database to take what is to be settled is over.
+    pub patience: CancellationToken,
+    /// Out of the cluster.
+    pub cluster: CancellationToken,
+}
+
+/// The loops of one node that end together.
+#[derive(Debug, Default)]
+pub struct Crew {
+    loops: JoinSet<LoopKind>,
+}
+
+impl Crew {
+    pub fn spawn(&mut self, kind: LoopKind, run: impl Future<Output = ()> + Send + 'static) {
+        self.loops.spawn(async move {
+            run.await;
+            kind
+        });
+    }
+
+    /// Waits for the first loop that ends; before the stop that is a broken node.
+    pub async fn first_end(&mut self) -> String {
+        match self.loops.join_next().await {
+            Some(Ok(kind)) => format!("the loop {kind} ended by itself"),
+            Some(Err(error)) => format!("a loop panicked: {error}"),
+            None => "there are no loops".to_owned(),
+        }
+    }
+
+    /// Waits for all loops to end after they were told to; `false` when some did not in time.
+    pub async fn all_end(&mut self, within: Duration) -> bool {
+        let end = async { while self.loops.join_next().await.is_some() {} };
+        tokio::time::timeout(within, end).await.is_ok()
+    }
+}
+
+/// Runs a future that must finish even if its caller goes away: a statement whose HTTP client hung up, a batch on its channel.
+pub fn spawn_child<T: Send + 'static>(child: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    #[expect(clippy::disallowed_methods, reason = "this is where tasks are spawned")]
+    tokio::spawn(child)
+}

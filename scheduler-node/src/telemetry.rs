@@ -1,0 +1,48 @@
+//! What the node says about itself while it runs: log lines on standard error, as text or JSON.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::{EnvFilter, filter::ParseError, fmt, util::TryInitError};
+
+use crate::config::telemetry::{Format, Telemetry};
+
+/// What others say too loudly. The AMQP client warns of every message the broker returns, which the broker room counts and
+/// handles itself. Stands before the configured filter, so that naming the target there wins.
+const QUIETER: &str = "lapin=error";
+
+/// Why nothing can be logged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("`telemetry.log` is no log filter")]
+    Filter(#[source] ParseError),
+    #[error("logging was started before")]
+    Started(#[source] TryInitError),
+}
+
+/// Starts logging for the whole process.
+pub fn start(telemetry: &Telemetry) -> Result<(), Error> {
+    use tracing_subscriber::util::SubscriberInitExt;
+
+    let lines = fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
+    match telemetry.format {
+        Format::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
+        Format::Json => lines.json().flatten_event(true).with_current_span(false).with_span_list(true).finish().try_init(),
+    }
+    .map_err(Error::Started)
+}
+
+fn filter(log: &str) -> Result<EnvFilter, Error> {
+    EnvFilter::try_new(format!("{QUIETER},{log}")).map_err(Error::Filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_amqp_client_is_quiet_unless_the_filter_names_it() {
+        assert!(filter("debug").expect("a filter").to_string().contains("lapin=error"));
+        let named = filter("info,lapin=debug").expect("a filter").to_string();
+        assert!(named.contains("lapin=debug") && !named.contains("lapin=error"), "{named}");
+    }
+}

@@ -1,0 +1,124 @@
+//! The walls between rooms that a compiler does not check: whom a line may speak to.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Longer files have two ideas in them.
+const LINES: usize = 500;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+/// Every Rust file below a folder, with its path relative to it.
+fn sources(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).expect("a readable folder") {
+            let path = entry.expect("a readable entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(folder).expect("below it").to_string_lossy().into_owned();
+                found.push((name, fs::read_to_string(&path).expect("UTF-8")));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{} has sources", folder.display());
+    found
+}
+
+/// The code of a file: without comments.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")).map(|(at, line)| (at + 1, line))
+}
+
+fn is_test(name: &str) -> bool {
+    name.split('/').any(|part| part == "tests" || part == "tests.rs") || name.ends_with("_tests.rs")
+}
+
+/// Files other than those under `rooms` that mention `word`.
+fn strangers(word: &str, rooms: &[&str]) -> Vec<String> {
+    sources(&root().join("scheduler-node/src"))
+        .into_iter()
+        .filter(|(name, _)| !is_test(name) && !rooms.iter().any(|room| name.starts_with(room)))
+        .flat_map(|(name, text)| {
+            let lines: Vec<String> =
+                code(&text).filter(|(_, line)| line.contains(word)).map(|(at, line)| format!("{name}:{at}: {}", line.trim())).collect();
+            lines
+        })
+        .collect()
+}
+
+#[test]
+fn each_store_has_one_room_that_speaks_to_it() {
+    for (word, rooms) in [
+        ("sqlx::", ["store/"].as_slice()),
+        ("etcd_client::", &["coordination/"]),
+        ("lapin::", &["broker/"]),
+        ("axum::", &["http/"]),
+    ] {
+        assert_eq!(strangers(word, rooms), Vec::<String>::new(), "only {rooms:?} mention {word}");
+    }
+}
+
+#[test]
+fn adapters_never_speak_to_one_another() {
+    let adapters = ["store", "coordination", "broker", "http"];
+    for (name, text) in sources(&root().join("scheduler-node/src")) {
+        let Some(room) = adapters.into_iter().find(|room| name.starts_with(&format!("{room}/"))) else { continue };
+        if is_test(&name) {
+            continue;
+        }
+        for other in adapters.into_iter().filter(|other| *other != room) {
+            let word = format!("crate::{other}");
+            let mention = code(&text).find(|(_, line)| line.contains(&word));
+            assert_eq!(mention, None, "{name} speaks to {other}/; a fact crosses through a loop or the desk");
+        }
+    }
+}
+
+#[test]
+fn http_never_sees_the_heap_or_the_loops() {
+    for (name, text) in sources(&root().join("scheduler-node/src/http")) {
+        let mention = code(&text).find(|(_, line)| line.contains("crate::loops") || line.contains("delay::"));
+        assert_eq!(mention, None, "http/{name}");
+    }
+}
+
+#[test]
+fn common_decides_and_does_nothing() {
+    let manifest = fs::read_to_string(root().join("common/Cargo.toml")).expect("a manifest");
+    let dependencies = manifest.split("[dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("a section");
+    let allowed = ["base64", "chrono", "serde", "serde_json", "thiserror", "uuid", "xxhash-rust"];
+    for line in dependencies.lines().filter(|line| !line.trim().is_empty()) {
+        let name = line.split(['.', ' ', '=']).next().expect("a name");
+        assert!(allowed.contains(&name), "common may not depend on {name}: it speaks to nobody");
+    }
+    for (name, text) in sources(&root().join("common/src")) {
+        for word in ["async fn", "Utc::now", "Instant::now", "SystemTime::now", "std::net", "std::fs"] {
+            let mention = code(&text).find(|(_, line)| line.contains(word));
+            assert_eq!(mention, None, "common/src/{name} says {word}");
+        }
+    }
+}
+
+#[test]
+fn only_one_file_spells_the_keys_of_etcd() {
+    for word in ["\"nodes/", "\"candidates/", "\"owners/", "/nodes/{", "/owners/{"] {
+        assert_eq!(strangers(word, &["coordination/keys.rs"]), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn no_file_holds_two_ideas() {
+    for folder in ["common/src", "scheduler-node/src", "integration-tests/src"] {
+        for (name, text) in sources(&root().join(folder)) {
+            let lines = text.lines().count();
+            assert!(lines <= LINES, "{folder}/{name} has {lines} lines");
+        }
+    }
+}
