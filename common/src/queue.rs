@@ -179,12 +179,18 @@ impl Queue {
 /// Every queue as it stood at one moment. Never changed, only replaced as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct QueueBook {
+    /// Rises with every change of a queue.
+    revision: i64,
     queues: BTreeMap<QueueName, Arc<Queue>>,
 }
 
 impl QueueBook {
-    pub fn new(queues: impl IntoIterator<Item = Queue>) -> Self {
-        Self { queues: queues.into_iter().map(|queue| (queue.name.clone(), Arc::new(queue))).collect() }
+    pub fn new(revision: i64, queues: impl IntoIterator<Item = Queue>) -> Self {
+        Self { revision, queues: queues.into_iter().map(|queue| (queue.name.clone(), Arc::new(queue))).collect() }
+    }
+
+    pub fn revision(&self) -> i64 {
+        self.revision
     }
 
     /// The queue of that name; one with the default policy when the book has none.

@@ -16,6 +16,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 async fn main() -> ExitCode {
     // One provider for everything that speaks TLS; it fails only where another was installed first.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    // Reads FAILPOINTS where the build has fail points; nothing otherwise.
+    let _fail_points = fail::FailScenario::setup();
     cli::end(match Cli::parse().command {
         Command::Node(file) => run(&file).await,
         Command::Migrate(wish) => cli::migrate(&wish).await,

@@ -11,7 +11,7 @@ use common::{
 use prometheus::Registry;
 use tokio::{
     net::TcpListener,
-    sync::{Notify, mpsc, watch},
+    sync::{mpsc, watch},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -120,7 +120,7 @@ impl Node {
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
         shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
-        let submitter = shared.take_in(&mut intake, &nudger);
+        let submitter = shared.take_in(&mut work, &nudger);
         let readiness = Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
@@ -293,8 +293,7 @@ impl Shared {
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
         }
-        let reader =
-            QueueReader { store: self.store.clone(), books: Arc::clone(&self.books), changed: Arc::new(Notify::new()) };
+        let reader = QueueReader { store: self.store.clone(), books: Arc::clone(&self.books) };
         let gauger =
             Gauger { sites: self.sites.clone(), lanes: Arc::clone(&self.lanes), metrics: Arc::clone(&self.metrics) };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
@@ -352,7 +351,7 @@ impl Shared {
         );
         for (index, jobs) in waiting.into_jobs().into_iter().enumerate() {
             let (sites, nudger, metrics) = (self.sites.clone(), nudger.clone(), Arc::clone(&self.metrics));
-            crew.spawn(LoopKind::Submitter, submitter::run(sites, index, jobs, nudger, metrics, self.stop.intake.clone()));
+            crew.spawn(LoopKind::Submitter, submitter::run(sites, index, jobs, nudger, metrics, self.stop.work.clone()));
         }
         submitter
     }

@@ -6,9 +6,9 @@ use tracing_subscriber::{EnvFilter, filter::ParseError, fmt, util::TryInitError}
 
 use crate::config::telemetry::{Format, Telemetry};
 
-/// What others say too loudly. The AMQP client warns of every message the broker returns, which the broker room counts and
-/// handles itself. Stands before the configured filter, so that naming the target there wins.
-const QUIETER: &str = "lapin=error";
+/// What others say too loudly. The AMQP client warns of every message the broker returns and of every orderly close; the broker room
+/// counts and handles both itself. Stands before the configured filter, so that naming the target there wins.
+const QUIETER: &str = "lapin=off";
 
 /// Why nothing can be logged.
 #[derive(Debug, thiserror::Error)]

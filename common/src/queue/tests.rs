@@ -72,7 +72,7 @@ fn a_queue_is_named_with_few_characters_only() {
 #[test]
 fn a_queue_nobody_has_set_has_the_default_policy() {
     let mail = Queue { paused: true, ..Queue::with_defaults(QueueName::new("mail")) };
-    let book = QueueBook::new([mail.clone()]);
+    let book = QueueBook::new(1, [mail.clone()]);
     assert_eq!(*book.get(&mail.name), mail);
     let other = QueueName::new("other");
     assert_eq!(*book.get(&other), Queue::with_defaults(other.clone()));

@@ -190,9 +190,12 @@ fn judge_order(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, v
     }
 }
 
+/// A day: what is later counts as this late.
+const LONGEST_US: u64 = 86_400_000_000;
+
 pub(super) fn lateness(history: &History, from_us: i64, until_us: i64) -> Lateness {
     let mut seen: BTreeSet<Number> = BTreeSet::new();
-    let mut histogram = Histogram::<u64>::new(3).expect("3 digits are within what it can keep");
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_US, 3).expect("bounds and digits fit together");
     for delivery in &history.deliveries {
         let Some(number) = delivery.number else { continue };
         let Some(entry) = usize::try_from(number).ok().and_then(|index| history.entries.get(index)) else { continue };

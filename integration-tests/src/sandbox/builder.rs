@@ -23,6 +23,7 @@ pub struct Builder {
     pub(super) proxied: bool,
     pub(super) failpoints: BTreeMap<usize, String>,
     pub(super) more: String,
+    pub(super) watched: bool,
 }
 
 impl Default for Builder {
@@ -34,6 +35,7 @@ impl Default for Builder {
             proxied: false,
             failpoints: BTreeMap::new(),
             more: String::new(),
+            watched: true,
         }
     }
 }
@@ -73,6 +75,12 @@ impl Builder {
         self
     }
 
+    /// Nobody asks the nodes again and again who owns what, which costs them a little.
+    pub fn unwatched(mut self) -> Self {
+        self.watched = false;
+        self
+    }
+
     /// Waits for its turn, prepares the stores, migrates, starts the nodes and waits until every shard is owned.
     pub async fn start(self) -> Result<Sandbox> {
         let mut sandbox = self.prepare().await?;
@@ -92,7 +100,7 @@ impl Builder {
         if !sandbox.nodes.is_empty() {
             sandbox.settled().await?;
         }
-        sandbox.watch = Some(sandbox.watch_owners());
+        sandbox.watch = sandbox.shape.watched.then(|| sandbox.watch_owners());
         Ok(sandbox)
     }
 
@@ -118,6 +126,7 @@ impl Builder {
             etcd,
             rabbit,
             name,
+            consumers: parking_lot::Mutex::default(),
             watch: None,
             open_faults: parking_lot::Mutex::default(),
             shape: self,

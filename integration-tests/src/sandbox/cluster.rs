@@ -26,6 +26,10 @@ const SHARDS: u32 = 128;
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
+/// A queue's policy is in force on every node this long after its answer: what the contract promises, so no test may expect
+/// it sooner.
+const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
+
 /// A cluster for one scenario: its own databases, etcd prefix and virtual host, its own nodes. Dropping it ends them.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -41,6 +45,8 @@ pub struct Sandbox {
     pub(super) etcd: &'static Etcd,
     pub(super) rabbit: &'static Rabbit,
     pub(super) watch: Option<JoinHandle<()>>,
+    /// They consume until the scenario has been judged.
+    pub(super) consumers: parking_lot::Mutex<Vec<Consumer>>,
     pub(super) open_faults: parking_lot::Mutex<BTreeMap<usize, Fault>>,
     pub(super) _turn: MutexGuard<'static, ()>,
 }
@@ -138,8 +144,9 @@ impl Sandbox {
         queue: &str,
         policy: &Value,
         script: impl Fn(&crate::ledger::Delivery) -> Answer + Send + Sync + 'static,
-    ) -> Result<Consumer> {
+    ) -> Result<()> {
         self.live()?.put_queue(queue, policy).await?;
+        tokio::time::sleep(IN_FORCE_WITHIN).await;
         let script: Script = Arc::new(script);
         let consumer = Consumer::scripted(&self.amqp_url(), queue, &self.ledger, script);
         // The queue exists at the latest when something has been published to it.
@@ -147,12 +154,12 @@ impl Sandbox {
         let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });
         self.ledger.accepted(number, &self.live()?.submit(&task).await?.id);
         consumer.attached(READY_WITHIN).await?;
-        self.ledger.wait_delivered(number, 1, READY_WITHIN).await?;
-        Ok(consumer)
+        self.consumers.lock().push(consumer);
+        self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
     }
 
     /// A consumer that acks everything.
-    pub async fn consume_and_ack(&self, queue: &str, policy: &Value) -> Result<Consumer> {
+    pub async fn consume_and_ack(&self, queue: &str, policy: &Value) -> Result<()> {
         self.consume(queue, policy, |_| Answer::ack()).await
     }
 

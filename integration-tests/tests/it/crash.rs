@@ -32,7 +32,7 @@ async fn when_the_master_is_killed_another_leads_and_nothing_is_lost() {
 }
 
 async fn kill_under_load(sandbox: &Sandbox, victim: usize) -> Result<()> {
-    let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+    sandbox.consume_and_ack("mail", &confirm()).await?;
     let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(14));
     tokio::time::sleep(Duration::from_secs(4)).await;
     let killed_us = now_us();
@@ -73,7 +73,7 @@ async fn a_crash_after_the_settle_loses_nothing() {
 async fn crash_at(failpoint: &str) {
     let nodes = Sandbox::builder().failpoints(0, failpoint);
     scenario(nodes, async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let fault = sandbox.ledger.fault(failpoint);
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(12));
         sandbox.node(0).wait_ended(Duration::from_secs(20)).await?;
@@ -89,7 +89,7 @@ async fn crash_at(failpoint: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 150), Duration::from_secs(14));
         // The third takes its first shards' fences and dies of it.
         let fault = sandbox.ledger.fault("after_fence");
@@ -107,7 +107,7 @@ async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let lease = sandbox.lease_ttl();
         let frozen = (sandbox.master().await? + 1) % 3;
         let (one, other) = ((frozen + 1) % 3, (frozen + 2) % 3);
@@ -134,7 +134,7 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_freeze_costs_no_shard() {
     scenario(Sandbox::builder().lease_ttl(Duration::from_secs(5)), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(6));
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::ensure;
 use integration_tests::{clock::now_ms, load::Load, sandbox::Sandbox};
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_steady_stream_arrives_on_time_and_once() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &json!({})).await?;
+        sandbox.consume_and_ack("mail", &json!({})).await?;
         load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(10)).await?;
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
@@ -27,7 +27,7 @@ async fn a_steady_stream_arrives_on_time_and_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_submitted_one_by_one_arrive_on_time_and_once() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = Load::new("mail", 60).due_in_ms(-500..2_000).singly();
         load(sandbox, &[0, 1, 2], stream, Duration::from_secs(5)).await?;
         Ok(())
@@ -38,7 +38,7 @@ async fn tasks_submitted_one_by_one_arrive_on_time_and_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_task_of_a_batch_gets_its_own_answer() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let ledger = &sandbox.ledger;
         let due_ms = now_ms() + 300;
         let numbers: Vec<_> = (0..1_000).map(|_| ledger.submitting("mail", due_ms)).collect();
@@ -75,7 +75,7 @@ async fn each_task_of_a_batch_gets_its_own_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_is_found_and_listed_until_and_after_it_is_done() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let (client, other) = (sandbox.client(0), sandbox.client(2));
         let due_ms = now_ms() + 1_500;
         let number =
@@ -100,7 +100,7 @@ async fn a_task_is_found_and_listed_until_and_after_it_is_done() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &json!({})).await?;
+        sandbox.consume_and_ack("mail", &json!({})).await?;
         let ledger = &sandbox.ledger;
         // Far ahead, near, and right at the moment of the cancel: whoever wins, the answer must be true.
         for ahead_ms in [60_000, 2_000, 400, 40, 20, 10, 5, 0, -5] {
@@ -135,7 +135,7 @@ async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled(
 async fn a_cancel_between_attempts_ends_them_and_says_so() {
     scenario(Sandbox::builder(), async |sandbox| {
         let policy = json!({ "settle": "reject", "retry": { "kind": "fixed", "delay_ms": 60_000 } });
-        let _consumer = sandbox.consume("mail", &policy, |_| integration_tests::consumer::Answer::reject()).await?;
+        sandbox.consume("mail", &policy, |_| integration_tests::consumer::Answer::reject()).await?;
         let (ledger, client) = (&sandbox.ledger, sandbox.client(0));
         let number = submit_now(&client, ledger, "mail", &Value::Null).await?;
         ledger.expect_attempts(number, 1);
@@ -154,7 +154,7 @@ async fn a_cancel_between_attempts_ends_them_and_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_task_arrives_at_its_new_time_with_its_new_payload() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let ledger = &sandbox.ledger;
         for (first_ms, then_ms) in [(60_000, 800), (900, 2_500), (3_600_000, 0), (700, 1_400)] {
             for node in 0..3 {
@@ -178,7 +178,7 @@ async fn a_changed_task_arrives_at_its_new_time_with_its_new_payload() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_run_by_hand_arrives_at_once() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let ledger = &sandbox.ledger;
         for node in 0..3 {
             let number = submit(&sandbox.client(node), ledger, "mail", now_ms() + 3_600_000, &Value::Null).await?;
@@ -196,7 +196,7 @@ async fn a_task_run_by_hand_arrives_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_not_claimed_in_time_expires_and_is_not_delivered() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let (ledger, client) = (&sandbox.ledger, sandbox.client(0));
         client.call::<Value>(reqwest::Method::POST, "/v1/queues/mail/pause", None).await?;
         // In force on every node within a second of the answer.

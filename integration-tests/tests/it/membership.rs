@@ -22,7 +22,7 @@ async fn no_gap(sandbox: &Sandbox) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_makes_no_copy_and_no_gap() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(24));
         for number in 0..3 {
             let status = sandbox.node(number).stop(STOP_WITHIN).await?;
@@ -39,7 +39,7 @@ async fn a_rolling_restart_makes_no_copy_and_no_gap() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_joins_takes_its_share_and_one_that_leaves_gives_it_back() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(15));
         let third = sandbox.add_node().await?;
         sandbox.restart(third).await?;
@@ -56,7 +56,7 @@ async fn a_node_that_joins_takes_its_share_and_one_that_leaves_gives_it_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..4_000), Duration::from_secs(3)).await?;
         ensure!(sandbox.node(0).stop(STOP_WITHIN).await?.success());
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -70,7 +70,7 @@ async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_nodes_may_be_killed_at_once() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(6));
         tokio::time::sleep(Duration::from_secs(3)).await;
         for number in 0..3 {

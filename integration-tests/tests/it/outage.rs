@@ -12,7 +12,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_all_of_etcd_stops_no_owner() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let outage = sandbox.lease_ttl() * 4;
         // No window is opened: nothing that etcd does may make a copy.
@@ -38,7 +38,7 @@ async fn losing_all_of_etcd_stops_no_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_etcd_moves_no_shard() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let freeze = sandbox.lease_ttl() * 3;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), freeze + Duration::from_secs(8));
         // When it wakes it may find every lease run out at once.
@@ -58,7 +58,7 @@ async fn a_frozen_etcd_moves_no_shard() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_broker_loses_nothing_and_tasks_are_accepted_meanwhile() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(20));
         tokio::time::sleep(Duration::from_secs(4)).await;
         let fault = sandbox.ledger.fault("rabbitmq killed");
@@ -78,7 +78,7 @@ async fn a_killed_broker_loses_nothing_and_tasks_are_accepted_meanwhile() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_database_loses_nothing_that_was_accepted() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(18));
         tokio::time::sleep(Duration::from_secs(4)).await;
         let fault = sandbox.ledger.fault("postgresql killed");
@@ -100,7 +100,7 @@ async fn a_killed_database_loses_nothing_that_was_accepted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
     scenario(Sandbox::builder().databases(2), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(24));
         tokio::time::sleep(Duration::from_secs(4)).await;
         let fault = sandbox.ledger.fault("the second database stopped");

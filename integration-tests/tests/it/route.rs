@@ -16,7 +16,7 @@ use crate::{confirm, load, scenario};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_waits_and_delays_no_other() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("free", &confirm()).await?;
+        sandbox.consume_and_ack("free", &confirm()).await?;
         sandbox.client(0).put_queue("stuck", &json!({ "settle": "confirm", "max_length": 5 })).await?;
         // Nobody consumes it, and far more is due than it holds.
         let stuck = Load::new("stuck", 200).due_in_ms(0..500);
@@ -42,8 +42,8 @@ async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
         let policy = json!({
             "settle": "result", "timeout_ms": 3_000, "max_attempts": 5, "retry": { "kind": "fixed", "delay_ms": 200 },
         });
-        let _consumer = sandbox.consume("sums", &policy, |_| Answer::report("succeeded")).await?;
-        let _other = sandbox.consume_and_ack("free", &confirm()).await?;
+        sandbox.consume("sums", &policy, |_| Answer::report("succeeded")).await?;
+        sandbox.consume_and_ack("free", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("sums", 100), Duration::from_secs(12));
         let free = load(sandbox, &[0, 1, 2], Load::new("free", 50), Duration::from_secs(12));
         tokio::time::sleep(Duration::from_secs(4)).await;
@@ -66,7 +66,7 @@ async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_queue_keeps_its_due_tasks_until_it_is_resumed() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume_and_ack("mail", &confirm()).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
         pause_or_resume(sandbox, "pause").await?;
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         load(sandbox, &[0, 1, 2], Load::new("mail", 100).due_in_ms(0..500), Duration::from_secs(2)).await?;

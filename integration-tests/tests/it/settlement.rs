@@ -39,7 +39,7 @@ async fn a_rejected_attempt_is_retried_after_its_back_off() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt < 3 { Answer::reject() } else { Answer::ack() }
         };
-        let _consumer = sandbox.consume("mail", &policy("reject", 5, 2_000), script).await?;
+        sandbox.consume("mail", &policy("reject", 5, 2_000), script).await?;
         for number in submit_some(sandbox, "mail", 30, 3).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 3, SOON).await?;
             for pair in arrived.windows(2) {
@@ -61,7 +61,7 @@ async fn a_task_rejected_each_time_is_dead_until_it_is_retried_by_hand() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt <= 2 { Answer::reject() } else { Answer::ack() }
         };
-        let _consumer = sandbox.consume("mail", &policy("reject", 2, 2_000), script).await?;
+        sandbox.consume("mail", &policy("reject", 2, 2_000), script).await?;
         let (client, ledger) = (sandbox.client(1), &sandbox.ledger);
         for number in submit_some(sandbox, "mail", 5, 3).await? {
             ledger.wait_delivered(number, 2, SOON).await?;
@@ -83,7 +83,7 @@ async fn a_reported_result_finishes_the_task_and_is_shown() {
     scenario(Sandbox::builder(), async |sandbox| {
         let report = json!({ "status": "succeeded", "status_code": 200, "result": { "sum": 7 }, "worker": "w1" });
         let script = move |_: &_| Answer(vec![Step::Report(report.clone()), Step::Ack]);
-        let _consumer = sandbox.consume("sums", &policy("result", 3, 20_000), script).await?;
+        sandbox.consume("sums", &policy("result", 3, 20_000), script).await?;
         for number in submit_some(sandbox, "sums", 20, 1).await? {
             let task = in_state(&sandbox.client(2), &id_of(&sandbox.ledger, number)?, "succeeded").await?;
             ensure!(task.rest["result"].to_string().contains("\"sum\":7"), "{task:?}");
@@ -103,7 +103,7 @@ async fn a_reported_failure_is_retried_when_the_consumer_says_and_a_discard_is_f
             ]),
             _ => Answer::report("discard"),
         };
-        let _consumer = sandbox.consume("sums", &policy("result", 9, 20_000), script).await?;
+        sandbox.consume("sums", &policy("result", 9, 20_000), script).await?;
         for number in submit_some(sandbox, "sums", 10, 2).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 2, SOON).await?;
             let apart_ms = (arrived[1].at_us - arrived[0].at_us) / 1_000;
@@ -122,7 +122,7 @@ async fn silence_past_the_deadline_is_a_failed_attempt() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt == 1 { Answer::ack() } else { Answer::report("succeeded") }
         };
-        let _consumer = sandbox.consume("sums", &policy("result", 3, 1_000), script).await?;
+        sandbox.consume("sums", &policy("result", 3, 1_000), script).await?;
         for number in submit_some(sandbox, "sums", 10, 2).await? {
             let arrived = sandbox.ledger.wait_delivered(number, 2, SOON).await?;
             ensure!(arrived[1].at_us - arrived[0].at_us >= 1_000_000, "before the deadline: {arrived:?}");
@@ -145,10 +145,12 @@ async fn heartbeats_keep_an_attempt_alive_beyond_its_deadline() {
         }
         steps.extend([Step::Report(json!({ "status": "succeeded" })), Step::Ack]);
         let script = move |_: &_| Answer(steps.clone());
-        let _consumer = sandbox.consume("sums", &policy("result", 3, 1_500), script).await?;
-        for number in submit_some(sandbox, "sums", 5, 1).await? {
+        sandbox.consume("sums", &policy("result", 3, 1_500), script).await?;
+        let numbers = submit_some(sandbox, "sums", 5, 1).await?;
+        let first = id_of(&sandbox.ledger, numbers[0])?;
+        in_state(&sandbox.client(0), &first, "running").await?;
+        for number in numbers {
             let id = id_of(&sandbox.ledger, number)?;
-            in_state(&sandbox.client(0), &id, "running").await?;
             in_state(&sandbox.client(0), &id, "succeeded").await?;
         }
         Ok(())
@@ -159,7 +161,7 @@ async fn heartbeats_keep_an_attempt_alive_beyond_its_deadline() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_left_alone_after_its_ack_is_done_when_its_deadline_has_passed() {
     scenario(Sandbox::builder(), async |sandbox| {
-        let _consumer = sandbox.consume("mail", &policy("reject", 3, 800), |_| Answer::ack()).await?;
+        sandbox.consume("mail", &policy("reject", 3, 800), |_| Answer::ack()).await?;
         for number in submit_some(sandbox, "mail", 10, 1).await? {
             let id = id_of(&sandbox.ledger, number)?;
             sandbox.ledger.wait_delivered(number, 1, SOON).await?;
@@ -176,7 +178,7 @@ async fn a_result_over_http_counts_and_one_for_an_old_attempt_does_not() {
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt == 1 { Answer::report("failed") } else { Answer::ack() }
         };
-        let _consumer = sandbox.consume("sums", &policy("result", 3, 20_000), script).await?;
+        sandbox.consume("sums", &policy("result", 3, 20_000), script).await?;
         let (client, ledger) = (sandbox.client(0), &sandbox.ledger);
         let number = submit_some(sandbox, "sums", 1, 2).await?[0];
         ledger.wait_delivered(number, 2, SOON).await?;

@@ -8,8 +8,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{connection::Link, error::Error};
 
-/// As many batches as can be in flight at once. Brokers allow 2,047 channels a connection by default, and each costs them a process.
+/// As many batches as can be in flight at once. Each channel costs the broker a process.
 const CHANNELS: usize = 128;
+/// Of the channels a broker allows on one connection (2,047 by default), these are left for declarations.
+const SPARE: usize = 32;
 
 pub(super) struct Channels {
     link: Arc<Link>,
@@ -19,18 +21,24 @@ pub(super) struct Channels {
 
 impl Channels {
     pub(super) fn new(link: Arc<Link>) -> Self {
-        Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(CHANNELS)) }
+        let places = CHANNELS.min(link.channels_allowed().saturating_sub(SPARE)).max(1);
+        Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(places)) }
     }
 
     /// A channel nobody else uses until the lease ends. Waits while all are taken.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, Error> {
         let place = Arc::clone(&self.places).acquire_owned().await.expect("the semaphore is never closed");
-        let free = self.free.lock().pop();
-        let channel = match free {
+        let channel = match self.pop() {
             Some(channel) => channel,
             None => self.link.confirming_channel().await?,
         };
         Ok(Lease { channel, channels: Arc::clone(self), in_use: false, _place: place })
+    }
+
+    fn pop(&self) -> Option<Channel> {
+        let mut free = self.free.lock();
+        // The broker may have closed one in the meantime.
+        std::iter::from_fn(|| free.pop()).find(|channel| channel.status().connected())
     }
 }
 

@@ -1,6 +1,7 @@
 //! One connection to the broker, and the certainty that it is over.
 
 use std::{
+    io,
     net::{Shutdown, TcpStream},
     os::fd::AsFd,
     sync::{Arc, OnceLock},
@@ -42,6 +43,13 @@ pub(super) struct Link {
 struct Socket(Arc<Mutex<Option<TcpStream>>>);
 
 impl Socket {
+    fn hold(&self, stream: &tokio::net::TcpStream) -> io::Result<()> {
+        // What is not yet sent when the socket closes must not be sent afterwards.
+        stream.set_zero_linger()?;
+        *self.0.lock() = Some(stream.as_fd().try_clone_to_owned()?.into());
+        Ok(())
+    }
+
     fn cut(&self) {
         if let Some(stream) = self.0.lock().take() {
             // It fails only when the connection is gone already.
@@ -55,47 +63,45 @@ impl Link {
     pub(super) async fn open(url: &str, name: &str) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-        let runtime = lapin::runtime::default_runtime().map_err(Error::Connect)?;
-        let properties = ConnectionProperties::default().with_connection_name(name.into());
-
         let socket = Socket::default();
-        let slot = socket.clone();
-        let connecting = Connection::connector(
-            uri,
-            runtime,
-            async move |uri: AMQPUri, runtime| {
-                let host = uri.authority.host.as_str();
-                let addresses: Vec<_> = tokio::net::lookup_host((host, uri.authority.port)).await?.collect();
-                let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
-                if let AsyncTcpStream::Plain(plain) = &stream {
-                    let plain = plain.get_ref();
-                    // What is not yet sent when the socket closes must not be sent afterwards.
-                    plain.set_zero_linger()?;
-                    *slot.0.lock() = Some(plain.as_fd().try_clone_to_owned()?.into());
-                }
-                Ok(match uri.scheme {
-                    AMQPScheme::AMQP => stream,
-                    AMQPScheme::AMQPS => stream.into_tls(host, TLSConfig::default()).await?,
-                })
-            },
-            properties,
-        );
-        match tokio::time::timeout(CONNECT_WITHIN, connecting).await {
-            Ok(Ok(connection)) => {
-                let events = connection.events_listener().boxed();
-                let over = CancellationToken::new();
-                Ok((Arc::new(Self { connection, socket, over, reason: OnceLock::new() }), events))
-            }
-            Ok(Err(error)) => Err(Error::Connect(error)),
-            Err(_) => {
-                socket.cut();
-                Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN })
-            }
-        }
+        let connect = Self::shake_hands(uri, name, &socket);
+        let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
+            .await
+            .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
+        let connection = connected.inspect_err(|_| socket.cut())?;
+        let events = connection.events_listener().boxed();
+        let link = Self { connection, socket, over: CancellationToken::new(), reason: OnceLock::new() };
+        Ok((Arc::new(link), events))
     }
 
+    /// The socket is connected here and not by the client, which leaves a thread's worth of memory behind for every attempt
+    /// that fails, and sometimes never answers.
+    async fn shake_hands(uri: AMQPUri, name: &str, socket: &Socket) -> Result<Connection, Error> {
+        let runtime = lapin::runtime::default_runtime().map_err(Error::Connect)?;
+        let host = uri.authority.host.clone();
+        let connecting = async {
+            let addresses: Vec<_> = tokio::net::lookup_host((host.as_str(), uri.authority.port)).await?.collect();
+            let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+            if let AsyncTcpStream::Plain(plain) = &stream {
+                socket.hold(plain.get_ref())?;
+            }
+            match uri.scheme {
+                AMQPScheme::AMQP => Ok(stream),
+                AMQPScheme::AMQPS => stream.into_tls(&host, TLSConfig::default()).await,
+            }
+        };
+        let connected = Mutex::new(Some(connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?));
+        let hand_over = async move |_, _| {
+            Ok(connected.lock().take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?)
+        };
+        let properties = ConnectionProperties::default().with_connection_name(name.into());
+        Connection::connector(uri, runtime, hand_over, properties).await.map_err(Error::Connect)
+    }
+
+    /// A failure costs the connection: the client keeps the number of a channel that did not open.
     pub(super) async fn channel(&self) -> Result<Channel, Error> {
-        answer(|| "open a channel".to_owned(), ANSWER_WITHIN, self.connection.create_channel()).await
+        let opened = answer(|| "open a channel".to_owned(), ANSWER_WITHIN, self.connection.create_channel()).await;
+        opened.inspect_err(|error| self.cut(error.explained()))
     }
 
     /// A channel on which every publish is confirmed.
@@ -104,6 +110,11 @@ impl Link {
         let select = channel.confirm_select(ConfirmSelectOptions::default());
         answer(|| "ask for confirms".to_owned(), ANSWER_WITHIN, select).await?;
         Ok(channel)
+    }
+
+    /// How many channels the broker allows on this connection.
+    pub(super) fn channels_allowed(&self) -> usize {
+        usize::from(self.connection.configuration().channel_max())
     }
 
     /// Whether the broker takes messages. It blocks a connection only once that has published, so that a fresh
@@ -119,7 +130,9 @@ impl Link {
             loop {
                 tokio::select! {
                     done = &mut confirmed => return done.map(drop),
-                    Some(Event::ConnectionBlocked(_)) = events.next() => return Ok(()),
+                    Some(event) = events.next() => if matches!(event, Event::ConnectionBlocked(_)) {
+                        return Ok(());
+                    },
                 }
             }
         };

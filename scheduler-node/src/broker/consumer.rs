@@ -113,13 +113,18 @@ impl Subscription {
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
-        while let Some(Ok(delivery)) = self.consumer.next().await {
-            if incoming.send(self.read(delivery)).await.is_err() {
-                // Nobody takes them any more; they wait at the broker for another node.
-                return std::future::pending().await;
+        loop {
+            match self.consumer.next().await {
+                Some(Ok(delivery)) => {
+                    if incoming.send(self.read(delivery)).await.is_err() {
+                        // Nobody takes them any more; they wait at the broker for another node.
+                        return std::future::pending().await;
+                    }
+                }
+                Some(Err(error)) => return Error::Lost { reason: error.to_string() },
+                None => return Error::Unsubscribed { queue: self.source.queue() },
             }
         }
-        Error::Unsubscribed { queue: self.source.queue() }
     }
 
     fn read(&self, delivery: Delivery) -> Incoming {

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(super) enum Error {
     /// Says nothing of the URL itself: it holds a password.
     #[error("the URL is not one of AMQP (`amqp://user:password@host:port/vhost`)")]
     Url,
@@ -25,7 +25,7 @@ pub enum Error {
 
 impl Error {
     /// The whole chain on one line, for a log or a state that somebody reads.
-    pub fn explained(&self) -> String {
+    pub(super) fn explained(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {

@@ -9,10 +9,7 @@ use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
 use secrecy::ExposeSecret;
 
-use super::{
-    Shared, connection::Link, consumer::Subscriptions, error::Error, state::Role,
-    topology::declare_own,
-};
+use super::{Shared, connection::Link, consumer::Subscriptions, error::Error, state::Role, topology::declare_own};
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -107,10 +104,13 @@ impl Keeper {
     /// Does the connection's work until it is lost or told to stop; then it is closed in order.
     async fn serve(&self, session: Session) -> Result<(), Error> {
         let Session { link, events, subscriptions } = session;
+        if subscriptions.is_none() {
+            // Before anyone is told that the broker is up.
+            self.shared.offer_publisher(&link);
+        }
         self.shared.board.up(self.role, link.is_blocked());
         let end = match subscriptions {
             None => {
-                self.shared.offer_publisher(&link);
                 let end = self.watch(&link, events).await;
                 self.shared.publisher.store(None);
                 end

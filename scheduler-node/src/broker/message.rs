@@ -118,14 +118,50 @@ fn json(value: &AMQPValue) -> Value {
         AMQPValue::Timestamp(value) => (*value).into(),
         AMQPValue::Float(value) => (*value).into(),
         AMQPValue::Double(value) => (*value).into(),
-        AMQPValue::DecimalValue(value) => {
-            (f64::from(value.value) / 10_f64.powi(i32::from(value.scale))).into()
-        }
+        AMQPValue::DecimalValue(value) => (f64::from(value.value) / 10_f64.powi(i32::from(value.scale))).into(),
         AMQPValue::ShortString(value) => value.as_str().into(),
         AMQPValue::LongString(value) => value.to_string().into(),
         AMQPValue::ByteArray(value) => String::from_utf8_lossy(value.as_slice()).into(),
         AMQPValue::FieldArray(values) => values.as_slice().iter().map(json).collect(),
         AMQPValue::FieldTable(table) => json_of(table),
         AMQPValue::Void => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::FieldArray;
+
+    use super::*;
+
+    fn table(entries: &[(&str, AMQPValue)]) -> FieldTable {
+        let mut table = FieldTable::default();
+        for (name, value) in entries {
+            table.insert((*name).into(), value.clone());
+        }
+        table
+    }
+
+    #[test]
+    fn the_newest_death_gives_the_reason() {
+        let death = |reason: &str| AMQPValue::FieldTable(table(&[("reason", AMQPValue::LongString(reason.into()))]));
+        let deaths = FieldArray::from(vec![death("delivery_limit"), death("rejected")]);
+        let headers = table(&[("x-death", AMQPValue::FieldArray(deaths))]);
+        assert_eq!(death_of(&headers).as_deref(), Some("delivery_limit"));
+        assert_eq!(death_of(&table(&[("x-death", AMQPValue::LongInt(3))])), None);
+        assert_eq!(death_of(&table(&[])), None);
+    }
+
+    #[test]
+    fn an_attempt_that_is_not_a_number_is_none() {
+        for (value, attempt) in [
+            (AMQPValue::LongString(" 12 ".into()), Some(12)),
+            (AMQPValue::LongString("twelve".into()), None),
+            (AMQPValue::Double(1.5), None),
+            (AMQPValue::Void, None),
+            (AMQPValue::Timestamp(u64::MAX), None),
+        ] {
+            assert_eq!(attempt_of(&table(&[(HEADER_ATTEMPT, value)])), attempt);
+        }
     }
 }

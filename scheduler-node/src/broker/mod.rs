@@ -1,13 +1,14 @@
 //! Speaks to RabbitMQ: hands deliveries over and takes back what consumers say of them.
 //!
-//! In reading order: a [`keeper`] holds a connection for publishing and one for consuming and replaces each at the first
-//! doubt; [`publisher`] sends a batch over its own channel and says what became of every message; [`consumer`] brings back
-//! results and rejections. What it says about a message is never a guess: taken, refused, or not known.
+//! In reading order: a [`keeper`] holds a connection for publishing and one for consuming, and replaces each at the first
+//! doubt; [`publisher`] sends each batch over a channel of its own and says what became of every message; [`consumer`]
+//! brings back results and rejections. What is said of a message is never a guess: taken, refused, or not known.
 
 mod channels;
 mod connection;
 mod consumer;
 mod error;
+mod flight;
 mod keeper;
 mod message;
 mod publisher;
@@ -31,16 +32,21 @@ use secrecy::SecretString;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    connection::Link,
+    keeper::Keeper,
+    publisher::Publisher,
+    state::{Board, Role},
+    topology::Strangers,
+};
 pub use self::{
     consumer::{AckHandle, Incoming, Source},
-    error::Error,
     message::Outgoing,
     publisher::{NotTaken, Published},
     routes::Route,
     state::BrokerState,
     topology::QueueDeclaration,
 };
-use self::{connection::Link, keeper::Keeper, publisher::Publisher, state::{Board, Role}, topology::Strangers};
 
 /// An orderly good-bye on both connections; the process does not wait longer.
 const CLOSE_WITHIN: Duration = Duration::from_secs(6);

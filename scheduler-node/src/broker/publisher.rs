@@ -1,10 +1,6 @@
 //! Publishes batches: one route, one batch, one channel, and for every message one of three outcomes.
-//!
-//! The client pairs `basic.return` with whichever confirm comes next, so a single confirm proves nothing. What holds:
-//! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id.
 
 use std::{
-    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,15 +9,14 @@ use common::{
     ids::{Attempt, TaskId},
     outcome::Outcome,
 };
-use futures::{FutureExt, future::join_all};
-use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
 
 use super::{
     BrokerMetrics,
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
     error::answer,
-    message::{Envelope, Outgoing},
+    flight::{Address, Flight},
+    message::Outgoing,
     routes::{Route, Routes},
     topology::Strangers,
 };
@@ -72,10 +67,6 @@ impl Publisher {
         Self { link, channels, routes, confirm_within, metrics }
     }
 
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
-    }
-
     pub(super) async fn publish(&self, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
         if self.link.is_blocked() {
             return not_sent(batch, "the broker takes no messages for now: it has blocked the connection");
@@ -115,8 +106,11 @@ impl Publisher {
             return lease.give_back();
         }
         if !late {
-            // The broker closed the channel, or the connection is gone. Either has dropped what was not yet sent.
+            // The broker has closed the channel, and ignores what may still arrive on it; or the connection is gone.
             drop(lease.discard());
+            if !self.link.is_connected() {
+                self.link.cut(flight.trouble());
+            }
             return;
         }
         let channel = lease.discard();
@@ -140,177 +134,4 @@ pub(super) fn not_sent(batch: &[Outgoing], reason: &str) -> Vec<Published> {
         outcome: Outcome::Unknown(reason.to_owned()),
     };
     batch.iter().map(published).collect()
-}
-
-/// The names on every message of a batch.
-struct Address {
-    exchange: ShortString,
-    routing_key: ShortString,
-    envelope: Envelope,
-}
-
-impl Address {
-    fn new(route: &Route, batch: &[Outgoing]) -> Option<Self> {
-        Some(Self {
-            exchange: ShortString::try_new(route.exchange.as_str()).ok()?,
-            routing_key: ShortString::try_new(route.routing_key.as_str()).ok()?,
-            envelope: Envelope::new(&batch.first()?.delivery.queue)?,
-        })
-    }
-}
-
-/// Ready when the message is handed to the socket. Its place in the channel's order is taken by the first poll.
-async fn send_one(
-    channel: &Channel,
-    address: &Address,
-    outgoing: &Outgoing,
-) -> (lapin::Result<PublisherConfirm>, Instant) {
-    let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-    let (exchange, routing_key) = (address.exchange.clone(), address.routing_key.clone());
-    let payload = outgoing.delivery.content.payload.as_slice();
-    let properties = address.envelope.properties(outgoing);
-    let confirm = channel.basic_publish(exchange, routing_key, options, payload, properties).await;
-    (confirm, Instant::now())
-}
-
-/// A batch on its way.
-pub(super) struct Flight {
-    messages: Vec<Message>,
-    /// The first message handed to the socket.
-    sent_at: Option<Instant>,
-    /// Message ids of what came back.
-    returned: HashSet<String>,
-    /// Why not all confirms came.
-    trouble: Option<String>,
-}
-
-#[derive(Default)]
-struct Message {
-    sent_at: Option<Instant>,
-    confirm: Option<PublisherConfirm>,
-    /// `Some(true)`: taken.
-    confirmed: Option<bool>,
-}
-
-impl Flight {
-    fn new(len: usize) -> Self {
-        let messages = std::iter::repeat_with(Message::default).take(len).collect();
-        Self { messages, sent_at: None, returned: HashSet::new(), trouble: None }
-    }
-
-    /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
-    /// route closes the channel, and the messages that follow onto a closed channel cost the whole connection.
-    async fn fly(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], carefully: bool) {
-        let ahead = if carefully { 1 } else { batch.len() };
-        self.send(channel, address, batch, 0..ahead).await;
-        self.gather(0..ahead).await;
-        if self.trouble.is_none() && ahead < batch.len() {
-            self.send(channel, address, batch, ahead..batch.len()).await;
-            self.gather(ahead..batch.len()).await;
-        }
-    }
-
-    /// Ready when all of them are handed to the socket, in their order.
-    async fn send(
-        &mut self,
-        channel: &Channel,
-        address: &Address,
-        batch: &[Outgoing],
-        range: std::ops::Range<usize>,
-    ) {
-        let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
-        let sent = join_all(sending).await;
-        for (message, (confirm, at)) in self.messages[range].iter_mut().zip(sent) {
-            match confirm {
-                Ok(confirm) => {
-                    message.sent_at = Some(at);
-                    message.confirm = Some(confirm);
-                    self.sent_at.get_or_insert(at);
-                }
-                Err(error) => {
-                    self.trouble.get_or_insert_with(|| error.to_string());
-                }
-            }
-        }
-        fail::fail_point!("after_publish", |_| std::process::abort());
-    }
-
-    async fn gather(&mut self, range: std::ops::Range<usize>) {
-        for index in range {
-            if let Some(confirm) = self.messages[index].confirm.as_mut() {
-                let confirmed = confirm.await;
-                self.note(index, confirmed);
-            }
-        }
-    }
-
-    fn note(&mut self, index: usize, confirmed: lapin::Result<Confirmation>) {
-        let message = &mut self.messages[index];
-        message.confirm = None;
-        match confirmed {
-            Ok(confirmation) => {
-                message.confirmed = Some(confirmation.is_ack());
-                if let Some(returned) = confirmation.take_message()
-                    && let Some(id) = returned.properties.message_id()
-                {
-                    self.returned.insert(id.as_str().to_owned());
-                }
-            }
-            Err(error) => {
-                self.trouble.get_or_insert_with(|| error.to_string());
-            }
-        }
-    }
-
-    /// Past the deadline: the confirms that are in, without waiting for any.
-    fn take_what_is_there(&mut self, waited: Duration) {
-        self.trouble.get_or_insert_with(|| format!("no confirm within {waited:?}"));
-        for index in 0..self.messages.len() {
-            let confirm = self.messages[index].confirm.as_mut();
-            if let Some(confirmed) = confirm.and_then(FutureExt::now_or_never) {
-                self.note(index, confirmed);
-            }
-        }
-    }
-
-    /// All confirms are in, and with them all returns.
-    fn is_whole(&self) -> bool {
-        self.messages.iter().all(|message| message.confirmed.is_some())
-    }
-
-    /// Every message went to the socket.
-    fn is_written(&self) -> bool {
-        self.messages.iter().all(|message| message.sent_at.is_some())
-    }
-
-    pub(super) fn is_in_trouble(&self) -> bool {
-        self.trouble.is_some()
-    }
-
-    pub(super) fn has_returns(&self) -> bool {
-        !self.returned.is_empty()
-    }
-
-    pub(super) fn has_confirms(&self) -> bool {
-        self.messages.iter().any(|message| message.confirmed.is_some())
-    }
-
-    fn judge(self, batch: &[Outgoing]) -> Vec<Published> {
-        // An ack hides a return only behind the return of another. With confirms missing and something returned, any ack may.
-        let acks_count = self.is_whole() || self.returned.is_empty();
-        let reason = self.trouble.as_deref().unwrap_or("its confirm may belong to another message");
-        let judge = |(message, outgoing): (&Message, &Outgoing)| {
-            let (id, attempt) = (outgoing.delivery.id, outgoing.delivery.attempt);
-            let is_returned =
-                self.has_returns() && self.returned.contains(&outgoing.delivery.message_id().to_string());
-            let outcome = match message.confirmed {
-                _ if is_returned => Outcome::Refused(NotTaken::Unroutable),
-                Some(false) => Outcome::Refused(NotTaken::Nacked),
-                Some(true) if acks_count => Outcome::Done(()),
-                _ => Outcome::Unknown(reason.to_owned()),
-            };
-            Published { id, attempt, sent_at: message.sent_at, outcome }
-        };
-        self.messages.iter().zip(batch).map(judge).collect()
-    }
 }

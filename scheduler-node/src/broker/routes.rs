@@ -14,7 +14,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use super::{
     connection::Link,
     error::Error,
-    publisher::Flight,
+    flight::Flight,
     topology::{QueueDeclaration, Strangers, declare_task_queue},
 };
 

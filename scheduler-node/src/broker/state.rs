@@ -113,3 +113,28 @@ fn together(sides: &[(Role, BrokerState)]) -> BrokerState {
         None => BrokerState::Up { blocked: any_blocked },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_broker_is_up_when_both_connections_are_and_down_since_the_first_that_is_not() {
+        let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
+        let board = Board::new(&[Role::Publishing, Role::Consuming], Arc::clone(&metrics));
+        let state = board.subscribe();
+        board.up(Role::Publishing, true);
+        assert!(matches!(*state.borrow(), BrokerState::Down { .. }));
+        board.up(Role::Consuming, false);
+        assert!(matches!(*state.borrow(), BrokerState::Up { blocked: true }));
+        assert_eq!((metrics.up.get(), metrics.blocked.get()), (1, 1));
+
+        board.down(Role::Consuming, "first".to_owned());
+        let BrokerState::Down { since: first, .. } = state.borrow().clone() else { panic!("it is down") };
+        board.down(Role::Publishing, "second".to_owned());
+        board.down(Role::Consuming, "third".to_owned());
+        let BrokerState::Down { since, reason } = state.borrow().clone() else { panic!("it is down") };
+        assert_eq!((since, reason.as_str()), (first, "third"));
+        assert_eq!((metrics.up.get(), metrics.blocked.get()), (0, 0));
+    }
+}

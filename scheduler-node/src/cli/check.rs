@@ -72,7 +72,7 @@ fn mistakes(error: &Error) -> Vec<Finding> {
 }
 
 async fn look(config: &Config) -> Vec<Finding> {
-    let config_read = Finding { what: "config".to_owned(), found: Ok(config.redacted()) };
+    let config_read = Finding { what: "config".to_owned(), found: Ok(summary(config)) };
     let databases = join_all(config.databases.iter().map(|database| async {
         let looked = within(database_found(database, config.shard_count())).await;
         Finding { what: format!("database {}", database.name), found: looked }
@@ -80,6 +80,14 @@ async fn look(config: &Config) -> Vec<Finding> {
     let (databases, etcd, amqp) = tokio::join!(databases, within(etcd_found(&config.etcd)), within(amqp_found(&config.amqp)));
     let rest = [Finding { what: "etcd".to_owned(), found: etcd }, Finding { what: "amqp".to_owned(), found: amqp }];
     [config_read].into_iter().chain(databases).chain(rest).collect()
+}
+
+fn summary(config: &Config) -> String {
+    let (shards, databases, tokens) = (config.shard_count(), config.databases.len(), config.auth.token.len());
+    format!(
+        "node {}, {shards} shards in {databases} database(s), {tokens} token(s), listens on {}",
+        config.node.name, config.http.listen
+    )
 }
 
 async fn within(look: impl Future<Output = Result<String, Fault>>) -> Result<String, Fault> {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::{Mutex, watch};
 
@@ -172,7 +173,7 @@ impl Endpoint {
             .with_require_leader(true)
             .with_auto_token_refresh(true);
         if url.starts_with("https://") {
-            options = options.with_tls(tls(settings.tls.as_ref()));
+            options = options.with_tls(tls(settings.tls.as_ref())?);
         }
         let login = settings.user.clone().map(|(user, password)| Login { user, password, done: Mutex::new(false) });
         Ok(Self { url: url.to_owned(), client: Client::connect([url], Some(options)).await?, login })
@@ -209,16 +210,33 @@ impl Login {
     }
 }
 
-fn tls(settings: Option<&EtcdTls>) -> TlsOptions {
+fn tls(settings: Option<&EtcdTls>) -> Result<TlsOptions, etcd_client::Error> {
     let mut options = TlsOptions::new();
     options = match settings.and_then(|tls| tls.ca.as_ref()) {
-        Some(ca) => options.ca_certificate(Certificate::from_pem(ca)),
+        Some(ca) => {
+            check_certificates(ca, "the authority")?;
+            options.ca_certificate(Certificate::from_pem(ca))
+        }
         None => options.with_enabled_roots(),
     };
     if let Some((certificate, key)) = settings.and_then(|tls| tls.identity.as_ref()) {
+        check_certificates(certificate, "the client's certificate")?;
+        if let Err(error) = PrivateKeyDer::from_pem_slice(key.expose_secret().as_bytes()) {
+            return Err(etcd_client::Error::InvalidArgs(format!("the client's key cannot be read: {error}")));
+        }
         options = options.identity(Identity::from_pem(certificate, key.expose_secret()));
     }
-    options
+    Ok(options)
+}
+
+/// A text without any certificate would be taken for an empty list, and then every server is a stranger.
+fn check_certificates(pem: &[u8], what: &str) -> Result<(), etcd_client::Error> {
+    let mut certificates = CertificateDer::pem_slice_iter(pem).peekable();
+    let fault = match certificates.peek() {
+        None => Some("it holds no certificate in PEM".to_owned()),
+        Some(_) => certificates.find_map(Result::err).map(|error| error.to_string()),
+    };
+    fault.map_or(Ok(()), |fault| Err(etcd_client::Error::InvalidArgs(format!("{what} cannot be read: {fault}"))))
 }
 
 /// The token is refused for a reason that the client does not know as one: users were changed since, or the server has

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn every_key_is_read_back_as_what_it_was_written_for() {
         let keys = Keys::new("/duetime");
-        let lease = LeaseId::from_etcd(0x7f3a_0000_0000_00ff);
+        let lease = LeaseId::parse("7f3a0000000000ff").unwrap();
         for (text, key) in [
             (keys.node(&NodeName::new("a/b")), Key::Node(NodeName::new("a/b"))),
             (keys.candidate(lease), Key::Candidate(lease)),
@@ -105,7 +105,7 @@ mod tests {
         let keys = Keys::new("/duetime");
         assert_eq!(keys.prefix(), "/duetime/");
         assert_eq!(keys.node(&NodeName::new("node-1")), "/duetime/nodes/node-1");
-        assert_eq!(keys.candidate(LeaseId::from_etcd(255)), "/duetime/candidates/00000000000000ff");
+        assert_eq!(keys.candidate(LeaseId::parse("00000000000000ff").unwrap()), "/duetime/candidates/00000000000000ff");
         assert_eq!(keys.assignment(), "/duetime/assignment");
         assert_eq!(keys.owner(ShardId::new(12)), "/duetime/owners/12");
     }

@@ -29,6 +29,13 @@ use super::{Coordination, Error, EtcdOp, LeaseId, client::REQUEST_TIMEOUT, keys:
 /// A watch can lose events on the server's side without a word: this is for how long.
 const RELIST_INTERVAL: Duration = Duration::from_secs(30);
 
+/// The server is asked for a sign of life this often. It also keeps the server from taking our pings on a quiet connection
+/// for an attack.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A watch that has said nothing for so long is stuck.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Between attempts while etcd does not answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -49,7 +56,7 @@ pub struct Mirror {
 
 /// Why a watch ended without an error.
 enum End {
-    /// Time to list again, or everybody has moved to another endpoint.
+    /// Time to list again, or the watch is stuck, or everybody has moved to another endpoint.
     Due,
     /// The server cancelled it: the revision was compacted away, or it has lost its leader.
     Cancelled(String),
@@ -92,12 +99,19 @@ impl Mirror {
         let moved = endpoints.moved(endpoint);
         tokio::pin!(moved);
         let due = Instant::now() + RELIST_INTERVAL;
+        let mut heartbeat = tokio::time::interval(HEARTBEAT_INTERVAL);
+        let mut silent_at = Instant::now() + SILENCE_TIMEOUT;
         loop {
             let response = tokio::select! {
                 response = stream.message() => response,
                 () = &mut moved => return Ok(End::Due),
-                () = tokio::time::sleep_until(due) => return Ok(End::Due),
+                () = tokio::time::sleep_until(due.min(silent_at)) => return Ok(End::Due),
+                _ = heartbeat.tick() => {
+                    stream.request_progress().await.map_err(|source| self.broken(endpoint, Some(source)))?;
+                    continue;
+                }
             };
+            silent_at = Instant::now() + SILENCE_TIMEOUT;
             match response {
                 Ok(Some(response)) => {
                     if let Some(end) = self.take(&mut stream, response) {

@@ -20,10 +20,6 @@ use super::{
 pub struct LeaseId(i64);
 
 impl LeaseId {
-    pub(super) const fn from_etcd(number: i64) -> Self {
-        Self(number)
-    }
-
     pub(super) const fn number(self) -> i64 {
         self.0
     }

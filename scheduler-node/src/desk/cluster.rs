@@ -25,10 +25,14 @@ impl Desk {
         let parts = databases.iter().map(|database| database.shards_read());
         for (database, part) in databases.iter().zip(futures::future::join_all(parts).await) {
             match part {
-                Ok(rows) => fences.extend(rows.into_iter().map(|row| (row.id, row))),
+                Ok(rows) => {
+                    let own = rows.into_iter().filter(|row| database.shards().contains(row.id));
+                    fences.extend(own.map(|row| (row.id, row)));
+                }
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
-                    let note = format!("database `{}` cannot be reached: who owns its shards is not known", database.name());
+                    let note =
+                        format!("database `{}` cannot be reached: who owns its shards is not known", database.name());
                     report.notes.push(note);
                 }
             }

@@ -90,7 +90,11 @@ impl Desk {
 
     /// The database that has the task, if there is one.
     fn database(&self, id: TaskId) -> Result<Arc<Database>, Problem> {
-        self.parts().store.of(id.shard()).cloned().ok_or_else(|| no_task(id))
+        let store = &self.parts().store;
+        store.of(id.shard()).cloned().ok_or_else(|| {
+            let (shard, count) = (id.shard().number(), store.shard_count());
+            Problem::not_found(format!("the id {id} names shard {shard}, but there are only {count} shards"))
+        })
     }
 
     fn limits(&self) -> Limits {
@@ -104,7 +108,9 @@ impl Desk {
 }
 
 /// Runs to its end even when whoever asked has gone.
-async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<T, Problem> {
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
     match spawn_child(work).await {
         Ok(answer) => answer,
         Err(error) => {

@@ -18,7 +18,8 @@ impl Desk {
         let policy = request.into_policy()?;
         let desk = self.clone();
         to_its_end(async move {
-            let put = desk.parts().store.home().queue_put(&name, &policy, paused).await.map_err(|error| failed(&error))?;
+            let put =
+                desk.parts().store.home().queue_put(&name, &policy, paused).await.map_err(|error| failed(&error))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
             desk.in_force(put.record).await
         })
@@ -57,7 +58,8 @@ impl Desk {
             let live = desk.live(&name).await?;
             if live.total() > 0 {
                 let more = if live.at_least { " or more" } else { "" };
-                let detail = format!("the queue has {}{more} tasks that are not finished; cancel them first", live.total());
+                let detail =
+                    format!("the queue has {}{more} tasks that are not finished; cancel them first", live.total());
                 return Err(Problem::conflict(detail));
             }
             let home = desk.parts().store.home();
@@ -74,7 +76,10 @@ impl Desk {
     async fn in_force(&self, record: QueueRecord) -> Result<QueueView, Problem> {
         if let Err(error) = self.read_anew().await {
             // It is written; the queues are read again within half a second anyway.
-            tracing::warn!(error = &error as &dyn std::error::Error, "a queue was written but cannot be read back at the moment");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a queue was written but cannot be read back at the moment"
+            );
         }
         let view = QueueView::of(&record.queue, Counts::default());
         Ok(self.with_counts(vec![record]).await.pop().unwrap_or(view))
@@ -102,8 +107,8 @@ impl Desk {
     }
 
     async fn read_alone(&self) -> Result<(), Error> {
-        let (_, queues) = self.parts().store.home().queue_read().await?;
-        self.parts().books.store(Arc::new(QueueBook::new(queues)));
+        let (revision, queues) = self.parts().store.home().queue_read().await?;
+        self.parts().books.store(Arc::new(QueueBook::new(revision, queues)));
         Ok(())
     }
 

@@ -18,7 +18,9 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
             "nobody knows whether the task was stored: the database stopped answering at the wrong moment; if it is sent again it \
              may be there twice"
         }
-        Unstored::Overloaded => "too many submissions are waiting for the database; the task was not accepted, send it again",
+        Unstored::Overloaded => {
+            "too many submissions are waiting for the database; the task was not accepted, send it again"
+        }
     };
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
@@ -26,42 +28,33 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
 /// A statement that failed. Logged here, once.
 pub(super) fn failed(error: &Error) -> Problem {
     let database = &error.database;
-    if reads(error.op) {
-        return match answered(error) {
-            true => broken(error),
-            false => unreachable(format!("database `{database}` cannot be reached at the moment"), error),
-        };
+    if refused(error) {
+        tracing::error!(error = error as &dyn std::error::Error, "the database refuses a statement");
+        let detail = format!("database `{database}` refuses the statement {}; the log of this node says why", error.op);
+        return Problem::internal(detail);
     }
-    if error.effect == Effect::Unknown {
-        let detail = format!(
-            "nobody knows whether it was done: database `{database}` stopped answering at the wrong moment; look, or ask again"
-        );
-        return unreachable(detail, error);
-    }
-    if error.is_contention() {
-        return unreachable(format!("database `{database}` is too busy; it was not done"), error);
-    }
-    match answered(error) {
-        true => broken(error),
-        false => unreachable(format!("database `{database}` cannot be reached at the moment; it was not done"), error),
-    }
-}
-
-/// The server understood the statement and refused it: trying again will not help.
-fn answered(error: &Error) -> bool {
-    // 57: shutting down, starting up; 53: out of connections, memory or disk; 08: the connection.
-    let passing = |code: &str| ["08", "53", "57"].iter().any(|class| code.starts_with(class));
-    error.sqlstate().is_some_and(|code| !passing(&code)) && !error.is_contention()
-}
-
-fn unreachable(detail: String, error: &Error) -> Problem {
     tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
+    let why = if error.is_contention() { "is too busy" } else { "cannot be reached" };
+    let detail = if reads(error.op) {
+        format!("database `{database}` {why} at the moment; ask again")
+    } else if error.effect == Effect::Unknown {
+        format!(
+            "nobody knows whether it was done: database `{database}` stopped answering at the wrong moment; look, or ask again"
+        )
+    } else {
+        format!("database `{database}` {why} at the moment; it was not done, ask again")
+    };
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-fn broken(error: &Error) -> Problem {
-    tracing::error!(error = error as &dyn std::error::Error, "the database refuses a statement");
-    Problem::internal(format!("database `{}` refuses the statement {}; the log of this node says why", error.database, error.op))
+/// The server understood the statement and would not do it: asking again will not help.
+fn refused(error: &Error) -> bool {
+    let Some(code) = error.sqlstate() else { return false };
+    // 08: the connection; 53: out of connections, memory or disk; 57: shutting down or starting.
+    let passing = ["08", "53", "57"].iter().any(|class| code.starts_with(class));
+    // The archive has no partition yet that is kept for as long as a queue has just been told to keep its tasks.
+    let unprepared = error.op == StoreOp::TaskCancel && code == "23514";
+    !passing && !unprepared && !error.is_contention()
 }
 
 /// Statements that change nothing, whatever becomes of them.
@@ -70,9 +63,37 @@ fn reads(op: StoreOp) -> bool {
         op,
         StoreOp::TaskRead
             | StoreOp::TaskList
+            | StoreOp::TaskStanding
             | StoreOp::QueueRevision
             | StoreOp::QueueRead
             | StoreOp::QueueCounts
             | StoreOp::ShardRead
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::DatabaseName;
+
+    use super::*;
+
+    fn error(op: StoreOp, effect: Effect) -> Error {
+        Error { database: DatabaseName::new("east"), op, effect, source: None }
+    }
+
+    #[test]
+    fn nobody_guesses_whether_a_write_was_done() {
+        let unknown = failed(&error(StoreOp::TaskCancel, Effect::Unknown));
+        assert_eq!((unknown.status, unknown.retry_after_s), (503, Some(AGAIN_AFTER_S)));
+        assert!(unknown.detail.contains("nobody knows whether it was done") && unknown.detail.contains("`east`"));
+        let known = failed(&error(StoreOp::TaskCancel, Effect::None));
+        assert!(known.detail.contains("it was not done"), "{known}");
+    }
+
+    #[test]
+    fn a_look_that_failed_has_done_nothing_whatever_became_of_it() {
+        let problem = failed(&error(StoreOp::TaskRead, Effect::Unknown));
+        assert_eq!(problem.status, 503);
+        assert!(!problem.detail.contains("nobody knows"), "{problem}");
+    }
 }

@@ -129,6 +129,7 @@ fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
 }
 
 fn stale(attempt: Attempt, state: TaskState, newest: Attempt) -> Problem {
-    let detail = format!("attempt {attempt} cannot be reported on: the task is {state}, its newest attempt is {newest}");
+    let detail =
+        format!("attempt {attempt} cannot be reported on: the task is {state}, its newest attempt is {newest}");
     Problem::stale_attempt(detail).with_state(state)
 }

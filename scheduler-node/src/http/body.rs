@@ -8,7 +8,7 @@ use axum::{
 };
 use common::wire::Problem;
 use futures::StreamExt;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A client that has not sent its body after this has gone away, or never meant to.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
@@ -71,14 +71,26 @@ impl Room {
         Self { units: Semaphore::new(bytes / Self::UNIT_BYTES), free_within: ARRIVES_WITHIN }
     }
 
-    /// Room for the body these `headers` announce; given back when the returned guard is dropped.
-    pub(super) async fn take(&self, headers: &HeaderMap, limit_bytes: usize) -> Result<impl Drop + use<'_>, Problem> {
+    /// Room for the body these `headers` announce, or for the largest there may be where they announce none.
+    pub(super) async fn take(&self, headers: &HeaderMap, limit_bytes: usize) -> Result<Taken<'_>, Problem> {
         let bytes = said_bytes(headers).unwrap_or(limit_bytes).min(limit_bytes);
         let units = u32::try_from(bytes.div_ceil(Self::UNIT_BYTES)).unwrap_or(u32::MAX);
         match tokio::time::timeout(self.free_within, self.units.acquire_many(units)).await {
-            Ok(Ok(guard)) => Ok(guard),
+            Ok(Ok(permit)) => Ok(Taken(permit)),
             _ => Err(Problem::unavailable("too many large requests at once; nothing of this one was accepted").retry_after(1)),
         }
+    }
+}
+
+/// Room that was taken; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Taken<'a>(SemaphorePermit<'a>);
+
+impl Taken<'_> {
+    /// Gives back what a body of `bytes` does not need.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        let needless = self.0.num_permits().saturating_sub(bytes.div_ceil(Room::UNIT_BYTES));
+        drop(self.0.split(needless));
     }
 }
 
@@ -186,6 +198,8 @@ mod tests {
         let first = room.take(&large, 1 << 20).await.expect("room");
         assert_eq!(room.take(&large, 1 << 20).await.map(drop).expect_err("no room").status, 503);
         drop(first);
-        assert!(room.take(&large, 1 << 20).await.is_ok());
+        let mut first = room.take(&large, 1 << 20).await.expect("room again");
+        first.shrink_to(1_000);
+        assert!(room.take(&large, 1 << 20).await.is_ok(), "what the first does not need is free");
     }
 }

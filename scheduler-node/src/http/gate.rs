@@ -24,6 +24,10 @@ impl Gate {
 
     /// Refuses a caller who may not do what needs `needed`.
     pub(super) fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Refusal> {
+        if self.tokens.is_empty() && is_from_another_site(headers) {
+            let detail = "without tokens configured, pages of other sites may not use this API from a browser";
+            return Err(Problem::forbidden(detail).into());
+        }
         match self.role(headers)? {
             Some(role) if role >= needed => Ok(()),
             Some(role) => {
@@ -67,6 +71,12 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let bytes = value.as_bytes();
     let (scheme, token) = bytes.split_at_checked(b"Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// Whether a browser says that a page of another site sent this. Where nobody is asked for a token, any page that a person
+/// on this machine looks at could otherwise cancel tasks.
+fn is_from_another_site(headers: &HeaderMap) -> bool {
+    headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 /// The role that a request needs; `None`: nobody is asked. `route` is the pattern that matched, if one did.
@@ -132,6 +142,17 @@ mod tests {
         assert_eq!(status(open.admit(&HeaderMap::new(), Role::Operator)), 200);
         assert_eq!(status(open.admit(&sent("Bearer anything"), Role::Operator)), 200);
         assert!(open.knows(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn without_tokens_pages_of_other_sites_are_kept_out() {
+        let from = |site: &'static str| {
+            HeaderMap::from_iter([("sec-fetch-site".parse().expect("a name"), HeaderValue::from_static(site))])
+        };
+        let open = Gate::new(&Auth::default());
+        for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
+            assert_eq!(status(open.admit(&from(site), Role::Viewer)), expected, "{site}");
+        }
     }
 
     #[test]

@@ -32,8 +32,9 @@ pub(super) async fn submit(State(api): State<Api>, headers: HeaderMap, body: Bod
 
 pub(super) async fn submit_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Json<BatchAnswer>, Refusal> {
     let limit_bytes = api.limits.batch_bytes;
-    let _room = api.batches.take(&headers, limit_bytes).await?;
+    let mut room = api.batches.take(&headers, limit_bytes).await?;
     let text = body::text(&headers, body, limit_bytes).await?;
+    room.shrink_to(text.as_str().len());
     let tasks = read_batch(text.as_str()).await?;
     drop(text);
     let answers = api.desk.submit_batch(tasks).await;

@@ -5,10 +5,7 @@
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
 //! - a drain waits for what is in flight, so that the next owner finds nothing half done.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Instant,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use common::{
     delay::heap::{DelayHeap, Entry, WakeKind},
@@ -34,11 +31,18 @@ pub struct Held {
 struct State {
     owned: BTreeMap<ShardId, Owned>,
     heap: DelayHeap,
-    in_flight: HashMap<TaskId, Instant>,
+    in_flight: HashMap<TaskId, InFlight>,
     /// Adopted and not yet read: everything that is due, and what the owner before left claimed.
     adopted: BTreeSet<ShardId>,
     /// Somebody wrote a row that is due within the horizon.
     nudged: BTreeSet<ShardId>,
+}
+
+/// Between the heap and the writing of its outcome.
+#[derive(Clone, Copy, Debug, Default)]
+struct InFlight {
+    /// It came due again meanwhile: a rejection may be written, and its retry scheduled, before the confirm is.
+    then: Option<Entry>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +54,16 @@ struct Owned {
 impl State {
     fn claimable(&self, shard: ShardId) -> bool {
         self.owned.get(&shard).is_some_and(|owned| !owned.draining)
+    }
+
+    fn offer(&mut self, entry: Entry) {
+        if !self.claimable(entry.id.shard()) {
+            return;
+        }
+        match self.in_flight.get_mut(&entry.id) {
+            Some(in_flight) => in_flight.then = Some(entry),
+            None => drop(self.heap.push(entry)),
+        }
     }
 }
 
@@ -144,14 +158,12 @@ impl Held {
         held
     }
 
-    /// Keys that come due. Those of shards not ours, and those in flight, are passed over.
+    /// Keys that come due. Those of shards not ours are passed over, those in flight are kept for afterwards.
     pub fn offer(&self, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
         let head = state.heap.next_due();
         for entry in entries {
-            if state.claimable(entry.id.shard()) && !state.in_flight.contains_key(&entry.id) {
-                state.heap.push(entry);
-            }
+            state.offer(entry);
         }
         let earlier = state.heap.next_due() != head;
         drop(state);
@@ -168,20 +180,18 @@ impl Held {
     pub fn take_due(&self, until: UnixMicros, most: usize) -> Vec<Entry> {
         let mut state = self.state.lock();
         let entries = state.heap.pop_due(until, most);
-        let now = Instant::now();
         for entry in &entries {
-            state.in_flight.insert(entry.id, now);
+            state.in_flight.insert(entry.id, InFlight::default());
         }
         entries
     }
 
     /// Marks tasks that were claimed without passing through the heap.
     pub fn begin(&self, ids: impl IntoIterator<Item = TaskId>) {
-        let now = Instant::now();
         let mut state = self.state.lock();
         for id in ids {
             state.heap.remove(id);
-            state.in_flight.insert(id, now);
+            state.in_flight.entry(id).or_default();
         }
     }
 
@@ -189,7 +199,9 @@ impl Held {
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
         let mut state = self.state.lock();
         for id in ids {
-            state.in_flight.remove(&id);
+            if let Some(InFlight { then: Some(entry) }) = state.in_flight.remove(&id) {
+                state.offer(entry);
+            }
         }
         drop(state);
         self.in_flight_less.notify_waiters();
@@ -256,5 +268,72 @@ impl Held {
 
     pub fn take_nudged(&self) -> BTreeSet<ShardId> {
         std::mem::take(&mut self.state.lock().nudged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(shard: u16) -> TaskId {
+        TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard))
+    }
+
+    fn entry(id: TaskId, wake_at: i64) -> Entry {
+        Entry { wake_at: UnixMicros::new(wake_at), id, kind: WakeKind::Claim }
+    }
+
+    fn held() -> Held {
+        let held = Held::new(DatabaseName::new("main"), 100);
+        held.adopt(&[(ShardId::new(1), Epoch::from_store(1))]);
+        held
+    }
+
+    #[test]
+    fn only_shards_that_are_owned_and_not_draining_get_into_the_heap() {
+        let held = held();
+        held.offer([entry(id(1), 5), entry(id(2), 4)]);
+        assert_eq!((held.heap_len(), held.next_due()), (1, Some(UnixMicros::new(5))));
+        held.stop_claiming(&[ShardId::new(1)]);
+        held.offer([entry(id(1), 3)]);
+        assert_eq!(held.heap_len(), 0);
+        assert!(held.claimable().is_empty() && held.owned().len() == 1);
+    }
+
+    #[test]
+    fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile() {
+        let held = held();
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        assert_eq!(held.take_due(UnixMicros::new(10), 10).len(), 1);
+        held.offer([entry(id, 7)]);
+        assert!(held.take_due(UnixMicros::new(10), 10).is_empty());
+        held.end([id]);
+        assert_eq!(held.take_due(UnixMicros::new(10), 10), [entry(id, 7)]);
+    }
+
+    #[tokio::test]
+    async fn a_drain_waits_for_what_is_in_flight() {
+        let held = std::sync::Arc::new(held());
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        held.take_due(UnixMicros::new(10), 10);
+        let shards = [ShardId::new(1)];
+        held.stop_claiming(&shards);
+        let draining = std::sync::Arc::clone(&held);
+        let drained = tokio::spawn(async move { draining.drained(&shards).await });
+        tokio::task::yield_now().await;
+        assert!(!drained.is_finished());
+        held.end([id]);
+        drained.await.unwrap();
+    }
+
+    #[test]
+    fn a_refusal_of_an_old_epoch_says_nothing_about_a_newer_one() {
+        let held = held();
+        held.adopt(&[(ShardId::new(1), Epoch::from_store(2))]);
+        assert!(!held.forget_epoch(ShardId::new(1), Epoch::from_store(1)));
+        assert!(held.forget_epoch(ShardId::new(1), Epoch::from_store(2)));
+        assert!(held.owned().is_empty());
     }
 }

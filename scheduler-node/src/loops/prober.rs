@@ -129,7 +129,7 @@ enum Failed {
 
 impl Failed {
     fn of_misfit(misfit: Misfit) -> Self {
-        if misfit.is_unreachable() { Self::Away(chain(&misfit)) } else { Self::Misfit(misfit) }
+        if misfit.is_final() { Self::Misfit(misfit) } else { Self::Away(chain(&misfit)) }
     }
 
     fn of_error(error: &Error) -> Self {

@@ -6,7 +6,6 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use common::queue::QueueBook;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::store::{Error, Store};
@@ -21,8 +20,6 @@ const READ_EVERY: Duration = Duration::from_millis(400);
 pub struct QueueReader {
     pub store: Store,
     pub books: Books,
-    /// Somebody waits for what a queue's change brings: tasks that were held back.
-    pub changed: Arc<Notify>,
 }
 
 impl QueueReader {
@@ -51,11 +48,14 @@ impl QueueReader {
         if *known == Some(revision) {
             return Ok(());
         }
-        let (revision, queues) = home.queue_read().await?;
+        let (mut revision, mut queues) = home.queue_read().await?;
+        if self.books.load().revision() > revision {
+            // A newer book was put in force while this one was read. Older still: the database was set back, and counts.
+            (revision, queues) = home.queue_read().await?;
+        }
         tracing::debug!(revision, queues = queues.len(), "queues read");
-        self.books.store(Arc::new(QueueBook::new(queues)));
+        self.books.store(Arc::new(QueueBook::new(revision, queues)));
         *known = Some(revision);
-        self.changed.notify_waiters();
         Ok(())
     }
 }

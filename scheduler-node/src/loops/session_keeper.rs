@@ -4,55 +4,25 @@
 //! same incarnation: a lost lease is etcd's trouble, not a restart of the node, and what is owned stays owned. If it stops,
 //! the node counts as gone after one time to live.
 
+mod session;
+
 use std::time::Duration;
 
 use common::{
     cluster::{ClusterView, Member},
-    ids::{DatabaseName, NodeId, Term},
+    ids::{DatabaseName, NodeId},
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views};
+pub use session::{Fitness, Session, Standing};
 
 /// Between attempts while etcd does not answer, or another holds the name.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that goes away waits this long for etcd to take note; after that its lease runs out by itself.
 const DEPART_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// What this node cannot reach, as whoever tries to reach it has found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fitness {
-    pub unfit: std::collections::BTreeSet<DatabaseName>,
-    pub broker_unfit: bool,
-}
-
-/// Where this node stands in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Not registered: etcd does not answer, or the lease was lost a moment ago.
-    Joining,
-    /// Another start of a node of this name is registered. It goes when its lease runs out, unless it is alive.
-    NameTaken {
-        by: Option<NodeId>,
-    },
-    Joined,
-    /// Gone of its own will.
-    Left,
-}
-
-/// The node's registration, as last heard from etcd.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
-    pub standing: Standing,
-    /// What keys can be put on. Present only while joined.
-    pub lease: Option<LeaseId>,
-    /// The node's place in the queue for master.
-    pub candidacy: Option<Term>,
-    /// When the newest renewal that succeeded was asked for.
-    pub last_renewal: Option<Instant>,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -151,7 +121,7 @@ impl SessionKeeper {
     }
 
     fn lost(&mut self, lease: LeaseId) {
-        tracing::warn!(%lease, "the lease ran out while etcd was away; registering again, shards stay owned");
+        tracing::warn!(%lease, "the lease has run out; registering again, shards stay owned");
         self.lease = None;
         self.registered = None;
         self.session.send_modify(|session| {
@@ -183,7 +153,8 @@ impl SessionKeeper {
             tracing::info!(node = %wanted.node, "told the cluster that this node is leaving");
         } else if !wanted.unfit.is_empty() || wanted.broker_unfit {
             let databases: Vec<&str> = wanted.unfit.iter().map(DatabaseName::as_str).collect();
-            tracing::warn!(node = %wanted.node, ?databases, broker = wanted.broker_unfit, "told the cluster what this node cannot reach");
+            let broker = wanted.broker_unfit;
+            tracing::warn!(node = %wanted.node, ?databases, broker, "told the cluster what this node cannot reach");
         }
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
         self.session.send_modify(|session| {

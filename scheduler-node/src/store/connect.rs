@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{
-    PgPool,
+    ConnectOptions, Connection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -52,6 +52,13 @@ impl Options {
             .application_name("duetime migrate")
             .options([("lock_timeout", "10s")]);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
+    }
+
+    /// One plain connection, closed again: a pool would only say that time ran out, not why.
+    pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
+        let options = self.connection();
+        let connection = tokio::time::timeout(ACQUIRE_DEADLINE, options.connect()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        connection.close().await
     }
 
     pub(super) fn pool(&self) -> PgPool {

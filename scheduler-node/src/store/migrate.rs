@@ -45,11 +45,22 @@ impl Misfit {
     /// Trying again later may help: the database was not reached.
     pub fn is_unreachable(&self) -> bool {
         match self {
-            Self::Unreachable { .. } => true,
-            Self::Migration { source, .. } => matches!(source, sqlx::migrate::MigrateError::Execute(error) if !matches!(error, sqlx::Error::Database(_))),
+            Self::Unreachable { source, .. } => !is_refusal(source),
+            Self::Migration { source: sqlx::migrate::MigrateError::Execute(error), .. } => !is_refusal(error),
             _ => false,
         }
     }
+
+    /// No waiting helps: this configuration and this database do not belong together.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Unreachable { .. })
+    }
+}
+
+/// The server answered, and not that it is starting, stopping or full: a wrong password, a database that does not exist.
+fn is_refusal(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|answer| answer.code());
+    code.is_some_and(|code| !["57P", "53", "08"].iter().any(|class| code.starts_with(class)))
 }
 
 /// What `duetime migrate` did to one database.
@@ -81,9 +92,9 @@ pub async fn migrate(
     shard_count: u16,
     options: &connect::Options,
 ) -> Result<Migrated, Misfit> {
-    let pool = options.migration_pool();
     let unreachable = |source| Misfit::Unreachable { database: name.clone(), source };
-    pool.acquire().await.map_err(unreachable)?;
+    options.reach().await.map_err(unreachable)?;
+    let pool = options.migration_pool();
     let from = read(&pool).await.ok().and_then(|schema| schema.version);
     migrations().run(&pool).await.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
     sqlx::query("INSERT INTO duetime.meta (shard_count, first_shard, last_shard) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING")
@@ -106,6 +117,7 @@ pub async fn migrate(
 impl Database {
     /// Whether this database can be used: it answers, its schema is the one this node knows, its shards are those configured.
     pub async fn schema_check(&self, shard_count: u16) -> Result<(), Misfit> {
+        self.options.reach().await.map_err(|source| Misfit::Unreachable { database: self.name.clone(), source })?;
         let schema = self
             .run(StoreOp::SchemaRead, |pool| async move { read(&pool).await })
             .await

@@ -61,7 +61,12 @@ impl Database {
     }
 
     /// Sets a queue's policy. `paused: None` leaves it as it is.
-    pub async fn queue_put(&self, name: &QueueName, policy: &QueuePolicy, paused: Option<bool>) -> Result<PutQueue, Error> {
+    pub async fn queue_put(
+        &self,
+        name: &QueueName,
+        policy: &QueuePolicy,
+        paused: Option<bool>,
+    ) -> Result<PutQueue, Error> {
         self.run(StoreOp::QueuePut, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_put.sql"))
                 .bind(name.as_str())

@@ -43,9 +43,9 @@ impl fmt::Display for LoopKind {
 pub struct Stop {
     /// Hand over what is owned; take on nothing new.
     pub leaving: CancellationToken,
-    /// No more requests, no more submissions.
+    /// No more requests.
     pub intake: CancellationToken,
-    /// No more claims, reads and looks. What is claimed is still published and settled.
+    /// No more submissions, claims, reads and looks. What is claimed is still published and settled.
     pub work: CancellationToken,
     /// Waiting for a database to take what is to be settled is over.
     pub patience: CancellationToken,

@@ -59,7 +59,7 @@ async fn play(options: &Options) -> Result<ExitCode> {
     println!("starting PostgreSQL, etcd, RabbitMQ and {} nodes ...", options.nodes);
     let cluster =
         Sandbox::builder().nodes(options.nodes).lease_ttl(Duration::from_secs(options.lease_ttl_s)).start().await?;
-    let _consumer = cluster.consume_and_ack(QUEUE, &json!({})).await?;
+    cluster.consume_and_ack(QUEUE, &json!({})).await?;
     println!(
         "ready after {:.1} s; {} tasks a second for {} s",
         began.elapsed().as_secs_f32(),

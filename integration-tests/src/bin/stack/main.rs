@@ -1,6 +1,7 @@
-//! `stack up`, `down`, `demo`: a whole Duetime on this machine, to try and to look at.
+//! `stack up`, `down`, `demo`, `bench`: a whole Duetime on this machine, to try, to look at and to measure.
 #![expect(clippy::print_stdout, reason = "it talks to a person")]
 
+mod bench;
 mod demo;
 mod down;
 mod env_file;
@@ -31,6 +32,8 @@ enum Verb {
     Down(down::Options),
     /// Start a cluster of its own, send it tasks, kill its master half way, and judge.
     Demo(demo::Options),
+    /// Measure lateness, throughput and takeovers on clusters of its own.
+    Bench(bench::Options),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Verb::Up(options) => up::run(&arguments.folder, &options).await,
         Verb::Down(options) => down::run(&arguments.folder, &options).await,
         Verb::Demo(options) => demo::run(&arguments.folder, &options).await,
+        Verb::Bench(options) => bench::run(&arguments.folder, &options).await,
     }
 }
 

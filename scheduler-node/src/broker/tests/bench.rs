@@ -8,11 +8,15 @@ use common::{
     task::{Content, Delivery},
     time::UnixMicros,
 };
+use futures::StreamExt;
 use integration_tests::sandbox::{Rabbit, shared};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
     message::BasicGetMessage,
-    options::{BasicGetOptions, BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions},
+    options::{
+        BasicCancelOptions, BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, QueueDeclareOptions,
+        QueueDeleteOptions,
+    },
     types::FieldTable,
 };
 use secrecy::SecretString;
@@ -64,6 +68,9 @@ impl Bench {
     }
 
     async fn with_confirm_deadline(confirm_within: Duration) -> Self {
+        // `RUST_LOG` says how much of it is shown with a failure.
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
         let vhost = shared::unique("broker");
         let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
@@ -146,13 +153,23 @@ impl Hand {
         self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap()
     }
 
-    /// The ids of all messages, which are gone then.
+    /// The ids of all messages that are there now, in their order; they are gone then.
     pub(super) async fn take_all(&self, queue: &str) -> Vec<String> {
+        let last = BasicProperties::default().with_message_id("last".into());
+        self.publish(queue, b"", last).await;
+        let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
+        let consume = self.channel.basic_consume(queue.into(), "all".into(), options, FieldTable::default());
+        let mut messages = consume.await.unwrap();
         let mut ids = Vec::new();
-        while let Some(message) = self.take(queue).await {
-            ids.push(message.properties.message_id().as_ref().unwrap().to_string());
+        loop {
+            let message = timeout(LONG, messages.next()).await.expect("the last one comes").unwrap().unwrap();
+            let id = message.properties.message_id().as_ref().unwrap().to_string();
+            if id == "last" {
+                self.channel.basic_cancel("all".into(), BasicCancelOptions::default()).await.unwrap();
+                return ids;
+            }
+            ids.push(id);
         }
-        ids
     }
 
     pub(super) async fn publish(&self, queue: &str, body: &[u8], properties: BasicProperties) {
@@ -199,7 +216,7 @@ pub(super) fn outgoing(queue: &str) -> Outgoing {
     }
 }
 
-pub(super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
+pub(in super::super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
     std::iter::repeat_with(|| outgoing(queue)).take(len).collect()
 }
 

@@ -15,6 +15,9 @@ use crate::{
     store,
 };
 
+/// Most drains are over by then: the confirms of what was published last.
+const QUICK_DRAIN: Duration = Duration::from_millis(100);
+
 /// What has come of an act. `yard`: the place of the shard's database.
 #[derive(Debug)]
 pub(super) enum Done {
@@ -33,6 +36,8 @@ pub(super) struct Actor {
     pub(super) coordination: Coordination,
     /// Bounds the requests to etcd.
     pub(super) requests: Arc<Semaphore>,
+    /// Those that end an acquire or a release: they go first, because until then the shard is nobody's.
+    pub(super) last_requests: Arc<Semaphore>,
 }
 
 impl Actor {
@@ -52,7 +57,7 @@ impl Actor {
     }
 
     pub(super) async fn confirm(self, yard: usize, key: OwnerKey, epoch: Epoch) -> Done {
-        let _turn = self.requests.acquire().await;
+        let _turn = self.last_requests.acquire().await;
         let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
         Done::Confirmed { yard, shard: key.shard, epoch, result }
     }
@@ -69,16 +74,24 @@ impl Actor {
         Done::Looked { shards, result }
     }
 
-    /// Nothing is claimed from the shard any more when this begins.
+    /// Stops claiming only when it is the shard's turn: while many shards move, those that wait are still dispatched.
     pub(super) async fn release(self, yard: usize, shard: ShardId, held: Arc<Held>, drain: Duration) -> Done {
-        if tokio::time::timeout(drain, held.drained(&[shard])).await.is_err() {
-            tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");
+        let turn = self.requests.acquire().await;
+        held.stop_claiming(&[shard]);
+        if tokio::time::timeout(QUICK_DRAIN.min(drain), held.drained(&[shard])).await.is_err() {
+            // A slow one does not keep the others waiting.
+            drop(turn);
+            if tokio::time::timeout(drain, held.drained(&[shard])).await.is_err() {
+                tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");
+            }
+            return self.release_key(yard, shard).await;
         }
-        self.release_key(yard, shard).await
+        let result = self.coordination.owner_remove(shard, &self.me).await;
+        Done::Released { yard, shard, result }
     }
 
     pub(super) async fn release_key(self, yard: usize, shard: ShardId) -> Done {
-        let _turn = self.requests.acquire().await;
+        let _turn = self.last_requests.acquire().await;
         let result = self.coordination.owner_remove(shard, &self.me).await;
         Done::Released { yard, shard, result }
     }

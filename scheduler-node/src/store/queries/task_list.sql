@@ -43,5 +43,5 @@ SELECT page.hit, page.looked_up_to,
        t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg
   FROM page
-  JOIN duetime.task AS t ON t.id = page.id
+ CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- the limit keeps it a look-up by key
  ORDER BY page.due_at, page.id

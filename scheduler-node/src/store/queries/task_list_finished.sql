@@ -38,5 +38,5 @@ SELECT page.hit, page.looked_up_to,
        a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,
        CASE WHEN octet_length(a.status_msg) <= 4096 THEN a.status_msg END AS status_msg
   FROM page
-  JOIN duetime.archive AS a ON a.drop_on = page.drop_on AND a.id = page.id
+ CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = page.drop_on AND id = page.id LIMIT 1) AS a
  ORDER BY page.due_at, page.id

@@ -14,4 +14,4 @@ SELECT a.id, a.queue, a.state::text, a.wake_at, a.due_at, a.expires_at, a.priori
           FROM pg_inherits AS i
           JOIN pg_class AS c ON c.oid = i.inhrelid
          WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending) AS day
- CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1) AS a
+ CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1 LIMIT 1) AS a

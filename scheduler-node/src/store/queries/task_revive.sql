@@ -8,7 +8,7 @@ WITH found AS MATERIALIZED (
               FROM pg_inherits AS i
               JOIN pg_class AS c ON c.oid = i.inhrelid
              WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending) AS day
-     CROSS JOIN LATERAL (SELECT drop_on FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1) AS a
+     CROSS JOIN LATERAL (SELECT drop_on FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1 LIMIT 1) AS a
      LIMIT 1
 ), gone AS (
     DELETE FROM duetime.archive AS a

@@ -30,6 +30,36 @@ pub(crate) struct TestDatabase {
     pub url: String,
 }
 
+impl TestDatabase {
+    /// How many tasks are not finished.
+    pub(crate) async fn live(&self) -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Keeps everyone else from writing that row, as a claim that has not committed yet would.
+    pub(crate) async fn lock_row(&self, id: TaskId) -> RowLock {
+        let mut connection = self.pool.acquire().await.unwrap();
+        sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
+        let lock = sqlx::query("SELECT FROM duetime.task WHERE id = $1 FOR UPDATE").bind(id.uuid());
+        assert_eq!(lock.fetch_all(&mut *connection).await.unwrap().len(), 1, "the row is there");
+        RowLock { connection }
+    }
+
+    pub(crate) async fn until_waiting(&self, sessions: i64) {
+        super::until_waiting(&self.pool, sessions).await;
+    }
+}
+
+pub(crate) struct RowLock {
+    connection: sqlx::pool::PoolConnection<sqlx::Postgres>,
+}
+
+impl RowLock {
+    pub(crate) async fn release(mut self) {
+        sqlx::query("COMMIT").execute(&mut *self.connection).await.unwrap();
+    }
+}
+
 /// An empty database with shards 0 to 127 and the archive's partitions for the next weeks.
 pub(crate) async fn database() -> TestDatabase {
     let server = shared::postgres().await.expect("a private PostgreSQL starts");
@@ -76,7 +106,8 @@ pub(crate) fn fresh_id_of(shard: ShardId) -> TaskId {
 
 /// The database's time.
 pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
-    let now: chrono::DateTime<chrono::Utc> = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(pool).await.unwrap();
+    let now: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(pool).await.unwrap();
     now.into()
 }
 
@@ -88,7 +119,9 @@ async fn template() -> String {
     let server = shared::postgres().await.expect("a private PostgreSQL starts");
     let name = shared::unique("template");
     let url = server.create_database(&name).await.expect("a database can be made");
-    migrate::migrate(&DatabaseName::new("main"), all_shards(), SHARDS, &options(&url)).await.expect("the migrations run");
+    migrate::migrate(&DatabaseName::new("main"), all_shards(), SHARDS, &options(&url))
+        .await
+        .expect("the migrations run");
     let database = open(&url, all_shards());
     database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
     // A template with somebody in it cannot be copied.

@@ -83,7 +83,11 @@ async fn everything_asked_for_must_apply() {
     assert!(walk(&test, of_state(TaskState::Succeeded), 3).await.is_empty());
     let between = ListFilter { due_after: Some(all[6].0), due_before: Some(all[12].0), ..ListFilter::default() };
     assert_eq!(walk(&test, between, 5).await, all[6..12], "from the one moment, before the other");
-    assert!(walk(&test, ListFilter { queue: Some(QueueName::new("nobody's")), ..ListFilter::default() }, 5).await.is_empty());
+    assert!(
+        walk(&test, ListFilter { queue: Some(QueueName::new("nobody's")), ..ListFilter::default() }, 5)
+            .await
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -122,8 +126,15 @@ async fn a_rare_task_is_found_behind_more_others_than_one_page_looks_at() {
     .execute(&test.pool)
     .await
     .unwrap();
-    let last: uuid::Uuid = sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at DESC LIMIT 1").fetch_one(&test.pool).await.unwrap();
-    sqlx::query("UPDATE duetime.task SET state = 'delivered', attempt = 1, claim_epoch = 1 WHERE id = $1").bind(last).execute(&test.pool).await.unwrap();
+    let last: uuid::Uuid = sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at DESC LIMIT 1")
+        .fetch_one(&test.pool)
+        .await
+        .unwrap();
+    sqlx::query("UPDATE duetime.task SET state = 'delivered', attempt = 1, claim_epoch = 1 WHERE id = $1")
+        .bind(last)
+        .execute(&test.pool)
+        .await
+        .unwrap();
     let filter = ListFilter { state: Some(TaskState::Delivered), ..ListFilter::default() };
     let first = test.database.task_list(&filter).await.unwrap();
     assert!(first.tasks.is_empty() && first.next.is_some(), "an empty page that is not the last");
@@ -143,7 +154,11 @@ async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     };
     let (near, far) = (page(0, 3, &test).await, page(5, 100, &test).await);
     let merged = Page::merge([far.clone(), near.clone()], 100);
-    assert_eq!(keys(&merged), all[..3], "the other page is of later tasks, but of the first database's more may follow");
+    assert_eq!(
+        keys(&merged),
+        all[..3],
+        "the other page is of later tasks, but of the first database's more may follow"
+    );
     assert_eq!(merged.next.map(|next| (next.due_at, next.id)), Some(all[2]));
     let merged = Page::merge([near, page(3, 100, &test).await], 2);
     assert_eq!(keys(&merged), all[..2]);

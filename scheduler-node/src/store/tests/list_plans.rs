@@ -39,8 +39,14 @@ impl Plan {
     pub(super) fn rows_touched(&self) -> u64 {
         nodes(&self.0)
             .into_iter()
-            .filter(|node| node["Relation Name"].as_str().is_some_and(|name| name.starts_with("task") || name.starts_with("archive")))
-            .map(|node| (number(node, "Actual Rows") + number(node, "Rows Removed by Filter")) * number(node, "Actual Loops"))
+            .filter(|node| {
+                node["Relation Name"]
+                    .as_str()
+                    .is_some_and(|name| name.starts_with("task") || name.starts_with("archive"))
+            })
+            .map(|node| {
+                (number(node, "Actual Rows") + number(node, "Rows Removed by Filter")) * number(node, "Actual Loops")
+            })
             .sum()
     }
 
@@ -61,7 +67,7 @@ fn number(node: &Value, field: &str) -> u64 {
 const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint";
 
 fn values(queue: Option<&str>, state: Option<&str>, look: u32, rows: u32) -> String {
-    let text = |text: Option<&str>| text.map_or("NULL".to_owned(), |text| format!("'{text}'"));
+    let text = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| format!("'{text}'"));
     let nobody = uuid::Uuid::nil();
     format!("{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}", text(queue), text(state))
 }
@@ -97,7 +103,9 @@ async fn a_filter_that_nothing_passes_ends_the_looking_at_its_bound() {
     for statement in STATEMENTS {
         for mode in ["force_generic_plan", "force_custom_plan"] {
             for queue in [Some("big"), None] {
-                let plan = Plan::of(&mut connection, mode, statement, TYPES, &values(queue, Some("waiting"), 5_000, 101)).await;
+                let plan =
+                    Plan::of(&mut connection, mode, statement, TYPES, &values(queue, Some("waiting"), 5_000, 101))
+                        .await;
                 assert!(plan.rows_touched() < 5_000 + 11 * 82, "{mode}: {} rows\n{statement}", plan.rows_touched());
             }
         }

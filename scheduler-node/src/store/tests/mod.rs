@@ -2,6 +2,7 @@
 
 mod change;
 mod claim;
+mod conformance;
 mod explain;
 mod fence;
 pub(crate) mod fixture;

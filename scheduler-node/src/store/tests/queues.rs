@@ -30,10 +30,10 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
     database.queue_add(&[name("a"), name("b"), name("b")]).await.unwrap();
     let (revision, queues) = database.queue_read().await.unwrap();
     assert_eq!(revision, 5);
-    assert_eq!(queues.iter().map(|queue| (queue.name.as_str(), queue.policy.settle)).collect::<Vec<_>>(), [
-        ("a", Settle::Result),
-        ("b", Settle::Reject)
-    ]);
+    assert_eq!(
+        queues.iter().map(|queue| (queue.name.as_str(), queue.policy.settle)).collect::<Vec<_>>(),
+        [("a", Settle::Result), ("b", Settle::Reject)]
+    );
     assert!(database.queue_delete(&name("a")).await.unwrap());
     assert_eq!(database.queue_revision().await.unwrap(), 6);
 }

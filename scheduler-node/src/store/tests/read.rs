@@ -62,8 +62,11 @@ async fn a_finished_task_is_read_with_its_attempts_and_its_result() {
     assert_eq!(read.result.as_deref(), Some("{\"n\": 1e400}"), "byte for byte");
     assert_eq!((read.status_code, read.status_msg.as_deref()), (Some(200), Some("done")));
     assert!(read.finished_at.is_some());
-    let attempts: Vec<_> =
-        read.history.iter().map(|entry| (entry.attempt.number(), entry.reason.as_deref(), entry.error.as_deref())).collect();
+    let attempts: Vec<_> = read
+        .history
+        .iter()
+        .map(|entry| (entry.attempt.number(), entry.reason.as_deref(), entry.error.as_deref()))
+        .collect();
     assert_eq!(attempts, [(1, Some("failed"), Some("no"))]);
 }
 

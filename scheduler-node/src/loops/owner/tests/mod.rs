@@ -1,6 +1,7 @@
 //! Whole nodes, as far as the cluster is concerned, on a real etcd and a database of which only the fence is played.
 #![expect(clippy::print_stdout, reason = "figures for whoever reads the test's output")]
 
+mod chaos;
 mod faults;
 mod moves;
 
@@ -18,6 +19,7 @@ use common::{
     ids::{DatabaseName, Epoch, NodeId, ShardId},
     shard::ShardRange,
 };
+use integration_tests::sandbox::Etcd;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, watch},

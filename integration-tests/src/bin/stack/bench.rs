@@ -1,0 +1,136 @@
+//! `stack bench`: what a cluster on this machine reaches, each part on fresh data, held against its targets.
+#![expect(clippy::disallowed_methods, reason = "this is not a node: what it spawns dies with it")]
+
+mod drain;
+mod feed;
+mod lateness;
+mod machine;
+mod raw;
+mod report;
+mod scrape;
+mod takeover;
+mod throughput;
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use integration_tests::sandbox::{Builder, Sandbox, scratch_below};
+
+use report::{Output, Report};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// RabbitMQ alone: publish and consume at once.
+    Raw,
+    /// How late tasks are published and arrive, with many others pending.
+    Lateness,
+    /// Tasks a second from submission to ack, and how that compares to RabbitMQ alone.
+    Throughput,
+    /// How long shards are silent when their owner dies or leaves.
+    Takeover,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Settle {
+    Confirm,
+    Reject,
+    Result,
+}
+
+impl Settle {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Confirm => "confirm",
+            Self::Reject => "reject",
+            Self::Result => "result",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Only these parts; all when absent. The ratio of `throughput` needs `raw`.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// How long each figure is measured.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Tasks due in some weeks that fill the database before lateness is measured.
+    #[arg(long, default_value_t = 1_000_000)]
+    pending: usize,
+    /// Tasks due a second while lateness is measured, one measurement each.
+    #[arg(long, value_delimiter = ',', default_values_t = [2_000, 6_000])]
+    rate: Vec<u32>,
+    /// Settle policies of the queues lateness is measured with.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Settle::Confirm])]
+    settle: Vec<Settle>,
+    /// Queues over which throughput is spread, one measurement each.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4])]
+    queues: Vec<usize>,
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    /// Appended to each node's configuration, as TOML.
+    #[arg(long, default_value = "")]
+    config: String,
+    /// Also what the nodes did meanwhile: statements, claims, confirms.
+    #[arg(long)]
+    details: bool,
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+}
+
+impl Options {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+
+    /// A cluster as it would run: nobody watches it but the benchmark itself.
+    fn cluster(&self) -> Builder {
+        Sandbox::builder().nodes(self.nodes).lease_ttl(Duration::from_secs(10)).unwatched().config(&self.config)
+    }
+}
+
+pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
+    ensure!(options.seconds > 0, "measuring takes at least a second");
+    ensure!(options.nodes > 0, "there is nothing to measure without a node");
+    ensure!(options.rate.iter().all(|rate| *rate > 0), "a rate is at least 1 a second");
+    ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
+    scratch_below(&base.join("bench"))?;
+    // Dropping a cluster stops its nodes; the stores end with this process.
+    tokio::select! {
+        outcome = measure(options) => outcome,
+        _ = tokio::signal::ctrl_c() => {
+            report::progress("\ninterrupted: all is stopped");
+            Ok(ExitCode::from(130))
+        }
+    }
+}
+
+async fn measure(options: &Options) -> Result<ExitCode> {
+    let mut report = Report::new(options.output);
+    let raw = if options.wants(Part::Raw) { Some(raw::measure(options, &mut report).await?) } else { None };
+    if options.wants(Part::Lateness) {
+        lateness::measure(options, &mut report).await.context("measuring lateness")?;
+    }
+    if options.wants(Part::Throughput) {
+        throughput::measure(options, raw, &mut report).await.context("measuring throughput")?;
+    }
+    if options.wants(Part::Takeover) {
+        ensure!(options.nodes >= 2, "a takeover needs at least two nodes");
+        takeover::measure(options, &mut report).await.context("measuring takeovers")?;
+    }
+    report.end()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a cluster, and removes its data, which would go on keeping the database busy.
+async fn end(cluster: Sandbox) -> Result<()> {
+    let (postgres, database) = (cluster.postgres(0), cluster.vhost().to_owned());
+    drop(cluster);
+    postgres.drop_database(&database).await
+}

@@ -1,0 +1,115 @@
+//! A consumer that costs as little as it can: it shares the processors with what it measures.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use futures::StreamExt;
+use integration_tests::clock::now_us;
+use lapin::{
+    Connection, ConnectionProperties,
+    message::Delivery as Message,
+    options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
+    types::{FieldTable, ShortString},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+
+const PREFETCH: u16 = 4_000;
+/// One ack speaks for this many messages at most, or for those of this long.
+const ACK_MESSAGES: u32 = 100;
+const ACK_WITHIN: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What is read of a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub at_us: i64,
+    /// The two numbers of the payload that the feed wrote.
+    pub stamp_us: i64,
+    pub serial: u64,
+    /// The last 16 bits of the task's id.
+    pub shard: Option<u16>,
+}
+
+/// Told of each message.
+pub(super) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
+
+/// Consumes until it is dropped, from when the queue is there.
+#[derive(Debug)]
+pub(super) struct Drain(JoinHandle<()>);
+
+impl Drain {
+    pub(super) fn start(url: &str, queue: &str, eye: Eye) -> Self {
+        let (url, queue) = (url.to_owned(), queue.to_owned());
+        Self(tokio::spawn(async move {
+            loop {
+                // The queue may not be there yet.
+                consume(&url, &queue, &eye).await.ok();
+                tokio::time::sleep(PAUSE).await;
+            }
+        }))
+    }
+}
+
+impl Drop for Drain {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn consume(url: &str, queue: &str, eye: &Eye) -> Result<()> {
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
+    let (tag, options) = (ShortString::default(), BasicConsumeOptions::default());
+    let mut messages = channel.basic_consume(queue.into(), tag, options, FieldTable::default()).await?;
+    let mut unacked = 0;
+    let mut last_tag = 0;
+    let mut ack_at = Instant::now();
+    loop {
+        let next = match unacked {
+            0 => Ok(messages.next().await),
+            _ => timeout_at(ack_at, messages.next()).await,
+        };
+        match next {
+            Ok(None) => return Ok(()),
+            Ok(Some(message)) => {
+                let message = message?;
+                if unacked == 0 {
+                    ack_at = Instant::now() + ACK_WITHIN;
+                }
+                unacked += 1;
+                last_tag = message.delivery_tag;
+                eye(seen(&message));
+                if unacked < ACK_MESSAGES {
+                    continue;
+                }
+            }
+            Err(_) => {}
+        }
+        unacked = 0;
+        channel.basic_ack(last_tag, BasicAckOptions { multiple: true }).await?;
+    }
+}
+
+fn seen(message: &Message) -> Seen {
+    let at_us = now_us();
+    let mut numbers = message.data.split(|byte| !byte.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    let mut number = || {
+        let digits = numbers.next()?;
+        Some(digits.iter().fold(0_u64, |value, digit| value.wrapping_mul(10) + u64::from(digit - b'0')))
+    };
+    Seen {
+        at_us,
+        stamp_us: number().and_then(|stamp| i64::try_from(stamp).ok()).unwrap_or(0),
+        serial: number().unwrap_or(0),
+        shard: message.properties.correlation_id().as_ref().and_then(|id| shard_of(id.as_str())),
+    }
+}
+
+/// A task's id ends with the number of its shard.
+fn shard_of(id: &str) -> Option<u16> {
+    u16::from_str_radix(id.get(id.len().checked_sub(4)?..)?, 16).ok()
+}

@@ -1,0 +1,188 @@
+//! Submits batches to the nodes in turn, and keeps count.
+
+use std::{
+    fmt::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::{
+    client::{Client, Failure},
+    clock::now_us,
+};
+use parking_lot::Mutex;
+use rand::RngExt;
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
+
+use super::report::progress;
+
+const TICK: Duration = Duration::from_millis(25);
+const WAY_OPEN_WITHIN: Duration = Duration::from_secs(30);
+
+/// A task that was accepted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepted {
+    pub serial: u64,
+    pub due_us: i64,
+}
+
+/// A way into the cluster.
+#[derive(Debug)]
+pub(super) struct Feed {
+    clients: Vec<Client>,
+    turn: AtomicUsize,
+    serial: AtomicU64,
+    /// Tasks no node took.
+    pub refused: AtomicU64,
+}
+
+impl Feed {
+    pub(super) fn new(clients: Vec<Client>) -> Arc<Self> {
+        let (turn, serial, refused) = Default::default();
+        Arc::new(Self { clients, turn, serial, refused })
+    }
+
+    /// Sets a queue's policy and waits until its consumer, who counts in `seen`, has got a message.
+    pub(super) async fn open(&self, queue: &str, settle: &str, seen: &AtomicU64) -> Result<()> {
+        let first = self.clients.first().context("there is a node")?;
+        let before = seen.load(Ordering::Relaxed);
+        first.put_queue(queue, &json!({ "settle": settle, "max_length": 1_000_000 })).await?;
+        first.submit(&json!({ "queue": queue, "payload": {} })).await?;
+        let deadline = Instant::now() + WAY_OPEN_WITHIN;
+        while seen.load(Ordering::Relaxed) == before {
+            ensure!(Instant::now() < deadline, "nothing comes through {queue}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// One batch to one node, or to the next one if that certainly did not take it. Answers what was accepted: all or
+    /// nothing.
+    pub(super) async fn send(&self, queue: &str, batch: &Batch) -> Vec<Accepted> {
+        let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
+        let (body, tasks) = batch.body(queue, first_serial);
+        for _ in 0..self.clients.len() {
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            match submit(&self.clients[turn % self.clients.len()], &body).await {
+                Ok(true) => return tasks,
+                Ok(false) => {}
+                Err(error) => {
+                    progress(&format!("a batch for {queue}: {error:#}"));
+                    break;
+                }
+            }
+        }
+        self.refused.fetch_add(tasks.len() as u64, Ordering::Relaxed);
+        Vec::new()
+    }
+
+    /// An even stream until `until`, each task due 2 to 10 s after it is submitted; what was accepted goes to `accepted`.
+    pub(super) async fn stream(
+        self: &Arc<Self>,
+        queue: &str,
+        per_second: u32,
+        until: Instant,
+        accepted: &Arc<Mutex<Vec<Accepted>>>,
+    ) {
+        let began = Instant::now();
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut sending = JoinSet::new();
+        let mut sent = 0;
+        while Instant::now() < until {
+            ticks.tick().await;
+            while sending.try_join_next().is_some() {}
+            let wanted = (began.elapsed().as_secs_f64() * f64::from(per_second)) as usize;
+            if wanted > sent {
+                let (feed, queue, accepted) = (Arc::clone(self), queue.to_owned(), Arc::clone(accepted));
+                let batch = Batch::ahead(wanted - sent);
+                sending.spawn(async move {
+                    let tasks = feed.send(&queue, &batch).await;
+                    accepted.lock().extend(tasks);
+                });
+                sent = wanted;
+            }
+        }
+        while sending.join_next().await.is_some() {}
+    }
+}
+
+/// When the tasks of a batch are due.
+#[derive(Debug)]
+pub(super) enum Batch {
+    Now(usize),
+    At(Vec<i64>),
+}
+
+impl Batch {
+    /// Due in 2 to 10 s.
+    pub(super) fn ahead(len: usize) -> Self {
+        let now_ms = now_us() / 1_000;
+        let mut rng = rand::rng();
+        Self::At((0..len).map(|_| now_ms + rng.random_range(2_000..10_000)).collect())
+    }
+
+    /// Due within a month after the next one.
+    pub(super) fn far(len: usize) -> Self {
+        const MONTH_MS: i64 = 30 * 86_400_000;
+        let now_ms = now_us() / 1_000;
+        let mut rng = rand::rng();
+        Self::At((0..len).map(|_| now_ms + rng.random_range(MONTH_MS..2 * MONTH_MS)).collect())
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Now(len) => *len,
+            Self::At(due) => due.len(),
+        }
+    }
+
+    /// The payload carries the instant the task is due, in microseconds, and its serial number.
+    fn body(&self, queue: &str, first_serial: u64) -> (String, Vec<Accepted>) {
+        let now_us = now_us();
+        let mut body = String::with_capacity(self.len() * (queue.len() + 90) + 20);
+        let mut tasks = Vec::with_capacity(self.len());
+        body.push_str("{\"tasks\":[");
+        for (place, serial) in (0..self.len()).zip(first_serial..) {
+            let due_us = match self {
+                Self::Now(_) => now_us,
+                Self::At(due_ms) => due_ms[place] * 1_000,
+            };
+            let comma = if place == 0 { "" } else { "," };
+            write!(body, "{comma}{{\"queue\":\"{queue}\",\"payload\":{{\"t\":{due_us},\"n\":{serial}}}").ok();
+            if let Self::At(due_ms) = self {
+                write!(body, ",\"due_at\":{}", due_ms[place]).ok();
+            }
+            body.push('}');
+            tasks.push(Accepted { serial, due_us });
+        }
+        body.push_str("]}");
+        (body, tasks)
+    }
+}
+
+/// Whether the node took all of it; an error when some of it may be stored.
+async fn submit(client: &Client, body: &str) -> Result<bool> {
+    let answer = match client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await {
+        Ok(answer) => answer,
+        Err(Failure::NotSent(_)) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    let status = answer.status();
+    let text = answer.text().await?;
+    if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
+        return Ok(false);
+    }
+    ensure!(status.is_success(), "{status}: {text}");
+    ensure!(!text.contains("\"error\""), "a task was refused: {}", text.get(..500).unwrap_or(&text));
+    Ok(true)
+}

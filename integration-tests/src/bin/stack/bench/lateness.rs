@@ -1,0 +1,183 @@
+//! How late tasks are published, by the nodes' own histogram, and how late they arrive, by the consumer's clock.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use futures::future::try_join_all;
+use hdrhistogram::Histogram;
+use integration_tests::{clock::now_us, sandbox::Sandbox};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    Options, Settle,
+    drain::{Drain, Eye, Seen},
+    feed::{Accepted, Batch, Feed},
+    machine::Watch,
+    report::{Report, Target, progress},
+    scrape::Scrape,
+};
+
+const FILL_BATCH: usize = 5_000;
+const FILL_IN_FLIGHT_PER_NODE: usize = 2;
+/// Until the stream's first tasks are all due.
+const WARM_UP: Duration = Duration::from_secs(10);
+/// For the last tasks of a measurement to arrive.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
+    progress("lateness: starting the cluster ...");
+    let cluster = options.cluster().start().await?;
+    fill(&cluster, options.pending, report).await?;
+    for settle in &options.settle {
+        for rate in &options.rate {
+            stream(options, &cluster, *settle, *rate, report).await?;
+        }
+    }
+    super::end(cluster).await
+}
+
+/// Submits tasks that stay pending throughout.
+async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<()> {
+    let began = Instant::now();
+    let feed = Feed::new(cluster.clients());
+    let (taken, stored) = (AtomicU64::new(0), AtomicU64::new(0));
+    let writers = (0..cluster.nodes().len() * FILL_IN_FLIGHT_PER_NODE).map(|_| async {
+        loop {
+            let from = usize::try_from(taken.fetch_add(FILL_BATCH as u64, Ordering::Relaxed)).unwrap_or(usize::MAX);
+            let len = pending.saturating_sub(from).min(FILL_BATCH);
+            if len == 0 {
+                return Ok(());
+            }
+            let accepted = feed.send("pending", &Batch::far(len)).await;
+            ensure!(!accepted.is_empty(), "no node takes tasks");
+            let all = stored.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+            if all % 100_000 < len as u64 {
+                progress(&format!("lateness: {all} of {pending} pending tasks are stored"));
+            }
+        }
+    });
+    try_join_all(writers).await?;
+    if pending > 0 {
+        report.figure("filling", "tasks stored", pending as f64 / began.elapsed().as_secs_f64(), "/s");
+    }
+    Ok(())
+}
+
+/// What the consumer has seen of the tasks due while it is measured.
+#[derive(Debug)]
+struct Arrivals {
+    from_us: AtomicI64,
+    until_us: AtomicI64,
+    seen: AtomicU64,
+    early: AtomicU64,
+    late_us: Mutex<Histogram<u64>>,
+}
+
+impl Arrivals {
+    fn new() -> Arc<Self> {
+        let (from_us, until_us, seen, early) = Default::default();
+        let late_us = Mutex::new(Histogram::new_with_bounds(1, 600_000_000, 3).expect("ten minutes in three digits"));
+        Arc::new(Self { from_us, until_us, seen, early, late_us })
+    }
+
+    fn note(&self, seen: Seen) {
+        self.seen.fetch_add(1, Ordering::Relaxed);
+        if seen.stamp_us >= self.from_us.load(Ordering::Relaxed)
+            && seen.stamp_us < self.until_us.load(Ordering::Relaxed)
+        {
+            match u64::try_from(seen.at_us - seen.stamp_us) {
+                Ok(late_us) => self.late_us.lock().saturating_record(late_us),
+                Err(_) => {
+                    self.early.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn counted(&self) -> u64 {
+        self.late_us.lock().len() + self.early.load(Ordering::Relaxed)
+    }
+}
+
+async fn stream(options: &Options, cluster: &Sandbox, settle: Settle, rate: u32, report: &mut Report) -> Result<()> {
+    let part = &format!("lateness {rate}/s {}", settle.text());
+    let queue = &format!("late-{rate}-{}", settle.text());
+    progress(&format!("{part}: {} s to warm up, {} s measured ...", WARM_UP.as_secs(), options.seconds));
+    let (clients, arrivals) = (cluster.clients(), Arrivals::new());
+    let eye: Eye = {
+        let arrivals = Arc::clone(&arrivals);
+        Arc::new(move |seen| arrivals.note(seen))
+    };
+    let _drain = Drain::start(&cluster.amqp_url(), queue, eye);
+    let feed = Feed::new(clients.clone());
+    feed.open(queue, settle.text(), &arrivals.seen).await?;
+
+    let from_us = now_us() + WARM_UP.as_micros() as i64;
+    let until_us = from_us + options.time().as_micros() as i64;
+    arrivals.from_us.store(from_us, Ordering::Relaxed);
+    arrivals.until_us.store(until_us, Ordering::Relaxed);
+    let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
+    let end = Instant::now() + WARM_UP + options.time();
+    let watching = async {
+        tokio::time::sleep(WARM_UP).await;
+        let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
+        tokio::time::sleep_until(end).await;
+        Ok::<_, anyhow::Error>((Scrape::of(&clients).await?.since(&before), watch))
+    };
+    let (watched, ()) = tokio::join!(watching, feed.stream(queue, rate, end, &accepted));
+    let (nodes, watch) = watched?;
+
+    let expected = accepted.lock().iter().filter(|task| (from_us..until_us).contains(&task.due_us)).count() as u64;
+    let deadline = Instant::now() + PATIENCE;
+    while arrivals.counted() < expected && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tell_published(part, rate, &nodes.histogram("duetime_lateness_seconds", &format!("\"{queue}\"")), report);
+    tell_arrived(part, rate, &arrivals, report);
+    let missing = expected.saturating_sub(arrivals.counted());
+    report.figure(part, "tasks due while measured", expected as f64, "");
+    report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));
+    report.judged(part, "early", arrivals.early.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    report.judged(part, "refused", feed.refused.load(Ordering::Relaxed) as f64, "", Target::AtMost(0.0));
+    watch.end(part, report)?;
+    if options.details {
+        nodes.details(part, options.time().as_secs_f64(), report);
+    }
+    Ok(())
+}
+
+fn tell_published(part: &str, rate: u32, late: &super::scrape::Histogram, report: &mut Report) {
+    let ms = |share: f64| late.quantile(share) * 1e3;
+    match rate {
+        2_000 => {
+            report.judged(part, "published late: p50", ms(0.5), "ms", Target::AtMost(1.0));
+            report.judged(part, "published late: p99", ms(0.99), "ms", Target::AtMost(5.0));
+        }
+        _ => {
+            report.figure(part, "published late: p50", ms(0.5), "ms");
+            match rate {
+                6_000 => report.judged(part, "published late: p99", ms(0.99), "ms", Target::AtMost(20.0)),
+                _ => report.figure(part, "published late: p99", ms(0.99), "ms"),
+            }
+        }
+    }
+    report.figure(part, "published late: at most", late.largest() * 1e3, "ms");
+}
+
+fn tell_arrived(part: &str, rate: u32, arrivals: &Arrivals, report: &mut Report) {
+    let late = arrivals.late_us.lock();
+    let ms = |share: f64| late.value_at_quantile(share) as f64 / 1e3;
+    report.figure(part, "consumed late: p50", ms(0.5), "ms");
+    match rate {
+        2_000 => report.judged(part, "consumed late: p99", ms(0.99), "ms", Target::AtMost(12.0)),
+        _ => report.figure(part, "consumed late: p99", ms(0.99), "ms"),
+    }
+    report.figure(part, "consumed late: max", late.max() as f64 / 1e3, "ms");
+}

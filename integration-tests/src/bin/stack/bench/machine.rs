@@ -1,0 +1,133 @@
+//! Who uses the processors, and how much memory the nodes take.
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use integration_tests::sandbox::{Node, Sandbox};
+use tokio::task::JoinHandle;
+
+use super::report::{Report, Target};
+
+/// Of the figures in `/proc`, the same on every Linux machine there is.
+const TICKS_PER_S: f64 = 100.0;
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const NODE_MEMORY_MB: f64 = 150.0;
+
+/// Processor time by group of processes, and the memory of the nodes, from now on.
+#[derive(Debug)]
+pub(super) struct Watch {
+    groups: Vec<Group>,
+    began: Instant,
+    total_ticks: u64,
+    largest_kb: Arc<AtomicU64>,
+    looking: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Group {
+    name: &'static str,
+    roots: Vec<u32>,
+    ticks: u64,
+}
+
+impl Group {
+    fn new(name: &'static str, roots: Vec<u32>) -> Self {
+        let ticks = ticks_of(&roots);
+        Self { name, roots, ticks }
+    }
+}
+
+impl Watch {
+    pub(super) fn start(cluster: &Sandbox) -> Self {
+        let nodes: Vec<u32> = cluster.nodes().iter().filter_map(Node::pid).collect();
+        let largest_kb = Arc::new(AtomicU64::new(0));
+        let looking = tokio::spawn(look(nodes.clone(), Arc::clone(&largest_kb)));
+        let groups = vec![
+            Group::new("nodes", nodes),
+            Group::new("postgresql", cluster.postgres(0).pid().into_iter().collect()),
+            Group::new("rabbitmq", cluster.rabbit().pids()),
+            Group::new("etcd", cluster.etcd().pids()),
+        ];
+        let mut watch =
+            Self { groups, began: Instant::now(), total_ticks: machine_ticks().unwrap_or(0), largest_kb, looking };
+        // Not its children: those are the groups above.
+        watch.groups.push(Group { name: "bench", roots: Vec::new(), ticks: own_ticks(std::process::id(), false) });
+        watch
+    }
+
+    pub(super) fn end(self, part: &str, report: &mut Report) -> Result<()> {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let cores = |ticks: u64| ticks as f64 / TICKS_PER_S / seconds;
+        let mut ours = 0;
+        for group in &self.groups {
+            let now = if group.name == "bench" { own_ticks(std::process::id(), false) } else { ticks_of(&group.roots) };
+            let used = now.saturating_sub(group.ticks);
+            ours += used;
+            report.figure(part, &format!("cpu: {}", group.name), cores(used), "cores");
+        }
+        let all = machine_ticks()?.saturating_sub(self.total_ticks);
+        report.figure(part, "cpu: everything else", cores(all.saturating_sub(ours)), "cores");
+        let largest_mb = self.largest_kb.load(Ordering::Relaxed) as f64 / 1024.0;
+        report.judged(part, "memory of the largest node", largest_mb, "MB", Target::AtMost(NODE_MEMORY_MB));
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.looking.abort();
+    }
+}
+
+async fn look(nodes: Vec<u32>, largest_kb: Arc<AtomicU64>) {
+    loop {
+        for node in &nodes {
+            largest_kb.fetch_max(resident_kb(*node).unwrap_or(0), Ordering::Relaxed);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn resident_kb(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.split_whitespace().next()?.parse().ok()
+}
+
+/// Of these processes and everything below them. What has ended counts with the one that waited for it.
+fn ticks_of(roots: &[u32]) -> u64 {
+    let below = |pid: &u32| own_ticks(*pid, true) + ticks_of(&children(*pid));
+    roots.iter().map(below).sum()
+}
+
+fn own_ticks(pid: u32, with_ended_children: bool) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The second field is the name in parentheses and may hold anything; from the 14th: own user and system time, then
+    // those of children that have ended.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return 0 };
+    let count = if with_ended_children { 4 } else { 2 };
+    fields.split_whitespace().skip(11).take(count).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+/// Any thread of a process may have started others.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>())
+        .collect()
+}
+
+/// Of everything on the machine, idling and waiting for disks left out.
+fn machine_ticks() -> Result<u64> {
+    let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let fields = stat.lines().next().context("/proc/stat begins with a line for all processors")?;
+    let ticks = fields.split_whitespace().skip(1).take(8).enumerate();
+    Ok(ticks.filter(|(place, _)| !matches!(place, 3 | 4)).filter_map(|(_, ticks)| ticks.parse::<u64>().ok()).sum())
+}

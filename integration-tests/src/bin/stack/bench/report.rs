@@ -1,0 +1,112 @@
+//! What was measured, line by line, for people as it comes and for programs at the end.
+
+use anyhow::Result;
+use clap::ValueEnum;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Output {
+    Text,
+    Json,
+}
+
+/// What a figure has to be.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Target {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(most) => value <= most,
+            Self::AtLeast(least) => value >= least,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::AtMost(most) => format!("<= {}", number(most)),
+            Self::AtLeast(least) => format!(">= {}", number(least)),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    part: String,
+    figure: String,
+    value: f64,
+    unit: &'static str,
+    #[serde(flatten)]
+    target: Option<Target>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
+}
+
+/// All lines so far.
+#[derive(Debug)]
+pub(super) struct Report {
+    output: Output,
+    lines: Vec<Line>,
+}
+
+impl Report {
+    pub(super) fn new(output: Output) -> Self {
+        Self { output, lines: Vec::new() }
+    }
+
+    pub(super) fn figure(&mut self, part: &str, figure: &str, value: f64, unit: &'static str) {
+        self.add(part, figure, value, unit, None);
+    }
+
+    /// A figure that has a target.
+    pub(super) fn judged(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Target) {
+        self.add(part, figure, value, unit, Some(target));
+    }
+
+    fn add(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Option<Target>) {
+        let met = target.map(|target| target.is_met(value));
+        let line = Line { part: part.to_owned(), figure: figure.to_owned(), value, unit, target, met };
+        if self.output == Output::Text {
+            say(&line);
+        }
+        self.lines.push(line);
+    }
+
+    pub(super) fn end(&self) -> Result<()> {
+        let judged = self.lines.iter().filter_map(|line| line.met);
+        let (met, all) = judged.fold((0, 0), |(met, all), this| (met + usize::from(this), all + 1));
+        match self.output {
+            Output::Json => println!("{}", serde_json::to_string_pretty(&self.lines)?),
+            Output::Text => println!("\n{met} of {all} targets met"),
+        }
+        Ok(())
+    }
+}
+
+fn say(line: &Line) {
+    let value = format!("{} {}", number(line.value), line.unit);
+    let verdict = match (line.target, line.met) {
+        (Some(target), Some(met)) => format!("{:>10}  {}", target.text(), if met { "met" } else { "NOT MET" }),
+        _ => String::new(),
+    };
+    println!("{}", format!("{:<28} {:<40} {value:>16} {verdict}", line.part, line.figure).trim_end());
+}
+
+/// Three digits that tell something, whatever the size.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 || value == value.trunc() => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Not part of the outcome: what is going on.
+#[expect(clippy::print_stderr, reason = "what is going on is not what was asked for")]
+pub(super) fn progress(text: &str) {
+    eprintln!("{text}");
+}

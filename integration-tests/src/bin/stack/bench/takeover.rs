@@ -1,0 +1,177 @@
+//! How long shards are silent when their owner dies, and when it leaves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::{clock::now_us, sandbox::Sandbox};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    Options,
+    drain::{Drain, Eye, Seen},
+    feed::{Accepted, Feed},
+    report::{Report, Target, progress},
+};
+
+const QUEUE: &str = "takeover";
+const PER_SECOND: u32 = 500;
+const LEASE_TTL: Duration = Duration::from_secs(3);
+/// Until the stream's first tasks are all due.
+const WARM_UP: Duration = Duration::from_secs(10);
+/// After the owner is gone: longer than any takeover that would do, shorter than the stream looks ahead.
+const AFTERWARDS: Duration = Duration::from_secs(12);
+const PATIENCE: Duration = Duration::from_secs(30);
+const LEAVES_WITHIN: Duration = Duration::from_secs(30);
+const LONGEST_HAND_OVER: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Killed,
+    Leaving,
+}
+
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
+    progress("takeover: starting the cluster ...");
+    let cluster = options.cluster().lease_ttl(LEASE_TTL).start().await?;
+    for (part, end, master) in [
+        ("takeover, an owner killed", End::Killed, false),
+        ("takeover, the master killed", End::Killed, true),
+        ("hand-over, an owner leaves", End::Leaving, false),
+        ("hand-over, the master leaves", End::Leaving, true),
+    ] {
+        progress(&format!("{part} ..."));
+        let chief = cluster.master().await?;
+        let number = if master { chief } else { (chief + 1) % cluster.nodes().len() };
+        round(&cluster, number, part, end, report).await?;
+        cluster.restart(number).await?;
+        cluster.settled().await?;
+    }
+    super::end(cluster).await
+}
+
+async fn round(cluster: &Sandbox, number: usize, part: &str, end: End, report: &mut Report) -> Result<()> {
+    let (arrivals, seen): (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>) = Default::default();
+    let eye: Eye = {
+        let (arrivals, seen) = (Arc::clone(&arrivals), Arc::clone(&seen));
+        Arc::new(move |message| {
+            seen.fetch_add(1, Ordering::Relaxed);
+            arrivals.lock().push(message);
+        })
+    };
+    let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
+    let feed = Feed::new(cluster.clients());
+    feed.open(QUEUE, "confirm", &seen).await?;
+    let shards = shards_of(cluster, number).await?;
+
+    let until = Instant::now() + WARM_UP + AFTERWARDS;
+    let accepted: Arc<Mutex<Vec<Accepted>>> = Arc::default();
+    let ending = async {
+        tokio::time::sleep(WARM_UP).await;
+        let at_us = now_us();
+        match end {
+            End::Killed => cluster.kill(number),
+            End::Leaving => {
+                cluster.node(number).stop(LEAVES_WITHIN).await?;
+            }
+        }
+        Ok::<_, anyhow::Error>(at_us)
+    };
+    let (ended_us, ()) = tokio::join!(ending, feed.stream(QUEUE, PER_SECOND, until, &accepted));
+    let (ended_us, until_us) = (ended_us?, now_us());
+    let accepted: Vec<Accepted> = accepted.lock().iter().filter(|task| task.due_us < until_us).copied().collect();
+    let missing = wait_all(&accepted, &arrivals).await;
+
+    let story = Story { arrivals: std::mem::take(&mut *arrivals.lock()), shards, ended_us };
+    let target = Target::AtMost(match end {
+        End::Killed => (LEASE_TTL + Duration::from_secs(1)).as_secs_f64() * 1e3,
+        End::Leaving => LONGEST_HAND_OVER.as_secs_f64() * 1e3,
+    });
+    report.judged(part, "longest wait of a task of its shards", story.longest_wait_us() as f64 / 1e3, "ms", target);
+    report.figure(part, "last of its shards fired again after", story.last_shard_us() as f64 / 1e3, "ms");
+    report.figure(part, "longest wait of any other task", story.longest_wait_of_others_us() as f64 / 1e3, "ms");
+    report.judged(part, "missing", missing as f64, "", Target::AtMost(0.0));
+    let duplicates = story.duplicates() as f64;
+    match end {
+        End::Killed => report.figure(part, "delivered twice", duplicates, ""),
+        End::Leaving => report.judged(part, "delivered twice", duplicates, "", Target::AtMost(0.0)),
+    }
+    Ok(())
+}
+
+async fn shards_of(cluster: &Sandbox, number: usize) -> Result<BTreeSet<u16>> {
+    let (name, report) = (cluster.node(number).name(), cluster.live()?.cluster().await?);
+    let shards = report["shards"].as_array().context("the cluster's report lists its shards")?;
+    let owned = shards.iter().filter(|shard| shard["owner"].as_str() == Some(name));
+    let owned: BTreeSet<u16> = owned.filter_map(|shard| u16::try_from(shard["shard"].as_u64()?).ok()).collect();
+    ensure!(!owned.is_empty(), "{name} owns no shards");
+    Ok(owned)
+}
+
+/// How many of them have not arrived in the end.
+async fn wait_all(accepted: &[Accepted], arrivals: &Mutex<Vec<Seen>>) -> usize {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let arrived: BTreeSet<u64> = arrivals.lock().iter().map(|seen| seen.serial).collect();
+        let missing = accepted.iter().filter(|task| !arrived.contains(&task.serial)).count();
+        if missing == 0 || Instant::now() >= deadline {
+            return missing;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+struct Story {
+    arrivals: Vec<Seen>,
+    /// Those of the node that ended.
+    shards: BTreeSet<u16>,
+    ended_us: i64,
+}
+
+impl Story {
+    /// Of the tasks that could feel the end of their owner.
+    fn waits_us(&self, of_shards: bool) -> impl Iterator<Item = i64> {
+        let from_us = self.ended_us - 1_000_000;
+        self.arrivals
+            .iter()
+            .filter(move |seen| seen.stamp_us >= from_us)
+            .filter(move |seen| seen.shard.is_some_and(|shard| self.shards.contains(&shard)) == of_shards)
+            .map(|seen| seen.at_us - seen.stamp_us)
+    }
+
+    fn longest_wait_us(&self) -> i64 {
+        self.waits_us(true).max().unwrap_or(0)
+    }
+
+    fn longest_wait_of_others_us(&self) -> i64 {
+        self.waits_us(false).max().unwrap_or(0)
+    }
+
+    /// From the end of the owner until each of its shards had delivered a task due since.
+    fn last_shard_us(&self) -> i64 {
+        let mut first: BTreeMap<u16, i64> = BTreeMap::new();
+        for seen in self.arrivals.iter().filter(|seen| seen.stamp_us >= self.ended_us) {
+            if let Some(shard) = seen.shard.filter(|shard| self.shards.contains(shard)) {
+                let at_us = first.entry(shard).or_insert(seen.at_us);
+                *at_us = (*at_us).min(seen.at_us);
+            }
+        }
+        first.values().max().map_or(0, |last_us| last_us - self.ended_us)
+    }
+
+    fn duplicates(&self) -> usize {
+        let ours = self.arrivals.iter().filter(|seen| seen.serial > 0);
+        let (count, serials) = ours.fold((0, BTreeSet::new()), |(count, mut serials), seen| {
+            serials.insert(seen.serial);
+            (count + 1, serials)
+        });
+        count - serials.len()
+    }
+}

@@ -1,0 +1,236 @@
+//! One batch on its way over one channel, and the judgement on it.
+//!
+//! The client pairs `basic.return` with whichever confirm comes next, so a single confirm proves nothing. What holds:
+//! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use common::outcome::Outcome;
+use futures::{FutureExt, future::join_all};
+use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
+
+use super::{
+    message::{Envelope, Outgoing},
+    publisher::{NotTaken, Published},
+    routes::Route,
+};
+
+/// The names on every message of a batch.
+pub(super) struct Address {
+    exchange: ShortString,
+    routing_key: ShortString,
+    envelope: Envelope,
+}
+
+impl Address {
+    pub(super) fn new(route: &Route, batch: &[Outgoing]) -> Option<Self> {
+        Some(Self {
+            exchange: ShortString::try_new(route.exchange.as_str()).ok()?,
+            routing_key: ShortString::try_new(route.routing_key.as_str()).ok()?,
+            envelope: Envelope::new(&batch.first()?.delivery.queue)?,
+        })
+    }
+}
+
+/// Ready when the message is handed to the socket. Its place in the channel's order is taken by the first poll.
+async fn send_one(
+    channel: &Channel,
+    address: &Address,
+    outgoing: &Outgoing,
+) -> (lapin::Result<PublisherConfirm>, Instant) {
+    let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+    let (exchange, routing_key) = (address.exchange.clone(), address.routing_key.clone());
+    let payload = outgoing.delivery.content.payload.as_slice();
+    let properties = address.envelope.properties(outgoing);
+    let confirm = channel.basic_publish(exchange, routing_key, options, payload, properties).await;
+    (confirm, Instant::now())
+}
+
+/// A batch on its way.
+pub(super) struct Flight {
+    messages: Vec<Message>,
+    /// How many were begun to be sent.
+    begun: usize,
+    /// When its first message was handed to the socket.
+    pub(super) sent_at: Option<Instant>,
+    /// Message ids of what came back.
+    returned: HashSet<String>,
+    /// Why not all confirms came.
+    trouble: Option<String>,
+}
+
+#[derive(Default)]
+struct Message {
+    sent_at: Option<Instant>,
+    confirm: Option<PublisherConfirm>,
+    /// `Some(true)`: taken.
+    confirmed: Option<bool>,
+}
+
+impl Flight {
+    pub(super) fn new(len: usize) -> Self {
+        let messages = std::iter::repeat_with(Message::default).take(len).collect();
+        Self { messages, begun: 0, sent_at: None, returned: HashSet::new(), trouble: None }
+    }
+
+    /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
+    /// route closes the channel, and the messages that follow onto a closed channel cost the whole connection.
+    pub(super) async fn fly(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], carefully: bool) {
+        let ahead = if carefully { 1 } else { batch.len() };
+        self.send(channel, address, batch, 0..ahead).await;
+        self.gather(0..ahead).await;
+        if self.trouble.is_none() && ahead < batch.len() {
+            self.send(channel, address, batch, ahead..batch.len()).await;
+            self.gather(ahead..batch.len()).await;
+        }
+    }
+
+    /// Ready when all of them are handed to the socket, in their order.
+    async fn send(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], range: std::ops::Range<usize>) {
+        self.begun = range.end;
+        let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
+        let sent = join_all(sending).await;
+        for (message, (confirm, at)) in self.messages[range].iter_mut().zip(sent) {
+            match confirm {
+                Ok(confirm) => {
+                    message.sent_at = Some(at);
+                    message.confirm = Some(confirm);
+                    self.sent_at.get_or_insert(at);
+                }
+                Err(error) => {
+                    self.trouble.get_or_insert_with(|| error.to_string());
+                }
+            }
+        }
+        fail::fail_point!("after_publish", |_| std::process::abort());
+    }
+
+    async fn gather(&mut self, range: std::ops::Range<usize>) {
+        for index in range {
+            if let Some(confirm) = self.messages[index].confirm.as_mut() {
+                let confirmed = confirm.await;
+                self.note(index, confirmed);
+            }
+        }
+    }
+
+    fn note(&mut self, index: usize, confirmed: lapin::Result<Confirmation>) {
+        let message = &mut self.messages[index];
+        message.confirm = None;
+        match confirmed {
+            Ok(confirmation) => {
+                message.confirmed = Some(confirmation.is_ack());
+                if let Some(returned) = confirmation.take_message()
+                    && let Some(id) = returned.properties.message_id()
+                {
+                    self.returned.insert(id.as_str().to_owned());
+                }
+            }
+            Err(error) => {
+                self.trouble.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+
+    /// Past the deadline: the confirms that are in, without waiting for any.
+    pub(super) fn take_what_is_there(&mut self, waited: Duration) {
+        self.trouble.get_or_insert_with(|| format!("no confirm within {waited:?}"));
+        for index in 0..self.messages.len() {
+            let confirm = self.messages[index].confirm.as_mut();
+            if let Some(confirmed) = confirm.and_then(FutureExt::now_or_never) {
+                self.note(index, confirmed);
+            }
+        }
+    }
+
+    /// All confirms are in, and with them all returns.
+    pub(super) fn is_whole(&self) -> bool {
+        self.messages.iter().all(|message| message.confirmed.is_some())
+    }
+
+    /// Every message that was begun went to the socket.
+    pub(super) fn is_written(&self) -> bool {
+        self.messages[..self.begun].iter().all(|message| message.sent_at.is_some())
+    }
+
+    /// Why not all confirms came.
+    pub(super) fn trouble(&self) -> &str {
+        self.trouble.as_deref().unwrap_or("nothing is wrong")
+    }
+
+    pub(super) fn is_in_trouble(&self) -> bool {
+        self.trouble.is_some()
+    }
+
+    pub(super) fn has_returns(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
+    pub(super) fn has_confirms(&self) -> bool {
+        self.messages.iter().any(|message| message.confirmed.is_some())
+    }
+
+    pub(super) fn judge(self, batch: &[Outgoing]) -> Vec<Published> {
+        // An ack hides a return only behind the return of another. With confirms missing and something returned, any ack may.
+        let acks_count = self.is_whole() || self.returned.is_empty();
+        let reason = self.trouble.as_deref().unwrap_or("its confirm may belong to another message");
+        let judge = |(message, outgoing): (&Message, &Outgoing)| {
+            let (id, attempt) = (outgoing.delivery.id, outgoing.delivery.attempt);
+            let is_returned = self.has_returns() && self.returned.contains(&outgoing.delivery.message_id().to_string());
+            let outcome = match message.confirmed {
+                _ if is_returned => Outcome::Refused(NotTaken::Unroutable),
+                Some(false) => Outcome::Refused(NotTaken::Nacked),
+                Some(true) if acks_count => Outcome::Done(()),
+                _ => Outcome::Unknown(reason.to_owned()),
+            };
+            Published { id, attempt, sent_at: message.sent_at, outcome }
+        };
+        self.messages.iter().zip(batch).map(judge).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::tests::bench::batch;
+
+    fn judged(confirmed: &[Option<bool>], returned: &[usize]) -> Vec<Outcome<(), NotTaken>> {
+        let batch = batch("mail", confirmed.len());
+        let mut flight = Flight::new(batch.len());
+        for (message, confirmed) in flight.messages.iter_mut().zip(confirmed) {
+            message.confirmed = *confirmed;
+        }
+        flight.returned = returned.iter().map(|index| batch[*index].delivery.message_id().to_string()).collect();
+        flight.judge(&batch).into_iter().map(|of| of.outcome).collect()
+    }
+
+    fn is_unknown(outcome: &Outcome<(), NotTaken>) -> bool {
+        matches!(outcome, Outcome::Unknown(_))
+    }
+
+    #[test]
+    fn a_return_counts_for_the_message_it_names_and_not_for_the_confirm_it_came_with() {
+        use Outcome::{Done, Refused};
+        let outcomes = judged(&[Some(true), Some(true), Some(false), Some(false)], &[1, 3]);
+        let (unroutable, nacked) = (Refused(NotTaken::Unroutable), Refused(NotTaken::Nacked));
+        assert_eq!(outcomes, [Done(()), unroutable.clone(), nacked, unroutable]);
+    }
+
+    #[test]
+    fn an_ack_proves_nothing_while_a_return_may_still_be_hidden_behind_another() {
+        let outcomes = judged(&[Some(true), Some(true), None], &[0]);
+        assert_eq!(outcomes[0], Outcome::Refused(NotTaken::Unroutable));
+        assert!(is_unknown(&outcomes[1]) && is_unknown(&outcomes[2]));
+    }
+
+    #[test]
+    fn an_ack_counts_without_the_other_confirms_when_nothing_at_all_came_back() {
+        let outcomes = judged(&[Some(true), None, Some(false)], &[]);
+        assert_eq!(outcomes[0], Outcome::Done(()));
+        assert!(is_unknown(&outcomes[1]));
+        assert_eq!(outcomes[2], Outcome::Refused(NotTaken::Nacked));
+    }
+}

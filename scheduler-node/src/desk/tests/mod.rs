@@ -1,0 +1,151 @@
+//! A desk before real databases, without a cluster or a broker.
+
+mod queues;
+mod submit;
+mod tasks;
+mod views;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use common::{
+    ids::{Attempt, Epoch, Incarnation, NodeId, NodeName, ShardId, TaskId},
+    shard::ShardRange,
+    wire::TaskRequest,
+};
+use prometheus::Registry;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Desk, Parts};
+use crate::{
+    broker::BrokerState,
+    loops::{
+        held::Held,
+        nudger::Nudger,
+        prober::Fitness,
+        queue_reader::Books,
+        reporter::Reporter,
+        session_keeper::{Session, Standing},
+        site::{Site, Sites},
+        submitter::{self, Submitter},
+    },
+    metrics::Metrics,
+    readiness::Readiness,
+    store::{
+        Database, Store,
+        tests::fixture::{self, TestDatabase},
+    },
+    supervise::spawn_child,
+};
+
+const HORIZON: Duration = Duration::from_secs(10);
+
+/// One node's desk with what stands behind it.
+struct Counter {
+    desk: Desk,
+    sites: Sites,
+    books: Books,
+    store: Store,
+}
+
+/// How a counter differs from a plain one.
+#[derive(Clone, Copy)]
+struct Setup {
+    auto_create: bool,
+}
+
+const PLAIN: Setup = Setup { auto_create: true };
+
+fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
+    let registry = Registry::new();
+    let names: Vec<String> = databases.iter().map(|database| database.name().to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let metrics = Arc::new(Metrics::register(&registry, &names).expect("a fresh registry takes them"));
+    let site = |database: &Arc<Database>| Site {
+        database: Arc::clone(database),
+        held: Arc::new(Held::new(database.name().clone(), 1_000)),
+    };
+    let sites = Sites::new(databases.iter().map(site).collect());
+    let books = Books::default();
+    let (fitness, fit) = watch::channel(Fitness::default());
+    let nudger = Nudger::new(sites.clone(), HORIZON);
+    let (submitter, intake) =
+        Submitter::new(sites.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
+    for (index, jobs) in intake.into_jobs().into_iter().enumerate() {
+        let (sites, nudger, metrics) = (sites.clone(), nudger.clone(), Arc::clone(&metrics));
+        spawn_child(submitter::run(sites, index, jobs, nudger, metrics, CancellationToken::new()));
+    }
+    let reporter = Reporter {
+        sites: sites.clone(),
+        books: Arc::clone(&books),
+        nudger: nudger.clone(),
+        metrics: Arc::clone(&metrics),
+    };
+    let joined = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
+    let readiness = Readiness::new(
+        fit,
+        watch::channel(BrokerState::Up { blocked: false }).1,
+        watch::channel(joined).1,
+        CancellationToken::new(),
+    );
+    drop(fitness);
+    let store = Store::new(databases);
+    let desk = Desk::new(Parts {
+        me: NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) },
+        store: store.clone(),
+        submitter,
+        nudger,
+        reporter,
+        books: Arc::clone(&books),
+        max_payload_bytes: 1_000,
+        auto_create: setup.auto_create,
+        views: watch::channel(Arc::default()).1,
+        metrics,
+        readiness,
+    });
+    Counter { desk, sites, books, store }
+}
+
+/// One with a fresh database of its own.
+async fn fresh() -> (Counter, TestDatabase) {
+    let test = fixture::database().await;
+    (counter(vec![Arc::clone(&test.database)], PLAIN), test)
+}
+
+fn lower_half() -> ShardRange {
+    ShardRange::new(ShardId::new(0), ShardId::new(63)).expect("in order")
+}
+
+fn upper_half() -> ShardRange {
+    ShardRange::new(ShardId::new(64), ShardId::new(127)).expect("in order")
+}
+
+/// One with two databases, half of the shards in each.
+async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
+    let tests = [fixture::database().await, fixture::database().await];
+    let databases =
+        vec![fixture::named("main", &tests[0].url, lower_half()), fixture::named("east", &tests[1].url, upper_half())];
+    (counter(databases, PLAIN), tests)
+}
+
+/// One whose second database is not there.
+async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
+    let test = fixture::database().await;
+    let databases =
+        vec![fixture::named("main", &test.url, lower_half()), fixture::unreachable_database("east", upper_half())];
+    (counter(databases, PLAIN), test)
+}
+
+fn request(json: &str) -> TaskRequest {
+    TaskRequest::parse(json).expect("a task")
+}
+
+/// Takes a task through a claim, as its owner would.
+async fn claim(counter: &Counter, id: TaskId) -> Attempt {
+    let node = NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
+    let database = counter.store.of(id.shard()).expect("shards exist");
+    let fences: BTreeMap<ShardId, Epoch> =
+        database.shard_acquire(&[id.shard()], &node).await.unwrap().into_iter().collect();
+    let claimed = database.task_claim(&[id], &fences, Duration::ZERO, Vec::new()).await.unwrap();
+    claimed.deliveries.first().expect("it was due").attempt
+}

@@ -1,0 +1,82 @@
+//! Queues by hand.
+
+use common::{
+    ids::{QueueName, ShardId},
+    wire::{QueueRequest, queue::Counts},
+};
+
+use super::{fresh, request, with_one_of_two_gone, with_two_databases};
+use crate::store::{
+    submit::Sending,
+    tests::{fixture, new_task},
+};
+
+fn queue(json: &str) -> QueueRequest {
+    QueueRequest::parse(json).expect("a queue")
+}
+
+fn name(text: &str) -> QueueName {
+    QueueName::new(text)
+}
+
+#[tokio::test]
+async fn a_queue_is_in_force_on_this_node_when_the_answer_comes() {
+    let (counter, _test) = fresh().await;
+    let put = counter.desk.queue_put(name("a"), queue(r#"{"max_attempts":3,"paused":true}"#)).await.expect("set");
+    assert_eq!((put.policy.max_attempts, put.paused, put.created_at.is_some()), (3, true, true));
+    let book = counter.books.load();
+    let kept = book.find(&name("a")).expect("it is in the book");
+    assert_eq!((kept.policy.max_attempts, kept.paused), (3, true));
+    assert!(!counter.desk.queue_pause(name("a"), false).await.expect("resumed").paused);
+    assert!(!counter.books.load().get(&name("a")).paused);
+    let put = counter.desk.queue_put(name("a"), queue("{}")).await.expect("set");
+    assert_eq!(put.policy.max_attempts, 25, "what is absent takes its default");
+    assert_eq!(counter.desk.queue_get(name("a")).await.expect("it is there"), put);
+}
+
+#[tokio::test]
+async fn what_is_no_queue_is_not_found_and_what_is_no_policy_is_refused() {
+    let (counter, _test) = fresh().await;
+    assert_eq!(counter.desk.queue_get(name("a")).await.expect_err("unknown").status, 404);
+    assert_eq!(counter.desk.queue_pause(name("a"), true).await.expect_err("unknown").status, 404);
+    assert_eq!(counter.desk.queue_delete(name("a")).await.expect_err("unknown").status, 404);
+    let refused = counter.desk.queue_put(name("a"), queue(r#"{"max_running":3}"#)).await.expect_err("later");
+    assert_eq!((refused.status, refused.field.as_deref()), (422, Some("max_running")));
+    assert!(counter.desk.queue_list().await.expect("none").is_empty());
+}
+
+#[tokio::test]
+async fn a_queue_with_tasks_left_in_any_database_is_not_deleted() {
+    let (counter, _tests) = with_two_databases().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let task = new_task(fixture::fresh_id_of(ShardId::new(100)));
+    counter.store.databases()[1].task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    let refused = counter.desk.queue_delete(name("orders")).await.expect_err("one is left");
+    assert_eq!(refused.status, 409);
+    assert!(refused.detail.contains('1'), "{refused}");
+    counter.desk.cancel(task.id).await.expect("cancelled");
+    counter.desk.queue_delete(name("orders")).await.expect("none is left");
+    assert!(counter.books.load().find(&name("orders")).is_none());
+    assert_eq!(counter.desk.queue_get(name("orders")).await.expect_err("gone").status, 404);
+}
+
+#[tokio::test]
+async fn a_queue_has_the_tasks_of_all_databases() {
+    let (counter, _tests) = with_two_databases().await;
+    for _ in 0..20 {
+        counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted");
+    }
+    let list = counter.desk.queue_list().await.expect("two databases");
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].counts, Counts { scheduled: 20, ..Counts::default() });
+}
+
+#[tokio::test]
+async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_it() {
+    let (counter, _test) = with_one_of_two_gone().await;
+    let put = counter.desk.queue_put(name("a"), queue("{}")).await.expect("the first database keeps the queues");
+    assert_eq!(put.counts, Counts { at_least: true, ..Counts::default() });
+    let refused = counter.desk.queue_delete(name("a")).await.expect_err("nobody knows what is left there");
+    assert_eq!(refused.status, 503);
+    assert!(refused.detail.contains("`east`"), "{refused}");
+}

@@ -1,0 +1,90 @@
+//! Tasks coming in.
+
+use std::sync::Arc;
+
+use common::{task::TaskState, wire::Problem};
+use serde_json::json;
+
+use super::{PLAIN, Setup, counter, fresh, request};
+use crate::store::tests::fixture;
+
+#[tokio::test]
+async fn the_answer_to_a_submission_is_what_a_look_up_shows() {
+    let (counter, _test) = fresh().await;
+    let body = r#"{"queue":"mail","payload":{"to" : "b"},"delay_ms":60000,"priority":1,"partition_key":"p",
+                   "headers":{"tenant":"blue"},"max_attempts":3,"expires_after_ms":120000}"#;
+    let submitted = counter.desk.submit(request(body)).await.expect("accepted");
+    assert!(!submitted.duplicate);
+    let shown = counter.desk.get(submitted.view.id).await.expect("it is there");
+    let (mut answer, mut read) = (json!(submitted.view), json!(shown));
+    // The answer was made before the row could be read: it tells the time of the insert, not the row's own.
+    assert!(answer["created_at"].take().is_string() && read["created_at"].take().is_string());
+    assert_eq!(answer, read);
+    assert_eq!(shown.payload.expect("JSON").get(), r#"{"to" : "b"}"#, "byte for byte");
+    assert_eq!(shown.max_attempts, 3);
+}
+
+#[tokio::test]
+async fn a_queue_is_made_by_its_first_task_and_in_force_at_once() {
+    let (counter, test) = fresh().await;
+    let view = counter.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("accepted").view;
+    assert_eq!(view.max_attempts, 25);
+    assert!(counter.books.load().find(&view.queue).is_some());
+    let (revision, queues) = test.database.queue_read().await.unwrap();
+    assert_eq!((revision, queues.len()), (1, 1));
+    counter.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("accepted");
+    assert_eq!(test.database.queue_revision().await.unwrap(), 1, "only the first time");
+}
+
+#[tokio::test]
+async fn where_queues_are_made_by_hand_a_task_of_an_unknown_one_is_refused() {
+    let (plain, test) = fresh().await;
+    let strict = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false });
+    let refused = strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect_err("unknown");
+    assert_eq!((refused.status, refused.field.as_deref()), (422, Some("queue")));
+    let name = common::ids::QueueName::new("new");
+    plain.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect("made on another node");
+    strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("known without waiting for the next reading");
+}
+
+#[tokio::test]
+async fn one_bad_task_of_a_batch_does_not_touch_the_others() {
+    let (counter, test) = fresh().await;
+    let tasks = vec![
+        Ok(request(r#"{"queue":"a"}"#)),
+        Err(Problem::malformed("not a task")),
+        Ok(request(r#"{"queue":"a","priority":9}"#)),
+        Ok(request(r#"{"queue":"b","delay_ms":60000}"#)),
+    ];
+    let answers = counter.desk.submit_batch(tasks).await;
+    let words: Vec<_> =
+        answers.iter().map(|answer| answer.as_ref().map(|task| task.queue.as_str()).map_err(|p| p.status)).collect();
+    assert_eq!(words, [Ok("a"), Err(400), Err(422), Ok("b")]);
+    assert_eq!(test.live().await, 2);
+    for receipt in answers.into_iter().flatten() {
+        let shown = counter.desk.get(receipt.id).await.expect("it is there");
+        assert_eq!((shown.queue, shown.due_at, receipt.state), (receipt.queue, shown.due_at, TaskState::Scheduled));
+    }
+    assert!(counter.desk.submit_batch(Vec::new()).await.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_too_long_is_refused_before_anything_is_written() {
+    let (counter, test) = fresh().await;
+    let payload = "x".repeat(1_000);
+    let refused = counter
+        .desk
+        .submit(request(&format!(r#"{{"queue":"a","payload":"{payload}"}}"#)))
+        .await
+        .expect_err("1002 bytes");
+    assert_eq!(refused.status, 413);
+    assert_eq!(test.live().await, 0);
+}
+
+#[tokio::test]
+async fn a_task_that_could_not_be_made_durable_is_not_accepted() {
+    let gone = fixture::unreachable_database("main", fixture::all_shards());
+    let counter = counter(vec![gone], PLAIN);
+    let refused = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect_err("nowhere to write it");
+    assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
+}

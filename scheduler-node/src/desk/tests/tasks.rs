@@ -1,0 +1,151 @@
+//! One task at a time.
+
+use std::time::Duration;
+
+use common::{
+    ids::{Attempt, ShardId, TaskId},
+    task::{TaskState, state::CancelOutcome},
+    wire::{ChangeRequest, ResultBody},
+};
+
+use super::{claim, fresh, request, with_one_of_two_gone};
+use crate::{store::tests::fixture, supervise::spawn_child};
+
+fn change(json: &str) -> ChangeRequest {
+    ChangeRequest::parse(json).expect("a change")
+}
+
+#[tokio::test]
+async fn what_is_no_id_and_what_has_no_row_is_not_found() {
+    let (counter, _test) = fresh().await;
+    assert_eq!(counter.desk.id("17").expect_err("no id").status, 404);
+    let nobody = fixture::fresh_id();
+    assert_eq!(counter.desk.id(&nobody.to_string()).expect("an id"), nobody);
+    let elsewhere = fixture::fresh_id_of(ShardId::new(9_999));
+    for id in [nobody, elsewhere] {
+        assert_eq!(counter.desk.get(id).await.expect_err("no row").status, 404);
+        assert_eq!(counter.desk.cancel(id).await.expect_err("no row").status, 404);
+        assert_eq!(counter.desk.run(id).await.expect_err("no row").status, 404);
+        assert_eq!(counter.desk.retry(id).await.expect_err("no row").status, 404);
+        assert_eq!(counter.desk.change(id, change(r#"{"priority":1}"#)).await.expect_err("no row").status, 404);
+        let body = ResultBody::parse(r#"{"status":"succeeded"}"#).expect("a report");
+        assert_eq!(counter.desk.report(id, Attempt::new(1), body).await.expect_err("no row").status, 404);
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_says_what_it_promises_and_repeats_it() {
+    let (counter, _test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").view.id;
+    for _ in 0..2 {
+        assert_eq!(counter.desk.cancel(id).await.expect("cancelled").outcome, CancelOutcome::Cancelled);
+    }
+    let shown = counter.desk.get(id).await.expect("kept for a day");
+    assert_eq!((shown.state, shown.finished_at.is_some()), (TaskState::Cancelled, true));
+    let refused = counter.desk.change(id, change(r#"{"priority":1}"#)).await.expect_err("it is over");
+    assert_eq!((refused.status, refused.state), (409, Some(TaskState::Cancelled)));
+
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let attempt = claim(&counter, id).await;
+    let refused = counter.desk.cancel(id).await.expect_err("in flight");
+    assert_eq!((refused.status, refused.slug(), refused.state), (409, "in_flight", Some(TaskState::Dispatching)));
+    let failed = ResultBody::parse(r#"{"status":"failed","retry_in_ms":60000}"#).expect("a report");
+    assert_eq!(counter.desk.report(id, attempt, failed).await.expect("applied").state, TaskState::Scheduled);
+    for _ in 0..2 {
+        assert_eq!(counter.desk.cancel(id).await.expect("cancelled").outcome, CancelOutcome::NoFurtherAttempts);
+    }
+}
+
+#[tokio::test]
+async fn a_change_that_brings_a_task_near_puts_it_before_its_owner() {
+    let (counter, _test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":600000}"#)).await.expect("accepted").view.id;
+    let held = &counter.sites.all()[0].held;
+    held.adopt(&[(id.shard(), common::ids::Epoch::from_store(1))]);
+    assert_eq!(held.heap_len(), 0);
+    let changed = counter.desk.change(id, change(r#"{"delay_ms":2000,"payload":{"new":1}}"#)).await.expect("changed");
+    assert_eq!(changed.payload.expect("JSON").get(), r#"{"new":1}"#);
+    assert_eq!(held.next_due(), Some(changed.due_at));
+    let run = counter.desk.run(id).await.expect("not claimed yet");
+    assert!(run.due_at < changed.due_at);
+    assert_eq!(held.next_due(), Some(run.due_at));
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_is_told_by_its_field() {
+    let (counter, _test) = fresh().await;
+    let body = r#"{"queue":"a","delay_ms":60000,"expires_after_ms":120000}"#;
+    let id = counter.desk.submit(request(body)).await.expect("accepted").view.id;
+    for (json, field) in [
+        (r#"{"delay_ms":180000}"#, "due_at"),
+        (r#"{"expires_after_ms":30000}"#, "expires_at"),
+        (r#"{"priority":0}"#, "priority"),
+    ] {
+        let refused = counter.desk.change(id, change(json)).await.expect_err(json);
+        assert_eq!((refused.status, refused.field.as_deref()), (422, Some(field)), "{json}");
+    }
+    counter.desk.change(id, change(r#"{"delay_ms":180000,"expires_at":null}"#)).await.expect("it never expires now");
+}
+
+#[tokio::test]
+async fn only_a_dead_task_is_retried() {
+    let (counter, _test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let refused = counter.desk.retry(id).await.expect_err("it is alive");
+    assert_eq!((refused.status, refused.state), (409, Some(TaskState::Scheduled)));
+    let attempt = claim(&counter, id).await;
+    let discard = ResultBody::parse(r#"{"status":"discard","status_msg":"no such address"}"#).expect("a report");
+    let dead = counter.desk.report(id, attempt, discard).await.expect("applied");
+    assert_eq!((dead.state, dead.status_msg.as_deref()), (TaskState::Dead, Some("no such address")));
+    let revived = counter.desk.retry(id).await.expect("it was dead");
+    assert_eq!((revived.state, revived.attempt, revived.attempts.len()), (TaskState::Scheduled, attempt, 1));
+    assert_eq!(claim(&counter, id).await, Attempt::new(2));
+}
+
+#[tokio::test]
+async fn a_report_about_an_attempt_that_is_over_is_stale() {
+    let (counter, _test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let attempt = claim(&counter, id).await;
+    let succeeded = || ResultBody::parse(r#"{"status":"succeeded","result":{"n":1}}"#).expect("a report");
+    let done = counter.desk.report(id, attempt, succeeded()).await.expect("applied");
+    assert_eq!((done.state, done.result.expect("kept").get()), (TaskState::Succeeded, r#"{"n":1}"#));
+    let refused = counter.desk.report(id, attempt, succeeded()).await.expect_err("it is over");
+    assert_eq!((refused.status, refused.slug(), refused.state), (409, "stale_attempt", Some(TaskState::Succeeded)));
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for() {
+    let (counter, test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").view.id;
+    let lock = test.lock_row(id).await;
+    let desk = counter.desk.clone();
+    let asking = spawn_child(async move { desk.cancel(id).await });
+    test.until_waiting(1).await;
+    asking.abort();
+    assert!(asking.await.expect_err("it has gone").is_cancelled());
+    lock.release().await;
+    until_cancelled(&counter.desk, id).await;
+}
+
+async fn until_cancelled(desk: &super::Desk, id: TaskId) {
+    for _ in 0..2_000 {
+        if desk.get(id).await.expect("it is there").state == TaskState::Cancelled {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the task was to be cancelled");
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_takes_only_its_own_tasks_with_it() {
+    let (counter, _test) = with_one_of_two_gone().await;
+    let (here, away) = (fixture::fresh_id_of(ShardId::new(1)), fixture::fresh_id_of(ShardId::new(100)));
+    assert_eq!(counter.desk.get(here).await.expect_err("no row").status, 404);
+    let (get, cancel) = tokio::join!(counter.desk.get(away), counter.desk.cancel(away));
+    for refused in [get.expect_err("away"), cancel.expect_err("away")] {
+        assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
+        assert!(refused.detail.contains("`east`"), "{refused}");
+    }
+}

@@ -1,0 +1,70 @@
+//! What is shown over all databases.
+
+use std::collections::BTreeSet;
+
+use common::{
+    ids::{Incarnation, NodeId, NodeName, ShardId},
+    task::TaskState,
+    wire::ListFilter,
+};
+
+use super::{fresh, request, with_one_of_two_gone, with_two_databases};
+
+#[tokio::test]
+async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
+    let (counter, tests) = with_two_databases().await;
+    let mut submitted = Vec::new();
+    for nth in 0..40 {
+        let body = format!(r#"{{"queue":"q{}","delay_ms":{}}}"#, nth % 3, 60_000 + 1_000 * ((nth * 7) % 40));
+        submitted.push(counter.desk.submit(request(&body)).await.expect("accepted").view);
+    }
+    for task in submitted.iter().step_by(4) {
+        counter.desk.cancel(task.id).await.expect("cancelled");
+    }
+    assert!(tests[0].live().await > 0 && tests[1].live().await > 0, "some in each");
+    submitted.sort_by_key(|task| (task.due_at, task.id));
+    let mut filter = ListFilter { limit: Some(7), ..ListFilter::default() };
+    let mut listed = Vec::new();
+    loop {
+        let page = counter.desk.list(filter.clone()).await.expect("two databases");
+        listed.extend(page.tasks.into_iter().map(|task| task.id));
+        match page.next_cursor {
+            Some(next) => filter.cursor = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(listed, submitted.iter().map(|task| task.id).collect::<Vec<_>>());
+    let cancelled = ListFilter { state: Some(TaskState::Cancelled), ..ListFilter::default() };
+    assert_eq!(counter.desk.list(cancelled).await.expect("two databases").tasks.len(), 10);
+}
+
+#[tokio::test]
+async fn a_list_that_lacks_a_database_is_none_and_says_which() {
+    let (counter, _test) = with_one_of_two_gone().await;
+    let refused = counter.desk.list(ListFilter::default()).await.expect_err("half a list would lie");
+    assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
+    assert!(refused.detail.contains("`east`"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_list_nobody_can_answer_is_refused_by_its_field() {
+    let (counter, _test) = fresh().await;
+    let too_many = ListFilter { limit: Some(1_001), ..ListFilter::default() };
+    assert_eq!(counter.desk.list(too_many).await.expect_err("too many").field.as_deref(), Some("limit"));
+}
+
+#[tokio::test]
+async fn owners_are_told_by_the_fences_and_not_known_where_a_database_is_away() {
+    let (counter, test) = with_one_of_two_gone().await;
+    let node = NodeId { name: NodeName::new("b"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
+    let acquired = test.database.shard_acquire(&[ShardId::new(3)], &node).await.unwrap();
+    let report = counter.desk.cluster().await.expect("a report even so");
+    assert_eq!(report.shards.len(), 128);
+    assert_eq!(report.shards[3].owner.as_ref().map(NodeName::as_str), Some("b"));
+    assert_eq!(report.shards[3].epoch, Some(acquired[0].1));
+    assert!(report.shards[0].owner.is_none());
+    let away: BTreeSet<_> = report.shards[64..].iter().map(|shard| (shard.owner.clone(), shard.epoch)).collect();
+    assert_eq!(away, BTreeSet::from([(None, None)]));
+    assert_eq!(report.notes.len(), 1);
+    assert!(report.notes[0].contains("`east`"), "{:?}", report.notes);
+}

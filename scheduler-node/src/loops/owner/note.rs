@@ -1,0 +1,146 @@
+//! What the owner makes of the results of its acts.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use common::{
+    cluster::AssignmentRecord,
+    ids::{Epoch, ShardId},
+};
+use futures::FutureExt;
+use tokio::time::Instant;
+
+use super::{DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, Retry, act::Done};
+use crate::{
+    coordination::{Error, OwnerKey},
+    store,
+};
+
+impl<F: Fence> Owner<F> {
+    pub(super) fn note(&mut self, done: Done) {
+        match done {
+            Done::Created { yard, shard, result } => self.created(yard, shard, result),
+            Done::Fenced { yard, keys, result } => self.fenced(yard, &keys, result),
+            Done::Confirmed { yard, shard, epoch, result } => self.confirmed(yard, shard, epoch, result),
+            Done::Reregistered { shard, result } => self.reregistered(shard, result),
+            Done::Looked { shards, result } => self.looked(shards, result),
+            Done::Released { yard, shard, result } => self.released(yard, shard, result),
+        }
+    }
+
+    fn created(&mut self, yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
+        match result {
+            Ok(Some(key)) => return self.yards[yard].created.push(key),
+            // Somebody was quicker; the mirror is about to show who.
+            Ok(None) => {}
+            Err(error) => self.say("could not create the owner key", shard, &error),
+        }
+        self.busy.remove(&shard);
+    }
+
+    fn fenced(&mut self, number: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
+        let yard = &mut self.yards[number];
+        yard.fencing = false;
+        let epochs: BTreeMap<ShardId, Epoch> = match result {
+            Ok(taken) => {
+                yard.retry = None;
+                taken.into_iter().collect()
+            }
+            Err(error) => {
+                let pause = yard.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
+                if yard.retry.is_none() {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; trying again");
+                }
+                yard.retry = Some(Retry { at: Instant::now() + pause, pause });
+                BTreeMap::new()
+            }
+        };
+        for key in keys {
+            match epochs.get(&key.shard) {
+                Some(epoch) => self.acts.push(self.actor.clone().confirm(number, *key, *epoch).boxed()),
+                None => {
+                    self.busy.remove(&key.shard);
+                }
+            }
+        }
+    }
+
+    fn confirmed(&mut self, yard: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error>) {
+        self.busy.remove(&shard);
+        match result {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(%shard, %epoch, "took the fence too late: the owner key is gone; giving the shard up");
+                return;
+            }
+            // Nobody knows whose the key is, but the fence is ours: without us nobody would dispatch the shard.
+            Err(error) => self.say("could not confirm the owner key; the fence decides", shard, &error),
+        }
+        self.yards[yard].holding.held.adopt(&[(shard, epoch)]);
+        self.actor.coordination.metrics().acquisitions.inc();
+        self.log.acquired.insert(shard);
+    }
+
+    fn reregistered(&mut self, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
+        self.busy.remove(&shard);
+        match result {
+            Ok(Some(_)) => {
+                self.log.reregistered.insert(shard);
+            }
+            // Another's by now: the mirror is about to show it, and then the shard is dropped.
+            Ok(None) => {}
+            Err(error) => self.say("could not register again as the owner", shard, &error),
+        }
+    }
+
+    fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
+        // Everything that is not released now is looked at again by the next pass.
+        for shard in &shards {
+            self.busy.remove(shard);
+        }
+        let Ok(record) = result else { return };
+        let assignment = record.map(|record| record.assignment).unwrap_or_default();
+        let leaving = self.leaving.is_cancelled();
+        for shard in shards {
+            let elsewhere = assignment.owner(shard).is_some_and(|node| *node != self.actor.me);
+            let Some(yard) = self.yard_of(shard).filter(|_| elsewhere || leaving) else { continue };
+            let held = Arc::clone(&self.yards[yard].holding.held);
+            self.begin(shard, self.actor.clone().release(yard, shard, held, self.drain_timeout(yard)));
+        }
+    }
+
+    fn drain_timeout(&self, yard: usize) -> Duration {
+        let fitness = self.fitness.borrow();
+        let hopeless = fitness.broker_unfit || fitness.unfit.contains(&self.yards[yard].holding.database);
+        if hopeless { HOPELESS_DRAIN_TIMEOUT } else { DRAIN_TIMEOUT }
+    }
+
+    fn released(&mut self, yard: usize, shard: ShardId, result: Result<(), Error>) {
+        self.busy.remove(&shard);
+        let held = &self.yards[yard].holding.held;
+        let owned = held.owned().get(&shard).copied();
+        match (result, owned) {
+            (Ok(()), Some(_)) => {
+                held.forget(&[shard]);
+                self.actor.coordination.metrics().releases.inc();
+                self.log.released.insert(shard);
+            }
+            (Ok(()), None) => {}
+            (Err(error), owned) => {
+                // As before: whoever has the key by now takes the fence, and that ends it.
+                if let Some(epoch) = owned {
+                    held.adopt(&[(shard, epoch)]);
+                }
+                self.say("could not delete the owner key; keeping the shard", shard, &error);
+            }
+        }
+    }
+
+    /// An etcd that is away has been reported by whoever noticed first.
+    fn say(&self, what: &str, shard: ShardId, error: &Error) {
+        if matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
+            tracing::debug!(%shard, error = error as &dyn std::error::Error, "{what}");
+        } else {
+            tracing::warn!(%shard, error = error as &dyn std::error::Error, "{what}");
+        }
+    }
+}

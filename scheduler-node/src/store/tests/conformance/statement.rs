@@ -1,0 +1,280 @@
+//! The statements, as the loops and the desk use them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{
+    ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
+    task::{
+        TaskState,
+        state::{CancelOutcome, Event, cancel_outcome},
+    },
+    time::UnixMicros,
+    wire::ValidChange,
+};
+
+use super::super::{fixture, fixture::TestDatabase, new_task, node};
+use crate::store::{
+    change::{Cancelled, Guarded, Keep},
+    claim::Claimed,
+    rows::TaskRecord,
+    settle::{Deliver, Extend, Finish, Report, Retry},
+    submit::Sending,
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Every due and retry time of these tests is earlier.
+const AHEAD: Duration = Duration::from_secs(86_400);
+const DAY_MS: i64 = 86_400_000;
+
+/// A failed attempt, as the history keeps it.
+const ENTRY: &str = r#"{"attempt":1,"reason":"failed"}"#;
+
+const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
+const MAY_SUCCEED: &[TaskState] =
+    &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Statement {
+    Claim,
+    ClaimReady,
+    ClaimInClosedLane,
+    ClaimUnderDeadEpoch,
+    Rescue,
+    TakeOver,
+    Deliver,
+    Extend,
+    FinishByConfirm,
+    FinishByReport,
+    FinishAsDead,
+    Retry,
+    Cancel,
+    Run,
+    ChangeDueTime,
+    ChangeContent,
+    Revive,
+    Expire,
+    SubmitAgain,
+}
+
+impl Statement {
+    pub(super) const ALL: [Self; 19] = [
+        Self::Claim,
+        Self::ClaimReady,
+        Self::ClaimInClosedLane,
+        Self::ClaimUnderDeadEpoch,
+        Self::Rescue,
+        Self::TakeOver,
+        Self::Deliver,
+        Self::Extend,
+        Self::FinishByConfirm,
+        Self::FinishByReport,
+        Self::FinishAsDead,
+        Self::Retry,
+        Self::Cancel,
+        Self::Run,
+        Self::ChangeDueTime,
+        Self::ChangeContent,
+        Self::Revive,
+        Self::Expire,
+        Self::SubmitAgain,
+    ];
+
+    /// What it writes; `None`: it never changes a state.
+    pub(super) const fn event(self) -> Option<Event> {
+        Some(match self {
+            Self::Claim | Self::ClaimReady => Event::Claim,
+            Self::ClaimInClosedLane => Event::Hold,
+            Self::Rescue | Self::TakeOver => Event::Rescue,
+            Self::Deliver => Event::Deliver,
+            Self::Extend => Event::Start,
+            Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
+            Self::FinishAsDead => Event::Bury,
+            Self::Retry => Event::Retry,
+            Self::Cancel => Event::Cancel,
+            Self::Run | Self::ChangeDueTime => Event::Move,
+            Self::Revive => Event::Revive,
+            Self::Expire => Event::Expire,
+            Self::ClaimUnderDeadEpoch | Self::ChangeContent | Self::SubmitAgain => return None,
+        })
+    }
+
+    /// Where several statements share an event, each has its own states; else the event alone decides.
+    pub(super) fn is_meant_for(self, state: TaskState) -> bool {
+        match self {
+            Self::Claim => state == TaskState::Scheduled,
+            Self::ClaimReady => state == TaskState::Ready,
+            Self::FinishByConfirm => state == TaskState::Dispatching,
+            _ => true,
+        }
+    }
+
+    /// It speaks of one attempt, and of no other. Nothing ever speaks of attempt 0, which nobody has seen.
+    pub(super) const fn names_an_attempt(self) -> bool {
+        use Statement as S;
+        matches!(self, S::Deliver | S::Extend | S::FinishByConfirm | S::FinishByReport | S::FinishAsDead | S::Retry)
+    }
+}
+
+/// What a statement said it did.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// `None`: it does not say.
+    pub(super) done: Option<bool>,
+    pub(super) handed_out: Option<i32>,
+    pub(super) promised: Option<CancelOutcome>,
+}
+
+impl Answer {
+    fn of(done: bool) -> Self {
+        Self { done: Some(done), ..Self::default() }
+    }
+
+    fn of_claim(claimed: &Claimed) -> Self {
+        let handed_out = claimed.deliveries.first().map(|delivery| delivery.attempt.number());
+        Self { done: Some(handed_out.is_some()), handed_out, ..Self::default() }
+    }
+
+    fn of_change(answer: &Guarded<TaskRecord>) -> Self {
+        Self::of(matches!(answer, Guarded::Done(_)))
+    }
+
+    fn of_cancel(answer: Guarded<Cancelled>) -> Self {
+        let promised = match &answer {
+            Guarded::Done(cancelled) => cancel_outcome(TaskState::Cancelled, cancelled.attempt).ok(),
+            Guarded::Refused(task) => cancel_outcome(task.state, task.attempt).ok(),
+            Guarded::Missing => None,
+        };
+        Self { done: Some(matches!(answer, Guarded::Done(_))), promised, ..Self::default() }
+    }
+}
+
+/// One task, alone in its queue, and the owner of its shard.
+pub(super) struct Subject<'a> {
+    pub(super) test: &'a TestDatabase,
+    pub(super) id: TaskId,
+    queue: QueueName,
+    fences: BTreeMap<ShardId, Epoch>,
+    now: UnixMicros,
+}
+
+impl<'a> Subject<'a> {
+    /// A task that was just submitted, and an owner of `shard` who has the fence.
+    pub(super) async fn new(test: &'a TestDatabase, shard: ShardId) -> Self {
+        let id = fixture::fresh_id_of(shard);
+        let fences = test.database.shard_acquire(&[shard], &node("first")).await.unwrap().into_iter().collect();
+        let now = fixture::now(&test.pool).await;
+        let subject = Self { test, id, queue: QueueName::new(format!("q-{id}")), fences, now };
+        subject.submit(Sending::First).await;
+        subject
+    }
+
+    pub(super) async fn put(&mut self, statement: Statement, named: i32) -> Answer {
+        use Statement as S;
+        let (database, id, ids, fences) = (&self.test.database, self.id, [self.id], &self.fences);
+        let attempt = Attempt::new(named);
+        match statement {
+            S::Claim => Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, Vec::new()).await.unwrap()),
+            S::ClaimReady => Answer::of_claim(&database.task_claim_ready(&self.queue, fences, 10).await.unwrap()),
+            S::ClaimInClosedLane => {
+                let closed = vec![self.queue.as_str().to_owned()];
+                let claimed = database.task_claim(&ids, fences, AHEAD, closed).await.unwrap();
+                assert!(claimed.deliveries.is_empty(), "a closed lane hands nothing out");
+                Answer::of(!claimed.held_back.is_empty())
+            }
+            S::ClaimUnderDeadEpoch => self.claim_under_dead_epoch().await,
+            S::Rescue => Answer::of_claim(&database.task_rescue(&ids, fences).await.unwrap()),
+            S::TakeOver => self.take_over().await,
+            S::Deliver => {
+                database.task_deliver(&[Deliver { id, attempt, timeout_ms: 60_000 }]).await.unwrap();
+                Answer::default()
+            }
+            S::Extend => {
+                let extend = Extend { id, attempt, timeout_ms: 60_000, progress: None, worker: None };
+                Answer::of(!database.task_extend(&[extend]).await.unwrap().is_empty())
+            }
+            S::FinishByConfirm => self.finish(attempt, TaskState::Succeeded, &[TaskState::Dispatching]).await,
+            S::FinishByReport => self.finish(attempt, TaskState::Succeeded, MAY_SUCCEED).await,
+            S::FinishAsDead => self.finish(attempt, TaskState::Dead, OUT).await,
+            S::Retry => {
+                let retry = Retry { id, attempt, retry_at: self.now.plus(MINUTE), entry: ENTRY.to_owned() };
+                Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
+            }
+            S::Cancel => {
+                let keep = Keep { default_ms: DAY_MS, others: Vec::new() };
+                Answer::of_cancel(database.task_cancel(id, &keep).await.unwrap())
+            }
+            S::Run => Answer::of_change(&database.task_run(id).await.unwrap()),
+            S::ChangeDueTime => {
+                let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
+                Answer::of_change(&database.task_change(id, &change).await.unwrap())
+            }
+            S::ChangeContent => {
+                let change = ValidChange { payload: Some(b"new".to_vec()), ..ValidChange::default() };
+                database.task_change(id, &change).await.unwrap();
+                Answer::default()
+            }
+            S::Revive => Answer::of_change(&database.task_revive(id).await.unwrap()),
+            S::Expire => self.expire().await,
+            S::SubmitAgain => {
+                self.submit(Sending::Again).await;
+                Answer::default()
+            }
+        }
+    }
+
+    /// As a task that depends on others, which no statement writes yet.
+    pub(super) async fn wait(&self) {
+        let waiting = sqlx::query("UPDATE duetime.task SET state = 'waiting' WHERE id = $1").bind(self.id.uuid());
+        assert_eq!(waiting.execute(&self.test.pool).await.unwrap().rows_affected(), 1);
+    }
+
+    async fn submit(&self, sending: Sending) {
+        let mut task = new_task(self.id);
+        task.queue = self.queue.clone();
+        self.test.database.task_submit(&[task], sending).await.unwrap();
+    }
+
+    async fn finish(&self, attempt: Attempt, final_state: TaskState, was: &'static [TaskState]) -> Answer {
+        let report = Report::default();
+        let finish = Finish { id: self.id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None };
+        Answer::of(!self.test.database.task_finish(&[finish]).await.unwrap().is_empty())
+    }
+
+    /// Whatever an owner can do to a task, by one who has lost the shard without knowing it.
+    async fn claim_under_dead_epoch(&self) -> Answer {
+        let before = |epoch: &Epoch| Epoch::from_store(epoch.number() - 1);
+        let dead = self.fences.iter().map(|(shard, epoch)| (*shard, before(epoch))).collect();
+        let database = &self.test.database;
+        let claims = [
+            database.task_claim(&[self.id], &dead, AHEAD, Vec::new()).await.unwrap(),
+            database.task_claim_ready(&self.queue, &dead, 10).await.unwrap(),
+            database.task_rescue(&[self.id], &dead).await.unwrap(),
+        ];
+        Answer::of(claims.iter().any(|claimed| !claimed.refused || !claimed.deliveries.is_empty()))
+    }
+
+    async fn take_over(&mut self) -> Answer {
+        let shard = self.id.shard();
+        self.fences = self.test.database.shard_acquire(&[shard], &node("next")).await.unwrap().into_iter().collect();
+        let mut left = self.test.database.task_takeover(&self.fences, 1_000).await.unwrap();
+        left.retain(|id| *id == self.id);
+        Answer::of_claim(&self.test.database.task_rescue(&left, &self.fences).await.unwrap())
+    }
+
+    /// The row's last moment to start has passed, but for this statement only.
+    async fn expire(&self) -> Answer {
+        self.set_expiry(Some(self.now.minus(MINUTE))).await;
+        let expired = self.test.database.task_expire(&[self.id.shard()], DAY_MS, 1_000).await.unwrap();
+        self.set_expiry(None).await;
+        Answer::of(expired.contains(&self.queue))
+    }
+
+    async fn set_expiry(&self, expires_at: Option<UnixMicros>) {
+        sqlx::query("UPDATE duetime.task SET expires_at = $2 WHERE id = $1")
+            .bind(self.id.uuid())
+            .bind(expires_at.map(UnixMicros::to_utc))
+            .execute(&self.test.pool)
+            .await
+            .unwrap();
+    }
+}
