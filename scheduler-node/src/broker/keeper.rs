@@ -104,22 +104,25 @@ impl Keeper {
     /// Does the connection's work until it is lost or told to stop; then it is closed in order.
     async fn serve(&self, session: Session) -> Result<(), Error> {
         let Session { link, events, subscriptions } = session;
-        if subscriptions.is_none() {
+        if self.role == Role::Publishing {
             // Before anyone is told that the broker is up.
             self.shared.offer_publisher(&link);
         }
         self.shared.board.up(self.role, link.is_blocked());
         let end = match subscriptions {
-            None => {
-                let end = self.watch(&link, events).await;
-                self.shared.publisher.store(None);
-                end
-            }
+            None => self.watch(&link, events).await,
             Some(subscriptions) => tokio::select! {
                 error = subscriptions.forward(&self.shared.incoming) => Err(error),
                 end = self.watch(&link, events) => end,
             },
         };
+        if let Err(error) = &end {
+            // Before a batch finds no publisher and takes it for a trouble of its own.
+            self.shared.board.down(self.role, error.explained());
+        }
+        if self.role == Role::Publishing {
+            self.shared.publisher.store(None);
+        }
         match &end {
             Ok(()) => link.close().await,
             Err(error) => link.cut(error.explained()),

@@ -38,7 +38,7 @@ pub(super) struct Written {
     #[serde(deserialize_with = "read::secret")]
     url: SecretString,
     shards: Option<String>,
-    #[serde(default = "ten")]
+    #[serde(default = "sixteen")]
     max_connections: u32,
 }
 
@@ -46,8 +46,8 @@ fn main() -> String {
     "main".to_owned()
 }
 
-const fn ten() -> u32 {
-    10
+const fn sixteen() -> u32 {
+    16
 }
 
 /// Checks each database and all of them together. What is returned may be used only when nothing was complained about.

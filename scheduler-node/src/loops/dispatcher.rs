@@ -203,13 +203,18 @@ impl Dispatcher {
             if room == 0 {
                 return;
             }
-            if book.get(&queue).paused || !self.lanes.is_open(&queue, Instant::now()) {
+            if book.get(&queue).paused {
                 continue;
             }
+            let most = match self.lanes.is_open(&queue, Instant::now()) {
+                true => room,
+                false if self.lanes.may_probe(&queue, Instant::now()) => 1,
+                false => continue,
+            };
             let permit = Arc::clone(claims).acquire_owned().await.expect("the semaphore is never closed");
             let this = self.clone();
             children.spawn(async move {
-                this.claim_ready(queue, room).await;
+                this.claim_ready(queue, most).await;
                 drop(permit);
             });
         }

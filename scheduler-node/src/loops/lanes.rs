@@ -1,8 +1,9 @@
 //! The lanes to the broker, one a queue: which are open, and when a closed one is tried again.
 //!
 //! A lane closes when its queue is full, missing, or does not confirm; nothing further is claimed for it, its due tasks become
-//! `ready` in the database, and every other lane goes on. What was already claimed is published again in place after the
-//! back-off; the first of it that is confirmed opens the lane.
+//! `ready` in the database, where they can still be cancelled, and every other lane goes on. What was already claimed is
+//! published again in place after the back-off, and one more task may be claimed as a probe; the first of them that is
+//! confirmed opens the lane.
 
 use std::{
     collections::HashMap,
@@ -35,8 +36,11 @@ struct Lane {
 
 impl Lane {
     fn is_open(&self, now: Instant) -> bool {
-        let stuck = self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER);
-        !stuck && self.closed_until.is_none_or(|until| now >= until)
+        self.failures == 0 && !self.is_stuck(now)
+    }
+
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER)
     }
 
     fn pause(&self) -> Duration {
@@ -106,6 +110,17 @@ impl Lanes {
         self.lanes.lock().get(queue).is_none_or(|lane| lane.is_open(now))
     }
 
+    /// Whether one task may be claimed to find out if a closed lane takes messages again. At most one in each pause.
+    pub fn may_probe(&self, queue: &QueueName, now: Instant) -> bool {
+        let mut lanes = self.lanes.lock();
+        let Some(lane) = lanes.get_mut(queue) else { return false };
+        let over = lane.closed_until.is_some_and(|until| now >= until) && !lane.is_stuck(now);
+        if over {
+            lane.closed_until = Some(now + lane.pause());
+        }
+        over
+    }
+
     pub fn closed(&self, now: Instant) -> Vec<QueueName> {
         let lanes = self.lanes.lock();
         lanes.iter().filter(|(_, lane)| !lane.is_open(now)).map(|(queue, _)| queue.clone()).collect()
@@ -134,16 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_lane_is_tried_again_after_a_pause_that_doubles_up_to_a_bound() {
+    fn a_closed_lane_is_probed_after_a_pause_that_doubles_up_to_a_bound() {
         let lanes = Lanes::default();
         let mut now = Instant::now();
         let mut pauses = Vec::new();
         for _ in 0..12 {
             lanes.sent(&queue(), 1, now);
             let pause = lanes.heard(&queue(), 1, 0, now);
-            assert!(!lanes.is_open(&queue(), now));
+            assert!(!lanes.may_probe(&queue(), now));
             now += pause;
-            assert!(lanes.is_open(&queue(), now));
+            assert!(!lanes.is_open(&queue(), now), "only a confirm opens it");
+            assert!(lanes.may_probe(&queue(), now));
+            assert!(!lanes.may_probe(&queue(), now), "one in each pause");
+            now += LONGEST_PAUSE * 2;
             pauses.push(pause);
         }
         assert_eq!(pauses[0], FIRST_PAUSE);
@@ -157,8 +175,8 @@ mod tests {
         let now = Instant::now();
         lanes.sent(&queue(), 4, now);
         lanes.heard(&queue(), 2, 0, now);
-        let pause = lanes.heard(&queue(), 2, 0, now);
-        assert!(lanes.is_open(&queue(), now + FIRST_PAUSE), "a second failure would have closed it for longer than {pause:?}");
+        lanes.heard(&queue(), 2, 0, now);
+        assert!(lanes.may_probe(&queue(), now + FIRST_PAUSE), "a second failure would have closed it for longer");
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Publisher {
         let (fresh, old): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
         for dispatch in old {
-            self.look_again(dispatch.site, dispatch.delivery.id, Duration::ZERO);
+            self.look_again(dispatch.site, dispatch.delivery.id, LONGEST_HOLD);
         }
         fresh
     }

@@ -37,6 +37,9 @@ use crate::{
 /// Messages of one pass: one read and at most three writes a database for all of them.
 const BATCH: usize = 500;
 
+/// Messages that wait for one database: more than the broker hands out unacked, over both of its queues.
+const WAITING: usize = 1_024;
+
 /// The longest text of an error that is kept.
 const ERROR_CHARS: usize = 2_000;
 
@@ -55,6 +58,9 @@ pub enum Happening {
     Rejected { attempt: Attempt, reason: String },
     Reported { attempt: Attempt, body: Box<ResultBody> },
 }
+
+/// A message that was read: whom it is about, what it says, and its ack.
+type Told = (TaskId, Happening, Incoming);
 
 /// What became of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,38 +112,34 @@ impl Reporter {
         self.apply(&self.sites.all()[index], happenings).await.map(|_| ())
     }
 
-    /// What comes back from the broker, until told to stop.
-    pub async fn run(self, mut incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
-        loop {
-            let first = tokio::select! {
-                message = incoming.recv() => message,
-                () = stop.cancelled() => return,
-            };
-            let Some(first) = first else { return };
-            let mut batch = vec![first];
-            while batch.len() < BATCH
-                && let Ok(message) = incoming.try_recv()
-            {
-                batch.push(message);
-            }
-            tokio::select! {
-                () = self.take_in(batch) => {}
-                () = stop.cancelled() => return,
+    /// What comes back from the broker, until told to stop. Each database has its own line, so that one that is away
+    /// holds up nobody else's reports.
+    pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
+        let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
+        let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
+        tokio::select! {
+            _ = async { tokio::join!(self.read_all(incoming, lines), futures::future::join_all(applying)) } => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
+    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, lines: Vec<mpsc::Sender<Told>>) {
+        while let Some(message) = incoming.recv().await {
+            match self.read(&message) {
+                // The lines end after this, and the broker hands out fewer unacked messages than one of them holds.
+                Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
+                Err(reason) => self.set_aside(message, reason).await,
             }
         }
     }
 
-    /// Reads, applies and acks one batch. What cannot be read is set aside, never requeued.
-    async fn take_in(&self, batch: Vec<Incoming>) {
-        let mut by_site: BTreeMap<usize, Vec<(TaskId, Happening, Incoming)>> = BTreeMap::new();
-        for message in batch {
-            match self.read(&message) {
-                Ok((index, id, happening)) => by_site.entry(index).or_default().push((id, happening, message)),
-                Err(reason) => self.set_aside(message, reason).await,
-            }
+    /// Applies and acks what one database's tasks are told, a batch at a time.
+    async fn apply_all(&self, index: usize, mut line: mpsc::Receiver<Told>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while line.recv_many(&mut batch, BATCH).await > 0 {
+            self.apply_and_ack(index, std::mem::take(&mut batch)).await;
         }
-        let parts = by_site.into_iter().map(|(index, messages)| self.apply_and_ack(index, messages));
-        futures::future::join_all(parts).await;
     }
 
     fn read(&self, message: &Incoming) -> Result<(usize, TaskId, Happening), String> {
@@ -179,7 +181,7 @@ impl Reporter {
         message.ack.ack().await;
     }
 
-    async fn apply_and_ack(&self, index: usize, messages: Vec<(TaskId, Happening, Incoming)>) {
+    async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
         let site = &self.sites.all()[index];
         let mut told = false;
         loop {
