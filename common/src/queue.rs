@@ -12,8 +12,8 @@ pub const MAX_NAME_CHARS: usize = 128;
 pub const MAX_ATTEMPTS: i32 = 1_000;
 /// One year.
 pub const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
-/// Ten years: no finished task is kept longer.
-const MAX_KEEP_MS: i64 = 315_360_000_000;
+/// A year: the archive has a partition for each day, and every look-up of a finished task probes all of them.
+const MAX_KEEP_MS: i64 = 31_622_400_000;
 /// AMQP's limit for the names of exchanges and routing keys.
 const MAX_AMQP_NAME_BYTES: usize = 255;
 

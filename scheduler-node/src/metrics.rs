@@ -5,17 +5,23 @@ use std::collections::BTreeSet;
 
 use common::{ids::QueueName, task::verdict::FailureReason};
 use parking_lot::RwLock;
-use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
+};
 
 /// Queues beyond this many share the label `other`: a label must not grow without bound.
 const QUEUE_LABELS: usize = 500;
 
 const OTHER: &str = "other";
 
+/// Where tasks come from.
+const SOURCES: [&str; 1] = ["http"];
+
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
-    0.000_25, 0.000_5, 0.000_75, 0.001, 0.001_25, 0.001_5, 0.002, 0.002_5, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.012, 0.015, 0.02, 0.03,
-    0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0,
+    0.000_25, 0.000_5, 0.000_75, 0.001, 0.001_25, 0.001_5, 0.002, 0.002_5, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.012,
+    0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0,
 ];
 
 /// Sizes of batches: 1 to the largest claim.
@@ -54,27 +60,79 @@ impl Metrics {
         let book = Book { registry };
         let metrics = Self {
             known: RwLock::default(),
-            submitted: book.counters("duetime_tasks_submitted_total", "tasks accepted and durable", &["queue", "source"])?,
-            lateness: book.histograms("duetime_lateness_seconds", "published minus due, on the database's clock; never negative", LATENESS_BUCKETS_S)?,
-            published: book.counters("duetime_publishes_total", "messages handed to the broker, every copy of every attempt", &["queue"])?,
-            finished: book.counters("duetime_tasks_finished_total", "tasks that reached a final state", &["queue", "outcome"])?,
+            submitted: book.counters(
+                "duetime_tasks_submitted_total",
+                "tasks accepted and durable",
+                &["queue", "source"],
+            )?,
+            lateness: book.histograms(
+                "duetime_lateness_seconds",
+                "published minus due, on the database's clock; never negative",
+                LATENESS_BUCKETS_S,
+            )?,
+            published: book.counters(
+                "duetime_publishes_total",
+                "messages handed to the broker, every copy of every attempt",
+                &["queue"],
+            )?,
+            finished: book.counters(
+                "duetime_tasks_finished_total",
+                "tasks that reached a final state",
+                &["queue", "outcome"],
+            )?,
             failed: book.counters("duetime_attempts_failed_total", "attempts that failed", &["queue", "reason"])?,
-            claimed: book.counters("duetime_tasks_claimed_total", "tasks claimed: due, after waiting for room, or rescued in place", &["how"])?,
-            held_back: book.counter("duetime_tasks_held_back_total", "due tasks that became ready because their lane was closed")?,
+            claimed: book.counters(
+                "duetime_tasks_claimed_total",
+                "tasks claimed: due, after waiting for room, or rescued in place",
+                &["how"],
+            )?,
+            held_back: book.counter(
+                "duetime_tasks_held_back_total",
+                "due tasks that became ready because their lane was closed",
+            )?,
             fence_refusals: book.counter("duetime_fence_refusals_total", "shards found to be another's by a claim")?,
-            publish_unknown: book.counter("duetime_publish_unknown_total", "publishes with no known outcome; published again in place")?,
-            publish_unroutable: book.counter("duetime_publish_unroutable_total", "publishes the broker found no queue for")?,
-            publish_nacked: book.counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
+            publish_unknown: book.counter(
+                "duetime_publish_unknown_total",
+                "publishes with no known outcome; published again in place",
+            )?,
+            publish_unroutable: book
+                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for")?,
+            publish_nacked: book
+                .counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
             claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,
-            reports_stale: book.counter("duetime_reports_stale_total", "reports and rejections about attempts that are over")?,
-            quarantined: book.counters("duetime_messages_quarantined_total", "messages that could not be read", &["source"])?,
+            reports_stale: book
+                .counter("duetime_reports_stale_total", "reports and rejections about attempts that are over")?,
+            quarantined: book.counters(
+                "duetime_messages_quarantined_total",
+                "messages that could not be read",
+                &["source"],
+            )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
-            in_flight: book.gauges("duetime_tasks_in_flight", "tasks claimed whose outcome is not written yet", &["database"])?,
-            overdue_s: book.float_gauges("duetime_database_overdue_seconds", "how far behind the oldest claimable task of this node's shards is", &["database"])?,
-            oldest_overdue_s: book.float_gauge("duetime_oldest_overdue_seconds", "how far behind the oldest claimable task of this node's shards is, over all databases")?,
-            database_up: book.gauges("duetime_database_up", "1 while the database answers and has the right schema", &["database"])?,
-            pool_connections: book.gauges("duetime_database_connections", "connections of the pool", &["database", "state"])?,
+            in_flight: book.gauges(
+                "duetime_tasks_in_flight",
+                "tasks claimed whose outcome is not written yet",
+                &["database"],
+            )?,
+            overdue_s: book.float_gauges(
+                "duetime_database_overdue_seconds",
+                "how far behind the oldest claimable task of this node's shards is",
+                &["database"],
+            )?,
+            oldest_overdue_s: book.float_gauge(
+                "duetime_oldest_overdue_seconds",
+                "how far behind the oldest claimable task of this node's shards is, over all databases",
+            )?,
+            database_up: book.gauges(
+                "duetime_database_up",
+                "1 while the database answers and has the right schema",
+                &["database"],
+            )?,
+            pool_connections: book.gauges(
+                "duetime_database_connections",
+                "connections of the pool",
+                &["database", "state"],
+            )?,
         };
         for how in ["due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
@@ -87,6 +145,9 @@ impl Metrics {
                 gauges.with_label_values(&[database]).set(0);
             }
             metrics.overdue_s.with_label_values(&[database]).set(0.0);
+            for state in ["open", "idle"] {
+                metrics.pool_connections.with_label_values(&[*database, state]).set(0);
+            }
         }
         metrics.label_of(&QueueName::new(OTHER));
         Ok(metrics)
@@ -127,7 +188,7 @@ impl Metrics {
         }
         let label = queue.as_str();
         if known.insert(queue.clone()) {
-            for source in ["http"] {
+            for source in SOURCES {
                 let _ = self.submitted.with_label_values(&[label, source]);
             }
             for outcome in ["succeeded", "dead", "cancelled", "superseded", "expired"] {
@@ -149,7 +210,10 @@ struct Book<'a> {
 }
 
 impl Book<'_> {
-    fn keep<T: prometheus::core::Collector + Clone + 'static>(&self, made: prometheus::Result<T>) -> prometheus::Result<T> {
+    fn keep<T: prometheus::core::Collector + Clone + 'static>(
+        &self,
+        made: prometheus::Result<T>,
+    ) -> prometheus::Result<T> {
         let made = made?;
         self.registry.register(Box::new(made.clone()))?;
         Ok(made)
@@ -187,3 +251,6 @@ impl Book<'_> {
         self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["queue"]))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -357,7 +357,8 @@ impl Shared {
     }
 }
 
-fn register_process(registry: &Registry) -> anyhow::Result<()> {
+/// What is known of the process itself.
+pub(crate) fn register_process(registry: &Registry) -> anyhow::Result<()> {
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     let info = prometheus::IntGauge::with_opts(
         prometheus::Opts::new("duetime_build_info", "1; the labels say which build this is")

@@ -26,7 +26,6 @@ async fn every_impossible_field_is_refused_by_name() {
             (json!({ "queue": "q".repeat(129) }), (422, Some("queue"))),
             (json!({ "queue": 7 }), (422, Some("queue"))),
             (json!({ "queue": "q", "colour": 1 }), (422, Some("colour"))),
-            (json!({ "queue": "q", "delay_ms": -1 }), (422, Some("delay_ms"))),
             (json!({ "queue": "q", "delay_ms": "soon" }), (422, Some("delay_ms"))),
             (json!({ "queue": "q", "due_at": "tomorrow" }), (422, Some("due_at"))),
             (json!({ "queue": "q", "due_at": 999_999_999_999_999_i64 }), (422, Some("due_at"))),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{queue_reader::Books, site::Site};
 use crate::{
     metrics::Metrics,
-    store::{Error, migrate::DEFAULT_KEEP_DAYS},
+    store::{Error, change::Keep, migrate::DEFAULT_KEEP_DAYS},
 };
 
 /// How often expired tasks are looked for.
@@ -25,9 +25,6 @@ const EXPIRED_PER_PASS: i64 = 500;
 
 /// How often the partitions are looked at; they are made days ahead.
 const TURN_EVERY: Duration = Duration::from_secs(600);
-
-/// Expired tasks are kept for a day, like those that succeeded.
-const KEEP_EXPIRED_MS: i64 = 86_400_000;
 
 const DAY_MS: i64 = 86_400_000;
 
@@ -85,7 +82,8 @@ impl Archiver {
             return Ok(());
         }
         loop {
-            let expired = self.site.database.task_expire(&shards, KEEP_EXPIRED_MS, EXPIRED_PER_PASS).await?;
+            let keep = Keep::of(&self.books.load());
+            let expired = self.site.database.task_expire(&shards, EXPIRED_PER_PASS, &keep).await?;
             for queue in &expired {
                 self.metrics.finished(queue, "expired", 1);
             }

@@ -33,7 +33,7 @@ pub struct Claimed {
 }
 
 impl Database {
-    /// Claims what of `ids` is due by now plus `ahead`. `fences`: the shards of `ids` and the epochs held.
+    /// Claims what of `ids` is due by now plus `ahead`. `fences`: exactly the shards of `ids`, with the epochs held.
     pub async fn task_claim(
         &self,
         ids: &[TaskId],
@@ -41,9 +41,9 @@ impl Database {
         ahead: Duration,
         closed: Vec<String>,
     ) -> Result<Claimed, Error> {
-        let ids = super::uuids(ids);
         let ahead = interval(ahead);
-        self.claimed(StoreOp::TaskClaim, fences, |shards, epochs| {
+        let (ids, shards, epochs) = presented(ids, fences);
+        self.claimed(StoreOp::TaskClaim, fences.len(), || {
             sqlx::query(include_str!("queries/task_claim.sql"))
                 .bind(ids)
                 .bind(shards)
@@ -63,7 +63,8 @@ impl Database {
         most: i64,
     ) -> Result<Claimed, Error> {
         let queue = queue.as_str().to_owned();
-        self.claimed(StoreOp::TaskClaimReady, fences, |shards, epochs| {
+        let (shards, epochs) = pairs(fences);
+        self.claimed(StoreOp::TaskClaimReady, fences.len(), || {
             sqlx::query(include_str!("queries/task_claim_ready.sql"))
                 .bind(queue)
                 .bind(shards)
@@ -76,8 +77,8 @@ impl Database {
 
     /// Takes up again, in place, what of `ids` still has no known outcome.
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
-        let ids = super::uuids(ids);
-        self.claimed(StoreOp::TaskRescue, fences, |shards, epochs| {
+        let (ids, shards, epochs) = presented(ids, fences);
+        self.claimed(StoreOp::TaskRescue, fences.len(), || {
             sqlx::query(include_str!("queries/task_rescue.sql"))
                 .bind(ids)
                 .bind(shards)
@@ -110,18 +111,17 @@ impl Database {
     async fn claimed<'q>(
         &self,
         op: StoreOp,
-        fences: &BTreeMap<ShardId, Epoch>,
-        bind: impl FnOnce(Vec<i32>, Vec<i64>) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
+        fences: usize,
+        bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
     ) -> Result<Claimed, Error> {
-        let (shards, epochs) = pairs(fences);
-        let query = bind(shards, epochs);
+        let query = bind();
         let (rows, arrived) = self
             .run(op, |pool| async move {
                 let rows = query.fetch_all(&pool).await?;
                 Ok((rows, Instant::now()))
             })
             .await?;
-        let (now, claimed) = read(&rows, fences.len()).map_err(|source| self.unreadable(op, source))?;
+        let (now, claimed) = read(&rows, fences).map_err(|source| self.unreadable(op, source))?;
         self.clock.observe(now, arrived);
         Ok(claimed)
     }
@@ -129,6 +129,19 @@ impl Database {
 
 fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {
     fences.iter().map(|(shard, epoch)| (i32::from(shard.number()), epoch.number())).unzip()
+}
+
+/// Each id with its shard and the epoch held of that. An id whose shard is not held is not asked for.
+fn presented(ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> (Vec<uuid::Uuid>, Vec<i32>, Vec<i64>) {
+    let mut presented = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+    for id in ids {
+        if let Some(epoch) = fences.get(&id.shard()) {
+            presented.0.push(id.uuid());
+            presented.1.push(i32::from(id.shard().number()));
+            presented.2.push(epoch.number());
+        }
+    }
+    presented
 }
 
 fn interval(duration: Duration) -> PgInterval {

@@ -7,7 +7,7 @@ use common::{
 };
 use sqlx::Row;
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, change::Keep};
 
 /// Confirmed, outcome open until the deadline.
 #[derive(Clone, Debug)]
@@ -159,13 +159,16 @@ impl Database {
     }
 
     /// Archives what lapsed in `shards`, at most `most`; returns the queues of what did.
-    pub async fn task_expire(&self, shards: &[ShardId], keep_ms: i64, most: i64) -> Result<Vec<QueueName>, Error> {
+    pub async fn task_expire(&self, shards: &[ShardId], most: i64, keep: &Keep) -> Result<Vec<QueueName>, Error> {
         let shards = super::numbers(shards);
+        let (queues, keeps): (Vec<&str>, Vec<i64>) = keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
         self.run(StoreOp::TaskExpire, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_expire.sql"))
                 .bind(shards)
-                .bind(keep_ms)
                 .bind(most)
+                .bind(keep.default_ms)
+                .bind(queues)
+                .bind(keeps)
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::queue(row, "queue")).collect()

@@ -2,22 +2,25 @@
 -- Guard: the fence rows are locked FOR SHARE where the epoch is still ours, and only their shards are touched; an acquire
 -- waits for this statement, and after it this statement finds no fence. Rows cancelled, moved or finished meanwhile do not
 -- come back. Tasks of lanes that are closed ($6) become `ready` instead and are not counted.
--- Driven from the ids: joined by shard the planner would walk the shards' whole index ranges.
--- $1 ids, $2 shards and $3 epochs presented (pairwise), $4 claim ahead, $5 look again after, $6 closed queues.
+-- Driven from the ids, and no condition names the shard of a row (its id does): with one the planner walks the shards'
+-- whole index ranges whenever its statistics are old, which is 100 times slower.
+-- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 claim ahead, $5 look again after, $6 closed queues.
 -- Returns at least one row: how many fences were held, the database's time, and the claimed tasks (id NULL: none).
-WITH fence AS MATERIALIZED (
-    SELECT s.id, s.epoch
+WITH presented AS MATERIALIZED (
+    SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
+), fence AS MATERIALIZED (
+    SELECT s.id
       FROM duetime.shard AS s
-      JOIN unnest($2::int[], $3::bigint[]) AS mine (id, epoch) ON s.id = mine.id AND s.epoch = mine.epoch
+      JOIN (SELECT DISTINCT shard, epoch FROM presented) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
 ), asked AS MATERIALIZED (
-    SELECT id FROM unnest($1::uuid[]) AS a (id)
+    SELECT p.id, p.epoch FROM presented AS p WHERE p.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
 ), claimed AS (
     UPDATE duetime.task AS t
        SET state = CASE WHEN t.queue = ANY($6::text[]) THEN 'ready'::duetime.task_state ELSE 'dispatching' END,
            attempt = CASE WHEN t.queue = ANY($6::text[]) THEN t.attempt ELSE t.attempt + 1 END,
-           claim_epoch = (SELECT f.epoch FROM fence AS f WHERE f.id = t.shard),
+           claim_epoch = a.epoch,
            claimed_at = clock_timestamp(),
            wake_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.wake_at ELSE clock_timestamp() + $5 END
       FROM asked AS a
@@ -25,7 +28,6 @@ WITH fence AS MATERIALIZED (
        AND t.state = 'scheduled'
        AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
-       AND t.shard IN (SELECT f.id FROM fence AS f)
     RETURNING t.id, t.state = 'ready' AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
               t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at
 )

@@ -11,7 +11,7 @@ WITH fence AS MATERIALIZED (
 ), picked AS MATERIALIZED (
     SELECT id
       FROM duetime.task
-     WHERE queue = $1 AND state = 'ready' AND shard IN (SELECT f.id FROM fence AS f)
+     WHERE queue = $1 AND state = 'ready' AND shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (expires_at IS NULL OR expires_at > clock_timestamp())
      ORDER BY priority, wake_at
      LIMIT $4

@@ -1,12 +1,12 @@
 -- Tasks of these shards whose time to start has passed before they were claimed: to the archive as `expired`.
 -- Guard: not claimed. A row somebody holds is passed over until the next time.
--- $1 shards, $2 keep for so many ms, $3 at most so many. Returns the queues of what expired.
+-- $1 shards, $2 at most so many, $3 keep for so many ms, except in the queues $4, kept for $5 ms (pairwise). Returns the queues of what expired.
 WITH late AS MATERIALIZED (
     SELECT id
       FROM duetime.task
      WHERE expires_at <= clock_timestamp() AND state IN ('waiting', 'scheduled', 'ready') AND shard = ANY($1::int[])
      ORDER BY expires_at
-     LIMIT $3
+     LIMIT $2
        FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM duetime.task AS t USING late WHERE t.id = late.id RETURNING t.*
@@ -18,6 +18,8 @@ INSERT INTO duetime.archive (
 SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
        progress, worker, history, created_at, clock_timestamp(),
-       ((clock_timestamp() + $2 * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
+       ((clock_timestamp() + coalesce(
+           (SELECT keep.ms FROM unnest($4::text[], $5::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $3
+        ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
 RETURNING queue

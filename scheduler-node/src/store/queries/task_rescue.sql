@@ -1,25 +1,26 @@
 -- Looks again at tasks whose publish has no known outcome, to publish them again in place: same attempt, same message id.
 -- Guard: the fence as in task_claim, and still `dispatching`: whatever has been confirmed, reported or rejected meanwhile does not
 -- come back. Never makes a row cancellable again.
--- $1 ids, $2 shards and $3 epochs presented (pairwise), $4 look again after. Returns at least one row, as task_claim does.
-WITH fence AS MATERIALIZED (
-    SELECT s.id, s.epoch
+-- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 look again after. Returns at least one row, as task_claim does.
+WITH presented AS MATERIALIZED (
+    SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
+), fence AS MATERIALIZED (
+    SELECT s.id
       FROM duetime.shard AS s
-      JOIN unnest($2::int[], $3::bigint[]) AS mine (id, epoch) ON s.id = mine.id AND s.epoch = mine.epoch
+      JOIN (SELECT DISTINCT shard, epoch FROM presented) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
 ), asked AS MATERIALIZED (
-    SELECT id FROM unnest($1::uuid[]) AS a (id)
+    SELECT p.id, p.epoch FROM presented AS p WHERE p.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
 ), claimed AS (
     UPDATE duetime.task AS t
-       SET claim_epoch = (SELECT f.epoch FROM fence AS f WHERE f.id = t.shard),
+       SET claim_epoch = a.epoch,
            claimed_at = clock_timestamp(),
            wake_at = clock_timestamp() + $4,
            redeliveries = t.redeliveries + 1
       FROM asked AS a
      WHERE t.id = a.id
        AND t.state = 'dispatching'
-       AND t.shard IN (SELECT f.id FROM fence AS f)
     RETURNING t.id, false AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
               t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at
 )

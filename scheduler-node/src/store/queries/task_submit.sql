@@ -8,6 +8,11 @@ WITH fresh AS (
         $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[]
     ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
             partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now)
+), day AS MATERIALIZED (                                             -- one probe of a primary key each
+    SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
+      FROM pg_inherits AS i
+      JOIN pg_class AS c ON c.oid = i.inhrelid
+     WHERE $17 AND i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending
 ), written AS (
     INSERT INTO duetime.task AS t (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
@@ -18,7 +23,10 @@ WITH fresh AS (
            f.partition_key, f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version,
            CASE WHEN $17 THEN 1 ELSE 0 END
       FROM fresh AS f
-     WHERE NOT $17 OR NOT EXISTS (SELECT 1 FROM duetime.archive AS a WHERE a.id = f.id)
+     WHERE NOT $17 OR NOT EXISTS (
+           SELECT 1
+             FROM day
+            CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found)
         ON CONFLICT (id) DO NOTHING
 )
 SELECT clock_timestamp() AS now

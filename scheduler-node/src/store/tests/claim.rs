@@ -42,7 +42,7 @@ async fn what_has_expired_is_not_claimed() {
     task.expires_at = Some(fixture::now(&test.pool).await.minus(Duration::from_secs(1)));
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
     assert!(claim(&test, &[task.id], &fences).await.deliveries.is_empty());
-    let expired = test.database.task_expire(&[ShardId::new(0)], 0, 10).await.unwrap();
+    let expired = test.database.task_expire(&[ShardId::new(0)], 10, &crate::store::change::Keep { default_ms: 0, others: Vec::new() }).await.unwrap();
     assert_eq!(expired, [QueueName::new("orders")]);
     assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("expired"));
 }

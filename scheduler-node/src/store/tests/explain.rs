@@ -55,19 +55,19 @@ fn fences() -> String {
 async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();
-    let fences = fences();
     for n in [3, 500] {
         let ids = ids(&mut connection, n).await;
         let attempts = format!("array_fill(1, ARRAY[{n}])");
         let texts = format!("array_fill('x'::text, ARRAY[{n}])");
+        let owned = format!("array_fill(7, ARRAY[{n}]), array_fill(1::bigint, ARRAY[{n}])");
         let longs = format!("array_fill(1::bigint, ARRAY[{n}])");
         let cases = [
             (
                 include_str!("../queries/task_claim.sql"),
                 "uuid[], int[], bigint[], interval, interval, text[]",
-                format!("{ids}, {fences}, '15 ms', '45 s', '{{}}'"),
+                format!("{ids}, {owned}, '15 ms', '45 s', '{{}}'"),
             ),
-            (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{ids}, {fences}, '45 s'")),
+            (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{ids}, {owned}, '45 s'")),
             (include_str!("../queries/task_deliver.sql"), "uuid[], int[], bigint[]", format!("{ids}, {attempts}, {longs}")),
             (
                 include_str!("../queries/task_finish.sql"),
@@ -132,7 +132,7 @@ async fn what_expired_is_found_by_its_own_index() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();
     let shards = shards();
-    let plan = plan(&mut connection, include_str!("../queries/task_expire.sql"), "int[], bigint, bigint", &format!("{shards}, 1, 500")).await;
+    let plan = plan(&mut connection, include_str!("../queries/task_expire.sql"), "int[], bigint, bigint, text[], bigint[]", &format!("{shards}, 500, 1, '{{}}', '{{}}'")).await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_expiry"), "{plan}");
 }

@@ -4,6 +4,7 @@ use common::ids::ShardId;
 use sqlx::Row;
 
 use super::{claim, fixture::database, node, own, submitted, until_waiting};
+use crate::supervise::spawn_child;
 
 /// The statement as it is, and without the lock that it is all about.
 const CLAIM: &str = include_str!("../queries/task_claim.sql");
@@ -18,9 +19,9 @@ fn unlocked() -> String {
 async fn claim_with(sql: String, pool: sqlx::PgPool, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
     let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
     let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
-        .bind(ids)
-        .bind(vec![0_i32])
-        .bind(vec![epoch])
+        .bind(&ids)
+        .bind(vec![0_i32; ids.len()])
+        .bind(vec![epoch; ids.len()])
         .bind(second)
         .bind(second)
         .bind(Vec::<String>::new())
@@ -41,10 +42,10 @@ async fn acquire_during_claim(sql: String) -> (usize, usize) {
     sqlx::query("SELECT 1 FROM duetime.task WHERE id = $1 FOR UPDATE").bind(ids[0].uuid()).execute(&mut *blocker).await.unwrap();
 
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-    let claiming = tokio::spawn(claim_with(sql.clone(), test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    let claiming = spawn_child(claim_with(sql.clone(), test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
     until_waiting(&test.pool, 1).await;
     let database = test.database.clone();
-    let acquiring = tokio::spawn(async move {
+    let acquiring = spawn_child(async move {
         let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
         database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
     });
@@ -87,7 +88,7 @@ async fn claim_during_acquire(sql: String) -> usize {
         .unwrap();
     let waits = sql.contains("FOR SHARE OF s");
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-    let claiming = tokio::spawn(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    let claiming = spawn_child(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
     if waits {
         until_waiting(&test.pool, 1).await;
         sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();

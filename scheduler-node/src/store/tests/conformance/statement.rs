@@ -138,8 +138,8 @@ impl Answer {
         Self::of(matches!(answer, Guarded::Done(_)))
     }
 
-    fn of_cancel(answer: Guarded<Cancelled>) -> Self {
-        let promised = match &answer {
+    fn of_cancel(answer: &Guarded<Cancelled>) -> Self {
+        let promised = match answer {
             Guarded::Done(cancelled) => cancel_outcome(TaskState::Cancelled, cancelled.attempt).ok(),
             Guarded::Refused(task) => cancel_outcome(task.state, task.attempt).ok(),
             Guarded::Missing => None,
@@ -199,10 +199,7 @@ impl<'a> Subject<'a> {
                 let retry = Retry { id, attempt, retry_at: self.now.plus(MINUTE), entry: ENTRY.to_owned() };
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
-            S::Cancel => {
-                let keep = Keep { default_ms: DAY_MS, others: Vec::new() };
-                Answer::of_cancel(database.task_cancel(id, &keep).await.unwrap())
-            }
+            S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
             S::Run => Answer::of_change(&database.task_run(id).await.unwrap()),
             S::ChangeDueTime => {
                 let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
@@ -264,7 +261,7 @@ impl<'a> Subject<'a> {
     /// The row's last moment to start has passed, but for this statement only.
     async fn expire(&self) -> Answer {
         self.set_expiry(Some(self.now.minus(MINUTE))).await;
-        let expired = self.test.database.task_expire(&[self.id.shard()], DAY_MS, 1_000).await.unwrap();
+        let expired = self.test.database.task_expire(&[self.id.shard()], 1_000, &keep()).await.unwrap();
         self.set_expiry(None).await;
         Answer::of(expired.contains(&self.queue))
     }
@@ -277,4 +274,8 @@ impl<'a> Subject<'a> {
             .await
             .unwrap();
     }
+}
+
+fn keep() -> Keep {
+    Keep { default_ms: DAY_MS, others: Vec::new() }
 }
