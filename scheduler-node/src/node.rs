@@ -121,7 +121,8 @@ impl Node {
         shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
         let submitter = shared.take_in(&mut work, &nudger);
-        let readiness = Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
+        let readiness =
+            Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
             store: shared.store.clone(),
@@ -146,7 +147,18 @@ impl Node {
         });
         tracing::info!(node = %shared.me, %bound, "listening");
         let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();
-        Ok(Self { me: shared.me, coordination, views, helds, broker, misfits, stop: shared.stop, intake, work, cluster })
+        Ok(Self {
+            me: shared.me,
+            coordination,
+            views,
+            helds,
+            broker,
+            misfits,
+            stop: shared.stop,
+            intake,
+            work,
+            cluster,
+        })
     }
 
     /// Waits for the signal to stop, or for something that makes going on impossible.
@@ -351,7 +363,10 @@ impl Shared {
         );
         for (index, jobs) in waiting.into_jobs().into_iter().enumerate() {
             let (sites, nudger, metrics) = (self.sites.clone(), nudger.clone(), Arc::clone(&self.metrics));
-            crew.spawn(LoopKind::Submitter, submitter::run(sites, index, jobs, nudger, metrics, self.stop.work.clone()));
+            crew.spawn(
+                LoopKind::Submitter,
+                submitter::run(sites, index, jobs, nudger, metrics, self.stop.work.clone()),
+            );
         }
         submitter
     }

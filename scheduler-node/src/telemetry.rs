@@ -26,7 +26,9 @@ pub fn start(telemetry: &Telemetry) -> Result<(), Error> {
     let lines = fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
     match telemetry.format {
         Format::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
-        Format::Json => lines.json().flatten_event(true).with_current_span(false).with_span_list(true).finish().try_init(),
+        Format::Json => {
+            lines.json().flatten_event(true).with_current_span(false).with_span_list(true).finish().try_init()
+        }
     }
     .map_err(Error::Started)
 }

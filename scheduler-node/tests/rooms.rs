@@ -46,8 +46,10 @@ fn strangers(word: &str, rooms: &[&str]) -> Vec<String> {
         .into_iter()
         .filter(|(name, _)| !is_test(name) && !rooms.iter().any(|room| name.starts_with(room)))
         .flat_map(|(name, text)| {
-            let lines: Vec<String> =
-                code(&text).filter(|(_, line)| line.contains(word)).map(|(at, line)| format!("{name}:{at}: {}", line.trim())).collect();
+            let lines: Vec<String> = code(&text)
+                .filter(|(_, line)| line.contains(word))
+                .map(|(at, line)| format!("{name}:{at}: {}", line.trim()))
+                .collect();
             lines
         })
         .collect()
@@ -92,7 +94,8 @@ fn http_never_sees_the_heap_or_the_loops() {
 #[test]
 fn common_decides_and_does_nothing() {
     let manifest = fs::read_to_string(root().join("common/Cargo.toml")).expect("a manifest");
-    let dependencies = manifest.split("[dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("a section");
+    let dependencies =
+        manifest.split("[dependencies]").nth(1).expect("dependencies").split("\n[").next().expect("a section");
     let allowed = ["base64", "chrono", "serde", "serde_json", "thiserror", "uuid", "xxhash-rust"];
     for line in dependencies.lines().filter(|line| !line.trim().is_empty()) {
         let name = line.split(['.', ' ', '=']).next().expect("a name");

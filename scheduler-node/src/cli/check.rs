@@ -77,7 +77,8 @@ async fn look(config: &Config) -> Vec<Finding> {
         let looked = within(database_found(database, config.shard_count())).await;
         Finding { what: format!("database {}", database.name), found: looked }
     }));
-    let (databases, etcd, amqp) = tokio::join!(databases, within(etcd_found(&config.etcd)), within(amqp_found(&config.amqp)));
+    let (databases, etcd, amqp) =
+        tokio::join!(databases, within(etcd_found(&config.etcd)), within(amqp_found(&config.amqp)));
     let rest = [Finding { what: "etcd".to_owned(), found: etcd }, Finding { what: "amqp".to_owned(), found: amqp }];
     [config_read].into_iter().chain(databases).chain(rest).collect()
 }
@@ -120,7 +121,9 @@ async fn etcd_found(etcd: &config::Etcd) -> Result<String, Fault> {
     match read.await {
         Ok(Some(_)) => Ok(format!("{place}, prefix {} with an assignment", etcd.prefix)),
         Ok(None) => Ok(format!("{place}, prefix {} without an assignment yet", etcd.prefix)),
-        Err(error @ coordination::Error::Unanswered { .. }) => Err(Fault::Unreachable(format!("{place}: {}", explained(&error)))),
+        Err(error @ coordination::Error::Unanswered { .. }) => {
+            Err(Fault::Unreachable(format!("{place}: {}", explained(&error))))
+        }
         Err(error) => Err(Fault::Refused(format!("{place}: {}", explained(&error)))),
     }
 }
@@ -134,8 +137,12 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     let changed = state.changed().await;
     let found = match &*state.borrow() {
         BrokerState::Up { blocked: false } => Ok(amqp.place()),
-        BrokerState::Up { blocked: true } => Ok(format!("{}, but it takes no messages: short of memory or disk", amqp.place())),
-        BrokerState::Down { reason, .. } if says_no(reason) => Err(Fault::Refused(format!("{}: {reason}", amqp.place()))),
+        BrokerState::Up { blocked: true } => {
+            Ok(format!("{}, but it takes no messages: short of memory or disk", amqp.place()))
+        }
+        BrokerState::Down { reason, .. } if says_no(reason) => {
+            Err(Fault::Refused(format!("{}: {reason}", amqp.place())))
+        }
         BrokerState::Down { reason, .. } => Err(Fault::Unreachable(format!("{}: {reason}", amqp.place()))),
     };
     broker.close().await;
@@ -144,7 +151,9 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
 
 /// Whether the broker itself refused: a wrong password, a virtual host that does not exist, a missing permission.
 fn says_no(reason: &str) -> bool {
-    ["ACCESS_REFUSED", "ACCESS-REFUSED", "NOT_ALLOWED", "NOT-ALLOWED"].iter().any(|code| reason.to_uppercase().contains(code))
+    ["ACCESS_REFUSED", "ACCESS-REFUSED", "NOT_ALLOWED", "NOT-ALLOWED"]
+        .iter()
+        .any(|code| reason.to_uppercase().contains(code))
 }
 
 impl Finding {

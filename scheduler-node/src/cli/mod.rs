@@ -129,12 +129,9 @@ impl Error {
 /// The error and its causes on one line, after colons. Many libraries' errors repeat their own causes; once is enough.
 fn explained(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.map(ToString::to_string).fold(
-        error.to_string(),
-        |text, cause| {
-            if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-        },
-    )
+    causes
+        .map(ToString::to_string)
+        .fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 impl ConfigFile {

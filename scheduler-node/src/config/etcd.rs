@@ -86,7 +86,9 @@ impl Etcd {
     fn check_login(&self, complaints: &mut Complaints) {
         let given = |text: Option<&str>| text.is_some_and(|text| !text.is_empty());
         match (given(self.username.as_deref()), given(self.password.as_ref().map(ExposeSecret::expose_secret))) {
-            (true, false) => complaints.add("etcd.username", "is set without etcd.password; set that, or etcd.password_file"),
+            (true, false) => {
+                complaints.add("etcd.username", "is set without etcd.password; set that, or etcd.password_file")
+            }
             (false, true) => complaints.add("etcd.password", "is set without etcd.username; set both or neither"),
             _ => {}
         }
@@ -98,13 +100,17 @@ impl Etcd {
             (None, Some(_)) => complaints.add("etcd.key_file", "is set without etcd.cert_file; set both or neither"),
             _ => {}
         }
-        let files = [("etcd.ca_file", &self.ca_file), ("etcd.cert_file", &self.cert_file), ("etcd.key_file", &self.key_file)];
+        let files =
+            [("etcd.ca_file", &self.ca_file), ("etcd.cert_file", &self.cert_file), ("etcd.key_file", &self.key_file)];
         for (key, file) in files {
             let Some(file) = file else { continue };
             if let Err(error) = readable(file) {
                 complaints.add(key, format!("names {}, which cannot be read: {error}", file.display()));
             } else if self.endpoints.iter().any(|endpoint| endpoint.starts_with("http://")) {
-                complaints.add(key, "is set, but an endpoint begins with http://, which takes no certificates; write https://");
+                complaints.add(
+                    key,
+                    "is set, but an endpoint begins with http://, which takes no certificates; write https://",
+                );
             }
         }
     }

@@ -47,7 +47,10 @@ impl Http {
         if let Some(fault) = Link::fault(url, &["http", "https"]) {
             complaints.add("http.advertise", fault);
         } else if Link::parse(url).is_some_and(|link| link.host.is_empty() || link.user.is_some()) {
-            complaints.add("http.advertise", "must be a base URL with a host and without a login, such as http://node-1:8080");
+            complaints.add(
+                "http.advertise",
+                "must be a base URL with a host and without a login, such as http://node-1:8080",
+            );
         }
     }
 }

@@ -33,7 +33,11 @@ pub const KEYS: &[Key] = &[
     key("database[].name", "\"main\"", "lasting name of the database, different for each"),
     key("database[].url", "", "postgres://user:password@host:5432/database; required"),
     key("database[].url_file", "", "file that holds the url"),
-    key("database[].shards", "\"0-127\"", "the shards it holds; several databases together cover 0-n without gap or overlap"),
+    key(
+        "database[].shards",
+        "\"0-127\"",
+        "the shards it holds; several databases together cover 0-n without gap or overlap",
+    ),
     key("database[].max_connections", "16", "connections this node opens to it at most"),
     key("amqp.url", "", "amqp://user:password@host:5672/vhost or amqps://; required"),
     key("amqp.url_file", "", "file that holds the url"),

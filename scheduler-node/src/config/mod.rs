@@ -135,7 +135,8 @@ impl Config {
 
     /// What is in force, on one line, fit for a log: no passwords, no tokens.
     pub fn redacted(&self) -> String {
-        let mut line = format!("node={} etcd={} prefix={}", self.node.name, self.etcd.endpoints.join(","), self.etcd.prefix);
+        let mut line =
+            format!("node={} etcd={} prefix={}", self.node.name, self.etcd.endpoints.join(","), self.etcd.prefix);
         for database in &self.databases {
             // Writing to a String cannot fail.
             let _ = write!(line, " database.{}={} shards={}", database.name, database.place(), database.shards);

@@ -23,13 +23,17 @@ pub(super) fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Str
     }
     Ok(match Either::deserialize(deserializer)? {
         Either::Many(items) => items,
-        Either::One(text) => text.split(',').map(|item| item.trim().to_owned()).filter(|item| !item.is_empty()).collect(),
+        Either::One(text) => {
+            text.split(',').map(|item| item.trim().to_owned()).filter(|item| !item.is_empty()).collect()
+        }
     })
 }
 
 pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|_| {
-        D::Error::custom(format!("is {text:?}; it must be an IP address and a port, such as 127.0.0.1:8080 or [::1]:8080"))
+        D::Error::custom(format!(
+            "is {text:?}; it must be an IP address and a port, such as 127.0.0.1:8080 or [::1]:8080"
+        ))
     })
 }

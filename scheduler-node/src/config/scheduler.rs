@@ -75,12 +75,18 @@ impl Scheduler {
         complaints.unless(
             self.window >= self.batch,
             "scheduler.window",
-            format!("is {}, but scheduler.batch is {}; a whole batch must fit into the window", self.window, self.batch),
+            format!(
+                "is {}, but scheduler.batch is {}; a whole batch must fit into the window",
+                self.window, self.batch
+            ),
         );
         complaints.unless(
             self.heap_entries >= self.batch,
             "scheduler.heap_entries",
-            format!("is {}, but scheduler.batch is {}; a whole batch must fit into the heap", self.heap_entries, self.batch),
+            format!(
+                "is {}, but scheduler.batch is {}; a whole batch must fit into the heap",
+                self.heap_entries, self.batch
+            ),
         );
     }
 }

@@ -41,7 +41,9 @@ impl Telemetry {
             complaints.unless(
                 word.contains('=') || word.contains('[') || word.parse::<LevelFilter>().is_ok(),
                 "telemetry.log",
-                format!("has {word:?}, which is neither a level (off, error, warn, info, debug, trace) nor target=level"),
+                format!(
+                    "has {word:?}, which is neither a level (off, error, warn, info, debug, trace) nor target=level"
+                ),
             );
         }
     }

@@ -84,7 +84,8 @@ fn the_environment_alone_is_enough() {
 fn a_secret_is_read_from_its_file_without_the_line_end() {
     let url = file_with("postgres://db/tasks\n");
     let password = file_with("pw\r\n");
-    let toml = format!("[[database]]\nurl_file = {:?}\n[amqp]\nurl = 'amqp://mq'\n[etcd]\nusername = 'duetime'", url.path());
+    let toml =
+        format!("[[database]]\nurl_file = {:?}\n[amqp]\nurl = 'amqp://mq'\n[etcd]\nusername = 'duetime'", url.path());
     let variable = password.path().display().to_string();
     let config = read(&toml, &[("DUETIME_ETCD__PASSWORD_FILE", &variable)]).expect("accepted");
     assert_eq!(config.databases[0].url.expose_secret(), "postgres://db/tasks");
@@ -93,7 +94,8 @@ fn a_secret_is_read_from_its_file_without_the_line_end() {
 
 #[test]
 fn secrets_show_neither_in_debug_nor_in_the_redacted_line() {
-    let config = read(&format!("{SMALLEST}\n[etcd]\nusername = 'duetime'\npassword = 's3cret'"), &[]).expect("accepted");
+    let config =
+        read(&format!("{SMALLEST}\n[etcd]\nusername = 'duetime'\npassword = 's3cret'"), &[]).expect("accepted");
     let shown = format!("{config:?} {}", config.redacted());
     assert!(!shown.contains("s3cret"), "{shown}");
     assert!(shown.contains("postgres://duetime@db:5432/tasks"), "{shown}");
@@ -130,7 +132,10 @@ fn every_mistake_is_shown_at_once() {
     ] {
         assert!(named(key), "{key} is missing from {complaints:#?}");
     }
-    assert!(complaints.iter().any(|complaint| complaint.contains("set by DUETIME_SCHEDULER__WINDOW")), "{complaints:#?}");
+    assert!(
+        complaints.iter().any(|complaint| complaint.contains("set by DUETIME_SCHEDULER__WINDOW")),
+        "{complaints:#?}"
+    );
 }
 
 /// What is added to the smallest file, the key that must be named, and a word of the reason.
@@ -163,7 +168,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[http]\nadvertise = 'node-1:8080'", "http.advertise", "http://"),
     ("[[auth.token]]\nname = 'ops'\nrole = 'admin'\nsha256 = ''", "auth.token[0].role", "operator"),
     ("[[auth.token]]\nname = 'ops'\nrole = 'operator'\nsha256 = 'secret'", "auth.token[0].sha256", "hexadecimal"),
-    ("[[auth.token]]\nname = 'ops'\nrole = 'operator'\ntoken = 'secret'\nsha256 = ''", "auth.token[0].token", "unknown"),
+    (
+        "[[auth.token]]\nname = 'ops'\nrole = 'operator'\ntoken = 'secret'\nsha256 = ''",
+        "auth.token[0].token",
+        "unknown",
+    ),
     ("[[auth.token]]\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "missing"),
     ("[scheduler]\nclaim_ahead_ms = 500\nhorizon_ms = 400", "scheduler.claim_ahead_ms", "scheduler.horizon_ms"),
     ("[scheduler]\nwindow = 100", "scheduler.window", "scheduler.batch"),
@@ -180,7 +189,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
 fn a_mistake_is_refused_by_the_name_of_its_key() {
     for (added, key, word) in REFUSED {
         let complaints = complaints(&format!("{SMALLEST}\n{added}"), &[]);
-        let named = complaints.iter().any(|complaint| complaint.starts_with(&format!("`{key}`")) && complaint.contains(word));
+        let named =
+            complaints.iter().any(|complaint| complaint.starts_with(&format!("`{key}`")) && complaint.contains(word));
         assert!(named, "`{added}` should be refused by `{key}` with `{word}`, got {complaints:#?}");
         assert!(!complaints.iter().any(|complaint| complaint.contains("12345")), "{complaints:#?}");
     }
@@ -189,7 +199,10 @@ fn a_mistake_is_refused_by_the_name_of_its_key() {
 #[test]
 fn databases_that_do_not_fit_together_are_refused() {
     let two = |first: &str, second: &str| {
-        complaints(&format!("[amqp]\nurl='amqp://mq'\n[[database]]\nname='a'\n{first}\n[[database]]\nname='b'\n{second}"), &[])
+        complaints(
+            &format!("[amqp]\nurl='amqp://mq'\n[[database]]\nname='a'\n{first}\n[[database]]\nname='b'\n{second}"),
+            &[],
+        )
     };
     let cases = [
         (
@@ -197,14 +210,42 @@ fn databases_that_do_not_fit_together_are_refused() {
             "`database[1].shards`",
             "shards 64;",
         ),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='60-127'"), "`database[1].shards`", "60-63"),
-        (two("url='postgres://x/a'\nshards='64-99'", "url='postgres://x/b'\nshards='1-63'"), "`database[1].shards`", "shards 0;"),
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='60-127'"),
+            "`database[1].shards`",
+            "60-63",
+        ),
+        (
+            two("url='postgres://x/a'\nshards='64-99'", "url='postgres://x/b'\nshards='1-63'"),
+            "`database[1].shards`",
+            "shards 0;",
+        ),
         (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'"), "`database[1].shards`", "missing"),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='9-1'"), "`database[1].shards`", "9-1"),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/a'\nshards='64-127'"), "`database[1].url`", "another"),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'\nname='a'"), "not TOML", "duplicate"),
-        (two("url='mysql://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'"), "`database[0].url`", "mysql"),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-65535'"), "`database[1].shards`", "65534"),
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='9-1'"),
+            "`database[1].shards`",
+            "9-1",
+        ),
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/a'\nshards='64-127'"),
+            "`database[1].url`",
+            "another",
+        ),
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'\nname='a'"),
+            "not TOML",
+            "duplicate",
+        ),
+        (
+            two("url='mysql://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'"),
+            "`database[0].url`",
+            "mysql",
+        ),
+        (
+            two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='64-65535'"),
+            "`database[1].shards`",
+            "65534",
+        ),
         (two("url=5\nshards='0-63'", "url='postgres://x/b'\nshards='64-127'"), "`database[0].url`", "quotes"),
     ];
     for (complaints, key, word) in cases {
@@ -213,15 +254,19 @@ fn databases_that_do_not_fit_together_are_refused() {
             "{key} {word}: {complaints:#?}"
         );
     }
-    assert_eq!(two("url='postgres://x/a'\nshards='64-127'", "url='postgres://x/b'\nshards='0-63'"), Vec::<String>::new());
+    assert_eq!(
+        two("url='postgres://x/a'\nshards='64-127'", "url='postgres://x/b'\nshards='0-63'"),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
 fn names_and_tokens_are_different_from_one_another() {
     let databases = "[amqp]\nurl='amqp://mq'\n[[database]]\nurl='postgres://x/a'\nshards='0-1'\n[[database]]\nurl='postgres://x/b'\nshards='2-3'";
     assert!(complaints(databases, &[]).iter().any(|complaint| complaint.starts_with("`database[1].name`")));
-    let token =
-        |name: &str, digit: &str| format!("[[auth.token]]\nname='{name}'\nrole='viewer'\nsha256='{}'\n", digit.repeat(64));
+    let token = |name: &str, digit: &str| {
+        format!("[[auth.token]]\nname='{name}'\nrole='viewer'\nsha256='{}'\n", digit.repeat(64))
+    };
     let same_name = complaints(&format!("{SMALLEST}\n{}{}", token("a", "1"), token("a", "2")), &[]);
     assert!(same_name.iter().any(|complaint| complaint.starts_with("`auth.token[1].name`")), "{same_name:#?}");
     let same_token = complaints(&format!("{SMALLEST}\n{}{}", token("a", "1"), token("b", "1")), &[]);
@@ -239,7 +284,10 @@ fn a_variable_that_names_no_key_is_refused() {
     ];
     for (variable, word) in cases {
         let complaints = complaints(SMALLEST, &[(variable, "/nowhere/x")]);
-        assert!(complaints.iter().any(|complaint| complaint.contains(variable) && complaint.contains(word)), "{complaints:#?}");
+        assert!(
+            complaints.iter().any(|complaint| complaint.contains(variable) && complaint.contains(word)),
+            "{complaints:#?}"
+        );
     }
 }
 
@@ -259,7 +307,8 @@ fn the_table_of_keys_is_what_is_read() {
         ("telemetry", "[telemetry]\nx=1"),
     ] {
         let complaints = complaints(toml, &[]);
-        let known = complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
+        let known =
+            complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
         let names = known.split_once(" has ").expect("the known keys").1;
         read_keys.extend(names.split(", ").map(|name| format!("{section}.{name}")));
     }

@@ -23,7 +23,8 @@ impl Tree {
     pub(super) fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
         let parsed = Toml::string(&text).data();
-        let mut profiles = parsed.map_err(|error| Error::Syntax { path: path.into(), reason: place_and_reason(&error) })?;
+        let mut profiles =
+            parsed.map_err(|error| Error::Syntax { path: path.into(), reason: place_and_reason(&error) })?;
         let mut tree = Self { root: profiles.remove(&Profile::Default).unwrap_or_default(), ..Self::default() };
         for secret in keys::SECRETS {
             tree.take_secret_file(secret, complaints);
@@ -32,7 +33,11 @@ impl Tree {
     }
 
     /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to others and are left alone.
-    pub(super) fn overlay(&mut self, environment: impl IntoIterator<Item = (String, String)>, complaints: &mut Complaints) {
+    pub(super) fn overlay(
+        &mut self,
+        environment: impl IntoIterator<Item = (String, String)>,
+        complaints: &mut Complaints,
+    ) {
         for (variable, text) in environment {
             let Some(name) = variable.strip_prefix(PREFIX).filter(|name| name.contains("__")) else { continue };
             let steps: Vec<String> = name.split("__").map(str::to_lowercase).collect();
@@ -46,7 +51,8 @@ impl Tree {
 
     fn put(&mut self, variable: String, steps: &[String], text: String, complaints: &mut Complaints) {
         let Some((name, way)) = steps.split_last() else { return };
-        let secret = name.strip_suffix("_file").filter(|stem| keys::SECRETS.contains(&shape(&with(way, stem)).as_str()));
+        let secret =
+            name.strip_suffix("_file").filter(|stem| keys::SECRETS.contains(&shape(&with(way, stem)).as_str()));
         let (steps, text) = match secret {
             Some(stem) => match read_secret(&text) {
                 Ok(secret) => (with(way, stem), secret),

@@ -77,7 +77,8 @@ impl Room {
         let units = u32::try_from(bytes.div_ceil(Self::UNIT_BYTES)).unwrap_or(u32::MAX);
         match tokio::time::timeout(self.free_within, self.units.acquire_many(units)).await {
             Ok(Ok(permit)) => Ok(Taken(permit)),
-            _ => Err(Problem::unavailable("too many large requests at once; nothing of this one was accepted").retry_after(1)),
+            _ => Err(Problem::unavailable("too many large requests at once; nothing of this one was accepted")
+                .retry_after(1)),
         }
     }
 }
@@ -169,7 +170,10 @@ mod tests {
     async fn a_body_over_the_limit_is_413_announced_or_not() {
         let announced = headers(&[(header::CONTENT_LENGTH, "11")]);
         assert_eq!(text(&announced, Body::from("01234567890"), 10).await.expect_err("refused").status, 413);
-        assert_eq!(text(&HeaderMap::new(), chunked(vec!["012345", "67890"]), 10).await.expect_err("refused").status, 413);
+        assert_eq!(
+            text(&HeaderMap::new(), chunked(vec!["012345", "67890"]), 10).await.expect_err("refused").status,
+            413
+        );
         assert!(text(&HeaderMap::new(), chunked(vec!["012345", "6789"]), 10).await.is_ok());
     }
 

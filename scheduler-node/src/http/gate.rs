@@ -50,8 +50,9 @@ impl Gate {
         }
         let Some(sent) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
         let role = bearer(sent).and_then(|token| self.role_of(token));
-        role.map(Some)
-            .ok_or_else(|| Refusal::unauthorized("the token is unknown here; send one that is configured", CHALLENGE_WRONG))
+        role.map(Some).ok_or_else(|| {
+            Refusal::unauthorized("the token is unknown here; send one that is configured", CHALLENGE_WRONG)
+        })
     }
 
     /// Takes as long for a wrong token as for a right one, whichever it is.
@@ -100,7 +101,8 @@ mod tests {
     use crate::config::Token;
 
     fn gate() -> Gate {
-        let token = |role: Role| Token { name: role.text().to_owned(), role, sha256: Sha256::digest(role.text()).into() };
+        let token =
+            |role: Role| Token { name: role.text().to_owned(), role, sha256: Sha256::digest(role.text()).into() };
         Gate::new(&Auth { token: Role::ALL.map(token).to_vec() })
     }
 
@@ -117,7 +119,11 @@ mod tests {
         for (rank, role) in Role::ALL.into_iter().enumerate() {
             for (needed_rank, needed) in Role::ALL.into_iter().enumerate() {
                 let expected = if rank >= needed_rank { 200 } else { 403 };
-                assert_eq!(status(gate().admit(&sent(&format!("Bearer {role}")), needed)), expected, "{role} for {needed}");
+                assert_eq!(
+                    status(gate().admit(&sent(&format!("Bearer {role}")), needed)),
+                    expected,
+                    "{role} for {needed}"
+                );
             }
         }
     }
@@ -130,7 +136,9 @@ mod tests {
 
     #[test]
     fn no_token_and_a_wrong_one_are_both_401() {
-        for headers in [HeaderMap::new(), sent("Bearer nobody"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")] {
+        for headers in
+            [HeaderMap::new(), sent("Bearer nobody"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
+        {
             assert_eq!(status(gate().admit(&headers, Role::Viewer)), 401, "{headers:?}");
             assert!(!gate().knows(&headers));
         }

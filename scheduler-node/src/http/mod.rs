@@ -69,7 +69,11 @@ impl Limits {
     /// The limits that go with the largest payload the configuration allows.
     pub fn of_payload(max_payload_bytes: usize) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
-        Self { single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES, batch_bytes: 64 << 20, batches_bytes: 128 << 20 }
+        Self {
+            single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
+            batch_bytes: 64 << 20,
+            batches_bytes: 128 << 20,
+        }
     }
 }
 

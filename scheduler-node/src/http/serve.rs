@@ -14,7 +14,12 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
     serve_to_the_end(listener, router, stop, FINISH_WITHIN).await
 }
 
-async fn serve_to_the_end(listener: TcpListener, router: Router, stop: CancellationToken, within: Duration) -> io::Result<()> {
+async fn serve_to_the_end(
+    listener: TcpListener,
+    router: Router,
+    stop: CancellationToken,
+    within: Duration,
+) -> io::Result<()> {
     let listener = listener.tap_io(|connection| {
         // Answers are small and complete: waiting to fill a packet would only make them late.
         if let Err(error) = connection.set_nodelay(true) {

@@ -58,7 +58,8 @@ async fn pass(State(shell): State<Shell>, request: Request, next: Next) -> Respo
 /// The panic itself has been logged where it happened.
 fn broken(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
-    Refusal::from(Problem::internal("the request broke something here; it may or may not have been done")).into_response()
+    Refusal::from(Problem::internal("the request broke something here; it may or may not have been done"))
+        .into_response()
 }
 
 pub(super) async fn nothing_here(uri: Uri) -> Refusal {
@@ -74,13 +75,18 @@ pub(super) async fn nothing_here(uri: Uri) -> Refusal {
 
 /// `/v1/queues/<queue>/keys/<key>`.
 fn is_key(path: &str) -> bool {
-    path.strip_prefix("/v1/queues/").and_then(|rest| rest.split_once('/')).is_some_and(|(_, rest)| rest.starts_with("keys/"))
+    path.strip_prefix("/v1/queues/")
+        .and_then(|rest| rest.split_once('/'))
+        .is_some_and(|(_, rest)| rest.starts_with("keys/"))
 }
 
 /// The router adds the header that names the methods there are.
 async fn wrong_method(method: Method, uri: Uri) -> Refusal {
-    Problem::method_not_allowed(format!("{method} is not a method of {}; the header Allow names those there are", uri.path()))
-        .into()
+    Problem::method_not_allowed(format!(
+        "{method} is not a method of {}; the header Allow names those there are",
+        uri.path()
+    ))
+    .into()
 }
 
 #[cfg(test)]
@@ -99,7 +105,11 @@ mod tests {
     use crate::config::{Auth, Role, Token};
 
     fn router(roles: &[Role]) -> Router {
-        let token = |role: &Role| Token { name: role.text().to_owned(), role: *role, sha256: Sha256::digest(role.text()).into() };
+        let token = |role: &Role| Token {
+            name: role.text().to_owned(),
+            role: *role,
+            sha256: Sha256::digest(role.text()).into(),
+        };
         let gate = Gate::new(&Auth { token: roles.iter().map(token).collect() });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
@@ -182,7 +192,8 @@ mod tests {
             ("GET", "/v1/nothing", [401, 404, 404, 404]),
         ];
         for (method, path, statuses) in cases {
-            for (token, status) in [None, Some("viewer"), Some("producer"), Some("operator")].into_iter().zip(statuses) {
+            for (token, status) in [None, Some("viewer"), Some("producer"), Some("operator")].into_iter().zip(statuses)
+            {
                 let response = ask(&router, method, path, token).await;
                 assert_eq!(response.status(), status, "{method} {path} as {token:?}");
                 if status == 401 {
@@ -206,7 +217,8 @@ mod tests {
         }
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).expect("text");
         let counted = |route: &str, status: &str, count: u32| {
-            let line = format!(r#"duetime_http_requests_total{{method="GET",route="{route}",status="{status}"}} {count}"#);
+            let line =
+                format!(r#"duetime_http_requests_total{{method="GET",route="{route}",status="{status}"}} {count}"#);
             assert!(text.contains(&line), "{line} is not in {text}");
         };
         counted("/v1/tasks/{id}", "2xx", 2);

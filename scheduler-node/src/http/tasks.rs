@@ -10,8 +10,8 @@ use axum::{
 use common::{
     ids::Attempt,
     wire::{
-        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody, TaskRequest,
-        TaskView,
+        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody,
+        TaskRequest, TaskView,
     },
 };
 
@@ -30,7 +30,11 @@ pub(super) async fn submit(State(api): State<Api>, headers: HeaderMap, body: Bod
     Ok((status, [(header::LOCATION, place)], Json(submitted.view)).into_response())
 }
 
-pub(super) async fn submit_batch(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Json<BatchAnswer>, Refusal> {
+pub(super) async fn submit_batch(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<BatchAnswer>, Refusal> {
     let limit_bytes = api.limits.batch_bytes;
     let mut room = api.batches.take(&headers, limit_bytes).await?;
     let text = body::text(&headers, body, limit_bytes).await?;
@@ -147,9 +151,11 @@ mod tests {
     fn a_report_over_http_says_which_attempt_it_is_about() {
         let (attempt, _) = read_report(r#"{"attempt":2,"status":"succeeded"}"#).expect("a report");
         assert_eq!(attempt, Attempt::new(2));
-        for text in
-            [r#"{"status":"succeeded"}"#, r#"{"status":"succeeded","attempt":0}"#, r#"{"status":"succeeded","attempt":"1"}"#]
-        {
+        for text in [
+            r#"{"status":"succeeded"}"#,
+            r#"{"status":"succeeded","attempt":0}"#,
+            r#"{"status":"succeeded","attempt":"1"}"#,
+        ] {
             let problem = read_report(text).expect_err("refused");
             assert_eq!((problem.status, problem.field.as_deref()), (422, Some("attempt")), "{text}: {problem:?}");
         }

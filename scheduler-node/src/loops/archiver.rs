@@ -41,7 +41,9 @@ impl Archiver {
         loop {
             let keep_days = self.keep_days();
             // At once when a queue is to keep its tasks for longer.
-            if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days) && self.turn(keep_days).await {
+            if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days)
+                && self.turn(keep_days).await
+            {
                 turned = Some((Instant::now(), keep_days));
             }
             if let Err(error) = self.expire().await {
@@ -56,7 +58,8 @@ impl Archiver {
 
     fn keep_days(&self) -> u64 {
         let book = self.books.load();
-        let longest_ms = book.iter().map(|queue| queue.policy.keep_dead_ms.max(queue.policy.keep_succeeded_ms)).max().unwrap_or(0);
+        let longest_ms =
+            book.iter().map(|queue| queue.policy.keep_dead_ms.max(queue.policy.keep_succeeded_ms)).max().unwrap_or(0);
         u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
     }
 

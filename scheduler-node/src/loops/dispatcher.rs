@@ -123,7 +123,9 @@ impl Dispatcher {
         let longest = Instant::now() + LONGEST_SLEEP;
         let full = self.site.held.in_flight() >= self.pace.window;
         let head = self.site.held.next_due().filter(|_| !full);
-        let head = head.and_then(|due| self.site.database.clock().instant_of(due)).map(|due| due.checked_sub(self.pace.claim_ahead).unwrap_or(due));
+        let head = head
+            .and_then(|due| self.site.database.clock().instant_of(due))
+            .map(|due| due.checked_sub(self.pace.claim_ahead).unwrap_or(due));
         let ready = if self.waiting.lock().is_empty() { longest } else { ready_at };
         head.unwrap_or(longest).min(ready).min(longest)
     }
@@ -234,7 +236,9 @@ impl Dispatcher {
     async fn read_waiting(&self) {
         match self.site.database.ready_queues().await {
             Ok(queues) => self.waiting.lock().extend(queues),
-            Err(error) => tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room"),
+            Err(error) => {
+                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
+            }
         }
     }
 

@@ -1,6 +1,9 @@
 //! Reads the gauges that cost a look: how much is held, how far behind, how full the pools.
 
-use std::{sync::Arc, time::{Duration, Instant}};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::ids::ShardId;
 use tokio_util::sync::CancellationToken;

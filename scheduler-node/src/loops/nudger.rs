@@ -16,7 +16,10 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::site::Sites;
-use crate::{clock, store::watch::{Heard, Lost}};
+use crate::{
+    clock,
+    store::watch::{Heard, Lost},
+};
 
 /// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
 const GATHER: Duration = Duration::from_millis(20);
@@ -52,7 +55,9 @@ impl Nudger {
         let edge = clock::now().plus(inner.horizon);
         let mut near: Vec<Vec<Entry>> = inner.sites.all().iter().map(|_| Vec::new()).collect();
         for (id, wake_at) in rows {
-            if wake_at <= edge && let Some((index, _)) = inner.sites.of(id.shard()) {
+            if wake_at <= edge
+                && let Some((index, _)) = inner.sites.of(id.shard())
+            {
                 near[index].push(Entry { wake_at, id, kind: WakeKind::Claim });
             }
         }
@@ -77,7 +82,9 @@ impl Nudger {
             tokio::time::sleep(GATHER).await;
             for (site, pending) in self.inner.sites.all().iter().zip(&self.inner.pending) {
                 let shards: Vec<ShardId> = std::mem::take(&mut *pending.lock()).into_iter().collect();
-                if !shards.is_empty() && let Err(error) = site.database.nudge(&shards).await {
+                if !shards.is_empty()
+                    && let Err(error) = site.database.nudge(&shards).await
+                {
                     tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next repair read finds the rows");
                 }
             }

@@ -131,7 +131,8 @@ impl Preloader {
         if nudged.is_empty() {
             return Ok(());
         }
-        let window = Window { pass: Pass::Repair, after: Some(now.minus(NUDGE_LOOK_BACK)), until: now.plus(self.reach.horizon) };
+        let window =
+            Window { pass: Pass::Repair, after: Some(now.minus(NUDGE_LOOK_BACK)), until: now.plus(self.reach.horizon) };
         self.read(&nudged, window.after, window.until, now).await.map(|_| ())
     }
 

@@ -43,7 +43,8 @@ pub struct Fitness {
 impl Fitness {
     /// Nothing is known to be there before it has answered once.
     pub fn unproven(databases: impl IntoIterator<Item = DatabaseName>) -> Self {
-        let unfit: BTreeMap<_, _> = databases.into_iter().map(|database| (database, "not reached yet".to_owned())).collect();
+        let unfit: BTreeMap<_, _> =
+            databases.into_iter().map(|database| (database, "not reached yet".to_owned())).collect();
         Self { databases: unfit.len(), unfit, broker_unfit: None }
     }
 
@@ -149,10 +150,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Says to the cluster what this node cannot reach.
-pub async fn tell_cluster(mut fitness: watch::Receiver<Fitness>, cluster: watch::Sender<session_keeper::Fitness>, stop: CancellationToken) {
+pub async fn tell_cluster(
+    mut fitness: watch::Receiver<Fitness>,
+    cluster: watch::Sender<session_keeper::Fitness>,
+    stop: CancellationToken,
+) {
     loop {
         let found = fitness.borrow_and_update().clone();
-        let told = session_keeper::Fitness { unfit: found.unfit.into_keys().collect(), broker_unfit: found.broker_unfit.is_some() };
+        let told = session_keeper::Fitness {
+            unfit: found.unfit.into_keys().collect(),
+            broker_unfit: found.broker_unfit.is_some(),
+        };
         cluster.send_if_modified(|known| {
             let changed = *known != told;
             *known = told;
@@ -166,7 +174,11 @@ pub async fn tell_cluster(mut fitness: watch::Receiver<Fitness>, cluster: watch:
 }
 
 /// Watches the broker's state with the patience it deserves.
-pub async fn watch_broker(mut broker: watch::Receiver<BrokerState>, fitness: Arc<watch::Sender<Fitness>>, stop: CancellationToken) {
+pub async fn watch_broker(
+    mut broker: watch::Receiver<BrokerState>,
+    fitness: Arc<watch::Sender<Fitness>>,
+    stop: CancellationToken,
+) {
     let started = Instant::now();
     loop {
         let (unfit, look_again) = match &*broker.borrow_and_update() {

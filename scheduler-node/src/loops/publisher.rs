@@ -17,10 +17,7 @@ use common::{
     queue::{Queue, Settle},
     task::Delivery,
 };
-use tokio::{
-    sync::mpsc,
-    task::JoinSet,
-};
+use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
     lanes::Lanes,
@@ -157,7 +154,12 @@ impl Publisher {
     }
 
     /// Sends what the lane has, as far as it may have batches out.
-    fn start(self: &Arc<Self>, queue: &QueueName, pending: &mut HashMap<QueueName, Pending>, batches: &mut JoinSet<QueueName>) {
+    fn start(
+        self: &Arc<Self>,
+        queue: &QueueName,
+        pending: &mut HashMap<QueueName, Pending>,
+        batches: &mut JoinSet<QueueName>,
+    ) {
         let Some(lane) = pending.get_mut(queue) else { return };
         while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
             let most = lane.messages.len().min(MESSAGES_PER_BATCH);
@@ -181,7 +183,8 @@ impl Publisher {
             return;
         }
         let policy = self.books.load().get(queue);
-        let places: HashMap<TaskId, Place> = batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
+        let places: HashMap<TaskId, Place> =
+            batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
         let outgoing: Vec<Outgoing> = batch.into_iter().map(|dispatch| outgoing(dispatch.delivery, &policy)).collect();
         let messages = outgoing.len();
         self.lanes.sent(queue, messages, Instant::now());
@@ -202,7 +205,13 @@ impl Publisher {
         fresh
     }
 
-    async fn settle(&self, queue: &QueueName, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>) {
+    async fn settle(
+        &self,
+        queue: &QueueName,
+        policy: &Queue,
+        places: &HashMap<TaskId, Place>,
+        published: Vec<Published>,
+    ) {
         let mut confirmed: Vec<Vec<Confirmed>> = self.sites.all().iter().map(|_| Vec::new()).collect();
         let mut open: Vec<(usize, TaskId)> = Vec::new();
         let messages = published.len();

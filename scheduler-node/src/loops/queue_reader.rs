@@ -31,7 +31,10 @@ impl QueueReader {
                 Ok(()) => told = false,
                 Err(error) if !told => {
                     told = true;
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the queues cannot be read; what was read last counts");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the queues cannot be read; what was read last counts"
+                    );
                 }
                 Err(_) => {}
             }

@@ -24,7 +24,11 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{nudger::Nudger, queue_reader::Books, site::{Site, Sites}};
+use super::{
+    nudger::Nudger,
+    queue_reader::Books,
+    site::{Site, Sites},
+};
 use crate::{
     broker::{Incoming, Source},
     metrics::Metrics,
@@ -46,6 +50,10 @@ const ERROR_CHARS: usize = 2_000;
 /// Between two tries to write while the database is away. The broker keeps what is not acked.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// A happening that was overtaken between the look and the write is looked at again so often.
+const LOOKS: usize = 5;
+
+const SILENT: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
 const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
 const MAY_SUCCEED: &[TaskState] =
     &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
@@ -55,8 +63,14 @@ const MAY_SUCCEED: &[TaskState] =
 pub enum Happening {
     Deadline,
     /// Why the broker gave it up.
-    Rejected { attempt: Attempt, reason: String },
-    Reported { attempt: Attempt, body: Box<ResultBody> },
+    Rejected {
+        attempt: Attempt,
+        reason: String,
+    },
+    Reported {
+        attempt: Attempt,
+        body: Box<ResultBody>,
+    },
 }
 
 /// A message that was read: whom it is about, what it says, and its ack.
@@ -67,7 +81,10 @@ type Told = (TaskId, Happening, Incoming);
 pub enum Reported {
     Applied,
     /// It is about an attempt that is over, or its task does not listen any more.
-    Stale { state: TaskState, attempt: Attempt },
+    Stale {
+        state: TaskState,
+        attempt: Attempt,
+    },
     /// No such task is open.
     Missing,
 }
@@ -156,7 +173,13 @@ impl Reporter {
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
                 let MessageId { id, attempt } = name.parse().map_err(|error: NotAMessageId| error.to_string())?;
-                (id, Happening::Rejected { attempt, reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()) })
+                (
+                    id,
+                    Happening::Rejected {
+                        attempt,
+                        reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
+                    },
+                )
             }
         };
         let (index, _) = self.sites.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
@@ -171,10 +194,19 @@ impl Reporter {
         let home = &self.sites.all()[0].database;
         tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
         while let Err(error) = home
-            .quarantine_add(source, reason.clone(), message.message_id.clone(), message.headers.clone(), message.body.clone())
+            .quarantine_add(
+                source,
+                reason.clone(),
+                message.message_id.clone(),
+                message.headers.clone(),
+                message.body.clone(),
+            )
             .await
         {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the quarantine could not be written; trying again");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "the quarantine could not be written; trying again"
+            );
             tokio::time::sleep(PAUSE).await;
         }
         self.metrics.quarantined.with_label_values(&[source]).inc();
@@ -202,9 +234,15 @@ impl Reporter {
         }
     }
 
-    /// Gather, decide, write. Several happenings of one task are taken one after the other.
-    async fn apply(&self, site: &Site, mut happenings: Vec<(TaskId, Happening)>) -> Result<Vec<(TaskId, Reported)>, Error> {
+    /// Gather, decide, write. Several happenings of one task are taken one after the other, and what was overtaken between the
+    /// look and the write is looked at again: the success of an earlier attempt must not be lost to a claim.
+    async fn apply(
+        &self,
+        site: &Site,
+        mut happenings: Vec<(TaskId, Happening)>,
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let mut answers = Vec::new();
+        let mut looks = 0;
         while !happenings.is_empty() {
             let mut round: BTreeMap<TaskId, Happening> = BTreeMap::new();
             let mut next = Vec::new();
@@ -214,38 +252,47 @@ impl Reporter {
                     std::collections::btree_map::Entry::Occupied(_) => next.push((id, happening)),
                 }
             }
-            answers.extend(self.apply_round(site, round).await?);
+            let overtaken = self.apply_round(site, &round, &mut answers).await?;
+            looks = if overtaken.is_empty() { 0 } else { looks + 1 };
+            for (id, stale) in overtaken {
+                match round.remove(&id) {
+                    Some(happening) if looks < LOOKS => next.insert(0, (id, happening)),
+                    _ => answers.push((id, stale)),
+                }
+            }
             happenings = next;
         }
         Ok(answers)
     }
 
-    async fn apply_round(&self, site: &Site, round: BTreeMap<TaskId, Happening>) -> Result<Vec<(TaskId, Reported)>, Error> {
+    /// Adds the answers; returns those that were overtaken, and how they stood.
+    async fn apply_round(
+        &self,
+        site: &Site,
+        round: &BTreeMap<TaskId, Happening>,
+        answers: &mut Vec<(TaskId, Reported)>,
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let ids: Vec<TaskId> = round.keys().copied().collect();
         let standing: HashMap<TaskId, StandingRow> =
             site.database.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
         let mut writes = Writes::default();
-        let mut answers = Vec::with_capacity(round.len());
         for (id, happening) in round {
-            let answer = match standing.get(&id) {
-                Some(row) if self.decide(row, &happening, &mut writes) => Reported::Applied,
+            let answer = match standing.get(id) {
+                Some(row) if self.decide(row, happening, &mut writes) => continue,
                 Some(row) => Reported::Stale { state: row.state, attempt: row.attempt },
                 None => Reported::Missing,
             };
-            if answer != Reported::Applied && !matches!(happening, Happening::Deadline) {
+            if !matches!(happening, Happening::Deadline) {
                 self.metrics.reports_stale.inc();
             }
-            answers.push((id, answer));
+            answers.push((*id, answer));
         }
         let written = self.write(site, &writes).await?;
-        for (id, answer) in &mut answers {
-            // Overtaken between the look and the write.
-            if *answer == Reported::Applied && !written.contains(id) {
-                let row = &standing[id];
-                *answer = Reported::Stale { state: row.state, attempt: row.attempt };
-            }
-        }
-        Ok(answers)
+        answers.extend(written.iter().map(|id| (*id, Reported::Applied)));
+        let overtaken = writes.facts.keys().filter(|id| !written.contains(id));
+        Ok(overtaken
+            .map(|id| (*id, Reported::Stale { state: standing[id].state, attempt: standing[id].attempt }))
+            .collect())
     }
 
     /// Whether there is something to write.
@@ -279,7 +326,9 @@ impl Reporter {
         }
         if !writes.retry.is_empty() {
             let retried = site.database.task_retry(&writes.retry).await?;
-            self.nudger.written_all(writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)));
+            self.nudger.written_all(
+                writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
+            );
             written.extend(retried);
         }
         if !writes.extend.is_empty() {
@@ -305,6 +354,7 @@ impl Reporter {
 
 impl Writes {
     fn add(&mut self, row: &StandingRow, happening: &Happening, verdict: Verdict, queue: &Arc<Queue>) -> bool {
+        let at_deadline = matches!(happening, Happening::Deadline);
         let (outcome, failed) = match verdict {
             Verdict::Ignore | Verdict::Deliver { .. } => return false,
             Verdict::Archive { state, reason } => {
@@ -312,8 +362,17 @@ impl Writes {
                     id: row.id,
                     attempt: row.attempt,
                     final_state: state,
-                    was: if state == TaskState::Succeeded { MAY_SUCCEED } else { OUT },
-                    keep_ms: if state == TaskState::Dead { queue.policy.keep_dead_ms } else { queue.policy.keep_succeeded_ms },
+                    was: match happening {
+                        Happening::Deadline => SILENT,
+                        _ if state == TaskState::Succeeded => MAY_SUCCEED,
+                        _ => OUT,
+                    },
+                    at_deadline,
+                    keep_ms: if state == TaskState::Dead {
+                        queue.policy.keep_dead_ms
+                    } else {
+                        queue.policy.keep_succeeded_ms
+                    },
                     report: report_of(happening),
                     entry: reason.map(|reason| entry(row, happening, reason)),
                 });
@@ -321,7 +380,7 @@ impl Writes {
             }
             Verdict::RetryAt { at, reason } => {
                 let entry = entry(row, happening, reason);
-                self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry });
+                self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline });
                 (None, Some(reason))
             }
             Verdict::Extend { progress, worker, .. } => {

@@ -3,7 +3,11 @@
 //! A confirm is a fact, so its write is repeated until the database has taken it; meanwhile the task stays in flight and nobody
 //! publishes it again. If this loop stops, what it had not written is published again by the next owner.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -90,7 +94,8 @@ impl Settler {
     }
 
     async fn settle(&self, batch: &[Confirmed]) {
-        let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) = batch.iter().partition(|confirmed| confirmed.finishes);
+        let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) =
+            batch.iter().partition(|confirmed| confirmed.finishes);
         tokio::join!(self.deliver(&open), self.finish(&finishing));
         fail::fail_point!("after_settle", |_| std::process::abort());
         self.site.held.end(batch.iter().map(|confirmed| confirmed.id));
@@ -120,12 +125,15 @@ impl Settler {
                 was: &[TaskState::Dispatching],
                 keep_ms: confirmed.keep_ms,
                 report: Report::default(),
+                at_deadline: false,
                 entry: None,
             })
             .collect();
-        self.until_written(|| self.site.database.task_finish(&tasks)).await;
+        // What a report has finished meanwhile was counted there.
+        let finished: HashSet<TaskId> =
+            self.until_written(|| self.site.database.task_finish(&tasks)).await.into_iter().collect();
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
-        for confirmed in finishing {
+        for confirmed in finishing.iter().filter(|confirmed| finished.contains(&confirmed.id)) {
             *queues.entry(&confirmed.queue).or_default() += 1;
         }
         for (queue, count) in queues {
@@ -134,9 +142,13 @@ impl Settler {
     }
 
     /// Compare-and-set on attempt and state makes a second writing harmless.
-    async fn until_written<T, F: Future<Output = Result<T, Error>>>(&self, write: impl Fn() -> F) {
+    async fn until_written<T, F: Future<Output = Result<T, Error>>>(&self, write: impl Fn() -> F) -> T {
         let mut told = false;
-        while let Err(error) = write().await {
+        loop {
+            let error = match write().await {
+                Ok(written) => return written,
+                Err(error) => error,
+            };
             if !told {
                 told = true;
                 tracing::warn!(database = %self.site.name(), error = &error as &dyn std::error::Error, "confirms could not be written; trying until they are");

@@ -101,10 +101,8 @@ impl Submitter {
     /// One answer a task, in the order of the tasks. Done answers mean that the task is durable.
     pub async fn submit(&self, tasks: Vec<ValidTask>) -> Vec<Result<Stored, Unstored>> {
         let new = self.routes.place(tasks);
-        let mut stored: Vec<Result<Stored, Unstored>> = new
-            .iter()
-            .map(|task| Ok(Stored { id: task.id, created_at: task.due_at, due_at: task.due_at }))
-            .collect();
+        let mut stored: Vec<Result<Stored, Unstored>> =
+            new.iter().map(|task| Ok(Stored { id: task.id, created_at: task.due_at, due_at: task.due_at })).collect();
         let mut waiting = Vec::new();
         for (index, places, tasks) in self.by_site(new) {
             let (answer, answered) = oneshot::channel();

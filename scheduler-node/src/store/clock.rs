@@ -46,7 +46,9 @@ impl Reading {
 impl DatabaseClock {
     pub fn observe(&self, server: UnixMicros, arrived: Instant) {
         let mut readings = self.readings.lock();
-        while readings.front().is_some_and(|oldest| readings.len() >= READINGS || arrived.saturating_duration_since(oldest.arrived) > KEPT) {
+        while readings.front().is_some_and(|oldest| {
+            readings.len() >= READINGS || arrived.saturating_duration_since(oldest.arrived) > KEPT
+        }) {
             readings.pop_front();
         }
         readings.push_back(Reading { server, arrived });

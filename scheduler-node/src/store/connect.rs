@@ -69,7 +69,9 @@ impl Options {
     /// One plain connection, closed again: a pool would only say that time ran out, not why.
     pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
         let options = self.connection();
-        let connection = tokio::time::timeout(ACQUIRE_DEADLINE, options.connect()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        let connection = tokio::time::timeout(ACQUIRE_DEADLINE, options.connect())
+            .await
+            .unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
         connection.close().await
     }
 

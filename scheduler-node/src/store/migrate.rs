@@ -38,7 +38,11 @@ pub enum Misfit {
 }
 
 fn advice(found: i64, needed: i64) -> &'static str {
-    if found < needed { "run `duetime migrate` first" } else { "the database was migrated by a newer version: update this node" }
+    if found < needed {
+        "run `duetime migrate` first"
+    } else {
+        "the database was migrated by a newer version: update this node"
+    }
 }
 
 impl Misfit {
@@ -97,13 +101,15 @@ pub async fn migrate(
     let pool = options.migration_pool();
     let from = read(&pool).await.ok().and_then(|schema| schema.version);
     migrations().run(&pool).await.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
-    sqlx::query("INSERT INTO duetime.meta (shard_count, first_shard, last_shard) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING")
-        .bind(i32::from(shard_count))
-        .bind(i32::from(shards.first().number()))
-        .bind(i32::from(shards.last().number()))
-        .execute(&pool)
-        .await
-        .map_err(unreachable)?;
+    sqlx::query(
+        "INSERT INTO duetime.meta (shard_count, first_shard, last_shard) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    )
+    .bind(i32::from(shard_count))
+    .bind(i32::from(shards.first().number()))
+    .bind(i32::from(shards.last().number()))
+    .execute(&pool)
+    .await
+    .map_err(unreachable)?;
     compare(name, shards, shard_count, &read(&pool).await.map_err(unreachable)?)?;
     sqlx::query("INSERT INTO duetime.shard (id) SELECT generate_series($1::int, $2::int) ON CONFLICT DO NOTHING")
         .bind(i32::from(shards.first().number()))
@@ -118,17 +124,14 @@ impl Database {
     /// Whether this database can be used: it answers, its schema is the one this node knows, its shards are those configured.
     pub async fn schema_check(&self, shard_count: u16) -> Result<(), Misfit> {
         self.options.reach().await.map_err(|source| Misfit::Unreachable { database: self.name.clone(), source })?;
-        let schema = self
-            .run(StoreOp::SchemaRead, |pool| async move { read(&pool).await })
-            .await
-            .map_err(|error| {
-                let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
-                match source.as_database_error().and_then(|answer| answer.code()).as_deref() {
-                    // No such schema or table.
-                    Some("3F000" | "42P01") => Misfit::Empty { database: self.name.clone() },
-                    _ => Misfit::Unreachable { database: self.name.clone(), source },
-                }
-            })?;
+        let schema = self.run(StoreOp::SchemaRead, |pool| async move { read(&pool).await }).await.map_err(|error| {
+            let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
+            match source.as_database_error().and_then(|answer| answer.code()).as_deref() {
+                // No such schema or table.
+                Some("3F000" | "42P01") => Misfit::Empty { database: self.name.clone() },
+                _ => Misfit::Unreachable { database: self.name.clone(), source },
+            }
+        })?;
         compare(&self.name, self.shards, shard_count, &schema)
     }
 }

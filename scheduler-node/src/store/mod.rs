@@ -129,7 +129,9 @@ impl Database {
                 timer.done();
                 return Ok(answer);
             }
-            Ok(Err(source)) => Error { database: self.name.clone(), op, effect: Effect::of(&source), source: Some(source) },
+            Ok(Err(source)) => {
+                Error { database: self.name.clone(), op, effect: Effect::of(&source), source: Some(source) }
+            }
             Err(_) => {
                 self.renew(&pool);
                 Error { database: self.name.clone(), op, effect: Effect::Unknown, source: None }

@@ -80,12 +80,18 @@ impl StoreMetrics {
     /// The two families shared by all databases, registered once.
     pub fn families(registry: &Registry) -> prometheus::Result<(HistogramVec, IntCounterVec)> {
         let seconds = HistogramVec::new(
-            HistogramOpts::new("duetime_database_statement_seconds", "how long a statement took, from asking for a connection to its answer")
-                .buckets(vec![0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0]),
+            HistogramOpts::new(
+                "duetime_database_statement_seconds",
+                "how long a statement took, from asking for a connection to its answer",
+            )
+            .buckets(vec![0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0]),
             &["database", "op"],
         )?;
         let failures = IntCounterVec::new(
-            Opts::new("duetime_database_statement_failures_total", "statements that failed; effect `unknown`: it may have been done all the same"),
+            Opts::new(
+                "duetime_database_statement_failures_total",
+                "statements that failed; effect `unknown`: it may have been done all the same",
+            ),
             &["database", "op", "effect"],
         )?;
         registry.register(Box::new(seconds.clone()))?;

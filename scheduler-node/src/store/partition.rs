@@ -46,11 +46,16 @@ impl Database {
             let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(&pool).await?;
             let today = match rows.first() {
                 Some(row) => row.try_get("today")?,
-                None => sqlx::query("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today").fetch_one(&pool).await?.try_get("today")?,
+                None => sqlx::query("SELECT (clock_timestamp() AT TIME ZONE 'UTC')::date AS today")
+                    .fetch_one(&pool)
+                    .await?
+                    .try_get("today")?,
             };
             let partitions = rows
                 .iter()
-                .map(|row| Ok(Partition { drop_on: row.try_get("drop_on")?, half_detached: row.try_get("half_detached")? }))
+                .map(|row| {
+                    Ok(Partition { drop_on: row.try_get("drop_on")?, half_detached: row.try_get("half_detached")? })
+                })
                 .collect::<Result<_, sqlx::Error>>()?;
             Ok((today, partitions))
         })
@@ -65,7 +70,9 @@ impl Database {
         self.run(StoreOp::PartitionMake, |pool| async move {
             let create = format!("CREATE TABLE IF NOT EXISTS duetime.{name} (LIKE duetime.archive INCLUDING ALL)");
             sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await?;
-            let attach = format!("ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')");
+            let attach = format!(
+                "ALTER TABLE duetime.archive ATTACH PARTITION duetime.{name} FOR VALUES FROM ('{day}') TO ('{next}')"
+            );
             match sqlx::raw_sql(AssertSqlSafe(attach)).execute(&pool).await {
                 // Another node was faster: `is already a partition`.
                 Err(sqlx::Error::Database(answer)) if answer.code().as_deref() == Some("42809") => Ok(()),

@@ -27,6 +27,8 @@ pub struct Finish {
     pub was: &'static [TaskState],
     pub keep_ms: i64,
     pub report: Report,
+    /// A deadline ends only what has still not been heard of when this is written.
+    pub at_deadline: bool,
     /// The failed attempt this ends with, as a JSON object.
     pub entry: Option<String>,
 }
@@ -47,6 +49,7 @@ pub struct Retry {
     pub attempt: Attempt,
     pub retry_at: UnixMicros,
     pub entry: String,
+    pub at_deadline: bool,
 }
 
 /// A sign of life.
@@ -82,7 +85,12 @@ impl Database {
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
         let timeouts: Vec<_> = tasks.iter().map(|task| task.timeout_ms).collect();
         self.run(StoreOp::TaskDeliver, |pool| async move {
-            sqlx::query(include_str!("queries/task_deliver.sql")).bind(ids).bind(attempts).bind(timeouts).execute(&pool).await?;
+            sqlx::query(include_str!("queries/task_deliver.sql"))
+                .bind(ids)
+                .bind(attempts)
+                .bind(timeouts)
+                .execute(&pool)
+                .await?;
             Ok(())
         })
         .await
@@ -98,6 +106,7 @@ impl Database {
         let keep: Vec<_> = tasks.iter().map(|task| task.keep_ms).collect();
         let results: Vec<_> = tasks.iter().map(|task| task.report.result.clone()).collect();
         let codes: Vec<_> = tasks.iter().map(|task| task.report.status_code).collect();
+        let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
         let messages: Vec<_> = tasks.iter().map(|task| task.report.status_msg.clone()).collect();
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
         self.run(StoreOp::TaskFinish, |pool| async move {
@@ -111,6 +120,7 @@ impl Database {
                 .bind(entries)
                 .bind(codes)
                 .bind(messages)
+                .bind(deadlines)
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::task_id(row, "id")).collect()
@@ -123,6 +133,7 @@ impl Database {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
         let times: Vec<_> = tasks.iter().map(|task| task.retry_at.to_utc()).collect();
+        let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
         self.run(StoreOp::TaskRetry, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_retry.sql"))
@@ -130,6 +141,7 @@ impl Database {
                 .bind(attempts)
                 .bind(times)
                 .bind(entries)
+                .bind(deadlines)
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::task_id(row, "id")).collect()
@@ -161,7 +173,8 @@ impl Database {
     /// Archives what lapsed in `shards`, at most `most`; returns the queues of what did.
     pub async fn task_expire(&self, shards: &[ShardId], most: i64, keep: &Keep) -> Result<Vec<QueueName>, Error> {
         let shards = super::numbers(shards);
-        let (queues, keeps): (Vec<&str>, Vec<i64>) = keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
+        let (queues, keeps): (Vec<&str>, Vec<i64>) =
+            keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
         self.run(StoreOp::TaskExpire, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_expire.sql"))
                 .bind(shards)

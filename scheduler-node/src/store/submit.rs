@@ -82,12 +82,17 @@ impl<'a> Columns<'a> {
             content_types: tasks.iter().map(|task| task.content.content_type.as_str()).collect(),
             headers: tasks
                 .iter()
-                .map(|task| (!task.content.headers.is_empty()).then(|| json(serde_json::to_string(&task.content.headers))))
+                .map(|task| {
+                    (!task.content.headers.is_empty()).then(|| json(serde_json::to_string(&task.content.headers)))
+                })
                 .collect(),
             partition_keys: tasks.iter().map(|task| task.partition_key.as_deref()).collect(),
             max_attempts: tasks.iter().map(|task| task.max_attempts).collect(),
             timeouts_ms: tasks.iter().map(|task| task.timeout_ms).collect(),
-            retries: tasks.iter().map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry)))).collect(),
+            retries: tasks
+                .iter()
+                .map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry))))
+                .collect(),
             expires_at: tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc)).collect(),
             keys: vec![None; tasks.len()],
             versions: vec![0; tasks.len()],

@@ -31,7 +31,11 @@ impl Database {
     pub async fn overdue_s(&self, shards: &[ShardId]) -> Result<f64, Error> {
         let shards = super::numbers(shards);
         self.run(StoreOp::TaskOverdue, |pool| async move {
-            sqlx::query(include_str!("queries/task_overdue.sql")).bind(shards).fetch_one(&pool).await?.try_get("overdue_s")
+            sqlx::query(include_str!("queries/task_overdue.sql"))
+                .bind(shards)
+                .fetch_one(&pool)
+                .await?
+                .try_get("overdue_s")
         })
         .await
     }
@@ -113,7 +117,9 @@ impl Nudges {
     /// Waits for the next one. `try_recv`, because `recv` hides reconnects.
     pub async fn next(&mut self) -> Result<Heard, Lost> {
         Ok(match self.listener.try_recv().await? {
-            Some(nudge) => Heard::Shards(nudge.payload().split(',').filter_map(|number| number.parse().ok().map(ShardId::new)).collect()),
+            Some(nudge) => Heard::Shards(
+                nudge.payload().split(',').filter_map(|number| number.parse().ok().map(ShardId::new)).collect(),
+            ),
             None => Heard::Gap,
         })
     }

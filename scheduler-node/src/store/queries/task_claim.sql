@@ -20,8 +20,8 @@ WITH presented AS MATERIALIZED (
     UPDATE duetime.task AS t
        SET state = CASE WHEN t.queue = ANY($6::text[]) THEN 'ready'::duetime.task_state ELSE 'dispatching' END,
            attempt = CASE WHEN t.queue = ANY($6::text[]) THEN t.attempt ELSE t.attempt + 1 END,
-           claim_epoch = a.epoch,
-           claimed_at = clock_timestamp(),
+           claim_epoch = CASE WHEN t.queue = ANY($6::text[]) THEN t.claim_epoch ELSE a.epoch END,
+           claimed_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.claimed_at ELSE clock_timestamp() END,
            wake_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.wake_at ELSE clock_timestamp() + $5 END
       FROM asked AS a
      WHERE t.id = a.id

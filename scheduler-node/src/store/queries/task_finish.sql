@@ -1,15 +1,18 @@
 -- Moves finished tasks to the archive, in one statement, so that a task is always in exactly one of the two tables.
--- Guard: this attempt, and one of the states the happening may end ($4, comma separated).
+-- Guard: this attempt, claimed at least once, and one of the states the happening may end ($4, comma separated). A deadline ($10)
+-- ends only what has still not been heard of.
 -- $1 ids, $2 attempts, $3 final states, $4 states it may be in, $5 keep for so many ms, $6 results, $7 history entries,
--- $8 status codes, $9 status messages, pairwise.
+-- $8 status codes, $9 status messages, $10 at a deadline, pairwise.
 -- Returns the ids that moved.
 WITH fact AS MATERIALIZED (
-    SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[])
-        AS f (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg)
+    SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
+                         $10::boolean[])
+        AS f (id, attempt, final, was, keep_ms, result, entry, status_code, status_msg, at_deadline)
 ), gone AS (
     DELETE FROM duetime.task AS t
      USING fact AS f
      WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = ANY(string_to_array(f.was, ','))
+       AND t.attempt > 0 AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp())
     RETURNING t.*, f.final, f.keep_ms, f.result, f.entry, f.status_code, f.status_msg
 )
 INSERT INTO duetime.archive (

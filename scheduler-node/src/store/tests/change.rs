@@ -47,7 +47,7 @@ async fn later(test: &TestDatabase, by_s: u64) -> common::time::UnixMicros {
 
 async fn retry_later(test: &TestDatabase, id: TaskId) {
     let entry = r#"{"attempt":1,"reason":"failed"}"#.to_owned();
-    let retry = Retry { id, attempt: Attempt::new(1), retry_at: later(test, 60).await, entry };
+    let retry = Retry { id, attempt: Attempt::new(1), retry_at: later(test, 60).await, entry, at_deadline: false };
     assert_eq!(test.database.task_retry(&[retry]).await.unwrap(), [id]);
 }
 
@@ -60,6 +60,7 @@ async fn bury(test: &TestDatabase, id: TaskId, attempt: i32) {
         keep_ms: DAY_MS,
         report: Report::default(),
         entry: Some(r#"{"attempt":1,"reason":"failed"}"#.to_owned()),
+        at_deadline: false,
     };
     assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
 }

@@ -29,7 +29,8 @@ async fn a_claim_takes_what_is_due_within_its_lead_and_nothing_later() {
     let mut later = new_task(fixture::fresh_id_of(ShardId::new(0)));
     (later.asked_now, later.due_at) = (false, now.plus(Duration::from_secs(600)));
     test.database.task_submit(&[soon.clone(), later.clone()], Sending::First).await.unwrap();
-    let claimed = test.database.task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), Vec::new()).await.unwrap();
+    let claimed =
+        test.database.task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), Vec::new()).await.unwrap();
     assert_eq!(claimed.deliveries.len(), 1);
     assert_eq!((claimed.deliveries[0].id, claimed.deliveries[0].due_at), (soon.id, soon.due_at));
 }
@@ -42,7 +43,11 @@ async fn what_has_expired_is_not_claimed() {
     task.expires_at = Some(fixture::now(&test.pool).await.minus(Duration::from_secs(1)));
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
     assert!(claim(&test, &[task.id], &fences).await.deliveries.is_empty());
-    let expired = test.database.task_expire(&[ShardId::new(0)], 10, &crate::store::change::Keep { default_ms: 0, others: Vec::new() }).await.unwrap();
+    let expired = test
+        .database
+        .task_expire(&[ShardId::new(0)], 10, &crate::store::change::Keep { default_ms: 0, others: Vec::new() })
+        .await
+        .unwrap();
     assert_eq!(expired, [QueueName::new("orders")]);
     assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some("expired"));
 }
@@ -60,7 +65,10 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     assert_eq!(test.database.ready_queues().await.unwrap(), [orders.clone()]);
     let taken = test.database.task_claim_ready(&orders, &fences, 2).await.unwrap();
     assert_eq!(taken.deliveries.len(), 2);
-    assert!(taken.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1)), "waiting for room is no attempt");
+    assert!(
+        taken.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1)),
+        "waiting for room is no attempt"
+    );
     assert_eq!(test.database.task_claim_ready(&orders, &fences, 2).await.unwrap().deliveries.len(), 1);
     assert!(test.database.ready_queues().await.unwrap().is_empty());
 }

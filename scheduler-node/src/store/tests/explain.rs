@@ -67,18 +67,28 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
                 "uuid[], int[], bigint[], interval, interval, text[]",
                 format!("{ids}, {owned}, '15 ms', '45 s', '{{}}'"),
             ),
-            (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{ids}, {owned}, '45 s'")),
-            (include_str!("../queries/task_deliver.sql"), "uuid[], int[], bigint[]", format!("{ids}, {attempts}, {longs}")),
+            (
+                include_str!("../queries/task_rescue.sql"),
+                "uuid[], int[], bigint[], interval",
+                format!("{ids}, {owned}, '45 s'"),
+            ),
+            (
+                include_str!("../queries/task_deliver.sql"),
+                "uuid[], int[], bigint[]",
+                format!("{ids}, {attempts}, {longs}"),
+            ),
             (
                 include_str!("../queries/task_finish.sql"),
-                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[]",
-                format!("{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}"),
+                "uuid[], int[], text[], text[], bigint[], text[], text[], bigint[], text[], boolean[]",
+                format!(
+                    "{ids}, {attempts}, {texts}, {texts}, {longs}, {texts}, {texts}, {longs}, {texts}, array_fill(false, ARRAY[{n}])"
+                ),
             ),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
             (
                 include_str!("../queries/task_retry.sql"),
-                "uuid[], int[], timestamptz[], text[]",
-                format!("{ids}, {attempts}, array_fill(now(), ARRAY[{n}]), {texts}"),
+                "uuid[], int[], timestamptz[], text[], boolean[]",
+                format!("{ids}, {attempts}, array_fill(now(), ARRAY[{n}]), {texts}, array_fill(false, ARRAY[{n}])"),
             ),
         ];
         for (sql, types, values) in cases {
@@ -101,7 +111,11 @@ async fn reading_ahead_walks_one_index_range_a_shard() {
             "int[], timestamptz, timestamptz, bigint",
             format!("{shards}, now(), now() + interval '10 s', 2000"),
         ),
-        (include_str!("../queries/task_takeover.sql"), "int[], bigint[], bigint, interval", format!("{fences}, 2000, '45 s'")),
+        (
+            include_str!("../queries/task_takeover.sql"),
+            "int[], bigint[], bigint, interval",
+            format!("{fences}, 2000, '45 s'"),
+        ),
         (include_str!("../queries/task_overdue.sql"), "int[]", shards.clone()),
     ];
     for (sql, types, values) in cases {
@@ -118,8 +132,13 @@ async fn what_waits_for_room_is_taken_in_the_order_of_its_index() {
     let mut connection = test.pool.acquire().await.unwrap();
     let fences = fences();
     let values = format!("'q10', {fences}, 100, '45 s'");
-    let plan_of_claim =
-        plan(&mut connection, include_str!("../queries/task_claim_ready.sql"), "text, int[], bigint[], bigint, interval", &values).await;
+    let plan_of_claim = plan(
+        &mut connection,
+        include_str!("../queries/task_claim_ready.sql"),
+        "text, int[], bigint[], bigint, interval",
+        &values,
+    )
+    .await;
     assert_no_scan_of_all_tasks(&plan_of_claim);
     assert!(plan_of_claim.contains("task_ready"), "{plan_of_claim}");
     let plan_of_names = plan(&mut connection, include_str!("../queries/ready_queues.sql"), "int", "1").await;
@@ -132,7 +151,13 @@ async fn what_expired_is_found_by_its_own_index() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();
     let shards = shards();
-    let plan = plan(&mut connection, include_str!("../queries/task_expire.sql"), "int[], bigint, bigint, text[], bigint[]", &format!("{shards}, 500, 1, '{{}}', '{{}}'")).await;
+    let plan = plan(
+        &mut connection,
+        include_str!("../queries/task_expire.sql"),
+        "int[], bigint, bigint, text[], bigint[]",
+        &format!("{shards}, 500, 1, '{{}}', '{{}}'"),
+    )
+    .await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_expiry"), "{plan}");
 }

@@ -39,7 +39,11 @@ async fn acquire_during_claim(sql: String) -> (usize, usize) {
     let ids = submitted(&test, 3).await;
     let mut blocker = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
-    sqlx::query("SELECT 1 FROM duetime.task WHERE id = $1 FOR UPDATE").bind(ids[0].uuid()).execute(&mut *blocker).await.unwrap();
+    sqlx::query("SELECT 1 FROM duetime.task WHERE id = $1 FOR UPDATE")
+        .bind(ids[0].uuid())
+        .execute(&mut *blocker)
+        .await
+        .unwrap();
 
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
     let claiming = spawn_child(claim_with(sql.clone(), test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));

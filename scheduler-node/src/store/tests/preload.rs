@@ -21,11 +21,19 @@ async fn a_read_finds_what_wakes_in_its_window_the_earliest_first() {
         })
         .collect();
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
-    let keys = test.database.task_preload(&[shard], UnixMicros::new(0), now.plus(Duration::from_secs(60)), 100).await.unwrap();
+    let keys =
+        test.database.task_preload(&[shard], UnixMicros::new(0), now.plus(Duration::from_secs(60)), 100).await.unwrap();
     assert_eq!(keys.iter().map(|key| key.id).collect::<Vec<_>>(), [tasks[1].id, tasks[2].id, tasks[0].id]);
-    let keys = test.database.task_preload(&[shard], UnixMicros::new(0), now.plus(Duration::from_secs(600)), 2).await.unwrap();
+    let keys =
+        test.database.task_preload(&[shard], UnixMicros::new(0), now.plus(Duration::from_secs(600)), 2).await.unwrap();
     assert_eq!(keys.len(), 2, "bounded for each shard");
-    assert!(test.database.task_preload(&[ShardId::new(6)], UnixMicros::new(0), UnixMicros::LAST, 100).await.unwrap().is_empty());
+    assert!(
+        test.database
+            .task_preload(&[ShardId::new(6)], UnixMicros::new(0), UnixMicros::LAST, 100)
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]

@@ -17,8 +17,13 @@ fn finish(id: TaskId, attempt: i32, final_state: TaskState) -> Finish {
         final_state,
         was: &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running],
         keep_ms: 86_400_000,
-        report: Report { result: Some(r#"{"a": 1e400, "b":"\u0000"}"#.into()), status_code: Some(7), status_msg: Some("fine".into()) },
+        report: Report {
+            result: Some(r#"{"a": 1e400, "b":"\u0000"}"#.into()),
+            status_code: Some(7),
+            status_msg: Some("fine".into()),
+        },
         entry: None,
+        at_deadline: false,
     }
 }
 
@@ -43,7 +48,13 @@ async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
     let now = fixture::now(&test.pool).await;
-    let failed = Retry { id: ids[0], attempt: Attempt::new(1), retry_at: now, entry: r#"{"attempt":1}"#.into() };
+    let failed = Retry {
+        id: ids[0],
+        attempt: Attempt::new(1),
+        retry_at: now,
+        entry: r#"{"attempt":1}"#.into(),
+        at_deadline: false,
+    };
     assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
     claim(&test, &ids, &fences).await;
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
@@ -60,13 +71,20 @@ async fn a_retried_task_keeps_what_failed_and_is_not_marked_as_a_copy() {
     test.database.task_rescue(&ids, &fences).await.unwrap();
     let now = fixture::now(&test.pool).await;
     for attempt in 1..=2 {
-        let failed = Retry { id: ids[0], attempt: Attempt::new(attempt), retry_at: now, entry: format!(r#"{{"attempt":{attempt}}}"#) };
+        let failed = Retry {
+            id: ids[0],
+            attempt: Attempt::new(attempt),
+            retry_at: now,
+            entry: format!(r#"{{"attempt":{attempt}}}"#),
+            at_deadline: false,
+        };
         test.database.task_retry(&[failed]).await.unwrap();
         let claimed = claim(&test, &ids, &fences).await;
         assert_eq!(claimed.deliveries[0].attempt, Attempt::new(attempt + 1));
         assert!(!claimed.deliveries[0].redelivered, "a new attempt has a new message id");
     }
-    let history: serde_json::Value = sqlx::query_scalar("SELECT history FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    let history: serde_json::Value =
+        sqlx::query_scalar("SELECT history FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     assert_eq!(history, serde_json::json!([{"attempt": 1}, {"attempt": 2}]));
 }
 
@@ -76,7 +94,13 @@ async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
-    let alive = |progress| Extend { id: ids[0], attempt: Attempt::new(1), timeout_ms: 60_000, progress, worker: Some("w1".into()) };
+    let alive = |progress| Extend {
+        id: ids[0],
+        attempt: Attempt::new(1),
+        timeout_ms: 60_000,
+        progress,
+        worker: Some("w1".into()),
+    };
     test.database.task_extend(&[alive(Some(10))]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("running"));
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();

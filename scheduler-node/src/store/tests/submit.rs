@@ -33,6 +33,7 @@ async fn a_task_that_finished_before_its_batch_was_sent_again_does_not_run_twice
         keep_ms: 1_000,
         report: Report::default(),
         entry: None,
+        at_deadline: false,
     };
     test.database.task_finish(&[finished]).await.unwrap();
     test.database.task_submit(std::slice::from_ref(&task), Sending::Again).await.unwrap();

@@ -196,7 +196,8 @@ impl<'a> Subject<'a> {
             S::FinishByReport => self.finish(attempt, TaskState::Succeeded, MAY_SUCCEED).await,
             S::FinishAsDead => self.finish(attempt, TaskState::Dead, OUT).await,
             S::Retry => {
-                let retry = Retry { id, attempt, retry_at: self.now.plus(MINUTE), entry: ENTRY.to_owned() };
+                let retry =
+                    Retry { id, attempt, retry_at: self.now.plus(MINUTE), entry: ENTRY.to_owned(), at_deadline: false };
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
             S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
@@ -233,7 +234,8 @@ impl<'a> Subject<'a> {
 
     async fn finish(&self, attempt: Attempt, final_state: TaskState, was: &'static [TaskState]) -> Answer {
         let report = Report::default();
-        let finish = Finish { id: self.id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None };
+        let finish =
+            Finish { id: self.id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
         Answer::of(!self.test.database.task_finish(&[finish]).await.unwrap().is_empty())
     }
 
