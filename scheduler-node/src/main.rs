@@ -21,7 +21,7 @@ async fn main() -> ExitCode {
     cli::end(match Cli::parse().command {
         Command::Node(file) => run(&file).await,
         Command::Migrate(wish) => cli::migrate(&wish).await,
-        Command::Check(wish) => cli::check(&wish).await,
+        Command::Check(wish) => Box::pin(cli::check(&wish)).await,
         Command::Token(wish) => cli::token(&wish),
     })
 }

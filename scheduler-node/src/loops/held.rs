@@ -321,7 +321,7 @@ mod tests {
         let shards = [ShardId::new(1)];
         held.stop_claiming(&shards);
         let draining = std::sync::Arc::clone(&held);
-        let drained = tokio::spawn(async move { draining.drained(&shards).await });
+        let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
         tokio::task::yield_now().await;
         assert!(!drained.is_finished());
         held.end([id]);

@@ -62,7 +62,7 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     assert_eq!(held.held_back.len(), 3);
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
     let orders = QueueName::new("orders");
-    assert_eq!(test.database.ready_queues().await.unwrap(), [orders.clone()]);
+    assert_eq!(test.database.ready_queues().await.unwrap(), std::slice::from_ref(&orders));
     let taken = test.database.task_claim_ready(&orders, &fences, 2).await.unwrap();
     assert_eq!(taken.deliveries.len(), 2);
     assert!(
