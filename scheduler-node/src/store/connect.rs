@@ -27,7 +27,7 @@ const SERVER_BOUNDS: [(&str, &str); 6] = [
 /// Every statement is driven from a list of ids or shards into an index. While a table is young its statistics say that it
 /// is empty, and a plan made then (a scan of the whole table, hashed) is kept by the connection after it has grown: claims of 500 tasks
 /// took 120 ms instead of 15. So nodes allow only the plans the statements were written for, and plan each once.
-const PLANS: [(&str, &str); 5] = [
+pub(super) const PLANS: [(&str, &str); 5] = [
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),

@@ -101,6 +101,28 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
 }
 
 #[tokio::test]
+async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_is_empty() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    let one = "ARRAY['00000000-0000-0000-0000-000000000000']::uuid[], ARRAY[7], ARRAY[1::bigint]";
+    for (sql, types, values) in [
+        (
+            include_str!("../queries/task_claim.sql"),
+            "uuid[], int[], bigint[], interval, interval, text[]",
+            format!("{one}, '15 ms', '45 s', '{{}}'"),
+        ),
+        (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{one}, '45 s'")),
+    ] {
+        let plan = plan(&mut connection, sql, types, &values).await;
+        assert_no_scan_of_all_tasks(&plan);
+        assert!(plan.contains("task_pkey") && !plan.contains("task_wake"), "{plan}");
+    }
+}
+
+#[tokio::test]
 async fn reading_ahead_walks_one_index_range_a_shard() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();

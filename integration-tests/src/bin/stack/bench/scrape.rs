@@ -141,7 +141,9 @@ mod tests {
 
     #[test]
     fn quantiles_are_read_off_what_was_added_between_two_looks_of_all_nodes() {
-        let before = scrape("late_bucket{queue=\"a\",le=\"1\"} 100\nlate_bucket{queue=\"a\",le=\"+Inf\"} 100\n");
+        let before = scrape(
+            "late_bucket{queue=\"a\",le=\"1\"} 100\nlate_bucket{queue=\"a\",le=\"2\"} 100\nlate_bucket{queue=\"a\",le=\"+Inf\"} 100\n",
+        );
         let node = "late_bucket{queue=\"a\",le=\"1\"} 100\nlate_bucket{queue=\"a\",le=\"2\"} 150\n\
                     late_bucket{queue=\"a\",le=\"+Inf\"} 150\nlate_bucket{queue=\"b\",le=\"1\"} 9\n";
         let mut after = scrape(node);
