@@ -25,7 +25,7 @@ WITH presented AS MATERIALIZED (
            wake_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.wake_at ELSE clock_timestamp() + $5 END
       FROM asked AS a
      WHERE t.id = a.id
-       AND t.state = 'scheduled'
+       AND t.state::text = 'scheduled'     -- as text, here and in its kin: the planner must not prove that task_wake would do
        AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
     RETURNING t.id, t.state = 'ready' AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,

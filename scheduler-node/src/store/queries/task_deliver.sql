@@ -4,4 +4,4 @@
 UPDATE duetime.task AS t
    SET state = 'delivered', delivered_at = clock_timestamp(), wake_at = clock_timestamp() + f.timeout_ms * interval '1 ms'
   FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS f (id, attempt, timeout_ms)
- WHERE t.id = f.id AND t.attempt = f.attempt AND t.state = 'dispatching'
+ WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text = 'dispatching'     -- as text: see task_claim

@@ -5,6 +5,6 @@ UPDATE duetime.task AS t
    SET state = 'scheduled', wake_at = f.retry_at, due_at = f.retry_at, redeliveries = 0, progress = NULL, worker = NULL,
        delivered_at = NULL, history = coalesce(t.history, '[]') || f.entry::jsonb
   FROM unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::text[], $5::boolean[]) AS f (id, attempt, retry_at, entry, at_deadline)
- WHERE t.id = f.id AND t.attempt = f.attempt AND t.state IN ('dispatching', 'delivered', 'running')
+ WHERE t.id = f.id AND t.attempt = f.attempt AND t.state::text IN ('dispatching', 'delivered', 'running')     -- as text: see task_claim
    AND (NOT f.at_deadline OR t.wake_at <= clock_timestamp())
 RETURNING t.id

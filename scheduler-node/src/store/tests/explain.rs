@@ -115,6 +115,11 @@ async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_
             format!("{one}, '15 ms', '45 s', '{{}}'"),
         ),
         (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{one}, '45 s'")),
+        (
+            include_str!("../queries/task_deliver.sql"),
+            "uuid[], int[], bigint[]",
+            "ARRAY['00000000-0000-0000-0000-000000000000']::uuid[], ARRAY[1], ARRAY[1::bigint]".to_owned(),
+        ),
     ] {
         let plan = plan(&mut connection, sql, types, &values).await;
         assert_no_scan_of_all_tasks(&plan);
