@@ -15,7 +15,7 @@ use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use integration_tests::sandbox::{Builder, Sandbox, scratch_below};
+use integration_tests::sandbox::{Builder, Postgres, Sandbox, scratch_below, shared};
 
 use report::{Output, Report};
 
@@ -113,6 +113,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
 
 async fn measure(options: &Options) -> Result<ExitCode> {
     let mut report = Report::new(options.output);
+    ripen().await.context("preparing the database")?;
     let raw = if options.wants(Part::Raw) { Some(raw::measure(options, &mut report).await?) } else { None };
     if options.wants(Part::Lateness) {
         lateness::measure(options, &mut report).await.context("measuring lateness")?;
@@ -126,6 +127,28 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     }
     report.end()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A server that has run for a while writes its log over old files of it. A fresh one makes each file anew, and every
+/// commit waits for that, a tenth of a second each time: gives it a stock of old ones.
+async fn ripen() -> Result<()> {
+    let postgres = shared::postgres().await?;
+    postgres.execute("ALTER SYSTEM SET min_wal_size = '1GB'").await?;
+    postgres.execute("SELECT pg_reload_conf()").await?;
+    postgres
+        .execute(
+            "DO $$ BEGIN FOR i IN 1..56 LOOP \
+             PERFORM pg_logical_emit_message(false, 'bench', 'old'); PERFORM pg_switch_wal(); END LOOP; END $$",
+        )
+        .await?;
+    flush(postgres).await
+}
+
+/// Writes everything that waits to be written, so that no later figure pays for it.
+async fn flush(postgres: &Postgres) -> Result<()> {
+    postgres.execute("CHECKPOINT").await?;
+    tokio::process::Command::new("sync").status().await.context("running sync")?;
+    Ok(())
 }
 
 /// Ends a cluster, and removes its data, which would go on keeping the database busy.

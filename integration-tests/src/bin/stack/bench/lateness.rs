@@ -35,6 +35,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     progress("lateness: starting the cluster ...");
     let cluster = options.cluster().start().await?;
     fill(&cluster, options.pending, report).await?;
+    super::flush(cluster.postgres(0)).await?;
     for settle in &options.settle {
         for rate in &options.rate {
             stream(options, &cluster, *settle, *rate, report).await?;
