@@ -1,6 +1,7 @@
 -- Writes a batch of new tasks: one row each, committed together, answered one by one.
 -- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
+-- "Now" is the statement's time, one for both columns: a task due at once says the same of when it is due and when it wakes.
 -- $1..$16 the columns, pairwise. Returns the database's time.
 WITH fresh AS (
     SELECT * FROM unnest(
@@ -18,7 +19,7 @@ WITH fresh AS (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
         partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, redeliveries)
     SELECT f.id, f.shard, f.queue, 'scheduled',
-           CASE WHEN f.now THEN clock_timestamp() ELSE f.due_at END, CASE WHEN f.now THEN clock_timestamp() ELSE f.due_at END,
+           CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END, CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
            f.priority, f.payload, f.content_type, f.headers::jsonb,
            f.partition_key, f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version,
            CASE WHEN $17 THEN 1 ELSE 0 END
