@@ -35,7 +35,7 @@ pub struct Metrics {
     published: IntCounterVec,
     finished: IntCounterVec,
     failed: IntCounterVec,
-    /// Tasks claimed, by how: due, from waiting for room, rescued.
+    /// Tasks claimed, by how: by their own insert, due, from waiting for room, rescued.
     pub claimed: IntCounterVec,
     pub held_back: IntCounter,
     pub fence_refusals: IntCounter,
@@ -83,7 +83,7 @@ impl Metrics {
             failed: book.counters("duetime_attempts_failed_total", "attempts that failed", &["queue", "reason"])?,
             claimed: book.counters(
                 "duetime_tasks_claimed_total",
-                "tasks claimed: due, after waiting for room, or rescued in place",
+                "tasks claimed: by their own insert, when due, after waiting for room, or rescued in place",
                 &["how"],
             )?,
             held_back: book.counter(
@@ -134,7 +134,7 @@ impl Metrics {
                 &["database", "state"],
             )?,
         };
-        for how in ["due", "ready", "rescue"] {
+        for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
         }
         for source in ["results", "rejected"] {

@@ -26,6 +26,7 @@ use crate::{
     loops::{
         archiver::Archiver,
         assigner::Assigner,
+        at_once::AtOnce,
         dispatcher::{Dispatcher, Pace},
         elector::Elector,
         gauger::Gauger,
@@ -118,9 +119,9 @@ impl Node {
             metrics: Arc::clone(&shared.metrics),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
-        shared.dispatch(&mut work, &broker, &reporter);
+        let at_once = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
-        let submitter = shared.take_in(&mut work, &nudger);
+        let submitter = shared.take_in(&mut work, &at_once, &nudger);
         let readiness =
             Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
         let desk = Desk::new(Parts {
@@ -316,8 +317,8 @@ impl Shared {
         misfits
     }
 
-    /// The life of a task, from the heap to the archive.
-    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) {
+    /// The life of a task, from the heap to the archive. Answers the short way in for those that are due at once.
+    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> AtOnce {
         let scheduler = &self.config.scheduler;
         let (publisher, dispatches) = mpsc::channel(DISPATCHES);
         let mut settlements = Vec::new();
@@ -342,6 +343,15 @@ impl Shared {
             };
             crew.spawn(LoopKind::Dispatcher, dispatcher.run(self.stop.work.clone()));
         }
+        let at_once = AtOnce {
+            sites: self.sites.clone(),
+            lanes: Arc::clone(&self.lanes),
+            books: Arc::clone(&self.books),
+            broker: broker.state(),
+            publisher,
+            window: scheduler.window,
+            metrics: Arc::clone(&self.metrics),
+        };
         let publisher = Publisher {
             sites: self.sites.clone(),
             broker: broker.clone(),
@@ -351,9 +361,10 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
+        at_once
     }
 
-    fn take_in(&self, crew: &mut Crew, nudger: &Nudger) -> Submitter {
+    fn take_in(&self, crew: &mut Crew, at_once: &AtOnce, nudger: &Nudger) -> Submitter {
         let (submitter, waiting) = Submitter::new(
             self.sites.clone(),
             Arc::clone(&self.books),
@@ -362,11 +373,8 @@ impl Shared {
             self.config.scheduler.horizon(),
         );
         for (index, jobs) in waiting.into_jobs().into_iter().enumerate() {
-            let (sites, nudger, metrics) = (self.sites.clone(), nudger.clone(), Arc::clone(&self.metrics));
-            crew.spawn(
-                LoopKind::Submitter,
-                submitter::run(sites, index, jobs, nudger, metrics, self.stop.work.clone()),
-            );
+            let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), self.stop.work.clone());
+            crew.spawn(LoopKind::Submitter, run);
         }
         submitter
     }

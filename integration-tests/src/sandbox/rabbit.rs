@@ -17,6 +17,7 @@ use super::{
     secret,
 };
 
+const GREETS_WITHIN: Duration = Duration::from_secs(5);
 const START_WITHIN: Duration = Duration::from_secs(90);
 const SCRIPTS: &str = "/usr/lib/rabbitmq/bin";
 
@@ -170,11 +171,8 @@ impl Rabbit {
         }
         let deadline = Instant::now() + START_WITHIN;
         loop {
-            match Connection::connect(&self.url("/"), ConnectionProperties::default()).await {
-                Ok(connection) => {
-                    connection.close(200, "seen".into()).await.ok();
-                    return Ok(());
-                }
+            match self.look().await {
+                Ok(()) => return Ok(()),
                 Err(error) if Instant::now() >= deadline => {
                     return Err(error).with_context(|| format!("rabbitmq does not answer on port {}", self.port));
                 }
@@ -184,6 +182,15 @@ impl Rabbit {
                 }
             }
         }
+    }
+
+    /// A broker that has just started may accept a connection and never greet it.
+    async fn look(&self) -> Result<()> {
+        let url = self.url("/");
+        let connecting = Connection::connect(&url, ConnectionProperties::default());
+        let connection = tokio::time::timeout(GREETS_WITHIN, connecting).await.context("it does not greet")??;
+        connection.close(200, "seen".into()).await.ok();
+        Ok(())
     }
 
     fn launch(&self, name: &str, program: PathBuf, mut env: Vec<(String, String)>) -> Result<Process> {

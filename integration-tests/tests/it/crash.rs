@@ -50,6 +50,12 @@ async fn kill_under_load(sandbox: &Sandbox, victim: usize) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_crash_after_an_insert_that_claimed_loses_nothing() {
+    // In the past means now.
+    crash_under("after_submit=20*off->return", Load::new("mail", 150).due_in_ms(-20..0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_crash_after_the_claim_loses_nothing() {
     crash_at("after_claim=20*off->return").await;
 }
@@ -69,13 +75,17 @@ async fn a_crash_after_the_settle_loses_nothing() {
     crash_at("after_settle=20*off->return").await;
 }
 
-/// The first node dies by itself while it works, and comes back.
 async fn crash_at(failpoint: &str) {
+    crash_under(failpoint, Load::new("mail", 150)).await;
+}
+
+/// The first node dies by itself while it works, and comes back.
+async fn crash_under(failpoint: &str, work: Load) {
     let nodes = Sandbox::builder().failpoints(0, failpoint);
     scenario(nodes, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let fault = sandbox.ledger.fault(failpoint);
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(12));
+        let stream = load(sandbox, &[0, 1, 2], work, Duration::from_secs(12));
         sandbox.node(0).wait_ended(Duration::from_secs(20)).await?;
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;

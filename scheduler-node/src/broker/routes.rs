@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -20,6 +21,10 @@ use super::{
 
 /// Declarations at once: enough to bring a thousand queues back in seconds, few enough for a broker that has just started.
 const DECLARATIONS: usize = 8;
+
+/// How long a queue that was found missing is left missing. RabbitMQ tells the consumers of a deleted quorum queue only if it is
+/// still gone a moment later: of those of a queue made again within 20 ms none was told (3.10), and each waited for ever.
+const REST: Duration = Duration::from_secs(1);
 
 /// Where a queue's messages go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +48,8 @@ pub(super) struct Routes {
 #[derive(Default)]
 pub(super) struct Lane {
     declared: Mutex<Option<QueueDeclaration>>,
+    /// When nothing was behind the route for the last time.
+    missing_at: Mutex<Option<Instant>>,
     /// Held while declaring: one batch declares, the others of the lane wait for it, other lanes do not.
     turn: AsyncMutex<()>,
     /// The broker has confirmed something on it since it last went wrong.
@@ -71,6 +78,7 @@ impl Routes {
         if lane.has_declared(declaration) {
             return Ok(());
         }
+        lane.rest().await;
         let _place = self.declarations.acquire().await.expect("the semaphore is never closed");
         declare_task_queue(&self.link, declaration, &self.strangers).await?;
         *lane.declared.lock() = Some(declaration.clone());
@@ -83,6 +91,13 @@ impl Lane {
         self.declared.lock().as_ref() == Some(declaration)
     }
 
+    async fn rest(&self) {
+        let missing_at = *self.missing_at.lock();
+        if let Some(missing_at) = missing_at {
+            tokio::time::sleep_until((missing_at + REST).into()).await;
+        }
+    }
+
     pub(super) fn is_proven(&self) -> bool {
         self.is_proven.load(Ordering::Relaxed)
     }
@@ -93,6 +108,9 @@ impl Lane {
             self.is_proven.store(false, Ordering::Relaxed);
         } else if flight.has_confirms() {
             self.is_proven.store(true, Ordering::Relaxed);
+        }
+        if flight.has_returns() {
+            *self.missing_at.lock() = Some(Instant::now());
         }
         if flight.is_in_trouble() || flight.has_returns() {
             // The queue or its binding may be gone: the next batch declares both again.

@@ -195,6 +195,23 @@ impl Held {
         }
     }
 
+    /// New tasks that are to be claimed by their own insert: in flight from here on, where the shard may be claimed from and there is
+    /// room below `window`. Answers the epoch to show for each, in their order. While something due waits in the heap, no new one
+    /// may pass it (`now` on the database's clock).
+    pub fn begin_new(&self, ids: &[Option<TaskId>], now: UnixMicros, window: usize) -> Vec<Option<Epoch>> {
+        let mut state = self.state.lock();
+        let backlog = state.heap.next_due().is_some_and(|due| due <= now);
+        let mut room = if backlog { 0 } else { window.saturating_sub(state.in_flight.len()) };
+        ids.iter()
+            .map(|id| {
+                let id = id.filter(|id| room > 0 && state.claimable(id.shard()))?;
+                room -= 1;
+                state.in_flight.insert(id, InFlight::default());
+                state.owned.get(&id.shard()).map(|owned| owned.epoch)
+            })
+            .collect()
+    }
+
     /// Their outcome is written, or there is nothing to write: no longer in flight.
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
         let mut state = self.state.lock();
@@ -310,6 +327,20 @@ mod tests {
         assert!(held.take_due(UnixMicros::new(10), 10).is_empty());
         held.end([id]);
         assert_eq!(held.take_due(UnixMicros::new(10), 10), [entry(id, 7)]);
+    }
+
+    #[test]
+    fn a_new_task_is_in_flight_from_its_insert_on_where_it_may_be_claimed_and_nothing_due_waits() {
+        let held = held();
+        let (ours, anothers, full) = (id(1), id(2), id(1));
+        let epochs = held.begin_new(&[Some(ours), Some(anothers), None, Some(full)], UnixMicros::new(5), 1);
+        assert_eq!(epochs, [Some(Epoch::from_store(1)), None, None, None]);
+        assert!(held.is_in_flight(ours) && !held.is_in_flight(anothers) && !held.is_in_flight(full));
+        held.offer([entry(id(1), 5)]);
+        assert_eq!(held.begin_new(&[Some(id(1))], UnixMicros::new(5), 10), [None], "what is due waits");
+        assert!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10)[0].is_some(), "it is not due yet");
+        held.stop_claiming(&[ShardId::new(1)]);
+        assert_eq!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10), [None], "it is being drained");
     }
 
     #[tokio::test]

@@ -2,10 +2,11 @@
 //!
 //! The life of a task: [`submitter`], [`nudger`], [`preloader`], [`dispatcher`], [`publisher`], [`settler`], [`reporter`], [`archiver`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
-//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`] and [`site`].
+//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`site`], and the short way of [`at_once`].
 
 pub mod archiver;
 pub mod assigner;
+pub mod at_once;
 pub mod dispatcher;
 pub mod elector;
 pub mod gauger;

@@ -19,11 +19,10 @@ use common::{
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{nudger::Nudger, prober::Fitness, queue_reader::Books, site::Sites};
+use super::{at_once::AtOnce, nudger::Nudger, prober::Fitness, queue_reader::Books, site::Sites};
 use crate::{
     clock,
-    metrics::Metrics,
-    store::{Effect, Error, submit::Sending},
+    store::{Database, Effect, Error, submit::Sending},
     supervise::spawn_child,
 };
 
@@ -35,6 +34,9 @@ const INSERTS_IN_FLIGHT: usize = 3;
 
 /// Submissions that wait for an insert, of one database. More are told to come back.
 const WAITING_JOBS: usize = 1_024;
+
+/// Between two sendings of a batch.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a batch whose commit is unknown is sent again before its callers are told so.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
@@ -186,11 +188,10 @@ impl Routes {
 
 /// Writes what comes in for the database at `index`, until told to stop; then what has come in already.
 pub async fn run(
-    sites: Sites,
     index: usize,
     mut jobs: mpsc::Receiver<Job>,
+    at_once: AtOnce,
     nudger: Nudger,
-    metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) {
     let inserts = Arc::new(Semaphore::new(INSERTS_IN_FLIGHT));
@@ -205,7 +206,7 @@ pub async fn run(
         };
         let Some(first) = first else { break };
         let batch = gather(first, &mut jobs);
-        let insert = Insert { sites: sites.clone(), index, nudger: nudger.clone(), metrics: Arc::clone(&metrics) };
+        let insert = Insert { index, at_once: at_once.clone(), nudger: nudger.clone() };
         spawn_child(async move {
             insert.write(batch).await;
             drop(room);
@@ -235,43 +236,67 @@ fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
 }
 
 struct Insert {
-    sites: Sites,
     index: usize,
+    at_once: AtOnce,
     nudger: Nudger,
-    metrics: Arc<Metrics>,
 }
 
 impl Insert {
     async fn write(&self, mut batch: Vec<Job>) {
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
-        let answer = self.store(&tasks).await;
-        if let Ok(now) = answer {
-            self.nudger.written_all(tasks.iter().map(|task| (task.id, if task.asked_now { now } else { task.due_at })));
-            let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
-            for task in &tasks {
-                *queues.entry(&task.queue).or_default() += 1;
-                tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task submitted");
+        let begun = self.at_once.begin(self.index, &tasks);
+        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs).await {
+            Ok(written) => written,
+            Err(error) => {
+                self.at_once.lost(&begun, &tasks);
+                return self.write_again(batch, tasks, error).await;
             }
-            for (queue, count) in queues {
-                self.metrics.submitted(queue, "http", count);
-            }
+        };
+        fail::fail_point!("after_submit", |_| std::process::abort());
+        self.note(&tasks, written.asked_at);
+        answer(batch, &Ok(written.asked_at));
+        let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
+        self.nudge(&scheduled, written.asked_at);
+        self.at_once.publish(dispatches).await;
+    }
+
+    /// The first sending failed. From here on nothing is claimed by the insert.
+    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, error: Error) {
+        let stored = self.store(&tasks, error).await;
+        if let Ok(asked_at) = stored {
+            self.note(&tasks, asked_at);
+            self.nudge(&tasks, asked_at);
         }
-        for job in batch {
-            // A caller that hung up does not need its answer.
-            let _ = job.answer.send(answer.clone());
+        answer(batch, &stored);
+    }
+
+    fn database(&self) -> &Database {
+        &self.at_once.sites.all()[self.index].database
+    }
+
+    fn nudge(&self, tasks: &[NewTask], asked_at: UnixMicros) {
+        self.nudger
+            .written_all(tasks.iter().map(|task| (task.id, if task.asked_now { asked_at } else { task.due_at })));
+    }
+
+    fn note(&self, tasks: &[NewTask], asked_at: UnixMicros) {
+        let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
+        for task in tasks {
+            *queues.entry(&task.queue).or_default() += 1;
+            let due_at = if task.asked_now { asked_at } else { task.due_at };
+            tracing::debug!(task = %task.id, queue = %task.queue, %due_at, "task submitted");
+        }
+        for (queue, count) in queues {
+            self.at_once.metrics.submitted(queue, "http", count);
         }
     }
 
-    /// Sends the batch until it is known to be durable or known not to be, within bounds.
-    async fn store(&self, tasks: &[NewTask]) -> Result<UnixMicros, Unstored> {
-        let database = &self.sites.all()[self.index].database;
+    /// After a first sending that ended in `error`: sends the batch until it is known to be durable or known not to be, within bounds.
+    async fn store(&self, tasks: &[NewTask], mut error: Error) -> Result<UnixMicros, Unstored> {
+        let database = self.database();
         let started = Instant::now();
         let mut sending = Sending::First;
         loop {
-            let error: Error = match database.task_submit(tasks, sending).await {
-                Ok(now) => return Ok(now),
-                Err(error) => error,
-            };
             let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
             let retry = unknown || error.is_contention();
             if !retry || started.elapsed() > RESOLVE_DEADLINE {
@@ -285,7 +310,18 @@ impl Insert {
             if unknown {
                 sending = Sending::Again;
             }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(PAUSE).await;
+            error = match database.task_submit(tasks, sending).await {
+                Ok(asked_at) => return Ok(asked_at),
+                Err(error) => error,
+            };
         }
+    }
+}
+
+fn answer(batch: Vec<Job>, answer: &Result<UnixMicros, Unstored>) {
+    for job in batch {
+        // A caller that hung up does not need its answer.
+        let _ = job.answer.send(answer.clone());
     }
 }

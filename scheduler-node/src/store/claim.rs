@@ -144,7 +144,7 @@ fn presented(ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> (Vec<uuid::Uu
     presented
 }
 
-fn interval(duration: Duration) -> PgInterval {
+pub(super) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
 }
 

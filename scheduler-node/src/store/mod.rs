@@ -25,7 +25,7 @@ mod clock;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, future::Future, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use common::{
@@ -186,6 +186,15 @@ fn queue(row: &PgRow, column: &str) -> Result<QueueName, sqlx::Error> {
 fn shard(row: &PgRow, column: &str) -> Result<ShardId, sqlx::Error> {
     let number: i32 = row.try_get(column)?;
     u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
+}
+
+/// A column of shard numbers.
+fn shards(row: &PgRow, column: &str) -> Result<BTreeSet<ShardId>, sqlx::Error> {
+    let numbers: Vec<i32> = row.try_get(column)?;
+    numbers
+        .into_iter()
+        .map(|number| u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string())))
+        .collect()
 }
 
 fn state(row: &PgRow, column: &str) -> Result<TaskState, sqlx::Error> {

@@ -1,11 +1,15 @@
 //! Writes new tasks.
 
-use std::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
-use common::{task::NewTask, time::UnixMicros};
+use common::{
+    ids::{Epoch, ShardId},
+    task::NewTask,
+    time::UnixMicros,
+};
 use sqlx::postgres::PgRow;
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER};
 
 /// Whether a batch goes out for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +19,36 @@ pub enum Sending {
     Again,
 }
 
+/// What a batch came to.
+#[derive(Debug)]
+pub struct Written {
+    /// When tasks that were to be due at once are due.
+    pub asked_at: UnixMicros,
+    /// The shards whose fence was held under the epoch presented: their tasks are claimed, first attempt.
+    pub held: BTreeSet<ShardId>,
+}
+
 impl Database {
     /// One insert for the whole batch. Done means that every task of it is durable.
     pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
+        self.task_write(tasks, sending, &vec![None; tasks.len()]).await.map(|written| written.asked_at)
+    }
+
+    /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.
+    /// Present an epoch only for tasks that are due at once.
+    pub async fn task_submit_claimed(&self, tasks: &[NewTask], epochs: &[Option<Epoch>]) -> Result<Written, Error> {
+        self.task_write(tasks, Sending::First, epochs).await
+    }
+
+    async fn task_write(
+        &self,
+        tasks: &[NewTask],
+        sending: Sending,
+        epochs: &[Option<Epoch>],
+    ) -> Result<Written, Error> {
         let columns = Columns::of(tasks);
-        let (now, arrived) = self
+        let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
+        let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
                 let row: PgRow = sqlx::query(include_str!("queries/task_submit.sql"))
                     .bind(columns.ids)
@@ -39,13 +68,17 @@ impl Database {
                     .bind(columns.versions)
                     .bind(columns.now)
                     .bind(sending == Sending::Again)
+                    .bind(epochs)
+                    .bind(super::claim::interval(LOOK_AGAIN_AFTER))
                     .fetch_one(&pool)
                     .await?;
-                Ok((super::moment(&row, "now")?, Instant::now()))
+                let written =
+                    Written { asked_at: super::moment(&row, "asked_at")?, held: super::shards(&row, "held")? };
+                Ok((super::moment(&row, "now")?, Instant::now(), written))
             })
             .await?;
         self.clock.observe(now, arrived);
-        Ok(now)
+        Ok(written)
     }
 }
 

@@ -3,10 +3,10 @@
 use std::{collections::HashSet, time::Duration};
 
 use common::{ids::QueueName, outcome::Outcome, task::Delivery, time::UnixMicros};
-use futures::{FutureExt, future::join_all};
+use futures::{FutureExt, StreamExt, future::join_all};
 use lapin::{
     ExchangeKind,
-    options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
+    options::{BasicConsumeOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable},
 };
 use tokio::time::timeout;
@@ -179,6 +179,26 @@ async fn a_queue_deleted_under_load_is_declared_again() {
     assert_eq!(tally(&published).done, 100);
     assert_eq!(hand.depth("mail").await, 100);
     assert_eq!(bench.metrics.reconnects.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_consumers_of_a_deleted_queue_hear_of_it_before_it_is_declared_again() {
+    let bench = Bench::new().await;
+    let (hand, consumer) = (bench.hand().await, bench.hand().await);
+    let route = route("mail");
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
+    let consume = consumer.channel.basic_consume(
+        "mail".into(),
+        "told".into(),
+        BasicConsumeOptions { no_ack: true, ..Default::default() },
+        FieldTable::default(),
+    );
+    let messages = consume.await.unwrap();
+    hand.delete("mail").await;
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).unroutable, 10);
+    assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
+    let ended = messages.for_each(|_| std::future::ready(()));
+    timeout(LONG, ended).await.expect("the broker has told the consumer");
 }
 
 #[tokio::test]

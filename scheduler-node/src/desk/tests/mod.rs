@@ -13,13 +13,14 @@ use common::{
     wire::TaskRequest,
 };
 use prometheus::Registry;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{Desk, Parts};
 use crate::{
     broker::BrokerState,
     loops::{
+        at_once::AtOnce,
         held::Held,
         nudger::Nudger,
         prober::Fitness,
@@ -71,9 +72,19 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
     let nudger = Nudger::new(sites.clone(), HORIZON);
     let (submitter, intake) =
         Submitter::new(sites.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
+    let at_once = AtOnce {
+        sites: sites.clone(),
+        lanes: Arc::default(),
+        books: Arc::clone(&books),
+        // Takes nothing, so that every task stays where it was written.
+        broker: watch::channel(BrokerState::Up { blocked: true }).1,
+        publisher: mpsc::channel(1).0,
+        window: 1_000,
+        metrics: Arc::clone(&metrics),
+    };
     for (index, jobs) in intake.into_jobs().into_iter().enumerate() {
-        let (sites, nudger, metrics) = (sites.clone(), nudger.clone(), Arc::clone(&metrics));
-        spawn_child(submitter::run(sites, index, jobs, nudger, metrics, CancellationToken::new()));
+        let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), CancellationToken::new());
+        spawn_child(run);
     }
     let reporter = Reporter {
         sites: sites.clone(),

@@ -1,33 +1,49 @@
 -- Writes a batch of new tasks: one row each, committed together, answered one by one.
+-- Tasks that are due at once may be claimed by their own insert: where $18 presents an epoch and the fence of the shard is held
+-- under it (locked FOR SHARE, as in task_claim), the row begins as `dispatching`, attempt 1; otherwise as `scheduled`.
 -- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
--- "Now" is the statement's time, one for both columns: a task due at once says the same of when it is due and when it wakes.
--- $1..$16 the columns, pairwise. Returns the database's time.
-WITH fresh AS (
+-- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
+-- $1..$16 the columns, $18 epochs presented (pairwise), $19 look again after. Returns "now", the time, and the fences held.
+WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
-        $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[]
+        $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
+        $18::bigint[]
     ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
-            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now)
+            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch)
+), fence AS MATERIALIZED (
+    SELECT s.id
+      FROM duetime.shard AS s
+      JOIN (SELECT DISTINCT shard, epoch FROM fresh WHERE epoch IS NOT NULL) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
+     ORDER BY s.id
+       FOR SHARE OF s
 ), day AS MATERIALIZED (                                             -- one probe of a primary key each
     SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
       FROM pg_inherits AS i
       JOIN pg_class AS c ON c.oid = i.inhrelid
      WHERE $17 AND i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending
+), gated AS (
+    SELECT f.*, f.epoch IS NOT NULL AND f.shard = ANY(ARRAY(SELECT id FROM fence)) AS claimed FROM fresh AS f
 ), written AS (
     INSERT INTO duetime.task AS t (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
-        partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, redeliveries)
-    SELECT f.id, f.shard, f.queue, 'scheduled',
-           CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END, CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
+        partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, redeliveries,
+        attempt, claim_epoch, claimed_at)
+    SELECT f.id, f.shard, f.queue, CASE WHEN f.claimed THEN 'dispatching'::duetime.task_state ELSE 'scheduled' END,
+           CASE WHEN f.claimed THEN statement_timestamp() + $19 WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
+           CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
            f.priority, f.payload, f.content_type, f.headers::jsonb,
            f.partition_key, f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version,
-           CASE WHEN $17 THEN 1 ELSE 0 END
-      FROM fresh AS f
+           CASE WHEN $17 THEN 1 ELSE 0 END,
+           CASE WHEN f.claimed THEN 1 ELSE 0 END,
+           CASE WHEN f.claimed THEN f.epoch END,
+           CASE WHEN f.claimed THEN statement_timestamp() END
+      FROM gated AS f
      WHERE NOT $17 OR NOT EXISTS (
            SELECT 1
              FROM day
             CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found)
         ON CONFLICT (id) DO NOTHING
 )
-SELECT clock_timestamp() AS now
+SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held

@@ -15,6 +15,7 @@ mod queues;
 mod read;
 mod settle;
 mod submit;
+mod submit_claimed;
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,0 +1,132 @@
+//! Claims tasks that are due at once in the very insert that writes them: a write and a round trip less for each.
+//!
+//! Only what the dispatcher would claim at once as well: a shard of this node, an open lane, room in the window, and nothing due
+//! that waits. Everything else is written as `scheduled` and goes the usual way. The gate is the same: the insert shows
+//! the fence its epoch.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Attempt, Epoch, QueueName, TaskId},
+    task::{Delivery, NewTask},
+    time::UnixMicros,
+};
+use tokio::sync::{mpsc, watch};
+
+use super::{lanes::Lanes, publisher::Dispatch, queue_reader::Books, site::Sites};
+use crate::{broker::BrokerState, metrics::Metrics, store::submit::Written};
+
+/// An insert whose commit nobody knows of may have claimed: looked at again after this long.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub struct AtOnce {
+    pub sites: Sites,
+    pub lanes: Arc<Lanes>,
+    pub books: Books,
+    pub broker: watch::Receiver<BrokerState>,
+    pub publisher: mpsc::Sender<Dispatch>,
+    /// The most tasks in flight.
+    pub window: usize,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Tasks of one insert that may be claimed by it. They are in flight until [`AtOnce::written`] or [`AtOnce::lost`].
+#[derive(Debug)]
+pub struct Begun {
+    site: usize,
+    /// The epoch to show for each task of the insert, in their order.
+    pub epochs: Vec<Option<Epoch>>,
+    at: Instant,
+}
+
+impl AtOnce {
+    pub fn begin(&self, site: usize, tasks: &[NewTask]) -> Begun {
+        let at = Instant::now();
+        let database = &self.sites.all()[site].database;
+        let up = matches!(*self.broker.borrow(), BrokerState::Up { blocked: false });
+        let epochs = match database.clock().at(at).filter(|_| up) {
+            Some(now) => {
+                let closed = self.closed(at);
+                let ids: Vec<Option<TaskId>> =
+                    tasks.iter().map(|task| may_go(task, &closed).then_some(task.id)).collect();
+                self.sites.all()[site].held.begin_new(&ids, now, self.window)
+            }
+            None => vec![None; tasks.len()],
+        };
+        Begun { site, epochs, at }
+    }
+
+    fn closed(&self, now: Instant) -> BTreeSet<QueueName> {
+        let paused = self.books.load().iter().filter(|queue| queue.paused).map(|queue| queue.name.clone()).collect();
+        let mut closed: BTreeSet<QueueName> = paused;
+        closed.extend(self.lanes.closed(now));
+        closed
+    }
+
+    /// The insert is committed: takes the claimed ones out of `tasks` and hands them to the publisher. What remains is `scheduled`.
+    pub fn written(&self, begun: Begun, written: &Written, tasks: Vec<NewTask>) -> (Vec<Dispatch>, Vec<NewTask>) {
+        let database = &self.sites.all()[begun.site].database;
+        let publish_at = database.clock().instant_of(written.asked_at).unwrap_or(begun.at);
+        let mut dispatches = Vec::new();
+        let mut scheduled = Vec::new();
+        let mut refused = Vec::new();
+        for (task, epoch) in tasks.into_iter().zip(begun.epochs) {
+            if epoch.is_some() && written.held.contains(&task.id.shard()) {
+                let delivery = delivery(task, written.asked_at);
+                dispatches.push(Dispatch { site: begun.site, delivery, publish_at, claimed_at: begun.at });
+                continue;
+            }
+            refused.extend(epoch.map(|_| task.id));
+            scheduled.push(task);
+        }
+        self.sites.all()[begun.site].held.end(refused);
+        self.metrics.claimed.with_label_values(&["submit"]).inc_by(dispatches.len() as u64);
+        (dispatches, scheduled)
+    }
+
+    /// Nobody knows whether the insert was committed, or it was not.
+    pub fn lost(&self, begun: &Begun, tasks: &[NewTask]) {
+        let site = &self.sites.all()[begun.site];
+        let ids = tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id));
+        match site.database.clock().at(Instant::now()) {
+            Some(now) => site.held.end_unknown(ids, now.plus(LOOK_AGAIN)),
+            None => site.held.end(ids),
+        }
+    }
+
+    pub async fn publish(&self, dispatches: Vec<Dispatch>) {
+        for dispatch in dispatches {
+            if self.publisher.send(dispatch).await.is_err() {
+                // The node is stopping in disorder; the next owner publishes it.
+                return;
+            }
+        }
+    }
+}
+
+fn may_go(task: &NewTask, closed: &BTreeSet<QueueName>) -> bool {
+    task.asked_now && task.expires_at.is_none() && !closed.contains(&task.queue)
+}
+
+fn delivery(task: NewTask, due_at: UnixMicros) -> Delivery {
+    Delivery {
+        id: task.id,
+        attempt: Attempt::new(1),
+        attempts_base: Attempt::NONE,
+        queue: task.queue,
+        due_at,
+        content: task.content,
+        priority: task.priority,
+        key: None,
+        partition_key: task.partition_key,
+        version: 0,
+        max_attempts: task.max_attempts,
+        timeout_ms: task.timeout_ms,
+        redelivered: false,
+    }
+}

@@ -1,0 +1,152 @@
+//! Tasks claimed by their own insert: the fence in both orders, each with the proof that the lock is what makes it hold.
+
+use common::{
+    ids::{Attempt, Epoch, ShardId, TaskId},
+    task::TaskState,
+};
+
+use super::{
+    fixture::{self, TestDatabase, database},
+    new_task, node, own, state_of, until_waiting,
+};
+use crate::{store::settle::Deliver, supervise::spawn_child};
+
+const SUBMIT: &str = include_str!("../queries/task_submit.sql");
+
+fn unlocked() -> String {
+    let without = SUBMIT.replace("FOR SHARE OF s", "");
+    assert_ne!(without, SUBMIT, "the lock is written as this test expects");
+    without
+}
+
+/// Inserts `id`, due at once, as plain SQL that presents `epoch`.
+async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) {
+    let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
+    sqlx::query(sqlx::AssertSqlSafe(sql))
+        .bind(vec![id.uuid()])
+        .bind(vec![i32::from(id.shard().number())])
+        .bind(vec!["orders"])
+        .bind(vec![fixture::now(&pool).await.to_utc()])
+        .bind(vec![3_i16])
+        .bind(vec![b"{}".as_slice()])
+        .bind(vec!["application/json"])
+        .bind(vec![None::<String>])
+        .bind(vec![None::<String>])
+        .bind(vec![None::<i32>])
+        .bind(vec![None::<i64>])
+        .bind(vec![None::<String>])
+        .bind(vec![None::<chrono::DateTime<chrono::Utc>>])
+        .bind(vec![None::<String>])
+        .bind(vec![0_i64])
+        .bind(vec![true])
+        .bind(false)
+        .bind(vec![Some(epoch.number())])
+        .bind(second)
+        .execute(&pool)
+        .await
+        .unwrap();
+}
+
+async fn state(test: &TestDatabase, id: TaskId) -> String {
+    state_of(&test.pool, id).await.expect("it was submitted")
+}
+
+/// An insert under way (held up by another session that is writing the same id) while another node acquires. Returns what the new
+/// owner found to take over.
+async fn acquire_during_submit(sql: String) -> usize {
+    let test = database().await;
+    let epoch = own(&test, "old").await[&ShardId::new(0)];
+    let id = fixture::fresh_id_of(ShardId::new(0));
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
+    sqlx::query("INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type) VALUES ($1, 0, 'q', 'scheduled', now(), now(), '', '')")
+        .bind(id.uuid())
+        .execute(&mut *blocker)
+        .await
+        .unwrap();
+    let submitting = spawn_child(submit_with(sql.clone(), test.pool.clone(), id, epoch));
+    until_waiting(&test.pool, 1).await;
+    let database = test.database.clone();
+    let acquiring = spawn_child(async move {
+        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
+        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
+    });
+    let found = if sql.contains("FOR SHARE OF s") {
+        until_waiting(&test.pool, 2).await;
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        acquiring.await.unwrap()
+    } else {
+        let found = acquiring.await.unwrap();
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        found
+    };
+    submitting.await.unwrap();
+    assert_eq!(state(&test, id).await, "dispatching");
+    found
+}
+
+#[tokio::test]
+async fn an_acquire_waits_for_an_insert_that_claims_and_takes_over_what_it_wrote() {
+    assert_eq!(acquire_during_submit(SUBMIT.to_owned()).await, 1);
+}
+
+#[tokio::test]
+async fn without_the_lock_what_an_insert_claims_would_be_missed_by_the_new_owner() {
+    assert_eq!(acquire_during_submit(unlocked()).await, 0);
+}
+
+/// An acquire under way while the old owner inserts. Returns the state of what it wrote.
+async fn submit_during_acquire(sql: String) -> String {
+    let test = database().await;
+    let epoch = own(&test, "old").await[&ShardId::new(0)];
+    let id = fixture::fresh_id_of(ShardId::new(0));
+    let mut acquiring = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *acquiring).await.unwrap();
+    sqlx::query(include_str!("../queries/shard_acquire.sql"))
+        .bind(vec![0_i32])
+        .bind("new")
+        .bind(uuid::Uuid::new_v4())
+        .execute(&mut *acquiring)
+        .await
+        .unwrap();
+    let waits = sql.contains("FOR SHARE OF s");
+    let submitting = spawn_child(submit_with(sql, test.pool.clone(), id, epoch));
+    if waits {
+        until_waiting(&test.pool, 1).await;
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+        submitting.await.unwrap();
+    } else {
+        submitting.await.unwrap();
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+    }
+    state(&test, id).await
+}
+
+#[tokio::test]
+async fn an_insert_waits_for_an_acquire_in_flight_and_claims_nothing() {
+    assert_eq!(submit_during_acquire(SUBMIT.to_owned()).await, "scheduled");
+}
+
+#[tokio::test]
+async fn without_the_lock_an_insert_would_claim_under_a_dead_epoch() {
+    assert_eq!(submit_during_acquire(unlocked()).await, "dispatching");
+}
+
+#[tokio::test]
+async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
+    let test = database().await;
+    let epoch = own(&test, "a").await[&ShardId::new(0)];
+    let tasks = [0, 0, 1].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
+    let epochs = [Some(epoch), None, Some(epoch)];
+    let written = test.database.task_submit_claimed(&tasks, &epochs).await.unwrap();
+    assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 is nobody's");
+    for (task, expected) in tasks.iter().zip(["dispatching", "scheduled", "scheduled"]) {
+        assert_eq!(state(&test, task.id).await, expected);
+    }
+    let read = test.database.task_read(tasks[0].id).await.unwrap().expect("it was submitted");
+    assert_eq!((read.state, read.attempt, read.due_at), (TaskState::Dispatching, Attempt::new(1), written.asked_at));
+    assert!(read.wake_at > read.due_at, "somebody looks again");
+    let confirmed = Deliver { id: tasks[0].id, attempt: Attempt::new(1), timeout_ms: 1_000 };
+    test.database.task_deliver(&[confirmed]).await.unwrap();
+    assert_eq!(state(&test, tasks[0].id).await, "delivered");
+}
