@@ -102,13 +102,25 @@ async fn publish(channel: &Channel, room: &Semaphore) -> Result<()> {
     }
 }
 
-/// As the nodes publish, without the headers.
+/// The very message a node would publish, so that both sides move the same bytes.
 async fn send(channel: &Channel, serial: u64) -> lapin::Result<PublisherConfirm> {
     let payload = format!("{{\"t\":{},\"n\":{serial}}}", now_us());
+    let id = uuid::Uuid::from_u128(u128::from(serial)).to_string();
+    let due_ms = now_us() / 1_000;
+    let mut headers = FieldTable::default();
+    headers.insert("duetime-attempt".into(), AMQPValue::LongLongInt(1));
+    headers.insert("duetime-max-attempts".into(), AMQPValue::LongLongInt(25));
+    headers.insert("duetime-due-ms".into(), AMQPValue::LongLongInt(due_ms));
+    headers.insert("duetime-redelivered".into(), AMQPValue::Boolean(false));
     let properties = BasicProperties::default()
         .with_delivery_mode(2)
         .with_content_type("application/json".into())
-        .with_message_id(format!("{serial:032x}").into());
+        .with_message_id(format!("{id}:1").into())
+        .with_correlation_id(id.into())
+        .with_type(QUEUE.into())
+        .with_priority(3)
+        .with_timestamp(due_ms.unsigned_abs() / 1_000)
+        .with_headers(headers);
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
     channel.basic_publish("".into(), QUEUE.into(), options, payload.as_bytes(), properties).await
 }

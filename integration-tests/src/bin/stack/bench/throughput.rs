@@ -27,7 +27,7 @@ use super::{
 const BATCH: usize = 1_000;
 const IN_FLIGHT_PER_NODE: usize = 2;
 /// Submitted and not yet consumed: the nodes always have work, and never pile it up.
-const BACKLOG: usize = 40_000;
+const BACKLOG: usize = 12_000;
 const WARM_UP: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 
