@@ -8,6 +8,7 @@ mod machine;
 mod raw;
 mod report;
 mod scrape;
+mod sleeper;
 mod takeover;
 mod throughput;
 

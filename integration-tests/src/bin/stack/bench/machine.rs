@@ -13,7 +13,10 @@ use anyhow::{Context, Result};
 use integration_tests::sandbox::{Node, Sandbox};
 use tokio::task::JoinHandle;
 
-use super::report::{Report, Target};
+use super::{
+    report::{Report, Target},
+    sleeper::Sleeper,
+};
 
 /// Of the figures in `/proc`, the same on every Linux machine there is.
 const TICKS_PER_S: f64 = 100.0;
@@ -28,6 +31,7 @@ pub(super) struct Watch {
     total_ticks: u64,
     largest_kb: Arc<AtomicU64>,
     looking: JoinHandle<()>,
+    sleeper: Option<Sleeper>,
 }
 
 #[derive(Debug)]
@@ -55,14 +59,18 @@ impl Watch {
             Group::new("rabbitmq", cluster.rabbit().pids()),
             Group::new("etcd", cluster.etcd().pids()),
         ];
-        let mut watch =
-            Self { groups, began: Instant::now(), total_ticks: machine_ticks().unwrap_or(0), largest_kb, looking };
+        let total_ticks = machine_ticks().unwrap_or(0);
+        let sleeper = Some(Sleeper::start());
+        let mut watch = Self { groups, began: Instant::now(), total_ticks, largest_kb, looking, sleeper };
         // Not its children: those are the groups above.
         watch.groups.push(Group { name: "bench", roots: Vec::new(), ticks: own_ticks(std::process::id(), false) });
         watch
     }
 
-    pub(super) fn end(self, part: &str, report: &mut Report) -> Result<()> {
+    pub(super) fn end(mut self, part: &str, report: &mut Report) -> Result<()> {
+        if let Some(sleeper) = self.sleeper.take() {
+            sleeper.end(part, report)?;
+        }
         let seconds = self.began.elapsed().as_secs_f64();
         let cores = |ticks: u64| ticks as f64 / TICKS_PER_S / seconds;
         let mut ours = 0;
