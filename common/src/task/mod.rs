@@ -31,6 +31,13 @@ pub struct NewTask {
     pub expires_at: Option<UnixMicros>,
 }
 
+impl NewTask {
+    /// When it is due, if the database wrote it at `asked_at`.
+    pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
+        if self.asked_now { asked_at } else { self.due_at }
+    }
+}
+
 /// What the consumer gets, byte for byte as it was submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {

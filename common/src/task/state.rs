@@ -16,7 +16,7 @@ pub enum TaskState {
     Scheduled,
     /// Due, but its queue is paused, full or at its limit.
     Ready,
-    /// Claimed by an owner; publish not yet confirmed. Published again in place until it is.
+    /// Claimed by an owner, if due at once by its very insert; publish not yet confirmed. Published again in place until it is.
     Dispatching,
     /// The broker confirmed; outcome open until the deadline.
     Delivered,

@@ -20,6 +20,13 @@ pub enum BrokerState {
     },
 }
 
+impl BrokerState {
+    /// Whether publishing makes sense now.
+    pub const fn takes_messages(&self) -> bool {
+        matches!(self, Self::Up { blocked: false })
+    }
+}
+
 /// The connections of a node. Two, because a broker that blocks a publisher reads nothing of that connection, acks included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {

@@ -54,7 +54,7 @@ pub const KEYS: &[Key] = &[
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
     key("scheduler.claim_ahead_ms", "15", "how long before its due time a task may be claimed"),
     key("scheduler.batch", "500", "tasks claimed or settled in one statement at most"),
-    key("scheduler.window", "10000", "messages published but not yet confirmed at most"),
+    key("scheduler.window", "10000", "tasks claimed whose outcome is not written yet, at most"),
     key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),
     key("queues.max_payload_bytes", "262144", "largest payload taken, at most 1048576"),
     key("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),

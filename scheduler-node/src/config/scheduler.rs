@@ -18,7 +18,7 @@ pub struct Scheduler {
     pub claim_ahead_ms: u64,
     /// Tasks in one statement at most.
     pub batch: usize,
-    /// Messages published but not yet confirmed at most.
+    /// Tasks claimed whose outcome is not written yet, at most.
     pub window: usize,
 }
 

@@ -4,11 +4,7 @@
 //! that waits. Everything else is written as `scheduled` and goes the usual way. The gate is the same: the insert shows
 //! the fence its epoch.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use common::{
     ids::{Attempt, Epoch, QueueName, TaskId},
@@ -17,11 +13,13 @@ use common::{
 };
 use tokio::sync::{mpsc, watch};
 
-use super::{lanes::Lanes, publisher::Dispatch, queue_reader::Books, site::Sites};
+use super::{
+    lanes::Lanes,
+    publisher::{self, Dispatch},
+    queue_reader::Books,
+    site::{LOOK_AGAIN, Sites},
+};
 use crate::{broker::BrokerState, metrics::Metrics, store::submit::Written};
-
-/// An insert whose commit nobody knows of may have claimed: looked at again after this long.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct AtOnce {
@@ -48,10 +46,10 @@ impl AtOnce {
     pub fn begin(&self, site: usize, tasks: &[NewTask]) -> Begun {
         let at = Instant::now();
         let database = &self.sites.all()[site].database;
-        let up = matches!(*self.broker.borrow(), BrokerState::Up { blocked: false });
-        let epochs = match database.clock().at(at).filter(|_| up) {
+        let takes_messages = self.broker.borrow().takes_messages();
+        let epochs = match database.clock().at(at).filter(|_| takes_messages) {
             Some(now) => {
-                let closed = self.closed(at);
+                let closed = self.lanes.not_claimed(&self.books.load(), at);
                 let ids: Vec<Option<TaskId>> =
                     tasks.iter().map(|task| may_go(task, &closed).then_some(task.id)).collect();
                 self.sites.all()[site].held.begin_new(&ids, now, self.window)
@@ -59,13 +57,6 @@ impl AtOnce {
             None => vec![None; tasks.len()],
         };
         Begun { site, epochs, at }
-    }
-
-    fn closed(&self, now: Instant) -> BTreeSet<QueueName> {
-        let paused = self.books.load().iter().filter(|queue| queue.paused).map(|queue| queue.name.clone()).collect();
-        let mut closed: BTreeSet<QueueName> = paused;
-        closed.extend(self.lanes.closed(now));
-        closed
     }
 
     /// The insert is committed: takes the claimed ones out of `tasks` and hands them to the publisher. What remains is `scheduled`.
@@ -92,20 +83,11 @@ impl AtOnce {
     /// Nobody knows whether the insert was committed, or it was not.
     pub fn lost(&self, begun: &Begun, tasks: &[NewTask]) {
         let site = &self.sites.all()[begun.site];
-        let ids = tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id));
-        match site.database.clock().at(Instant::now()) {
-            Some(now) => site.held.end_unknown(ids, now.plus(LOOK_AGAIN)),
-            None => site.held.end(ids),
-        }
+        site.look_again(tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id)), LOOK_AGAIN);
     }
 
     pub async fn publish(&self, dispatches: Vec<Dispatch>) {
-        for dispatch in dispatches {
-            if self.publisher.send(dispatch).await.is_err() {
-                // The node is stopping in disorder; the next owner publishes it.
-                return;
-            }
-        }
+        publisher::hand_over(&self.publisher, dispatches).await;
     }
 }
 

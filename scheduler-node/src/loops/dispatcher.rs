@@ -23,7 +23,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{lanes::Lanes, publisher::Dispatch, queue_reader::Books, reporter::Reporter, site::Site};
+use super::{
+    lanes::Lanes,
+    publisher::{self, Dispatch},
+    queue_reader::Books,
+    reporter::Reporter,
+    site::{LOOK_AGAIN, Site},
+};
 use crate::{
     broker::BrokerState,
     metrics::Metrics,
@@ -33,8 +39,8 @@ use crate::{
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
 const CLAIMS_IN_FLIGHT: usize = 4;
 
-/// A task whose claim or publish has no known outcome is looked at again after this long.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Keys whose claim certainly did nothing are tried again after this long.
+const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 /// How often lanes are looked at for tasks that waited for room.
 const READY_EVERY: Duration = Duration::from_millis(100);
@@ -81,7 +87,7 @@ impl Dispatcher {
             while children.try_join_next().is_some() {}
             let held = Arc::clone(&self.site.held);
             let changed = held.heap_changed.notified();
-            if !matches!(*self.broker.borrow_and_update(), BrokerState::Up { blocked: false }) {
+            if !self.broker.borrow_and_update().takes_messages() {
                 tokio::select! {
                     answer = self.broker.changed() => if answer.is_err() { return },
                     () = stop.cancelled() => break,
@@ -161,8 +167,8 @@ impl Dispatcher {
         }
         self.metrics.claim_batch.observe(ids.len() as f64);
         let fences = self.fences(&ids);
-        let closed = self.closed();
-        let answer = self.site.database.task_claim(&ids, &fences, self.pace.claim_ahead, closed).await;
+        let closed = self.lanes.not_claimed(&self.books.load(), Instant::now());
+        let answer = self.site.database.task_claim(&ids, &fences, self.pace.claim_ahead, &closed).await;
         if let Some(claimed) = self.received("due", ids, &fences, answer).await {
             self.hand_over(claimed).await;
         }
@@ -248,13 +254,6 @@ impl Dispatcher {
         shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
     }
 
-    /// Queues nothing is claimed for: their lanes are closed, or they are paused.
-    fn closed(&self) -> Vec<String> {
-        let mut closed = self.lanes.closed(Instant::now());
-        closed.extend(self.books.load().iter().filter(|queue| queue.paused).map(|queue| queue.name.clone()));
-        closed.into_iter().map(|queue| queue.as_str().to_owned()).collect()
-    }
-
     /// Takes note of an answer of the gate: fences that were refused, tasks that did not come back. What nobody knows the fate
     /// of is left to a rescue.
     async fn received(
@@ -293,21 +292,15 @@ impl Dispatcher {
     fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
         tracing::debug!(database = %self.site.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "a claim was not done; trying again");
         let kind = if how == "due" { WakeKind::Claim } else { WakeKind::Rescue };
-        let Some(at) = self.later(LOOK_AGAIN / 4) else { return self.site.held.end(asked.iter().copied()) };
         self.site.held.end(asked.iter().copied());
+        let Some(now) = self.site.database.clock().at(Instant::now()) else { return };
+        let at = now.plus(TRY_AGAIN);
         self.site.held.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind }));
     }
 
     fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {
         tracing::warn!(database = %self.site.name(), tasks = ids.len(), error = error as &dyn std::error::Error, "{what}");
-        match self.later(LOOK_AGAIN) {
-            Some(at) => self.site.held.end_unknown(ids.iter().copied(), at),
-            None => self.site.held.end(ids.iter().copied()),
-        }
-    }
-
-    fn later(&self, by: Duration) -> Option<UnixMicros> {
-        self.site.database.clock().at(Instant::now()).map(|now| now.plus(by))
+        self.site.look_again(ids.iter().copied(), LOOK_AGAIN);
     }
 
     /// Somebody else has taken the fence of at least one of these shards: finds out which, and lets go of it.
@@ -324,14 +317,11 @@ impl Dispatcher {
     async fn hand_over(&self, claimed: Claimed) {
         fail::fail_point!("after_claim", |_| std::process::abort());
         let claimed_at = Instant::now();
-        for delivery in claimed.deliveries {
+        let dispatches = claimed.deliveries.into_iter().map(|delivery| {
             let publish_at = self.publish_at(&delivery, claimed_at);
-            let dispatch = Dispatch { site: self.index, delivery, publish_at, claimed_at };
-            if self.publisher.send(dispatch).await.is_err() {
-                // The node is stopping in disorder; the next owner publishes it.
-                return;
-            }
-        }
+            Dispatch { site: self.index, delivery, publish_at, claimed_at }
+        });
+        publisher::hand_over(&self.publisher, dispatches).await;
     }
 
     /// Never before the due time on the database's clock.

@@ -6,11 +6,11 @@
 //! confirmed opens the lane.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
-use common::ids::QueueName;
+use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -119,6 +119,12 @@ impl Lanes {
             lane.closed_until = Some(now + lane.pause());
         }
         over
+    }
+
+    /// Queues nothing is claimed for: their lanes are closed, or they are paused.
+    pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
+        let paused = book.iter().filter(|queue| queue.paused).map(|queue| queue.name.clone());
+        self.closed(now).into_iter().chain(paused).collect()
     }
 
     pub fn closed(&self, now: Instant) -> Vec<QueueName> {

@@ -200,7 +200,7 @@ impl Publisher {
         let (fresh, old): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
         for dispatch in old {
-            self.look_again(dispatch.site, dispatch.delivery.id, LONGEST_HOLD);
+            self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LONGEST_HOLD);
         }
         fresh
     }
@@ -230,7 +230,7 @@ impl Publisher {
         }
         let pause = self.pause(queue, messages, messages - open.len());
         for (site, id) in open {
-            self.look_again(site, id, pause);
+            self.sites.all()[site].look_again([id], pause);
         }
         for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
             settlements.confirmed(confirmed).await;
@@ -259,12 +259,13 @@ impl Publisher {
         }
         pause
     }
+}
 
-    fn look_again(&self, site: usize, id: TaskId, pause: Duration) {
-        let site = &self.sites.all()[site];
-        match site.database.clock().at(Instant::now()) {
-            Some(now) => site.held.end_unknown([id], now.plus(pause)),
-            None => site.held.end([id]),
+/// Gives claimed tasks to the publisher. If it is gone the node is stopping in disorder; the next owner publishes them.
+pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl IntoIterator<Item = Dispatch>) {
+    for dispatch in dispatches {
+        if publisher.send(dispatch).await.is_err() {
+            return;
         }
     }
 }

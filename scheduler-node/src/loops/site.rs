@@ -1,11 +1,17 @@
 //! One database as the loops see it: its statements and what this node holds of it.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use common::ids::{DatabaseName, ShardId};
+use common::ids::{DatabaseName, ShardId, TaskId};
 
 use super::held::Held;
 use crate::store::Database;
+
+/// A task whose claim has no known outcome is looked at again after this long.
+pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct Site {
@@ -16,6 +22,14 @@ pub struct Site {
 impl Site {
     pub fn name(&self) -> &DatabaseName {
         self.database.name()
+    }
+
+    /// Nobody knows what became of these: a rescue looks after `pause`. Without a clock the next preload finds them.
+    pub fn look_again(&self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
+        match self.database.clock().at(Instant::now()) {
+            Some(now) => self.held.end_unknown(ids, now.plus(pause)),
+            None => self.held.end(ids),
+        }
     }
 }
 

@@ -275,15 +275,14 @@ impl Insert {
     }
 
     fn nudge(&self, tasks: &[NewTask], asked_at: UnixMicros) {
-        self.nudger
-            .written_all(tasks.iter().map(|task| (task.id, if task.asked_now { asked_at } else { task.due_at })));
+        self.nudger.written_all(tasks.iter().map(|task| (task.id, task.due_at_when(asked_at))));
     }
 
     fn note(&self, tasks: &[NewTask], asked_at: UnixMicros) {
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
         for task in tasks {
             *queues.entry(&task.queue).or_default() += 1;
-            let due_at = if task.asked_now { asked_at } else { task.due_at };
+            let due_at = task.due_at_when(asked_at);
             tracing::debug!(task = %task.id, queue = %task.queue, %due_at, "task submitted");
         }
         for (queue, count) in queues {

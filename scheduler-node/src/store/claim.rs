@@ -1,7 +1,7 @@
 //! The gate to the broker: claim, claim what waited for room, and look again at what has no known outcome.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -33,14 +33,16 @@ pub struct Claimed {
 }
 
 impl Database {
-    /// Claims what of `ids` is due by now plus `ahead`. `fences`: exactly the shards of `ids`, with the epochs held.
+    /// Claims what of `ids` is due by now plus `ahead`; what is of a `closed` queue becomes `ready` instead. `fences`: exactly the
+    /// shards of `ids`, with the epochs held.
     pub async fn task_claim(
         &self,
         ids: &[TaskId],
         fences: &BTreeMap<ShardId, Epoch>,
         ahead: Duration,
-        closed: Vec<String>,
+        closed: &BTreeSet<QueueName>,
     ) -> Result<Claimed, Error> {
+        let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
         let ahead = interval(ahead);
         let (ids, shards, epochs) = presented(ids, fences);
         self.claimed(StoreOp::TaskClaim, fences.len(), || {

@@ -5,7 +5,11 @@ mod submit;
 mod tasks;
 mod views;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, Epoch, Incarnation, NodeId, NodeName, ShardId, TaskId},
@@ -157,6 +161,6 @@ async fn claim(counter: &Counter, id: TaskId) -> Attempt {
     let database = counter.store.of(id.shard()).expect("shards exist");
     let fences: BTreeMap<ShardId, Epoch> =
         database.shard_acquire(&[id.shard()], &node).await.unwrap().into_iter().collect();
-    let claimed = database.task_claim(&[id], &fences, Duration::ZERO, Vec::new()).await.unwrap();
+    let claimed = database.task_claim(&[id], &fences, Duration::ZERO, &BTreeSet::new()).await.unwrap();
     claimed.deliveries.first().expect("it was due").attempt
 }

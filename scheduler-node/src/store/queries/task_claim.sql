@@ -1,4 +1,4 @@
--- The only gate to the broker: flips due tasks to `dispatching`, counts the attempt and returns what to publish.
+-- The gate to the broker (with task_submit, for tasks due at once): flips due tasks to `dispatching`, counts the attempt and returns what to publish.
 -- Guard: the fence rows are locked FOR SHARE where the epoch is still ours, and only their shards are touched; an acquire
 -- waits for this statement, and after it this statement finds no fence. Rows cancelled, moved or finished meanwhile do not
 -- come back. Tasks of lanes that are closed ($6) become `ready` instead and are not counted.

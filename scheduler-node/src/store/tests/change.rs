@@ -1,6 +1,9 @@
 //! Changes by hand, and what they meet when they come second.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -123,7 +126,11 @@ async fn a_task_that_waits_for_room_can_be_cancelled_changed_and_run() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 3).await;
-    let held = test.database.task_claim(&ids, &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    let held = test
+        .database
+        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .await
+        .unwrap();
     assert_eq!(held.held_back.len(), 3);
     let Guarded::Done(cancelled) = cancel(&test, ids[0]).await else { panic!("it was ready") };
     assert_eq!(cancelled.attempt, Attempt::NONE, "waiting for room is no attempt");
@@ -348,7 +355,9 @@ async fn a_claim_that_waited_for_a_cancel_a_change_or_a_run_takes_what_is_left_o
     let database = test.database.clone();
     let wanted = ids.clone();
     let claiming =
-        spawn_child(async move { database.task_claim(&wanted, &fences, Duration::ZERO, Vec::new()).await.unwrap() });
+        spawn_child(
+            async move { database.task_claim(&wanted, &fences, Duration::ZERO, &BTreeSet::new()).await.unwrap() },
+        );
     until_waiting(&test.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *by_hand).await.unwrap();
     let claimed: Vec<_> = claiming.await.unwrap().deliveries.into_iter().map(|delivery| delivery.id).collect();

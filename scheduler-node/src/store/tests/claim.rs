@@ -1,6 +1,6 @@
 //! The gate to the broker.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use common::ids::{Attempt, QueueName, ShardId};
 
@@ -29,8 +29,11 @@ async fn a_claim_takes_what_is_due_within_its_lead_and_nothing_later() {
     let mut later = new_task(fixture::fresh_id_of(ShardId::new(0)));
     (later.asked_now, later.due_at) = (false, now.plus(Duration::from_secs(600)));
     test.database.task_submit(&[soon.clone(), later.clone()], Sending::First).await.unwrap();
-    let claimed =
-        test.database.task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), Vec::new()).await.unwrap();
+    let claimed = test
+        .database
+        .task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), &BTreeSet::new())
+        .await
+        .unwrap();
     assert_eq!(claimed.deliveries.len(), 1);
     assert_eq!((claimed.deliveries[0].id, claimed.deliveries[0].due_at), (soon.id, soon.due_at));
 }
@@ -57,7 +60,11 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 3).await;
-    let held = test.database.task_claim(&ids, &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    let held = test
+        .database
+        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .await
+        .unwrap();
     assert!(held.deliveries.is_empty());
     assert_eq!(held.held_back.len(), 3);
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
@@ -81,7 +88,7 @@ async fn what_waited_for_room_is_taken_by_priority_first() {
     (tasks[0].priority, tasks[1].priority, tasks[2].priority) = (5, 1, 3);
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
     let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
-    test.database.task_claim(&ids, &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")])).await.unwrap();
     let taken = test.database.task_claim_ready(&QueueName::new("orders"), &fences, 1).await.unwrap();
     assert_eq!(taken.deliveries[0].priority, 1);
 }

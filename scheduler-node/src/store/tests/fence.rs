@@ -3,17 +3,13 @@
 use common::ids::ShardId;
 use sqlx::Row;
 
-use super::{claim, fixture::database, node, own, submitted, until_waiting};
+use super::{
+    FENCE_LOCK, acquire_begun, claim, commit_during, fixture::database, own, submitted, takeover_during, unlocked,
+};
 use crate::supervise::spawn_child;
 
 /// The statement as it is, and without the lock that it is all about.
 const CLAIM: &str = include_str!("../queries/task_claim.sql");
-
-fn unlocked() -> String {
-    let without = CLAIM.replace("FOR SHARE OF s", "");
-    assert_ne!(without, CLAIM, "the lock is written as this test expects");
-    without
-}
 
 /// Runs a claim of everything on shard 0 as plain SQL and returns how many tasks it took.
 async fn claim_with(sql: String, pool: sqlx::PgPool, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
@@ -45,24 +41,10 @@ async fn acquire_during_claim(sql: String) -> (usize, usize) {
         .await
         .unwrap();
 
+    let waits = sql.contains(FENCE_LOCK);
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-    let claiming = spawn_child(claim_with(sql.clone(), test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
-    until_waiting(&test.pool, 1).await;
-    let database = test.database.clone();
-    let acquiring = spawn_child(async move {
-        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
-        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
-    });
-    let waits = sql.contains("FOR SHARE OF s");
-    let found = if waits {
-        until_waiting(&test.pool, 2).await;
-        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
-        acquiring.await.unwrap()
-    } else {
-        let found = acquiring.await.unwrap();
-        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
-        found
-    };
+    let claiming = spawn_child(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    let found = takeover_during(&test, blocker, waits).await;
     (claiming.await.unwrap(), found)
 }
 
@@ -73,7 +55,7 @@ async fn an_acquire_waits_for_a_claim_in_flight_and_takes_over_all_of_it() {
 
 #[tokio::test]
 async fn without_the_lock_a_claim_in_flight_would_be_missed_by_the_new_owner() {
-    assert_eq!(acquire_during_claim(unlocked()).await, (3, 0));
+    assert_eq!(acquire_during_claim(unlocked(CLAIM)).await, (3, 0));
 }
 
 /// An acquire under way while the old owner claims. Returns what the claim took.
@@ -81,27 +63,11 @@ async fn claim_during_acquire(sql: String) -> usize {
     let test = database().await;
     let fences = own(&test, "old").await;
     let ids = submitted(&test, 3).await;
-    let mut acquiring = test.pool.acquire().await.unwrap();
-    sqlx::query("BEGIN").execute(&mut *acquiring).await.unwrap();
-    sqlx::query(include_str!("../queries/shard_acquire.sql"))
-        .bind(vec![0_i32])
-        .bind("new")
-        .bind(uuid::Uuid::new_v4())
-        .execute(&mut *acquiring)
-        .await
-        .unwrap();
-    let waits = sql.contains("FOR SHARE OF s");
+    let acquiring = acquire_begun(&test).await;
+    let waits = sql.contains(FENCE_LOCK);
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
     let claiming = spawn_child(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
-    if waits {
-        until_waiting(&test.pool, 1).await;
-        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
-        claiming.await.unwrap()
-    } else {
-        let taken = claiming.await.unwrap();
-        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
-        taken
-    }
+    commit_during(&test, acquiring, claiming, waits).await
 }
 
 #[tokio::test]
@@ -111,7 +77,7 @@ async fn a_claim_waits_for_an_acquire_in_flight_and_takes_nothing() {
 
 #[tokio::test]
 async fn without_the_lock_a_dead_epoch_would_claim() {
-    assert_eq!(claim_during_acquire(unlocked()).await, 3);
+    assert_eq!(claim_during_acquire(unlocked(CLAIM)).await, 3);
 }
 
 #[tokio::test]

@@ -17,16 +17,24 @@ mod settle;
 mod submit;
 mod submit_claimed;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
     task::{Content, NewTask},
     time::UnixMicros,
 };
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use tokio::task::JoinHandle;
 
+use crate::supervise::spawn_child;
 use fixture::TestDatabase;
+
+/// As it is written in the statements that show an epoch.
+const FENCE_LOCK: &str = "FOR SHARE OF s";
 
 /// A task of that id, due at once.
 pub(crate) fn new_task(id: TaskId) -> NewTask {
@@ -63,7 +71,66 @@ async fn submitted(test: &TestDatabase, n: usize) -> Vec<TaskId> {
 }
 
 async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> super::claim::Claimed {
-    test.database.task_claim(ids, fences, Duration::ZERO, Vec::new()).await.unwrap()
+    test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new()).await.unwrap()
+}
+
+/// Opens a transaction that runs `shard_acquire` of shard 0 for another node; nothing is committed yet.
+async fn acquire_begun(test: &TestDatabase) -> PoolConnection<Postgres> {
+    let mut acquiring = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *acquiring).await.unwrap();
+    sqlx::query(include_str!("../queries/shard_acquire.sql"))
+        .bind(vec![0_i32])
+        .bind("new")
+        .bind(uuid::Uuid::new_v4())
+        .execute(&mut *acquiring)
+        .await
+        .unwrap();
+    acquiring
+}
+
+/// Another node acquires shard 0 and takes over what it finds, while what `blocker` holds up still runs. `waits`: the acquire is to wait
+/// for it. Returns how many tasks it found.
+async fn takeover_during(test: &TestDatabase, mut blocker: PoolConnection<Postgres>, waits: bool) -> usize {
+    until_waiting(&test.pool, 1).await;
+    let database = test.database.clone();
+    let acquiring = spawn_child(async move {
+        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
+        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
+    });
+    if waits {
+        until_waiting(&test.pool, 2).await;
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        acquiring.await.unwrap()
+    } else {
+        let found = acquiring.await.unwrap();
+        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
+        found
+    }
+}
+
+/// Commits `acquiring` after `racing` has begun to wait for it, or, if nothing makes it wait, after it has ended.
+async fn commit_during<T>(
+    test: &TestDatabase,
+    mut acquiring: PoolConnection<Postgres>,
+    racing: JoinHandle<T>,
+    waits: bool,
+) -> T {
+    if waits {
+        until_waiting(&test.pool, 1).await;
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+        racing.await.unwrap()
+    } else {
+        let answer = racing.await.unwrap();
+        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
+        answer
+    }
+}
+
+/// The statement without the fence's lock: what a race is run against to prove that the lock is what makes it hold.
+fn unlocked(statement: &str) -> String {
+    let without = statement.replace(FENCE_LOCK, "");
+    assert_ne!(without, statement, "the lock is written as this test expects");
+    without
 }
 
 async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {

@@ -1,8 +1,12 @@
 //! Reading what comes due next.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use common::{ids::ShardId, task::TaskState, time::UnixMicros};
+use common::{
+    ids::{QueueName, ShardId},
+    task::TaskState,
+    time::UnixMicros,
+};
 
 use super::{claim, fixture, new_task, own, submitted};
 use crate::store::submit::Sending;
@@ -41,7 +45,10 @@ async fn what_waits_for_room_is_not_read_and_what_is_claimed_shows_its_epoch() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 2).await;
-    test.database.task_claim(&ids[..1], &fences, Duration::ZERO, vec!["orders".into()]).await.unwrap();
+    test.database
+        .task_claim(&ids[..1], &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .await
+        .unwrap();
     claim(&test, &ids[1..], &fences).await;
     let keys = test.database.task_preload(&[ShardId::new(0)], UnixMicros::new(0), UnixMicros::LAST, 100).await.unwrap();
     assert_eq!(keys.len(), 1);

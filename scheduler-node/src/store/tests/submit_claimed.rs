@@ -6,18 +6,13 @@ use common::{
 };
 
 use super::{
+    FENCE_LOCK, acquire_begun, commit_during,
     fixture::{self, TestDatabase, database},
-    new_task, node, own, state_of, until_waiting,
+    new_task, own, state_of, takeover_during, unlocked,
 };
 use crate::{store::settle::Deliver, supervise::spawn_child};
 
 const SUBMIT: &str = include_str!("../queries/task_submit.sql");
-
-fn unlocked() -> String {
-    let without = SUBMIT.replace("FOR SHARE OF s", "");
-    assert_ne!(without, SUBMIT, "the lock is written as this test expects");
-    without
-}
 
 /// Inserts `id`, due at once, as plain SQL that presents `epoch`.
 async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) {
@@ -64,22 +59,9 @@ async fn acquire_during_submit(sql: String) -> usize {
         .execute(&mut *blocker)
         .await
         .unwrap();
-    let submitting = spawn_child(submit_with(sql.clone(), test.pool.clone(), id, epoch));
-    until_waiting(&test.pool, 1).await;
-    let database = test.database.clone();
-    let acquiring = spawn_child(async move {
-        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
-        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
-    });
-    let found = if sql.contains("FOR SHARE OF s") {
-        until_waiting(&test.pool, 2).await;
-        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
-        acquiring.await.unwrap()
-    } else {
-        let found = acquiring.await.unwrap();
-        sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
-        found
-    };
+    let waits = sql.contains(FENCE_LOCK);
+    let submitting = spawn_child(submit_with(sql, test.pool.clone(), id, epoch));
+    let found = takeover_during(&test, blocker, waits).await;
     submitting.await.unwrap();
     assert_eq!(state(&test, id).await, "dispatching");
     found
@@ -92,7 +74,7 @@ async fn an_acquire_waits_for_an_insert_that_claims_and_takes_over_what_it_wrote
 
 #[tokio::test]
 async fn without_the_lock_what_an_insert_claims_would_be_missed_by_the_new_owner() {
-    assert_eq!(acquire_during_submit(unlocked()).await, 0);
+    assert_eq!(acquire_during_submit(unlocked(SUBMIT)).await, 0);
 }
 
 /// An acquire under way while the old owner inserts. Returns the state of what it wrote.
@@ -100,25 +82,10 @@ async fn submit_during_acquire(sql: String) -> String {
     let test = database().await;
     let epoch = own(&test, "old").await[&ShardId::new(0)];
     let id = fixture::fresh_id_of(ShardId::new(0));
-    let mut acquiring = test.pool.acquire().await.unwrap();
-    sqlx::query("BEGIN").execute(&mut *acquiring).await.unwrap();
-    sqlx::query(include_str!("../queries/shard_acquire.sql"))
-        .bind(vec![0_i32])
-        .bind("new")
-        .bind(uuid::Uuid::new_v4())
-        .execute(&mut *acquiring)
-        .await
-        .unwrap();
-    let waits = sql.contains("FOR SHARE OF s");
+    let acquiring = acquire_begun(&test).await;
+    let waits = sql.contains(FENCE_LOCK);
     let submitting = spawn_child(submit_with(sql, test.pool.clone(), id, epoch));
-    if waits {
-        until_waiting(&test.pool, 1).await;
-        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
-        submitting.await.unwrap();
-    } else {
-        submitting.await.unwrap();
-        sqlx::query("COMMIT").execute(&mut *acquiring).await.unwrap();
-    }
+    commit_during(&test, acquiring, submitting, waits).await;
     state(&test, id).await
 }
 
@@ -129,7 +96,7 @@ async fn an_insert_waits_for_an_acquire_in_flight_and_claims_nothing() {
 
 #[tokio::test]
 async fn without_the_lock_an_insert_would_claim_under_a_dead_epoch() {
-    assert_eq!(submit_during_acquire(unlocked()).await, "dispatching");
+    assert_eq!(submit_during_acquire(unlocked(SUBMIT)).await, "dispatching");
 }
 
 #[tokio::test]

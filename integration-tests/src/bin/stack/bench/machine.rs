@@ -31,7 +31,7 @@ pub(super) struct Watch {
     total_ticks: u64,
     largest_kb: Arc<AtomicU64>,
     looking: JoinHandle<()>,
-    sleeper: Option<Sleeper>,
+    sleeper: Sleeper,
 }
 
 #[derive(Debug)]
@@ -60,17 +60,15 @@ impl Watch {
             Group::new("etcd", cluster.etcd().pids()),
         ];
         let total_ticks = machine_ticks().unwrap_or(0);
-        let sleeper = Some(Sleeper::start());
-        let mut watch = Self { groups, began: Instant::now(), total_ticks, largest_kb, looking, sleeper };
+        let mut watch =
+            Self { groups, began: Instant::now(), total_ticks, largest_kb, looking, sleeper: Sleeper::start() };
         // Not its children: those are the groups above.
         watch.groups.push(Group { name: "bench", roots: Vec::new(), ticks: own_ticks(std::process::id(), false) });
         watch
     }
 
-    pub(super) fn end(mut self, part: &str, report: &mut Report) -> Result<()> {
-        if let Some(sleeper) = self.sleeper.take() {
-            sleeper.end(part, report)?;
-        }
+    pub(super) fn end(self, part: &str, report: &mut Report) -> Result<()> {
+        self.sleeper.tell(part, report);
         let seconds = self.began.elapsed().as_secs_f64();
         let cores = |ticks: u64| ticks as f64 / TICKS_PER_S / seconds;
         let mut ours = 0;

@@ -1,6 +1,9 @@
 //! The statements, as the loops and the desk use them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
@@ -173,11 +176,11 @@ impl<'a> Subject<'a> {
         let (database, id, ids, fences) = (&self.test.database, self.id, [self.id], &self.fences);
         let attempt = Attempt::new(named);
         match statement {
-            S::Claim => Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, Vec::new()).await.unwrap()),
+            S::Claim => Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, &BTreeSet::new()).await.unwrap()),
             S::ClaimReady => Answer::of_claim(&database.task_claim_ready(&self.queue, fences, 10).await.unwrap()),
             S::ClaimInClosedLane => {
-                let closed = vec![self.queue.as_str().to_owned()];
-                let claimed = database.task_claim(&ids, fences, AHEAD, closed).await.unwrap();
+                let closed = BTreeSet::from([self.queue.clone()]);
+                let claimed = database.task_claim(&ids, fences, AHEAD, &closed).await.unwrap();
                 assert!(claimed.deliveries.is_empty(), "a closed lane hands nothing out");
                 Answer::of(!claimed.held_back.is_empty())
             }
@@ -245,7 +248,7 @@ impl<'a> Subject<'a> {
         let dead = self.fences.iter().map(|(shard, epoch)| (*shard, before(epoch))).collect();
         let database = &self.test.database;
         let claims = [
-            database.task_claim(&[self.id], &dead, AHEAD, Vec::new()).await.unwrap(),
+            database.task_claim(&[self.id], &dead, AHEAD, &BTreeSet::new()).await.unwrap(),
             database.task_claim_ready(&self.queue, &dead, 10).await.unwrap(),
             database.task_rescue(&[self.id], &dead).await.unwrap(),
         ];
