@@ -16,6 +16,7 @@ pub mod loops;
 
 pub mod supervise;
 
+pub mod alarm;
 pub mod cli;
 pub mod clock;
 pub mod config;

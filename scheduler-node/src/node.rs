@@ -327,7 +327,8 @@ impl Shared {
             settlements.push(sender);
             let settler = Settler { site: site.clone(), metrics: Arc::clone(&self.metrics) };
             crew.spawn(LoopKind::Settler, settler.run(confirms, self.stop.patience.clone()));
-            let preloader = Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries);
+            let preloader =
+                Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries, Arc::clone(&self.metrics));
             crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
             let dispatcher = Dispatcher {
                 site: site.clone(),

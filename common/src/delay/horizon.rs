@@ -21,18 +21,19 @@ pub struct Reach {
     pub repair_every: Duration,
     /// Between two full reads.
     pub full_every: Duration,
-    /// How far behind the low-water mark a repair starts: as long as a transaction that inserts may stay open.
+    /// How far behind the low-water mark a repair starts: longer than an insert takes to commit. Rows of transactions that stay open
+    /// longer are found by the next full read. The more is looked at again, the more dead rows are passed.
     pub look_back: Duration,
 }
 
 impl Reach {
-    /// The usual rhythm for that horizon: repairs every second, full reads every 30, 60 s looked back.
+    /// The usual rhythm for that horizon: repairs every second, full reads every 30, 10 s looked back.
     pub const fn of(horizon: Duration) -> Self {
         Self {
             horizon,
             repair_every: Duration::from_secs(1),
             full_every: Duration::from_secs(30),
-            look_back: Duration::from_secs(60),
+            look_back: Duration::from_secs(10),
         }
     }
 }

@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_secs(20);
 pub struct Progress {
     pub submitted: usize,
     pub accepted: usize,
-    /// Accepted and due by now.
+    /// Not refused, and due by now.
     pub due: usize,
     pub delivered: usize,
 }
@@ -223,10 +223,11 @@ impl Ledger {
         let history = self.history.lock();
         let now_us = now_us();
         let accepted = history.entries.iter().filter(|entry| matches!(entry.answer, Answer::Accepted(_)));
+        let may_come = history.entries.iter().filter(|entry| !matches!(entry.answer, Answer::Refused));
         Progress {
             submitted: history.entries.len(),
-            accepted: accepted.clone().count(),
-            due: accepted.filter(|entry| entry.due_us <= now_us).count(),
+            accepted: accepted.count(),
+            due: may_come.filter(|entry| entry.due_us <= now_us).count(),
             delivered: history.arrived.len(),
         }
     }

@@ -110,8 +110,8 @@ impl Dispatcher {
                     this.wake(batch).await;
                     drop(permit);
                 });
-                // Everything due within the next part of the claim-ahead goes out together with what comes in meanwhile.
-                tokio::time::sleep(self.pace.claim_ahead / 4).await;
+                // What comes due within half the claim-ahead goes out together; the other half is for the round trip.
+                tokio::time::sleep(self.pace.claim_ahead / 2).await;
                 continue;
             }
             tokio::select! {

@@ -1,11 +1,10 @@
-//! Reads the gauges that cost a look: how much is held, how far behind, how full the pools.
+//! Reads the gauges that no event moves: how much is held, how full the pools are.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::ids::ShardId;
 use tokio_util::sync::CancellationToken;
 
 use super::{lanes::Lanes, site::Sites};
@@ -23,7 +22,7 @@ pub struct Gauger {
 impl Gauger {
     pub async fn run(self, stop: CancellationToken) {
         loop {
-            self.read().await;
+            self.read();
             tokio::select! {
                 () = tokio::time::sleep(READ_EVERY) => {}
                 () = stop.cancelled() => return,
@@ -31,7 +30,7 @@ impl Gauger {
         }
     }
 
-    async fn read(&self) {
+    fn read(&self) {
         let mut oldest_s: f64 = 0.0;
         for site in self.sites.all() {
             let name = site.name().as_str();
@@ -40,10 +39,6 @@ impl Gauger {
             let (size, idle) = site.database.connections();
             self.metrics.pool_connections.with_label_values(&[name, "open"]).set(i64::from(size));
             self.metrics.pool_connections.with_label_values(&[name, "idle"]).set(gauge(idle));
-            let shards: Vec<ShardId> = site.held.owned().into_keys().collect();
-            if let Ok(overdue_s) = site.database.overdue_s(&shards).await {
-                self.metrics.overdue_s.with_label_values(&[name]).set(overdue_s);
-            }
             oldest_s = oldest_s.max(self.metrics.overdue_s.with_label_values(&[name]).get());
         }
         self.metrics.oldest_overdue_s.set(oldest_s);

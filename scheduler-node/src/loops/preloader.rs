@@ -20,7 +20,10 @@ use common::{
 use tokio_util::sync::CancellationToken;
 
 use super::site::Site;
-use crate::store::{Error, preload::Key};
+use crate::{
+    metrics::Metrics,
+    store::{Error, preload::Key},
+};
 
 /// How many keys one read takes of one shard: bounds the answer while a million are overdue.
 const KEYS_PER_SHARD: i64 = 2_000;
@@ -40,12 +43,13 @@ pub struct Preloader {
     horizon: Horizon,
     reach: Reach,
     heap_entries: usize,
+    metrics: Arc<Metrics>,
 }
 
 impl Preloader {
-    pub fn new(site: Site, horizon: Duration, heap_entries: usize) -> Self {
+    pub fn new(site: Site, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = Reach::of(horizon);
-        Self { site, horizon: Horizon::new(reach), reach, heap_entries }
+        Self { site, horizon: Horizon::new(reach), reach, heap_entries, metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -76,6 +80,7 @@ impl Preloader {
         let owned: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
         if owned.is_empty() {
             self.horizon.reset();
+            self.tell_overdue(Duration::ZERO);
             return Ok(LONGEST_SLEEP);
         }
         let has_room = self.site.held.heap_len() <= self.heap_entries / 2;
@@ -83,7 +88,11 @@ impl Preloader {
             if window.pass != Pass::Repair {
                 self.site.held.reopen();
             }
-            let mut found = self.read(&owned, window.after, window.until, now).await?;
+            let keys = self.read(&owned, window.after, window.until, now).await?;
+            if window.pass != Pass::Ahead {
+                self.tell_overdue(overdue(&keys, now));
+            }
+            let mut found = found(&keys);
             found.complete_until = earlier(found.complete_until, self.site.held.complete_until());
             let ended = self.site.database.clock().at(Instant::now()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
@@ -107,8 +116,8 @@ impl Preloader {
             }
             self.site.held.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
             let shards: Vec<ShardId> = adopted.keys().copied().collect();
-            let found = self.read(&shards, None, now.plus(self.reach.horizon), now).await?;
-            Ok((shards.len(), found))
+            let keys = self.read(&shards, None, now.plus(self.reach.horizon), now).await?;
+            Ok((shards.len(), found(&keys)))
         };
         match taken.await {
             Ok((shards, found)) => {
@@ -142,11 +151,10 @@ impl Preloader {
         after: Option<UnixMicros>,
         until: UnixMicros,
         now: UnixMicros,
-    ) -> Result<Found, Error> {
+    ) -> Result<Vec<Key>, Error> {
         let from = after.unwrap_or(UnixMicros::new(0));
         let keys = self.site.database.task_preload(shards, from, until, KEYS_PER_SHARD).await?;
         let owned = self.site.held.claimable();
-        let found = found(&keys);
         self.site.held.offer(keys.iter().filter_map(|key| {
             let epoch = *owned.get(&key.id.shard())?;
             let older = key.claim_epoch.is_none_or(|claimed| claimed < epoch);
@@ -159,8 +167,19 @@ impl Preloader {
             };
             Some(Entry { wake_at, id: key.id, kind })
         }));
-        Ok(found)
+        Ok(keys)
     }
+
+    fn tell_overdue(&self, by: Duration) {
+        self.metrics.overdue_s.with_label_values(&[self.site.name().as_str()]).set(by.as_secs_f64());
+    }
+}
+
+/// How far behind the oldest claimable task is. Only what waits for its moment counts: deadlines and rescues have their
+/// own times.
+fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
+    let claimable = keys.iter().filter(|key| key.state == TaskState::Scheduled);
+    claimable.map(|key| key.wake_at).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
 }
 
 /// A shard that filled its part may have more: nothing is complete past its last key.
@@ -185,5 +204,24 @@ fn earlier(a: Option<UnixMicros>, b: Option<UnixMicros>) -> Option<UnixMicros> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use common::ids::TaskId;
+
+    #[test]
+    fn overdue_is_what_waits_for_its_moment_and_missed_it() {
+        let key = |state, wake_at| {
+            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(0));
+            Key { id, wake_at: UnixMicros::new(wake_at), state, claim_epoch: None }
+        };
+        let now = UnixMicros::new(10);
+        let others = [key(TaskState::Delivered, 1), key(TaskState::Dispatching, 2), key(TaskState::Scheduled, 12)];
+        assert_eq!(overdue(&others, now), Duration::ZERO);
+        let late = [key(TaskState::Scheduled, 7), key(TaskState::Scheduled, 4)];
+        assert_eq!(overdue(&late, now), Duration::from_micros(6));
     }
 }

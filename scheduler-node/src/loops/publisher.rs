@@ -26,12 +26,13 @@ use super::{
     site::Sites,
 };
 use crate::{
+    alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     metrics::Metrics,
 };
 
 /// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
-const BATCHES_PER_LANE: usize = 4;
+const BATCHES_PER_LANE: usize = 8;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
@@ -108,12 +109,13 @@ impl Publisher {
         let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
         let mut pending: HashMap<QueueName, Pending> = HashMap::new();
         let mut batches: JoinSet<QueueName> = JoinSet::new();
+        let alarm = Alarm::default();
         let mut open = true;
         while open || !later.is_empty() || !batches.is_empty() {
             let next = later.peek().map(|due| due.0.0.publish_at);
             tokio::select! {
                 biased;
-                () = sleep_until(next), if next.is_some() => {}
+                () = reached(&alarm, next), if next.is_some() => {}
                 Some(ended) = batches.join_next(), if !batches.is_empty() => {
                     let queue = ended.expect("a batch does not panic");
                     pending.entry(queue.clone()).or_default().batches -= 1;
@@ -324,9 +326,9 @@ fn route(queue: &Queue) -> Route {
     }
 }
 
-async fn sleep_until(instant: Option<Instant>) {
+async fn reached(alarm: &Alarm, instant: Option<Instant>) {
     match instant {
-        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        Some(instant) => alarm.at(instant).await,
         None => std::future::pending().await,
     }
 }

@@ -46,7 +46,6 @@ ops! {
     TaskCancel = "task_cancel",
     TaskRun = "task_run",
     TaskRevive = "task_revive",
-    TaskOverdue = "task_overdue",
     ReadyQueues = "ready_queues",
     QueueRevision = "queue_revision",
     QueueRead = "queue_read",

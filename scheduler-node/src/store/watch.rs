@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use common::ids::{QueueName, ShardId};
-use sqlx::{Row, postgres::PgListener};
+use sqlx::postgres::PgListener;
 
 use super::{Database, Error, StoreOp};
 
@@ -25,19 +25,6 @@ impl Database {
         let (now, arrived) = pinged.await?;
         self.clock.observe(now, arrived);
         Ok(())
-    }
-
-    /// How far behind the oldest claimable task of `shards` is, in seconds.
-    pub async fn overdue_s(&self, shards: &[ShardId]) -> Result<f64, Error> {
-        let shards = super::numbers(shards);
-        self.run(StoreOp::TaskOverdue, |pool| async move {
-            sqlx::query(include_str!("queries/task_overdue.sql"))
-                .bind(shards)
-                .fetch_one(&pool)
-                .await?
-                .try_get("overdue_s")
-        })
-        .await
     }
 
     /// The queues that have tasks waiting for room.

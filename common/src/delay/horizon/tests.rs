@@ -39,7 +39,7 @@ fn right_after_a_read_there_is_nothing_to_read() {
 #[test]
 fn a_repair_reads_from_before_the_low_water_mark_to_twice_its_rhythm() {
     let mut horizon = read_at(at(100));
-    let window = Window { pass: Pass::Repair, after: Some(at(40)), until: at(103) };
+    let window = Window { pass: Pass::Repair, after: Some(at(90)), until: at(103) };
     assert_eq!(horizon.next(at(101), true), Some(window));
     horizon.note(window, nothing(), at(101), at(101));
     assert_eq!(horizon.next(at(101), true), None);
@@ -69,7 +69,7 @@ fn the_low_water_mark_follows_the_earliest_row_that_is_left() {
     let window = horizon.next(at(101), false).unwrap();
     horizon.note(window, Found { earliest: Some(at(90)), complete_until: None }, at(101), at(101));
     let window = horizon.next(at(102), false).unwrap();
-    assert_eq!((window.pass, window.after), (Pass::Repair, Some(at(30))));
+    assert_eq!((window.pass, window.after), (Pass::Repair, Some(at(80))));
     horizon.note(window, Found { earliest: Some(at(103)), complete_until: None }, at(102), at(102));
     assert_eq!(horizon.low_water, Some(at(102)), "never past the moment of the read");
 }

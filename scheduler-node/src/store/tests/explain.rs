@@ -143,7 +143,6 @@ async fn reading_ahead_walks_one_index_range_a_shard() {
             "int[], bigint[], bigint, interval",
             format!("{fences}, 2000, '45 s'"),
         ),
-        (include_str!("../queries/task_overdue.sql"), "int[]", shards.clone()),
     ];
     for (sql, types, values) in cases {
         let plan = plan(&mut connection, sql, types, &values).await;

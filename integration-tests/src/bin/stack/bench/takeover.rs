@@ -21,7 +21,6 @@ use super::{
     report::{Report, Target, progress},
 };
 
-const QUEUE: &str = "takeover";
 const PER_SECOND: u32 = 500;
 const LEASE_TTL: Duration = Duration::from_secs(3);
 /// Until the stream's first tasks are all due.
@@ -41,23 +40,30 @@ enum End {
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     progress("takeover: starting the cluster ...");
     let cluster = options.cluster().lease_ttl(LEASE_TTL).start().await?;
-    for (part, end, master) in [
-        ("takeover, an owner killed", End::Killed, false),
-        ("takeover, the master killed", End::Killed, true),
-        ("hand-over, an owner leaves", End::Leaving, false),
-        ("hand-over, the master leaves", End::Leaving, true),
+    // A queue each: a stream looks ahead, and its last tasks fire while the next is measured.
+    for (part, queue, end, master) in [
+        ("takeover, an owner killed", "owner-killed", End::Killed, false),
+        ("takeover, the master killed", "master-killed", End::Killed, true),
+        ("hand-over, an owner leaves", "owner-leaves", End::Leaving, false),
+        ("hand-over, the master leaves", "master-leaves", End::Leaving, true),
     ] {
         progress(&format!("{part} ..."));
         let chief = cluster.master().await?;
         let number = if master { chief } else { (chief + 1) % cluster.nodes().len() };
-        round(&cluster, number, part, end, report).await?;
+        round(&cluster, number, (part, queue), end, report).await?;
         cluster.restart(number).await?;
         cluster.settled().await?;
     }
     super::end(cluster).await
 }
 
-async fn round(cluster: &Sandbox, number: usize, part: &str, end: End, report: &mut Report) -> Result<()> {
+async fn round(
+    cluster: &Sandbox,
+    number: usize,
+    (part, queue): (&str, &str),
+    end: End,
+    report: &mut Report,
+) -> Result<()> {
     let (arrivals, seen): (Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>) = Default::default();
     let eye: Eye = {
         let (arrivals, seen) = (Arc::clone(&arrivals), Arc::clone(&seen));
@@ -66,9 +72,9 @@ async fn round(cluster: &Sandbox, number: usize, part: &str, end: End, report: &
             arrivals.lock().push(message);
         })
     };
-    let _drain = Drain::start(&cluster.amqp_url(), QUEUE, eye);
+    let _drain = Drain::start(&cluster.amqp_url(), queue, eye);
     let feed = Feed::new(cluster.clients());
-    feed.open(QUEUE, "confirm", &seen).await?;
+    feed.open(queue, "confirm", &seen).await?;
     let shards = shards_of(cluster, number).await?;
 
     let until = Instant::now() + WARM_UP + AFTERWARDS;
@@ -84,7 +90,7 @@ async fn round(cluster: &Sandbox, number: usize, part: &str, end: End, report: &
         }
         Ok::<_, anyhow::Error>(at_us)
     };
-    let (ended_us, ()) = tokio::join!(ending, feed.stream(QUEUE, PER_SECOND, until, &accepted));
+    let (ended_us, ()) = tokio::join!(ending, feed.stream(queue, PER_SECOND, until, &accepted));
     let (ended_us, until_us) = (ended_us?, now_us());
     let accepted: Vec<Accepted> = accepted.lock().iter().filter(|task| task.due_us < until_us).copied().collect();
     let missing = wait_all(&accepted, &arrivals).await;
