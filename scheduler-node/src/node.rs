@@ -37,6 +37,7 @@ use crate::{
         preloader::Preloader,
         prober::{self, Fitness, Prober},
         publisher::Publisher,
+        putter::Putter,
         queue_reader::{Books, QueueReader},
         reporter::Reporter,
         session_keeper::{self, Session, SessionKeeper},
@@ -373,9 +374,18 @@ impl Shared {
             self.store.shard_count(),
             self.config.scheduler.horizon(),
         );
-        for (index, jobs) in waiting.into_jobs().into_iter().enumerate() {
+        for (index, jobs) in waiting.jobs.into_iter().enumerate() {
             let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), self.stop.work.clone());
             crew.spawn(LoopKind::Submitter, run);
+        }
+        for (site, puts) in self.sites.all().iter().zip(waiting.puts) {
+            let putter = Putter {
+                site: site.clone(),
+                books: Arc::clone(&self.books),
+                nudger: nudger.clone(),
+                metrics: Arc::clone(&self.metrics),
+            };
+            crew.spawn(LoopKind::Putter, putter.run(puts, self.stop.work.clone()));
         }
         submitter
     }

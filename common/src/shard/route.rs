@@ -47,7 +47,7 @@ pub fn route(routing: &Routing<'_>) -> ShardId {
         return of_hash(xxh3_64(partition_key.as_bytes()), count);
     }
     if let Some(key) = routing.key {
-        return of_hash(of_key(routing.queue, key), count);
+        return of_hash(hash_of_key(routing.queue, key), count);
     }
     let near = routing.due_at <= routing.now.plus(routing.horizon);
     if near && !routing.owned.is_empty() {
@@ -56,8 +56,30 @@ pub fn route(routing: &Routing<'_>) -> ShardId {
     of_hash(routing.dice, count)
 }
 
+/// The shard of a task that has a key, the same whenever and wherever it is submitted.
+pub fn of_keyed(
+    queue: &QueueName,
+    placement: Placement,
+    partition_key: Option<&str>,
+    key: &str,
+    shard_count: u32,
+) -> ShardId {
+    route(&Routing {
+        queue,
+        placement,
+        partition_key,
+        key: Some(key),
+        due_at: UnixMicros::LAST,
+        now: UnixMicros::new(0),
+        horizon: Duration::ZERO,
+        owned: &[],
+        shard_count,
+        dice: 0,
+    })
+}
+
 /// A queue's name has no NUL, so a NUL keeps `a` + `bc` apart from `ab` + `c`.
-fn of_key(queue: &QueueName, key: &str) -> u64 {
+fn hash_of_key(queue: &QueueName, key: &str) -> u64 {
     let mut hasher = Xxh3::new();
     hasher.update(queue.as_str().as_bytes());
     hasher.update(&[0]);

@@ -6,6 +6,8 @@ pub mod verdict;
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
+
 use crate::{
     ids::{Attempt, QueueName, TaskId},
     time::UnixMicros,
@@ -23,6 +25,7 @@ pub struct NewTask {
     pub asked_now: bool,
     pub content: Content,
     pub priority: i16,
+    pub keyed: Option<Keyed>,
     pub partition_key: Option<String>,
     /// `None`: as the queue's policy says when it is needed. So for `timeout_ms` and `retry`.
     pub max_attempts: Option<i32>,
@@ -35,6 +38,42 @@ impl NewTask {
     /// When it is due, if the database wrote it at `asked_at`.
     pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
         if self.asked_now { asked_at } else { self.due_at }
+    }
+}
+
+/// A business key: at most one task that is not finished has it, in its queue and partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyed {
+    pub key: String,
+    pub version: i64,
+    pub on_duplicate: OnDuplicate,
+}
+
+/// What becomes of a submission whose key is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDuplicate {
+    /// It is answered with the task that is there.
+    #[default]
+    Keep,
+    /// It is refused.
+    Reject,
+    /// It takes the place of the task that is there, unless that is claimed.
+    Replace,
+    /// The newer version counts.
+    Version,
+}
+
+impl OnDuplicate {
+    pub const ALL: [Self; 4] = [Self::Keep, Self::Reject, Self::Replace, Self::Version];
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Reject => "reject",
+            Self::Replace => "replace",
+            Self::Version => "version",
+        }
     }
 }
 

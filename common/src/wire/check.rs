@@ -134,7 +134,7 @@ fn has_nul(text: &str) -> bool {
     text.as_bytes().contains(&0)
 }
 
-pub(super) fn check_key(field: &'static str, key: &str) -> Result<(), Problem> {
+pub fn check_key(field: &'static str, key: &str) -> Result<(), Problem> {
     // Bytes first: most keys are short and need no counting.
     let fits = !key.is_empty() && (key.len() <= MAX_KEY_CHARS || key.chars().count() <= MAX_KEY_CHARS);
     if fits && !has_nul(key) {

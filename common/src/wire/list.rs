@@ -37,11 +37,18 @@ pub struct ListFilter {
     pub cursor: Option<Cursor>,
 }
 
+/// Beside queue and key: which task is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeyQuery {
+    pub partition_key: Option<String>,
+}
+
 impl ListFilter {
     /// Refuses what no list can answer; the problem names the field.
     pub fn validate(&self) -> Result<(), Problem> {
-        if self.key.is_some() {
-            return Err(Problem::not_available("key"));
+        if let Some(key) = &self.key {
+            check_key("key", key)?;
         }
         if let Some(name) = &self.queue {
             queue::check_name(name.as_str())?;
@@ -172,7 +179,7 @@ mod tests {
             (r#"{"limit":"1001"}"#, "limit"),
             (r#"{"queue":"a b"}"#, "queue"),
             (r#"{"partition_key":""}"#, "partition_key"),
-            (r#"{"key":"k"}"#, "key"),
+            (r#"{"key":""}"#, "key"),
         ] {
             assert_eq!(filter(json).unwrap().validate().unwrap_err().field.unwrap(), field);
         }

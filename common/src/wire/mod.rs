@@ -18,9 +18,9 @@ pub mod view;
 
 pub use batch::{BatchAnswer, BatchRequest, BatchResult};
 pub use change::{ChangeRequest, ValidChange};
-pub use check::Limits;
+pub use check::{Limits, check_key};
 pub use cluster::ClusterReport;
-pub use list::{Cursor, ListAnswer, ListFilter};
+pub use list::{Cursor, KeyQuery, ListAnswer, ListFilter};
 pub use problem::Problem;
 pub use queue::{QueueRequest, QueueView};
 pub use report::{ReportStatus, ResultBody};

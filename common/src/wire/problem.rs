@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     field::FieldError,
+    ids::TaskId,
     task::{
         TaskState,
         state::{InFlight, Refused},
@@ -109,6 +110,28 @@ impl Problem {
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:in_flight"),
             title: Cow::Borrowed("The task is no longer waiting"),
+            state: Some(state),
+            ..Self::conflict(detail)
+        }
+    }
+
+    /// A task with this key is there, and stands against this one.
+    pub fn duplicate(id: TaskId, state: TaskState) -> Self {
+        let detail = format!("task {id} has this key already and is {state}");
+        Self {
+            kind: Cow::Borrowed("urn:duetime:problem:duplicate"),
+            title: Cow::Borrowed("The key is taken"),
+            state: Some(state),
+            ..Self::conflict(detail)
+        }
+    }
+
+    /// A newer version of the task is known.
+    pub fn stale_version(id: TaskId, version: i64, state: TaskState) -> Self {
+        let detail = format!("task {id} has this key with the newer version {version} and is {state}");
+        Self {
+            kind: Cow::Borrowed("urn:duetime:problem:stale_version"),
+            title: Cow::Borrowed("A newer version is known"),
             state: Some(state),
             ..Self::conflict(detail)
         }

@@ -9,7 +9,7 @@ use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
     queue,
-    task::{Content, NewTask, retry::RetryPolicy},
+    task::{Content, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -50,13 +50,13 @@ pub struct TaskRequest {
     pub expires_after_ms: Option<i64>,
     #[serde(default)]
     pub headers: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    pub key: Option<String>,
+    #[serde(default)]
+    pub version: Option<i64>,
+    #[serde(default)]
+    pub on_duplicate: Option<OnDuplicate>,
     // Agreed, but without behaviour yet.
-    #[serde(default)]
-    key: Option<IgnoredAny>,
-    #[serde(default)]
-    version: Option<IgnoredAny>,
-    #[serde(default)]
-    on_duplicate: Option<IgnoredAny>,
     #[serde(default)]
     depends_on: Option<IgnoredAny>,
 }
@@ -71,6 +71,7 @@ pub struct ValidTask {
     pub asked_now: bool,
     pub content: Content,
     pub priority: i16,
+    pub keyed: Option<Keyed>,
     pub partition_key: Option<String>,
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,
@@ -86,7 +87,9 @@ impl TaskRequest {
 
     /// Checks everything that can be checked without looking anything up. `now` is the moment of the submission.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
-        self.refuse_unavailable()?;
+        if self.depends_on.is_some() {
+            return Err(Problem::not_available("depends_on"));
+        }
         queue::check_name(&self.queue)?;
         let (due_at, asked_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
         let expires_at = expiry(self.expires_at, self.expires_after_ms, now)?;
@@ -109,6 +112,7 @@ impl TaskRequest {
         if let Some(partition_key) = &self.partition_key {
             check_key("partition_key", partition_key)?;
         }
+        let keyed = keyed(self.key, self.version, self.on_duplicate)?;
         let headers = self.headers.unwrap_or_default();
         check_headers(&headers)?;
         let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?
@@ -119,6 +123,7 @@ impl TaskRequest {
             asked_now,
             content: Content { payload, content_type, headers },
             priority,
+            keyed,
             partition_key: self.partition_key,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
@@ -126,19 +131,27 @@ impl TaskRequest {
             expires_at,
         })
     }
+}
 
-    fn refuse_unavailable(&self) -> Result<(), Problem> {
-        let asked = [
-            ("key", self.key.is_some()),
-            ("version", self.version.is_some()),
-            ("on_duplicate", self.on_duplicate.is_some()),
-            ("depends_on", self.depends_on.is_some()),
-        ];
-        match asked.into_iter().find(|(_, asked)| *asked) {
-            Some((field, _)) => Err(Problem::not_available(field)),
-            None => Ok(()),
-        }
-    }
+/// The versions of a key count from 0.
+fn keyed(
+    key: Option<String>,
+    version: Option<i64>,
+    on_duplicate: Option<OnDuplicate>,
+) -> Result<Option<Keyed>, Problem> {
+    let Some(key) = key else {
+        let alone = [("version", version.is_some()), ("on_duplicate", on_duplicate.is_some())];
+        return match alone.into_iter().find(|(_, given)| *given) {
+            Some((field, _)) => {
+                Err(Problem::invalid_field(field, format!("`{field}` means something only with a `key`")))
+            }
+            None => Ok(None),
+        };
+    };
+    check_key("key", &key)?;
+    let version = version.unwrap_or(0);
+    FieldError::within("version", version, 0, i64::MAX)?;
+    Ok(Some(Keyed { key, version, on_duplicate: on_duplicate.unwrap_or_default() }))
 }
 
 impl ValidTask {
@@ -150,6 +163,7 @@ impl ValidTask {
             asked_now: self.asked_now,
             content: self.content,
             priority: self.priority,
+            keyed: self.keyed,
             partition_key: self.partition_key,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,

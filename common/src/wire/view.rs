@@ -27,6 +27,11 @@ pub struct TaskView {
     pub priority: i16,
     pub shard: ShardId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Of a task with a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
     /// Byte for byte as submitted. Either this or `payload_base64`; see [`Body`].
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -75,6 +80,8 @@ impl TaskView {
             max_attempts,
             priority: task.priority,
             shard: task.id.shard(),
+            key: task.keyed.as_ref().map(|keyed| keyed.key.clone()),
+            version: task.keyed.as_ref().map(|keyed| keyed.version),
             partition_key: task.partition_key.clone(),
             payload: body.payload,
             payload_base64: body.payload_base64,
@@ -186,6 +193,7 @@ mod tests {
                 headers: BTreeMap::new(),
             },
             priority: 3,
+            keyed: None,
             partition_key: None,
             max_attempts: None,
             timeout_ms: None,

@@ -6,6 +6,7 @@
 mod crash;
 mod cut;
 mod journey;
+mod keys;
 mod membership;
 mod outage;
 mod refusal;

@@ -5,6 +5,7 @@
 //! guessed at: where nobody knows whether something was done, the answer says so.
 
 mod cluster;
+mod keys;
 mod list;
 mod queues;
 mod refusal;

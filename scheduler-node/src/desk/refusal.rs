@@ -4,7 +4,10 @@ use common::wire::Problem;
 
 use crate::{
     loops::submitter::Unstored,
-    store::{Effect, Error, StoreOp},
+    store::{
+        Effect, Error, StoreOp,
+        put::{Put, PutOutcome},
+    },
 };
 
 /// When to ask again, in seconds: about as long as a store takes to come back or to get out of the way.
@@ -23,6 +26,15 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
         }
     };
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+}
+
+/// A task whose key is there already, where that stands against it.
+pub(super) fn put(put: Put) -> Result<Put, Problem> {
+    match put.outcome {
+        PutOutcome::Created | PutOutcome::Existing | PutOutcome::Replaced => Ok(put),
+        PutOutcome::Refused => Err(Problem::duplicate(put.id, put.state)),
+        PutOutcome::Stale => Err(Problem::stale_version(put.id, put.version, put.state)),
+    }
 }
 
 /// A statement that failed. Logged here, once.
@@ -62,6 +74,7 @@ fn reads(op: StoreOp) -> bool {
     matches!(
         op,
         StoreOp::TaskRead
+            | StoreOp::TaskFind
             | StoreOp::TaskList
             | StoreOp::TaskStanding
             | StoreOp::QueueRevision

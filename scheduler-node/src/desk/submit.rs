@@ -3,12 +3,16 @@
 use std::collections::BTreeSet;
 
 use common::{
-    ids::QueueName,
+    ids::{QueueName, TaskId},
     task::TaskState,
     wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask},
 };
 
 use super::{Desk, refusal};
+use crate::{
+    loops::submitter::{Answer, Stored},
+    store::put::PutOutcome,
+};
 
 /// A task that is durable.
 #[derive(Clone, Debug)]
@@ -31,13 +35,27 @@ impl Desk {
         self.know([&task.queue]).await;
         self.admit(&task)?;
         let shown = task.clone();
-        let stored = self.parts().submitter.submit(vec![task]).await.pop().expect("one task, one answer");
-        let stored = stored.map_err(|error| refusal::unstored(&error))?;
+        let answer = self.parts().submitter.submit(vec![task]).await.pop().expect("one task, one answer");
+        let stored = match answer.map_err(|error| refusal::unstored(&error))? {
+            Answer::Stored(stored) => stored,
+            Answer::Keyed(put) => match refusal::put(put)? {
+                put if put.outcome == PutOutcome::Created => {
+                    Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
+                }
+                put => return self.existing(put.id).await,
+            },
+        };
         let max_attempts =
             shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
         let mut new = shown.into_new(stored.id);
         new.due_at = stored.due_at;
         Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
+    }
+
+    /// The task that answers for one with its key, as it is now.
+    async fn existing(&self, id: TaskId) -> Result<Submitted, Problem> {
+        let view = self.get(id).await?;
+        Ok(Submitted { view: TaskView { duplicate: true, ..view }, duplicate: true })
     }
 
     /// One answer a task, in their order. What is wrong with one does not touch the others.
@@ -61,14 +79,8 @@ impl Desk {
         }
         let stored = self.parts().submitter.submit(tasks).await;
         for (Placed { place, queue }, stored) in placed.into_iter().zip(stored) {
-            answers[place] = Some(stored.map_err(|error| refusal::unstored(&error)).map(|stored| TaskReceipt {
-                id: stored.id,
-                queue,
-                state: TaskState::Scheduled,
-                due_at: stored.due_at,
-                shard: stored.id.shard(),
-                duplicate: false,
-            }));
+            let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
+            answers[place] = Some(answer);
         }
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
     }
@@ -93,4 +105,15 @@ impl Desk {
             tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not written down yet");
         }
     }
+}
+
+fn receipt(queue: QueueName, answer: Answer) -> Result<TaskReceipt, Problem> {
+    let (id, state, due_at, duplicate) = match answer {
+        Answer::Stored(stored) => (stored.id, TaskState::Scheduled, stored.due_at, false),
+        Answer::Keyed(put) => {
+            let put = refusal::put(put)?;
+            (put.id, put.state, put.due_at, put.outcome != PutOutcome::Created)
+        }
+    };
+    Ok(TaskReceipt { id, queue, state, due_at, shard: id.shard(), duplicate })
 }

@@ -25,6 +25,8 @@ pub(super) fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         max_attempts,
         priority: task.priority,
         shard: task.id.shard(),
+        version: task.key.is_some().then_some(task.version),
+        key: task.key,
         partition_key: task.partition_key,
         payload: body.payload,
         payload_base64: body.payload_base64,

@@ -6,6 +6,7 @@
 mod body;
 mod cluster;
 mod gate;
+mod keys;
 mod metrics;
 mod query;
 mod queues;
@@ -46,6 +47,9 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::DELETE, "/v1/queues/{queue}"),
     (Method::POST, "/v1/queues/{queue}/pause"),
     (Method::POST, "/v1/queues/{queue}/resume"),
+    (Method::GET, "/v1/queues/{queue}/keys/{key}"),
+    (Method::PATCH, "/v1/queues/{queue}/keys/{key}"),
+    (Method::DELETE, "/v1/queues/{queue}/keys/{key}"),
     (Method::GET, "/v1/cluster"),
     (Method::GET, "/healthz"),
     (Method::GET, "/readyz"),
@@ -109,6 +113,7 @@ fn routes() -> Router<Api> {
         .route("/v1/queues/{queue}", get(queues::show).put(queues::put).delete(queues::delete))
         .route("/v1/queues/{queue}/pause", post(queues::pause))
         .route("/v1/queues/{queue}/resume", post(queues::resume))
+        .route("/v1/queues/{queue}/keys/{key}", get(keys::show).patch(keys::change).delete(keys::cancel))
         .route("/v1/cluster", get(cluster::show))
         .route("/healthz", get(cluster::alive))
         .route("/readyz", get(cluster::ready))

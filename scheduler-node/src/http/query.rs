@@ -3,15 +3,26 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{ListFilter, Problem, read};
+use common::wire::{KeyQuery, ListFilter, Problem, read};
+use serde::de::DeserializeOwned;
 
 /// What axum puts before the reason.
 const PREAMBLE: &str = "Failed to deserialize query string: ";
 
 /// The filter of a list; the problem names the parameter that is to blame.
 pub(super) fn filter(uri: &Uri) -> Result<ListFilter, Problem> {
-    let problem = match Query::<ListFilter>::try_from_uri(uri) {
-        Ok(Query(filter)) => return filter.validate().map(|()| filter),
+    let filter: ListFilter = parameters(uri)?;
+    filter.validate().map(|()| filter)
+}
+
+/// The partition key beside a business key.
+pub(super) fn partition_key(uri: &Uri) -> Result<Option<String>, Problem> {
+    parameters::<KeyQuery>(uri).map(|query| query.partition_key)
+}
+
+fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    let problem = match Query::<T>::try_from_uri(uri) {
+        Ok(Query(read)) => return Ok(read),
         Err(rejection) => rejection.body_text(),
     };
     let reason = problem.strip_prefix(PREAMBLE).unwrap_or(&problem);
@@ -58,7 +69,7 @@ mod tests {
             ("colour=red", "colour"),
             ("queue=a&queue=b", "queue"),
             ("queue=a%2Fb", "queue"),
-            ("key=order-7", "key"),
+            ("key=", "key"),
         ] {
             let problem = read(query).expect_err("refused");
             assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field)), "{query}: {problem:?}");

@@ -1,6 +1,6 @@
 //! Speaks to rooms over time. One verb a file; each gathers, decides (in `common`), acts and reports.
 //!
-//! The life of a task: [`submitter`], [`nudger`], [`preloader`], [`dispatcher`], [`publisher`], [`settler`], [`reporter`], [`archiver`].
+//! The life of a task: [`submitter`], [`putter`], [`nudger`], [`preloader`], [`dispatcher`], [`publisher`], [`settler`], [`reporter`], [`archiver`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
 //! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`site`], and the short way of [`at_once`].
 
@@ -17,6 +17,7 @@ pub mod owner;
 pub mod preloader;
 pub mod prober;
 pub mod publisher;
+pub mod putter;
 pub mod queue_reader;
 pub mod reporter;
 pub mod session_keeper;

@@ -19,10 +19,17 @@ use common::{
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{at_once::AtOnce, nudger::Nudger, prober::Fitness, queue_reader::Books, site::Sites};
+use super::{
+    at_once::AtOnce,
+    nudger::Nudger,
+    prober::Fitness,
+    putter::{PutJob, TASKS_PER_PUT},
+    queue_reader::Books,
+    site::Sites,
+};
 use crate::{
     clock,
-    store::{Database, Effect, Error, submit::Sending},
+    store::{Database, Effect, Error, put::Put, submit::Sending},
     supervise::spawn_child,
 };
 
@@ -49,6 +56,13 @@ pub struct Stored {
     pub due_at: UnixMicros,
 }
 
+/// What a caller's task came to: [`Stored`] when it is new, else what another task with its key means for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Stored(Stored),
+    Keyed(Put),
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unstored {
     #[error("it was not stored: {0}")]
@@ -62,6 +76,7 @@ pub enum Unstored {
 #[derive(Clone, Debug)]
 pub struct Submitter {
     jobs: Arc<[mpsc::Sender<Job>]>,
+    puts: Arc<[mpsc::Sender<PutJob>]>,
     routes: Arc<Routes>,
 }
 
@@ -74,6 +89,12 @@ struct Routes {
     horizon: Duration,
 }
 
+/// Where a part of a submission stands in it, and the answer that is awaited.
+type Sent<Places, Answered> = (Places, oneshot::Receiver<Result<Answered, Unstored>>);
+
+/// A task that is being inserted: its place, its id, and when it is due; `None`: when it is written.
+type Inserted = (usize, TaskId, Option<UnixMicros>);
+
 /// Tasks of one caller for one database.
 #[derive(Debug)]
 pub struct Job {
@@ -84,7 +105,8 @@ pub struct Job {
 /// The half that [`run`] works on: one queue of jobs a database.
 #[derive(Debug)]
 pub struct Intake {
-    jobs: Vec<mpsc::Receiver<Job>>,
+    pub jobs: Vec<mpsc::Receiver<Job>>,
+    pub puts: Vec<mpsc::Receiver<PutJob>>,
 }
 
 impl Submitter {
@@ -95,54 +117,79 @@ impl Submitter {
         shard_count: u32,
         horizon: Duration,
     ) -> (Self, Intake) {
-        let (senders, receivers): (Vec<_>, Vec<_>) = sites.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
+        let (jobs, to_insert): (Vec<_>, Vec<_>) = sites.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
+        let (puts, to_put): (Vec<_>, Vec<_>) = sites.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
         let routes = Arc::new(Routes { sites, books, fitness, shard_count, horizon });
-        (Self { jobs: senders.into(), routes }, Intake { jobs: receivers })
+        (Self { jobs: jobs.into(), puts: puts.into(), routes }, Intake { jobs: to_insert, puts: to_put })
     }
 
-    /// One answer a task, in the order of the tasks. Done answers mean that the task is durable.
-    pub async fn submit(&self, tasks: Vec<ValidTask>) -> Vec<Result<Stored, Unstored>> {
+    /// One answer a task, in the order of the tasks. Done answers mean that the task, or the one that has its key, is durable.
+    pub async fn submit(&self, tasks: Vec<ValidTask>) -> Vec<Result<Answer, Unstored>> {
         let new = self.routes.place(tasks);
-        let mut stored: Vec<Result<Stored, Unstored>> =
-            new.iter().map(|task| Ok(Stored { id: task.id, created_at: task.due_at, due_at: task.due_at })).collect();
-        let mut waiting = Vec::new();
-        for (index, places, tasks) in self.by_site(new) {
-            let (answer, answered) = oneshot::channel();
-            match self.jobs[index].try_send(Job { tasks, answer }) {
-                Ok(()) => waiting.push((places, answered)),
-                Err(_) => places.into_iter().for_each(|(place, _)| stored[place] = Err(Unstored::Overloaded)),
+        let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
+        let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.keyed.is_some());
+        let (inserts, puts) = (self.send_inserts(plain), self.send_puts(keyed));
+        for (places, answered) in inserts {
+            let answer = answered.await.unwrap_or_else(|_| Err(stopping()));
+            for (place, id, due_at) in places {
+                let stored = |now| Answer::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
+                answers[place] = Some(answer.clone().map(stored));
             }
         }
-        for (places, answered) in waiting {
-            let answer = answered.await.unwrap_or_else(|_| Err(Unstored::Unknown("the node is stopping".to_owned())));
-            for (place, asked_now) in places {
-                match (&answer, &mut stored[place]) {
-                    (Ok(now), Ok(stored)) => {
-                        stored.created_at = *now;
-                        if asked_now {
-                            stored.due_at = *now;
-                        }
-                    }
-                    (Err(why), slot) => *slot = Err(why.clone()),
-                    (Ok(_), Err(_)) => {}
+        for (places, answered) in puts {
+            match answered.await.unwrap_or_else(|_| Err(stopping())) {
+                Ok(puts) => {
+                    places.into_iter().zip(puts).for_each(|(place, put)| answers[place] = Some(Ok(Answer::Keyed(put))))
+                }
+                Err(why) => places.into_iter().for_each(|place| answers[place] = Some(Err(why.clone()))),
+            }
+        }
+        answers.into_iter().map(|answer| answer.unwrap_or(Err(Unstored::Overloaded))).collect()
+    }
+
+    /// Each database's part, sent to whoever writes it. What finds no room is left out.
+    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>) -> Vec<Sent<Vec<Inserted>, UnixMicros>> {
+        let mut sent = Vec::new();
+        for (index, part) in self.by_site(tasks) {
+            let (answer, answered) = oneshot::channel();
+            let due_at = |task: &NewTask| (!task.asked_now).then_some(task.due_at);
+            let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
+            let tasks = part.into_iter().map(|(_, task)| task).collect();
+            if self.jobs[index].try_send(Job { tasks, answer }).is_ok() {
+                sent.push((places, answered));
+            }
+        }
+        sent
+    }
+
+    fn send_puts(&self, tasks: Vec<(usize, NewTask)>) -> Vec<Sent<Vec<usize>, Vec<Put>>> {
+        let mut sent = Vec::new();
+        for (index, part) in self.by_site(tasks) {
+            let mut part = part.into_iter().peekable();
+            while part.peek().is_some() {
+                let (answer, answered) = oneshot::channel();
+                let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
+                if self.puts[index].try_send(PutJob { tasks, answer }).is_ok() {
+                    sent.push((places, answered));
                 }
             }
         }
-        stored
+        sent
     }
 
-    /// Each database's part: where its tasks stand in the whole, and the tasks.
-    #[expect(clippy::type_complexity, reason = "named by its two lines of use")]
-    fn by_site(&self, tasks: Vec<NewTask>) -> Vec<(usize, Vec<(usize, bool)>, Vec<NewTask>)> {
-        let mut parts: BTreeMap<usize, (Vec<(usize, bool)>, Vec<NewTask>)> = BTreeMap::new();
-        for (place, task) in tasks.into_iter().enumerate() {
+    /// Each database's part, every task with its place in the whole.
+    fn by_site(&self, tasks: Vec<(usize, NewTask)>) -> BTreeMap<usize, Vec<(usize, NewTask)>> {
+        let mut parts: BTreeMap<usize, Vec<(usize, NewTask)>> = BTreeMap::new();
+        for (place, task) in tasks {
             let (index, _) = self.routes.sites.of(task.id.shard()).expect("routes lead to shards that exist");
-            let part = parts.entry(index).or_default();
-            part.0.push((place, task.asked_now));
-            part.1.push(task);
+            parts.entry(index).or_default().push((place, task));
         }
-        parts.into_iter().map(|(index, (places, tasks))| (index, places, tasks)).collect()
+        parts
     }
+}
+
+fn stopping() -> Unstored {
+    Unstored::Unknown("the node is stopping".to_owned())
 }
 
 impl Routes {
@@ -168,7 +215,7 @@ impl Routes {
                         queue: &task.queue,
                         placement: book.get(&task.queue).policy.placement,
                         partition_key: task.partition_key.as_deref(),
-                        key: None,
+                        key: task.keyed.as_ref().map(|keyed| keyed.key.as_str()),
                         due_at: task.due_at,
                         now,
                         horizon: self.horizon,
@@ -217,12 +264,6 @@ pub async fn run(
     let _ = inserts.acquire_many(all).await;
 }
 
-impl Intake {
-    pub fn into_jobs(self) -> Vec<mpsc::Receiver<Job>> {
-        self.jobs
-    }
-}
-
 fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
     let mut rows = first.tasks.len();
     let mut batch = vec![first];
@@ -262,7 +303,9 @@ impl Insert {
 
     /// The first sending failed. From here on nothing is claimed by the insert.
     async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, error: Error) {
-        let stored = self.store(&tasks, error).await;
+        let database = self.database();
+        let stored =
+            until_known(database, tasks.len(), Err(error), |sending| database.task_submit(&tasks, sending)).await;
         if let Ok(asked_at) = stored {
             self.note(&tasks, asked_at);
             self.nudge(&tasks, asked_at);
@@ -289,32 +332,41 @@ impl Insert {
             self.at_once.metrics.submitted(queue, "http", count);
         }
     }
+}
 
-    /// After a first sending that ended in `error`: sends the batch until it is known to be durable or known not to be, within bounds.
-    async fn store(&self, tasks: &[NewTask], mut error: Error) -> Result<UnixMicros, Unstored> {
-        let database = self.database();
-        let started = Instant::now();
-        let mut sending = Sending::First;
-        loop {
-            let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
-            let retry = unknown || error.is_contention();
-            if !retry || started.elapsed() > RESOLVE_DEADLINE {
-                tracing::warn!(
-                    database = %database.name(), tasks = tasks.len(), error = &error as &dyn std::error::Error,
-                    "submitted tasks were not stored"
-                );
-                let why = error.to_string();
-                return Err(if unknown { Unstored::Unknown(why) } else { Unstored::Unavailable(why) });
-            }
-            if unknown {
-                sending = Sending::Again;
-            }
-            tokio::time::sleep(PAUSE).await;
-            error = match database.task_submit(tasks, sending).await {
-                Ok(asked_at) => return Ok(asked_at),
-                Err(error) => error,
-            };
+/// After a first sending of so many `tasks` that came to `sent`: sends them until they are known to be durable or known not to be,
+/// within bounds.
+pub async fn until_known<T, F>(
+    database: &Database,
+    tasks: usize,
+    mut sent: Result<T, Error>,
+    send: impl Fn(Sending) -> F,
+) -> Result<T, Unstored>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let started = Instant::now();
+    let mut sending = Sending::First;
+    loop {
+        let error = match sent {
+            Ok(stored) => return Ok(stored),
+            Err(error) => error,
+        };
+        let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
+        let retry = unknown || error.is_contention();
+        if !retry || started.elapsed() > RESOLVE_DEADLINE {
+            tracing::warn!(
+                database = %database.name(), tasks, error = &error as &dyn std::error::Error,
+                "submitted tasks were not stored"
+            );
+            let why = error.to_string();
+            return Err(if unknown { Unstored::Unknown(why) } else { Unstored::Unavailable(why) });
         }
+        if unknown {
+            sending = Sending::Again;
+        }
+        tokio::time::sleep(PAUSE).await;
+        sent = send(sending).await;
     }
 }
 

@@ -86,6 +86,7 @@ async fn part(pool: &PgPool, statement: &'static str, filter: &ListFilter) -> Re
         .bind(filter.due_before.unwrap_or(UnixMicros::LAST).to_utc())
         .bind(LOOK)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1))
+        .bind(filter.key.as_deref())
         .fetch_all(pool)
         .await?;
     page_of(&rows, limit)

@@ -14,6 +14,7 @@ pub mod migrate;
 pub mod op;
 pub mod partition;
 pub mod preload;
+pub mod put;
 pub mod queues;
 pub mod read;
 pub mod rows;

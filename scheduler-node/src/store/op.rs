@@ -29,6 +29,8 @@ ops! {
     ShardRead = "shard_read",
     ShardRelease = "shard_release",
     TaskSubmit = "task_submit",
+    TaskPut = "task_put",
+    TaskFind = "task_find",
     TaskPreload = "task_preload",
     TaskClaim = "task_claim",
     TaskClaimReady = "task_claim_ready",

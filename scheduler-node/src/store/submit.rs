@@ -7,7 +7,11 @@ use common::{
     task::NewTask,
     time::UnixMicros,
 };
-use sqlx::postgres::PgRow;
+use sqlx::{
+    Postgres,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER};
 
@@ -50,23 +54,8 @@ impl Database {
         let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
-                let row: PgRow = sqlx::query(include_str!("queries/task_submit.sql"))
-                    .bind(columns.ids)
-                    .bind(columns.shards)
-                    .bind(columns.queues)
-                    .bind(columns.due_at)
-                    .bind(columns.priorities)
-                    .bind(columns.payloads)
-                    .bind(columns.content_types)
-                    .bind(columns.headers)
-                    .bind(columns.partition_keys)
-                    .bind(columns.max_attempts)
-                    .bind(columns.timeouts_ms)
-                    .bind(columns.retries)
-                    .bind(columns.expires_at)
-                    .bind(columns.keys)
-                    .bind(columns.versions)
-                    .bind(columns.now)
+                let row: PgRow = columns
+                    .bound_to(include_str!("queries/task_submit.sql"))
                     .bind(sending == Sending::Again)
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
@@ -83,7 +72,7 @@ impl Database {
 }
 
 /// The batch turned on its side: one array a column, as unnest takes it.
-struct Columns<'a> {
+pub(super) struct Columns<'a> {
     ids: Vec<uuid::Uuid>,
     shards: Vec<i32>,
     queues: Vec<&'a str>,
@@ -103,7 +92,7 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(tasks: &'a [NewTask]) -> Self {
+    pub(super) fn of(tasks: &'a [NewTask]) -> Self {
         let json = |value: serde_json::Result<String>| value.expect("maps of strings and policies are JSON");
         Self {
             ids: tasks.iter().map(|task| task.id.uuid()).collect(),
@@ -127,9 +116,30 @@ impl<'a> Columns<'a> {
                 .map(|task| task.retry.as_ref().map(|retry| json(serde_json::to_string(retry))))
                 .collect(),
             expires_at: tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc)).collect(),
-            keys: vec![None; tasks.len()],
-            versions: vec![0; tasks.len()],
+            keys: tasks.iter().map(|task| task.keyed.as_ref().map(|keyed| keyed.key.as_str())).collect(),
+            versions: tasks.iter().map(|task| task.keyed.as_ref().map_or(0, |keyed| keyed.version)).collect(),
             now: tasks.iter().map(|task| task.asked_now).collect(),
         }
+    }
+
+    /// As the first 16 parameters of a statement.
+    pub(super) fn bound_to(self, statement: &'static str) -> Query<'a, Postgres, PgArguments> {
+        sqlx::query(statement)
+            .bind(self.ids)
+            .bind(self.shards)
+            .bind(self.queues)
+            .bind(self.due_at)
+            .bind(self.priorities)
+            .bind(self.payloads)
+            .bind(self.content_types)
+            .bind(self.headers)
+            .bind(self.partition_keys)
+            .bind(self.max_attempts)
+            .bind(self.timeouts_ms)
+            .bind(self.retries)
+            .bind(self.expires_at)
+            .bind(self.keys)
+            .bind(self.versions)
+            .bind(self.now)
     }
 }

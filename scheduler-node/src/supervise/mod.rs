@@ -17,6 +17,7 @@ pub enum LoopKind {
     Owner,
     BrokerKeeper,
     Submitter,
+    Putter,
     Preloader,
     NudgeListener,
     Nudger,

@@ -109,7 +109,7 @@ fn keys_spread_evenly() {
 #[test]
 fn a_queue_and_a_key_are_not_mistaken_for_another_pair() {
     let (ab, a) = (QueueName::new("ab"), QueueName::new("a"));
-    assert_ne!(of_key(&ab, "c"), of_key(&a, "bc"));
+    assert_ne!(hash_of_key(&ab, "c"), hash_of_key(&a, "bc"));
 }
 
 #[test]

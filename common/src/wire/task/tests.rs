@@ -168,11 +168,29 @@ fn whatever_is_wrong_with_a_field_is_a_422_that_names_it() {
 
 #[test]
 fn fields_without_behaviour_yet_are_refused_and_say_so() {
-    for fields in [r#""key":"k""#, r#""version":0"#, r#""on_duplicate":"keep""#, r#""depends_on":[]"#] {
+    let problem = refused(&with(r#""depends_on":[]"#));
+    assert_eq!((problem.status, problem.field.as_deref()), (422, Some("depends_on")));
+    assert!(problem.detail.ends_with("is not available in this version"), "{}", problem.detail);
+}
+
+#[test]
+fn a_key_comes_with_what_a_second_one_means() {
+    let keyed = |fields: &str| valid(&with(fields)).keyed;
+    assert_eq!(keyed(r#""priority":1"#), None);
+    let kept = Keyed { key: "k".into(), version: 0, on_duplicate: OnDuplicate::Keep };
+    assert_eq!(keyed(r#""key":"k""#), Some(kept));
+    let newest = Keyed { key: "k".into(), version: 7, on_duplicate: OnDuplicate::Version };
+    assert_eq!(keyed(r#""key":"k","version":7,"on_duplicate":"version""#), Some(newest));
+    for (fields, field) in [
+        (r#""key":"""#, "key"),
+        (r#""key":7"#, "key"),
+        (r#""version":1"#, "version"),
+        (r#""on_duplicate":"keep""#, "on_duplicate"),
+        (r#""key":"k","version":-1"#, "version"),
+        (r#""key":"k","on_duplicate":"maybe""#, "on_duplicate"),
+    ] {
         let problem = refused(&with(fields));
-        assert_eq!(problem.status, 422);
-        assert!(problem.detail.ends_with("is not available in this version"), "{}", problem.detail);
-        assert!(fields.contains(&*problem.field.unwrap()));
+        assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field)), "{fields}: {problem:?}");
     }
 }
 

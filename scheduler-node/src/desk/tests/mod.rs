@@ -28,6 +28,7 @@ use crate::{
         held::Held,
         nudger::Nudger,
         prober::Fitness,
+        putter::Putter,
         queue_reader::Books,
         reporter::Reporter,
         session_keeper::{Session, Standing},
@@ -86,9 +87,14 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         window: 1_000,
         metrics: Arc::clone(&metrics),
     };
-    for (index, jobs) in intake.into_jobs().into_iter().enumerate() {
+    for (index, jobs) in intake.jobs.into_iter().enumerate() {
         let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), CancellationToken::new());
         spawn_child(run);
+    }
+    for (site, puts) in sites.all().iter().zip(intake.puts) {
+        let (site, books, nudger) = (site.clone(), Arc::clone(&books), nudger.clone());
+        let putter = Putter { site, books, nudger, metrics: Arc::clone(&metrics) };
+        spawn_child(putter.run(puts, CancellationToken::new()));
     }
     let reporter = Reporter {
         sites: sites.clone(),

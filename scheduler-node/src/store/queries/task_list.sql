@@ -4,7 +4,7 @@
 -- the filter: the row that uses up a queue's share comes back too, as `looked_up_to`, and the page ends there. The limit
 -- beside the order is what keeps the planner from sorting a whole queue.
 -- $1 queue, $2 state, $3 partition key (NULL: any), $4 and $5 after this due time and id, $6 before this due time,
--- $7 rows to look at, $8 at most so many rows. `hit`: the filter applies. What is long is left out of a list.
+-- $7 rows to look at, $8 at most so many rows, $9 key (NULL: any). `hit`: the filter applies. What is long is left out of a list.
 WITH RECURSIVE hop (queue) AS (
     (SELECT queue FROM duetime.task WHERE $1::text IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
@@ -25,7 +25,7 @@ WITH RECURSIVE hop (queue) AS (
            SELECT seen.id, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, due_at,
-                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AS hit
+                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9) AS hit
                              FROM duetime.task
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
                               AND due_at < $6::timestamptz
@@ -40,7 +40,7 @@ WITH RECURSIVE hop (queue) AS (
 SELECT page.hit, page.looked_up_to,
        t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
        t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
-       t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
+       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- the limit keeps it a look-up by key

@@ -187,3 +187,13 @@ async fn what_expired_is_found_by_its_own_index() {
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_expiry"), "{plan}");
 }
+
+#[tokio::test]
+async fn a_task_is_found_by_its_key_in_both_tables() {
+    let test = filled().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let plan =
+        plan(&mut connection, include_str!("../queries/task_find.sql"), "text, text, text", "'q1', 'p', 'k'").await;
+    assert_no_scan_of_all_tasks(&plan);
+    assert!(plan.contains("task_key_version") && !plan.contains("Seq Scan"), "{plan}");
+}

@@ -11,6 +11,7 @@ mod list_plans;
 mod migrate;
 mod partition;
 mod preload;
+mod put;
 mod queues;
 mod read;
 mod settle;
@@ -45,6 +46,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         asked_now: true,
         content: Content { payload: b"{}".to_vec(), content_type: "application/json".into(), headers: BTreeMap::new() },
         priority: 3,
+        keyed: None,
         partition_key: None,
         max_attempts: None,
         timeout_ms: None,

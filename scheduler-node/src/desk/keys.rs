@@ -1,0 +1,30 @@
+//! A task by its business key: which one that is at the moment.
+
+use common::{
+    ids::{QueueName, TaskId},
+    queue,
+    shard::route::of_keyed,
+    wire::{Problem, check_key},
+};
+
+use super::{Desk, refusal::failed};
+
+impl Desk {
+    /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.
+    pub async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
+        queue::check_name(queue)?;
+        check_key("key", key)?;
+        if let Some(partition_key) = partition_key {
+            check_key("partition_key", partition_key)?;
+        }
+        let queue = QueueName::new(queue);
+        let placement = self.parts().books.load().get(&queue).policy.placement;
+        let shard = of_keyed(&queue, placement, partition_key, key, self.parts().store.shard_count());
+        let database = self.parts().store.of(shard).expect("routes lead to shards that exist");
+        let found = database.task_find(&queue, partition_key, key).await.map_err(|error| failed(&error))?;
+        found.ok_or_else(|| {
+            let of_partition = partition_key.map(|key| format!(" of partition `{key}`")).unwrap_or_default();
+            Problem::not_found(format!("queue `{queue}` has no task with the key `{key}`{of_partition}"))
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! Makes submitted tasks that have a key durable: gathers what comes in at the same time into one statement, which decides key by
+//! key, and answers each caller after the commit.
+//!
+//! If this loop stops, such submissions wait in a bounded queue and are refused when it is full.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use common::{
+    ids::{QueueName, TaskId},
+    task::{NewTask, TaskState},
+    time::UnixMicros,
+};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    nudger::Nudger,
+    queue_reader::Books,
+    site::Site,
+    submitter::{Unstored, until_known},
+};
+use crate::{
+    metrics::Metrics,
+    store::put::{Hold, Put, PutOutcome},
+    supervise::spawn_child,
+};
+
+/// Keys of one statement. It holds a lock for each until it commits, and the server has room for some ten thousand in all.
+pub const TASKS_PER_PUT: usize = 256;
+
+/// Statements of one database under way.
+const PUTS_IN_FLIGHT: usize = 3;
+
+/// Tasks of one caller for one database, at most [`TASKS_PER_PUT`].
+#[derive(Debug)]
+pub struct PutJob {
+    pub tasks: Vec<NewTask>,
+    pub answer: oneshot::Sender<Result<Vec<Put>, Unstored>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Putter {
+    pub site: Site,
+    pub books: Books,
+    pub nudger: Nudger,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Putter {
+    /// Until told to stop; then what has come in already.
+    pub async fn run(self, mut jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
+        let puts = Arc::new(Semaphore::new(PUTS_IN_FLIGHT));
+        loop {
+            let room = Arc::clone(&puts).acquire_owned().await.expect("the semaphore is never closed");
+            let first = tokio::select! {
+                job = jobs.recv() => job,
+                () = stop.cancelled() => {
+                    jobs.close();
+                    jobs.recv().await
+                }
+            };
+            let Some(first) = first else { break };
+            let batch = gather(first, &mut jobs);
+            let this = self.clone();
+            spawn_child(async move {
+                this.put(batch).await;
+                drop(room);
+            });
+        }
+        let all = u32::try_from(PUTS_IN_FLIGHT).expect("a small number");
+        let _ = puts.acquire_many(all).await;
+    }
+
+    async fn put(&self, mut batch: Vec<PutJob>) {
+        let lengths: Vec<usize> = batch.iter().map(|job| job.tasks.len()).collect();
+        let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
+        let holds: Vec<Hold> = tasks.iter().map(|task| self.hold(&task.queue)).collect();
+        let database = &self.site.database;
+        let sent = database.task_put(&tasks, &holds).await;
+        let stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
+        if let Ok(puts) = &stored {
+            self.note(&tasks, puts);
+            let due = puts.iter().filter(|put| matches!(put.outcome, PutOutcome::Created | PutOutcome::Replaced));
+            self.nudger.written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
+        }
+        answer(batch, &lengths, stored);
+    }
+
+    fn hold(&self, queue: &QueueName) -> Hold {
+        let policy = self.books.load().get(queue).policy.clone();
+        Hold { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
+    }
+
+    fn note(&self, tasks: &[NewTask], puts: &[Put]) {
+        let mut created: BTreeMap<&QueueName, u64> = BTreeMap::new();
+        for (task, put) in tasks.iter().zip(puts) {
+            tracing::debug!(task = %put.id, queue = %task.queue, outcome = ?put.outcome, due_at = %put.due_at, "task with a key submitted");
+            if put.outcome == PutOutcome::Created {
+                *created.entry(&task.queue).or_default() += 1;
+            }
+            if put.superseded > 0 {
+                self.metrics.finished(&task.queue, TaskState::Superseded.text(), put.superseded);
+            }
+        }
+        for (queue, count) in created {
+            self.metrics.submitted(queue, "http", count);
+        }
+    }
+}
+
+fn gather(first: PutJob, jobs: &mut mpsc::Receiver<PutJob>) -> Vec<PutJob> {
+    let mut rows = first.tasks.len();
+    let mut batch = vec![first];
+    // The next one may be as large as a whole statement.
+    while rows < TASKS_PER_PUT / 2
+        && let Ok(job) = jobs.try_recv()
+    {
+        rows += job.tasks.len();
+        batch.push(job);
+    }
+    batch
+}
+
+/// Each caller its part. One that hung up does not need it.
+fn answer(batch: Vec<PutJob>, lengths: &[usize], stored: Result<Vec<Put>, Unstored>) {
+    match stored {
+        Ok(puts) => {
+            let mut puts = puts.into_iter();
+            for (job, length) in batch.into_iter().zip(lengths) {
+                let _ = job.answer.send(Ok(puts.by_ref().take(*length).collect()));
+            }
+        }
+        Err(why) => batch.into_iter().for_each(|job| drop(job.answer.send(Err(why.clone())))),
+    }
+}

@@ -1,0 +1,125 @@
+//! Takes in tasks that have a key, and finds tasks by theirs.
+
+use std::{collections::HashMap, time::Instant};
+
+use common::{
+    ids::{QueueName, TaskId},
+    task::{NewTask, TaskState},
+    time::UnixMicros,
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{Database, Error, StoreOp, submit::Columns};
+
+/// What keeps a finished task in the way of a new one with its key, and a superseded one in the archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub window_ms: i64,
+    pub keep_ms: i64,
+}
+
+/// What became of a task with a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Put {
+    pub outcome: PutOutcome,
+    /// The task that is there now; the one that was sent only when it was created.
+    pub id: TaskId,
+    pub state: TaskState,
+    pub due_at: UnixMicros,
+    pub created_at: UnixMicros,
+    pub version: i64,
+    /// Older versions that nobody had claimed.
+    pub superseded: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    Created,
+    /// Another task has the key, and answers for this one.
+    Existing,
+    /// That task is now as this one was to be.
+    Replaced,
+    /// Another task has the key and stands against this one.
+    Refused,
+    /// A newer version is known.
+    Stale,
+}
+
+impl PutOutcome {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        match row.try_get("outcome")? {
+            "created" => Ok(Self::Created),
+            "existing" => Ok(Self::Existing),
+            "replaced" => Ok(Self::Replaced),
+            "refused" => Ok(Self::Refused),
+            "stale" => Ok(Self::Stale),
+            other => Err(sqlx::Error::Decode(format!("`{other}` is no outcome of a task with a key").into())),
+        }
+    }
+}
+
+impl Database {
+    /// One statement for all of `tasks`, which have keys; `holds` says for each what its queue's policy does. Done means that
+    /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again.
+    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
+        let columns = Columns::of(tasks);
+        let modes: Vec<&str> = tasks
+            .iter()
+            .map(|task| task.keyed.as_ref().map(|keyed| keyed.on_duplicate).unwrap_or_default().text())
+            .collect();
+        let windows_ms: Vec<i64> = holds.iter().map(|hold| hold.window_ms).collect();
+        let kept_ms: Vec<i64> = holds.iter().map(|hold| hold.keep_ms).collect();
+        let (now, arrived, mut found) = self
+            .run(StoreOp::TaskPut, |pool| async move {
+                let rows: Vec<PgRow> = columns
+                    .bound_to(include_str!("queries/task_put.sql"))
+                    .bind(modes)
+                    .bind(windows_ms)
+                    .bind(kept_ms)
+                    .fetch_all(&pool)
+                    .await?;
+                let arrived = Instant::now();
+                let mut now = UnixMicros::new(0);
+                let mut found = HashMap::with_capacity(rows.len());
+                for row in &rows {
+                    now = now.max(super::moment(row, "now")?);
+                    found.insert(super::task_id(row, "asked_id")?, put(row)?);
+                }
+                Ok((now, arrived, found))
+            })
+            .await?;
+        self.clock.observe(now, arrived);
+        Ok(tasks.iter().map(|task| found.remove(&task.id).expect("one answer a task")).collect())
+    }
+
+    /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.
+    pub async fn task_find(
+        &self,
+        queue: &QueueName,
+        partition_key: Option<&str>,
+        key: &str,
+    ) -> Result<Option<TaskId>, Error> {
+        self.run(StoreOp::TaskFind, |pool| async move {
+            let row = sqlx::query(include_str!("queries/task_find.sql"))
+                .bind(queue.as_str())
+                .bind(partition_key)
+                .bind(key)
+                .fetch_optional(&pool)
+                .await?;
+            row.as_ref().map(|row| super::task_id(row, "id")).transpose()
+        })
+        .await
+    }
+}
+
+fn put(row: &PgRow) -> Result<Put, sqlx::Error> {
+    Ok(Put {
+        outcome: PutOutcome::read(row)?,
+        id: super::task_id(row, "id")?,
+        state: super::state(row, "state")?,
+        due_at: super::moment(row, "due_at")?,
+        created_at: super::moment(row, "created_at")?,
+        version: row.try_get("version")?,
+        superseded: row.try_get::<i64, _>("superseded")?.unsigned_abs(),
+    })
+}

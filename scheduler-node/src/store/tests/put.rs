@@ -1,0 +1,254 @@
+//! Tasks with a business key: what a second one with the key comes to, and two at the same moment.
+
+use common::{
+    ids::{Attempt, ShardId, TaskId},
+    task::{Keyed, NewTask, OnDuplicate, TaskState},
+};
+
+use super::{
+    claim,
+    fixture::{self, TestDatabase, database},
+    new_task, own, state_of, until_waiting,
+};
+use crate::{
+    store::{
+        change::Keep,
+        put::{Hold, Put, PutOutcome},
+        settle::{Finish, Report},
+    },
+    supervise::spawn_child,
+};
+
+const DAY_MS: i64 = 86_400_000;
+const HOLD: Hold = Hold { window_ms: DAY_MS, keep_ms: DAY_MS };
+
+/// A task of shard 0 with the key `k`.
+fn keyed(on_duplicate: OnDuplicate, version: i64) -> NewTask {
+    with_key("k", on_duplicate, version)
+}
+
+fn with_key(key: &str, on_duplicate: OnDuplicate, version: i64) -> NewTask {
+    let keyed = Keyed { key: key.to_owned(), version, on_duplicate };
+    NewTask { keyed: Some(keyed), ..new_task(fixture::fresh_id_of(ShardId::new(0))) }
+}
+
+async fn put(test: &TestDatabase, task: &NewTask) -> Put {
+    put_held(test, task, HOLD).await
+}
+
+async fn put_held(test: &TestDatabase, task: &NewTask, hold: Hold) -> Put {
+    test.database.task_put(std::slice::from_ref(task), &[hold]).await.unwrap().remove(0)
+}
+
+async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) {
+    let (attempt, was) = (Attempt::new(1), &[TaskState::Dispatching]);
+    let report = Report::default();
+    let finish = Finish { id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
+    assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
+}
+
+/// Brings a task that was just written into `state`.
+async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
+    let keep = Keep { default_ms: DAY_MS, others: Vec::new() };
+    match state {
+        TaskState::Scheduled => {}
+        TaskState::Waiting | TaskState::Ready => {
+            sqlx::query("UPDATE duetime.task SET state = $2::duetime.task_state WHERE id = $1")
+                .bind(id.uuid())
+                .bind(state.text())
+                .execute(&test.pool)
+                .await
+                .map(drop)
+                .unwrap();
+        }
+        TaskState::Cancelled => drop(test.database.task_cancel(id, &keep).await.unwrap()),
+        _ => {
+            let fences = own(test, "a").await;
+            assert_eq!(claim(test, &[id], &fences).await.deliveries.len(), 1);
+            if state.is_final() {
+                return end(test, id, state).await;
+            }
+            sqlx::query("UPDATE duetime.task SET state = $2::duetime.task_state WHERE id = $1")
+                .bind(id.uuid())
+                .bind(state.text())
+                .execute(&test.pool)
+                .await
+                .map(drop)
+                .unwrap();
+        }
+    }
+    assert_eq!(state_of(&test.pool, id).await.as_deref(), Some(state.text()));
+}
+
+/// What a second task with the key comes to, the first (version 5) being in `state`.
+fn expected(state: TaskState, mode: OnDuplicate, version: i64) -> PutOutcome {
+    use OnDuplicate::{Keep, Reject, Replace, Version};
+    use PutOutcome::{Created, Existing, Refused, Replaced, Stale};
+    let unclaimed = matches!(state, TaskState::Waiting | TaskState::Scheduled | TaskState::Ready);
+    let holds = !matches!(state, TaskState::Cancelled | TaskState::Superseded | TaskState::Expired);
+    match mode {
+        Version if version < 5 => Stale,
+        Version if version > 5 => Created,
+        Version if unclaimed => Replaced,
+        Version if holds && state != TaskState::Dead => Existing,
+        Version => Created,
+        _ if !holds => Created,
+        Keep => Existing,
+        Reject => Refused,
+        Replace if unclaimed => Replaced,
+        Replace => Refused,
+    }
+}
+
+#[tokio::test]
+async fn a_second_task_with_the_key_is_treated_as_its_request_says_in_every_state_of_the_first() {
+    let test = database().await;
+    for state in TaskState::ALL {
+        for mode in OnDuplicate::ALL {
+            for version in [4, 5, 6] {
+                let case = format!("{state} {mode:?} {version}");
+                let keyed = |mode, version| with_key(&case, mode, version);
+                let first = keyed(OnDuplicate::Keep, 5);
+                assert_eq!(put(&test, &first).await.outcome, PutOutcome::Created);
+                bring(&test, first.id, state).await;
+                let mut second = keyed(mode, version);
+                second.content.payload = b"\"second\"".to_vec();
+                let answer = put(&test, &second).await;
+                let expected = expected(state, mode, version);
+                assert_eq!(answer.outcome, expected, "{case}");
+                let created = expected == PutOutcome::Created;
+                assert_eq!(answer.id, if created { second.id } else { first.id }, "{case}");
+                let there = test.database.task_read(answer.id).await.unwrap().unwrap();
+                let is_second = matches!(expected, PutOutcome::Created | PutOutcome::Replaced);
+                assert_eq!(there.payload.as_deref() == Some(b"\"second\""), is_second, "{case}");
+                assert_eq!((there.state, there.version), (answer.state, answer.version), "{case}");
+                let first_now = state_of(&test.pool, first.id).await.unwrap();
+                let unclaimed = matches!(state, TaskState::Waiting | TaskState::Scheduled | TaskState::Ready);
+                assert_eq!(
+                    first_now == "superseded",
+                    state == TaskState::Superseded || (created && unclaimed),
+                    "{case}"
+                );
+                let again = put(&test, &second).await;
+                assert!(
+                    !created || (again.outcome, again.id) == (PutOutcome::Created, second.id),
+                    "{case}: sent again"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_finished_task_holds_its_key_no_longer_than_the_window() {
+    let test = database().await;
+    let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Keep, 0));
+    put(&test, &first).await;
+    bring(&test, first.id, TaskState::Succeeded).await;
+    assert_eq!(put(&test, &second).await.outcome, PutOutcome::Existing);
+    let after = put_held(&test, &second, Hold { window_ms: 0, ..HOLD }).await;
+    assert_eq!((after.outcome, after.id), (PutOutcome::Created, second.id));
+}
+
+#[tokio::test]
+async fn a_key_is_of_its_queue_and_partition() {
+    let test = database().await;
+    let here = keyed(OnDuplicate::Reject, 0);
+    let partition = NewTask { partition_key: Some("p".into()), ..keyed(OnDuplicate::Reject, 0) };
+    let queue = NewTask { queue: common::ids::QueueName::new("mails"), ..keyed(OnDuplicate::Reject, 0) };
+    for task in [&here, &partition, &queue] {
+        assert_eq!(put(&test, task).await.outcome, PutOutcome::Created);
+        assert_eq!(
+            put(&test, &NewTask { id: fixture::fresh_id_of(ShardId::new(0)), ..task.clone() }).await.outcome,
+            PutOutcome::Refused
+        );
+        let found = test.database.task_find(&task.queue, task.partition_key.as_deref(), "k").await.unwrap();
+        assert_eq!(found, Some(task.id));
+    }
+}
+
+#[tokio::test]
+async fn several_with_one_key_in_a_batch_are_decided_one_after_the_other() {
+    let test = database().await;
+    let batch: Vec<NewTask> = (0..5).map(|version| keyed(OnDuplicate::Version, version)).collect();
+    let answers = test.database.task_put(&batch, &[HOLD; 5]).await.unwrap();
+    assert!(answers.iter().all(|answer| answer.outcome == PutOutcome::Created));
+    assert_eq!(answers.iter().map(|answer| answer.superseded).sum::<u64>(), 4);
+    for (task, state) in batch.iter().zip(["superseded", "superseded", "superseded", "superseded", "scheduled"]) {
+        assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some(state));
+    }
+}
+
+#[tokio::test]
+async fn an_older_version_that_is_out_gets_no_further_attempt() {
+    let test = database().await;
+    let old = keyed(OnDuplicate::Version, 1);
+    put(&test, &old).await;
+    bring(&test, old.id, TaskState::Dispatching).await;
+    assert_eq!(put(&test, &keyed(OnDuplicate::Version, 2)).await.outcome, PutOutcome::Created);
+    let there = test.database.task_read(old.id).await.unwrap().unwrap();
+    assert_eq!((there.state, there.max_attempts), (TaskState::Dispatching, Some(1)));
+}
+
+const LOCK: &str = "PERFORM pg_advisory_xact_lock";
+
+/// Two submissions of one key, the second while the first is not committed. Without the lock, if `locked` says so.
+/// Returns whether the second was answered.
+async fn second_during_first(locked: bool) -> Option<PutOutcome> {
+    let test = database().await;
+    if !locked {
+        let source: String = sqlx::query_scalar("SELECT pg_get_functiondef('duetime.task_put'::regproc)")
+            .fetch_one(&test.pool)
+            .await
+            .unwrap();
+        let without: String =
+            source.lines().filter(|line| !line.contains(LOCK)).map(|line| format!("{line}\n")).collect();
+        assert_eq!(without.lines().count() + 1, source.lines().count(), "the lock is written as this test expects");
+        sqlx::query(sqlx::AssertSqlSafe(without)).execute(&test.pool).await.unwrap();
+    }
+    let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Keep, 0));
+    let mut connection = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
+    sqlx::query("SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 0, 'keep', '1 day', 1)")
+        .bind(first.id.uuid())
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    let database = test.database.clone();
+    let waiting = spawn_child(async move { database.task_put(&[second], &[HOLD]).await });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *connection).await.unwrap();
+    let answer = waiting.await.unwrap().ok()?.remove(0);
+    assert_eq!(answer.id, first.id);
+    Some(answer.outcome)
+}
+
+#[tokio::test]
+async fn the_second_of_two_at_one_moment_is_answered_with_the_first() {
+    assert_eq!(second_during_first(true).await, Some(PutOutcome::Existing));
+}
+
+#[tokio::test]
+async fn without_the_lock_the_second_of_two_at_one_moment_would_fail() {
+    assert_eq!(second_during_first(false).await, None);
+}
+
+#[tokio::test]
+async fn a_task_that_is_claimed_while_it_is_being_replaced_is_left_alone() {
+    let test = database().await;
+    let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Replace, 0));
+    put(&test, &first).await;
+    let mut claiming = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
+    sqlx::query("UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 1 WHERE id = $1")
+        .bind(first.id.uuid())
+        .execute(&mut *claiming)
+        .await
+        .unwrap();
+    let database = test.database.clone();
+    let replacing = spawn_child(async move { database.task_put(&[second], &[HOLD]).await.unwrap().remove(0) });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
+    let answer = replacing.await.unwrap();
+    assert_eq!((answer.outcome, answer.state), (PutOutcome::Refused, TaskState::Dispatching));
+}
