@@ -23,6 +23,8 @@ async fn main() -> ExitCode {
         Command::Migrate(wish) => cli::migrate(&wish).await,
         Command::Check(wish) => Box::pin(cli::check(&wish)).await,
         Command::Token(wish) => cli::token(&wish),
+        Command::Ask(question) => Box::pin(cli::ask(&question)).await,
+        Command::Completions { shell } => cli::completions(shell),
     })
 }
 

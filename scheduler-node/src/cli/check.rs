@@ -42,7 +42,7 @@ pub async fn check(wish: &Checked) -> Result<(), Error> {
     for finding in &findings {
         match wish.output.output {
             Form::Text => say(finding.line()),
-            Form::Json => say(finding.json()),
+            Form::Json | Form::Jsonl => say(finding.json()),
         }
     }
     verdict(&findings)

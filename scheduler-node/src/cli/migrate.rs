@@ -15,7 +15,7 @@ pub async fn migrate(wish: &Checked) -> Result<(), Error> {
             .map_err(Error::Migrate)?;
         match wish.output.output {
             Form::Text => say(line(&migrated)),
-            Form::Json => say(json!({
+            Form::Json | Form::Jsonl => say(json!({
                 "database": migrated.database.as_str(),
                 "from": migrated.from,
                 "to": migrated.to,

@@ -1,24 +1,48 @@
-//! The commands of the one binary, `duetime`. Speaks to a person at a terminal, or to a script that reads exit codes.
+//! The commands of the one binary, `duetime`. Speaks to a person at a terminal, or to a script that reads exit codes; on behalf
+//! of either, to a running node over HTTP.
 //!
-//! Results go to standard output, what went wrong to standard error. Exit codes: 0 done, 1 refused, 2 usage, 3 unreachable.
+//! Results go to standard output, what went wrong to standard error. Exit codes: 0 done, 1 refused, 2 usage, 3 unreachable or
+//! not known.
 
+mod access;
+mod ask;
 mod check;
+mod client;
+mod cluster;
+mod list;
 mod migrate;
+mod moment;
+mod print;
+mod queue;
 mod signals;
+mod submit;
+mod task;
 mod token;
+mod top;
 
 pub mod settings;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
     config::{self, Config, keys},
     store, telemetry,
 };
 
-pub use self::{check::check, migrate::migrate, signals::stop_on_signal, token::token};
+pub use self::{
+    ask::{Ask, ask},
+    check::check,
+    migrate::migrate,
+    signals::stop_on_signal,
+    token::token,
+};
 
 /// Holds tasks until they are due and hands each one to RabbitMQ, exactly on time.
 #[derive(Debug, Parser)]
@@ -40,6 +64,14 @@ pub enum Command {
     Check(Checked),
     /// Make a token, and the section that lets it in.
     Token(token::Wish),
+    #[command(flatten)]
+    Ask(Ask),
+    /// Print what makes a shell complete these commands.
+    #[command(after_help = "Example:\n  duetime completions bash > /etc/bash_completion.d/duetime")]
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Where the configuration is read from.
@@ -72,6 +104,8 @@ pub struct Output {
 pub enum Form {
     Text,
     Json,
+    /// One JSON value a line, of what is many.
+    Jsonl,
 }
 
 /// Why a command did not do what it was asked.
@@ -106,13 +140,35 @@ pub enum Error {
     CheckRefused,
     #[error("something that is needed cannot be reached")]
     CheckUnreachable,
+    /// A mistake of the caller that only shows after the words were understood.
+    #[error("{0}")]
+    Usage(String),
+    #[error("cannot make a client for HTTP")]
+    Client(#[source] reqwest::Error),
+    #[error(transparent)]
+    Call(Box<client::Failure>),
+    /// Each has been told.
+    #[error("{refused} of {all} were refused")]
+    SomeRefused { refused: usize, all: usize },
+    /// Where in a longer piece of work a node said no to all that is left.
+    #[error("{0}")]
+    Refused(String),
+    /// Where in a longer piece of work no node answered any more, or what is left is not known.
+    #[error("{0}")]
+    Broken(String),
+    #[error("cannot be written as JSON")]
+    Unwritable(#[source] serde_json::Error),
+    #[error("cannot draw on the terminal")]
+    Terminal(#[source] io::Error),
 }
 
 impl Error {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::CheckUnreachable => 3,
+            Self::Usage(_) => 2,
+            Self::CheckUnreachable | Self::Broken(_) => 3,
             Self::Migrate(misfit) if misfit.is_unreachable() => 3,
+            Self::Call(failure) if !failure.is_refusal() => 3,
             _ => 1,
         }
     }
@@ -151,27 +207,42 @@ pub fn end(done: Result<(), Error>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "this is where a command tells a person that it failed")]
-            {
-                eprintln!("duetime: {}", error.explained());
-            }
+            complain(error.explained());
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-/// Prints one line of a result.
+/// Prints one line of a result. Whoever reads may have seen enough and gone: then it ends here.
 fn say(line: impl std::fmt::Display) {
-    #[expect(clippy::print_stdout, reason = "this is where a command gives its result to a person or a script")]
-    {
-        println!("{line}");
+    if writeln!(io::stdout(), "{line}").is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        std::process::exit(0);
     }
+}
+
+/// Tells a person, beside the results, that something is not as it was asked for.
+fn complain(line: impl std::fmt::Display) {
+    #[expect(clippy::print_stderr, reason = "this is where a command tells a person what went wrong")]
+    {
+        eprintln!("duetime: {line}");
+    }
+}
+
+/// Tells a person what he should know although it is done as he asked.
+fn warn(line: impl std::fmt::Display) {
+    complain(format_args!("warning: {line}"));
+}
+
+/// Prints the script that makes `shell` complete these commands.
+pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "duetime", &mut script);
+    say(String::from_utf8_lossy(&script).trim_end());
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -186,6 +257,29 @@ mod tests {
         for key in keys::KEYS {
             assert!(help.contains(key.path), "{} is missing", key.path);
             assert!(help.contains(&key.variable()), "{} is missing", key.variable());
+        }
+    }
+
+    #[test]
+    fn every_command_that_asks_a_node_has_an_example() {
+        let mut command = Cli::command();
+        command.build();
+        let of_queue = |name: &str| name == "queue";
+        let queue = command.find_subcommand("queue").expect("the command");
+        let asking =
+            command.get_subcommands().filter(|command| !of_queue(command.get_name())).chain(queue.get_subcommands());
+        for command in asking.filter(|command| command.get_arguments().any(|arg| arg.get_id() == "token_file")) {
+            let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(example.contains("duetime "), "{} has none", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_shell_gets_a_script() {
+        for shell in clap_complete::Shell::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "duetime", &mut script);
+            assert!(String::from_utf8_lossy(&script).contains("submit"), "{shell}");
         }
     }
 

@@ -49,7 +49,7 @@ pub fn token(wish: &Wish) -> Result<(), Error> {
     let role = Role::from(wish.role);
     let name = wish.name.as_deref().unwrap_or_else(|| role.text());
     match wish.output.output {
-        Form::Json => say(json!({ "token": token, "name": name, "role": role.text(), "sha256": sha256 })),
+        Form::Json | Form::Jsonl => say(json!({ "token": token, "name": name, "role": role.text(), "sha256": sha256 })),
         Form::Text => {
             say(format!("token: {token}\n"));
             say("Keep it: it is stored nowhere. Let it in with this section of the configuration:\n");

@@ -1,0 +1,102 @@
+//! The commands that ask a running node, and what they have in common.
+
+use clap::{Args, Subcommand};
+
+use super::{
+    Error, Form, Output,
+    access::Access,
+    client::{Answer, Client},
+    cluster, list, queue, say, submit, task, top,
+};
+
+/// What a node is asked for.
+#[derive(Debug, Subcommand)]
+pub enum Ask {
+    /// Submit a task, or many from a file.
+    #[command(after_help = "Examples:\n  duetime submit mails --payload '{\"to\":\"ann\"}' --delay 30m\n  \
+                            duetime submit --batch tasks.jsonl")]
+    Submit(Box<Asked<submit::Wish>>),
+    /// Show a task with its attempts and its result.
+    #[command(after_help = "Example:\n  duetime get 0199f3a0-0000-7000-8000-000000000005")]
+    Get(Asked<task::One>),
+    /// List tasks, a page at a time or all of them.
+    #[command(after_help = "Example:\n  duetime list --queue mails --state dead --all --output jsonl")]
+    List(Box<Asked<list::Wish>>),
+    /// Cancel tasks. `cancelled`: nothing is delivered afterwards.
+    #[command(after_help = "Example:\n  duetime cancel 0199f3a0-0000-7000-8000-000000000005")]
+    Cancel(Asked<task::Many>),
+    /// Move a task to another due time.
+    #[command(after_help = "Example:\n  duetime move 0199f3a0-0000-7000-8000-000000000005 --at 2030-01-31T09:00:00Z")]
+    Move(Asked<task::Move>),
+    /// Make tasks due now.
+    #[command(after_help = "Example:\n  duetime run 0199f3a0-0000-7000-8000-000000000005")]
+    Run(Asked<task::Many>),
+    /// Try dead tasks again, with a new budget of attempts.
+    #[command(after_help = "Example:\n  duetime retry 0199f3a0-0000-7000-8000-000000000005")]
+    Retry(Asked<task::Many>),
+    /// Report what became of an attempt, as its consumer would.
+    #[command(
+        after_help = "Example:\n  duetime result 0199f3a0-0000-7000-8000-000000000005 --attempt 1 --status succeeded"
+    )]
+    Result(Asked<task::Report>),
+    /// Queues: their policies and counts, pause and resume.
+    #[command(subcommand)]
+    Queue(queue::Command),
+    /// Show the nodes, the master and who owns the shards.
+    #[command(after_help = "Example:\n  duetime cluster --url http://10.0.0.5:8080")]
+    Cluster(Asked<cluster::Wish>),
+    /// Watch the cluster at work; q ends it.
+    #[command(after_help = "Examples:\n  duetime top\n  duetime top --once --output json")]
+    Top(Asked<top::Wish>),
+}
+
+/// One question, whom it is put to, and how the answer is printed.
+#[derive(Debug, Args)]
+pub struct Asked<W: Args> {
+    #[command(flatten)]
+    pub(super) wish: W,
+    #[command(flatten)]
+    pub(super) access: Access,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl<W: Args> Asked<W> {
+    pub(super) fn client(&self) -> Result<Client, Error> {
+        self.access.client()
+    }
+
+    pub(super) fn form(&self) -> Form {
+        self.output.output
+    }
+
+    /// Prints an answer: as it came, or as `text` puts it for a person.
+    pub(super) fn print(
+        &self,
+        answer: &Answer,
+        text: impl FnOnce(&Answer) -> Result<String, Error>,
+    ) -> Result<(), Error> {
+        match self.form() {
+            Form::Text => say(text(answer)?),
+            Form::Json | Form::Jsonl => say(&answer.text),
+        }
+        Ok(())
+    }
+}
+
+/// Asks, and prints the answer.
+pub async fn ask(question: &Ask) -> Result<(), Error> {
+    match question {
+        Ask::Submit(asked) => submit::submit(asked).await,
+        Ask::Get(asked) => task::get(asked).await,
+        Ask::List(asked) => list::list(asked).await,
+        Ask::Cancel(asked) => task::cancel(asked).await,
+        Ask::Move(asked) => task::shift(asked).await,
+        Ask::Run(asked) => task::run(asked).await,
+        Ask::Retry(asked) => task::retry(asked).await,
+        Ask::Result(asked) => task::report(asked).await,
+        Ask::Queue(command) => queue::queue(command).await,
+        Ask::Cluster(asked) => cluster::cluster(asked).await,
+        Ask::Top(asked) => top::top(asked).await,
+    }
+}

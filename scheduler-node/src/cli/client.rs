@@ -1,0 +1,264 @@
+//! Asks a node over HTTP. What comes back is an answer, a refusal, or not known; nobody guesses which.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use common::wire::Problem;
+use reqwest::{
+    Method, StatusCode, Url,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+};
+use serde::de::DeserializeOwned;
+
+/// A node that has not taken the connection by then is passed over for the next.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
+
+/// So much of an answer that is none of ours is shown.
+const SHOWN_CHARS: usize = 200;
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A node said no: asking again will not help.
+    #[error("{0}")]
+    Refused(Said),
+    /// A node cannot do it at the moment, or broke over it; what it says tells whether it may have been done.
+    #[error("{0}")]
+    Failed(Said),
+    #[error("the outcome is unknown, it may or may not have been done: {node} gave no answer: {why}")]
+    Unknown { node: Url, why: String },
+    /// Nothing was sent.
+    #[error("no node can be reached: {0}; is `--url` right?")]
+    Unreachable(String),
+    #[error("the answer of {node} cannot be read; is it a Duetime node of this version? {why}")]
+    Unreadable { node: Url, why: String },
+}
+
+impl Failure {
+    /// Whether a node has decided, so that others need not be asked.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+
+    /// The problem as the node wrote it.
+    pub(super) fn problem(&self) -> Option<&str> {
+        match self {
+            Self::Refused(said) | Self::Failed(said) => said.problem.is_some().then_some(&said.text),
+            _ => None,
+        }
+    }
+}
+
+/// What a node said instead of doing it.
+#[derive(Debug)]
+pub struct Said {
+    node: Url,
+    status: StatusCode,
+    problem: Option<Box<Problem>>,
+    /// As it came.
+    text: String,
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(problem) = &self.problem else {
+            let start: String = self.text.trim().chars().take(SHOWN_CHARS).collect();
+            return write!(f, "{} answers {}, which is no answer of a Duetime node: {start}", self.node, self.status);
+        };
+        f.write_str(&sentence(problem))?;
+        match self.status {
+            StatusCode::UNAUTHORIZED => f.write_str("; give one with --token-file or DUETIME_TOKEN"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A problem as one line: the field that is to blame, and what is wrong.
+pub(super) fn sentence(problem: &Problem) -> String {
+    match &problem.field {
+        Some(field) if !problem.detail.contains(&format!("`{field}`")) => format!("`{field}`: {}", problem.detail),
+        _ => problem.detail.clone(),
+    }
+}
+
+/// One question.
+#[derive(Clone, Debug)]
+pub(super) struct Request<'a> {
+    method: Method,
+    /// The parts between the slashes.
+    path: Vec<&'a str>,
+    query: Vec<(&'static str, String)>,
+    body: Option<String>,
+}
+
+impl<'a> Request<'a> {
+    pub(super) fn new(method: Method, path: &[&'a str]) -> Self {
+        Self { method, path: path.to_vec(), query: Vec::new(), body: None }
+    }
+
+    pub(super) fn get(path: &[&'a str]) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    pub(super) fn post(path: &[&'a str]) -> Self {
+        Self::new(Method::POST, path)
+    }
+
+    pub(super) fn query(self, query: Vec<(&'static str, String)>) -> Self {
+        Self { query, ..self }
+    }
+
+    /// JSON.
+    pub(super) fn body(self, body: String) -> Self {
+        Self { body: Some(body), ..self }
+    }
+
+    fn url(&self, node: &Url) -> Url {
+        let mut url = node.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop_if_empty().extend(&self.path);
+        }
+        if !self.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&self.query);
+        }
+        url
+    }
+}
+
+/// What a node answered to a question that it did.
+#[derive(Debug)]
+pub(super) struct Answer {
+    node: Url,
+    /// Byte for byte.
+    pub(super) text: String,
+}
+
+impl Answer {
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        let refuse = |error: serde_json::Error| Failure::Unreadable { node: self.node.clone(), why: error.to_string() };
+        serde_json::from_str(&self.text).map_err(refuse)
+    }
+}
+
+/// Speaks to one node at a time; to the next only where the one before has not seen the question.
+#[derive(Debug)]
+pub(super) struct Client {
+    http: reqwest::Client,
+    nodes: Vec<Url>,
+    authorization: Option<HeaderValue>,
+    /// The node that was reached last is asked first.
+    first: AtomicUsize,
+}
+
+impl Client {
+    pub(super) fn new(nodes: Vec<Url>, authorization: Option<HeaderValue>, timeout: Duration) -> reqwest::Result<Self> {
+        let mut http = reqwest::Client::builder()
+            // The token goes to whom it was meant for and to nobody he points to.
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .connect_timeout(CONNECTS_WITHIN.min(timeout))
+            .timeout(timeout);
+        if nodes.iter().all(|node| node.scheme() == "http") {
+            // A machine without certificates can speak http all the same.
+            http = http.tls_certs_only([]);
+        }
+        Ok(Self { http: http.build()?, nodes, authorization, first: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn nodes(&self) -> &[Url] {
+        &self.nodes
+    }
+
+    pub(super) fn has_token(&self) -> bool {
+        self.authorization.is_some()
+    }
+
+    /// Asks the nodes in turn until one has an answer or may have done it.
+    pub(super) async fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
+        let first = self.first.load(Ordering::Relaxed);
+        let mut silent: Vec<String> = Vec::new();
+        for turn in 0..self.nodes.len() {
+            let index = (first + turn) % self.nodes.len();
+            match self.ask_at(&self.nodes[index], request).await {
+                Err(Failure::Unreachable(why)) => silent.push(why),
+                outcome => {
+                    self.first.store(index, Ordering::Relaxed);
+                    return outcome;
+                }
+            }
+        }
+        Err(Failure::Unreachable(silent.join("; ")))
+    }
+
+    /// Asks this node and no other.
+    pub(super) async fn ask_at(&self, node: &Url, request: &Request<'_>) -> Result<Answer, Failure> {
+        let mut sent = self.http.request(request.method.clone(), request.url(node));
+        if let Some(authorization) = &self.authorization {
+            sent = sent.header(AUTHORIZATION, authorization);
+        }
+        if let Some(body) = &request.body {
+            sent = sent.header(CONTENT_TYPE, "application/json").body(body.clone());
+        }
+        let lost = |error: reqwest::Error| lost(node, &request.method, error);
+        let response = sent.send().await.map_err(lost)?;
+        let status = response.status();
+        let text = response.text().await.map_err(lost)?;
+        if status.is_success() {
+            return Ok(Answer { node: node.clone(), text });
+        }
+        let problem = serde_json::from_str(&text).ok();
+        let said = Said { node: node.clone(), status, problem, text };
+        // A redirection is nobody's answer either.
+        Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
+    }
+}
+
+/// A question that only looks has done nothing, whatever became of it: it counts as not sent.
+fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
+    let not_sent = error.is_connect() || error.is_builder() || method == Method::GET;
+    let why = super::explained(&error.without_url());
+    if not_sent { Failure::Unreachable(format!("{node}: {why}")) } else { Failure::Unknown { node: node.clone(), why } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(status: u16, text: &str) -> Said {
+        let status = StatusCode::from_u16(status).expect("a status");
+        let node = Url::parse("http://node:1").expect("an address");
+        Said { node, status, problem: serde_json::from_str(text).ok(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn a_path_is_put_together_from_its_parts_and_nothing_breaks_out_of_them() {
+        let url =
+            |node: &str, path: &[&str]| Request::get(path).url(&Url::parse(node).expect("an address")).to_string();
+        assert_eq!(url("http://a:1", &["v1", "tasks"]), "http://a:1/v1/tasks");
+        assert_eq!(url("http://a:1/behind/", &["v1", "tasks"]), "http://a:1/behind/v1/tasks");
+        assert_eq!(url("http://a:1", &["v1", "queues", "a/b?c"]), "http://a:1/v1/queues/a%2Fb%3Fc");
+        let query = Request::get(&["v1", "tasks"]).query(vec![("partition_key", "a b&c".to_owned())]);
+        let url = query.url(&Url::parse("http://a:1").expect("an address"));
+        assert_eq!(url.as_str(), "http://a:1/v1/tasks?partition_key=a+b%26c");
+    }
+
+    #[test]
+    fn a_problem_is_one_line_that_names_the_field() {
+        let problem = Problem::invalid_field("priority", "must be 1 to 5");
+        let text = serde_json::to_string(&problem).expect("JSON");
+        assert_eq!(said(422, &text).to_string(), "`priority`: must be 1 to 5");
+        let problem = Problem::invalid_field("priority", "`priority` must be 1 to 5");
+        assert_eq!(sentence(&problem), "`priority` must be 1 to 5");
+        let text = serde_json::to_string(&Problem::unauthorized("send a token")).expect("JSON");
+        assert!(said(401, &text).to_string().contains("DUETIME_TOKEN"));
+    }
+
+    #[test]
+    fn what_is_no_answer_of_a_node_is_said_to_be_none() {
+        let shown = said(502, "<html>bad gateway</html>").to_string();
+        assert!(shown.contains("502 Bad Gateway") && shown.contains("http://node:1"), "{shown}");
+        assert_eq!(Failure::Failed(said(502, "<html>")).problem(), None);
+    }
+}

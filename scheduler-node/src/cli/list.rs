@@ -1,0 +1,163 @@
+//! `duetime list`: the tasks a filter finds.
+
+use clap::{Args, builder::PossibleValuesParser};
+use common::{
+    task::TaskState,
+    time::UnixMicros,
+    wire::{TaskView, list::MAX_LIMIT},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    Error, Form,
+    ask::Asked,
+    client::{Answer, Request},
+    complain, moment,
+    print::{self, Listing},
+    say,
+};
+use crate::clock;
+
+/// Which tasks. Everything given must apply.
+#[derive(Debug, Args)]
+pub struct Wish {
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
+    #[arg(long, value_parser = PossibleValuesParser::new(TaskState::ALL.map(TaskState::text)))]
+    state: Option<String>,
+    #[arg(long, value_name = "KEY")]
+    partition_key: Option<String>,
+    /// Due at this moment or later: RFC 3339, or Unix milliseconds.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    due_after: Option<UnixMicros>,
+    /// Due before this moment.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    due_before: Option<UnixMicros>,
+    /// At most so many; with --all, so many a page.
+    #[arg(long, value_name = "TASKS", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
+    limit: Option<u32>,
+    /// Go on where an earlier list ended.
+    #[arg(long)]
+    cursor: Option<String>,
+    /// Every task, page after page.
+    #[arg(long)]
+    all: bool,
+}
+
+impl Wish {
+    fn query(&self, cursor: Option<&str>) -> Vec<(&'static str, String)> {
+        let limit = if self.all { self.limit.or(Some(MAX_LIMIT)) } else { self.limit };
+        [
+            ("queue", self.queue.clone()),
+            ("state", self.state.clone()),
+            ("partition_key", self.partition_key.clone()),
+            ("due_after", self.due_after.map(|moment| moment.to_string())),
+            ("due_before", self.due_before.map(|moment| moment.to_string())),
+            ("limit", limit.map(|limit| limit.to_string())),
+            ("cursor", cursor.map(str::to_owned)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}
+
+/// A page with its tasks as they came.
+#[derive(Deserialize)]
+struct Page {
+    tasks: Vec<Box<RawValue>>,
+    next_cursor: Option<String>,
+}
+
+pub(super) async fn list(asked: &Asked<Wish>) -> Result<(), Error> {
+    let (client, wish) = (asked.client()?, &asked.wish);
+    let request = |cursor: Option<&str>| Request::get(&["v1", "tasks"]).query(wish.query(cursor));
+    let first = client.ask(&request(wish.cursor.as_deref())).await?;
+    if !wish.all && asked.form() == Form::Json {
+        say(&first.text);
+        return Ok(());
+    }
+    let mut page: Page = first.read()?;
+    let mut listing = Listing::open(asked.form(), "tasks");
+    let (mut answer, mut with_head) = (first, true);
+    loop {
+        match asked.form() {
+            Form::Text => say(rows(&answer, with_head)?),
+            Form::Json | Form::Jsonl => page.tasks.iter().for_each(|task| listing.add(task.get())),
+        }
+        let Some(cursor) = page.next_cursor else { break };
+        if !wish.all {
+            complain(format_args!("there may be more: --all shows them, --cursor {cursor} the next ones"));
+            break;
+        }
+        answer = client.ask(&request(Some(&cursor))).await?;
+        page = answer.read()?;
+        with_head = false;
+    }
+    listing.close(",\"next_cursor\":null");
+    Ok(())
+}
+
+fn rows(page: &Answer, with_head: bool) -> Result<String, Error> {
+    #[derive(Deserialize)]
+    struct Tasks {
+        tasks: Vec<TaskView>,
+    }
+    let table = table(&page.read::<Tasks>()?.tasks, clock::now());
+    Ok(if with_head { table } else { table.lines().skip(1).collect::<Vec<_>>().join("\n") })
+}
+
+fn table(tasks: &[TaskView], now: UnixMicros) -> String {
+    let row = |task: &TaskView| {
+        vec![
+            task.id.to_string(),
+            task.queue.to_string(),
+            task.state.to_string(),
+            moment::shown(task.due_at, now),
+            format!("{}/{}", task.attempt, task.max_attempts),
+            task.priority.to_string(),
+        ]
+    };
+    print::table(&["ID", "QUEUE", "STATE", "DUE", "ATTEMPT", "PRIORITY"], tasks.iter().map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Listed {
+        #[command(flatten)]
+        wish: Wish,
+    }
+
+    fn query(words: &[&str]) -> Result<Vec<(&'static str, String)>, clap::Error> {
+        Listed::try_parse_from([&["list"], words].concat()).map(|listed| listed.wish.query(None))
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_in_the_query() {
+        assert_eq!(query(&[]).expect("understood"), []);
+        let asked = ["--queue", "mails", "--state", "dead", "--due-after", "1700000000000", "--limit", "7"];
+        assert_eq!(
+            query(&asked).expect("understood"),
+            [
+                ("queue", "mails".to_owned()),
+                ("state", "dead".to_owned()),
+                ("due_after", "2023-11-14T22:13:20.000000Z".to_owned()),
+                ("limit", "7".to_owned()),
+            ]
+        );
+        assert_eq!(query(&["--all"]).expect("understood"), [("limit", "1000".to_owned())]);
+    }
+
+    #[test]
+    fn what_no_list_can_answer_is_a_mistake_of_the_caller() {
+        for words in [["--state", "asleep"], ["--limit", "0"], ["--limit", "1001"], ["--due-after", "soon"]] {
+            assert_eq!(query(&words).expect_err("refused").exit_code(), 2, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Moments and lengths of time, as people write and read them.
+
+use std::time::Duration;
+
+use chrono::SecondsFormat;
+use common::time::UnixMicros;
+
+/// `30s`, `5m`, `1h 30m`, `2days`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m, 2h or 1day"))
+}
+
+/// The same in whole milliseconds, as requests take it.
+pub(super) fn duration_ms(text: &str) -> Result<i64, String> {
+    i64::try_from(duration(text)?.as_millis()).map_err(|_| "that is longer than there is time".to_owned())
+}
+
+/// RFC 3339 or Unix milliseconds.
+pub(super) fn moment(text: &str) -> Result<UnixMicros, String> {
+    let json = match text.parse::<i64>() {
+        Ok(millis) => serde_json::Value::from(millis),
+        Err(_) => serde_json::Value::from(text),
+    };
+    serde_json::from_value(json)
+        .map_err(|error| format!("{error}; write it like 2030-01-31T09:00:00Z or as Unix milliseconds"))
+}
+
+/// The moment, and how far it is from `now`.
+pub(super) fn shown(moment: UnixMicros, now: UnixMicros) -> String {
+    let text = moment.to_utc().to_rfc3339_opts(SecondsFormat::Millis, true);
+    format!("{text} ({})", distance(moment, now))
+}
+
+/// `in 3 m`, `2 h ago`.
+pub(super) fn distance(moment: UnixMicros, now: UnixMicros) -> String {
+    if moment > now { format!("in {}", span(moment.since(now))) } else { format!("{} ago", span(now.since(moment))) }
+}
+
+/// In the largest unit of which there are two, rounded down; below that in milliseconds.
+pub(super) fn span(length: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let seconds = length.as_secs();
+    match UNITS.into_iter().find(|(unit_s, _)| seconds >= 2 * unit_s) {
+        Some((unit_s, name)) => format!("{} {name}", seconds / unit_s),
+        None => format!("{} ms", length.as_millis()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read_as_people_write_them() {
+        assert_eq!(duration_ms("30m"), Ok(1_800_000));
+        assert_eq!(duration_ms("1h 30m"), Ok(5_400_000));
+        assert_eq!(duration_ms("250ms"), Ok(250));
+        for text in ["", "soon", "-5m", "30", "1e3s"] {
+            assert!(duration_ms(text).is_err_and(|error| error.contains("write it like")), "{text}");
+        }
+    }
+
+    #[test]
+    fn moments_are_read_in_both_forms() {
+        assert_eq!(moment("2023-11-14T23:13:21+01:00"), Ok(UnixMicros::new(1_700_000_001_000_000)));
+        assert_eq!(moment("1700000001000"), Ok(UnixMicros::new(1_700_000_001_000_000)));
+        assert!(moment("tomorrow").is_err_and(|error| error.contains("2030-01-31")));
+    }
+
+    #[test]
+    fn a_moment_is_shown_with_its_distance() {
+        let now = UnixMicros::new(1_700_000_000_000_000);
+        let at = |seconds: i64| shown(UnixMicros::new(now.micros() + seconds * 1_000_000), now);
+        assert_eq!(at(180), "2023-11-14T22:16:40.000Z (in 3 m)");
+        assert_eq!(at(-7_300), "2023-11-14T20:11:40.000Z (2 h ago)");
+        assert_eq!(at(119), "2023-11-14T22:15:19.000Z (in 119 s)");
+        assert_eq!(at(0), "2023-11-14T22:13:20.000Z (0 ms ago)");
+        assert_eq!(span(Duration::from_secs(200_000)), "2 d");
+    }
+}

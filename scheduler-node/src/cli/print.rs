@@ -1,0 +1,94 @@
+//! What a person reads: tables and sheets. What a program reads: the API's own JSON.
+
+use comfy_table::{Table, presets};
+
+use super::{Form, say};
+
+/// One line a row, its columns under their names.
+pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(head);
+    for row in rows {
+        table.add_row(row.iter().map(|cell| printable(cell)));
+    }
+    plain(table)
+}
+
+/// One line a field; what is not there is left out.
+pub(super) fn sheet(fields: Vec<(&str, Option<String>)>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (name, value) in fields {
+        if let Some(value) = value {
+            table.add_row([name.to_owned(), printable(&value)]);
+        }
+    }
+    plain(table)
+}
+
+fn plain(mut table: Table) -> String {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// Without what a terminal would obey instead of show: payloads and messages are others' words.
+pub(super) fn printable(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect()
+}
+
+/// Many JSON values, as they come: as one document with the list under its name, or one a line.
+#[derive(Debug)]
+pub(super) struct Listing {
+    form: Form,
+    any: bool,
+}
+
+impl Listing {
+    pub(super) fn open(form: Form, name: &str) -> Self {
+        if form == Form::Json {
+            say(format_args!("{{{name:?}:["));
+        }
+        Self { form, any: false }
+    }
+
+    pub(super) fn add(&mut self, json: &str) {
+        let comma = if self.any && self.form == Form::Json { "," } else { "" };
+        self.any = true;
+        if self.form != Form::Text {
+            say(format_args!("{comma}{json}"));
+        }
+    }
+
+    /// `rest`: what stands beside the list, from its comma on.
+    pub(super) fn close(self, rest: &str) {
+        if self.form == Form::Json {
+            say(format_args!("]{rest}}}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_under_their_names() {
+        let rows = vec![vec!["a".to_owned(), "first".to_owned()], vec!["longer".to_owned(), "b".to_owned()]];
+        assert_eq!(table(&["NAME", "VALUE"], rows), "NAME    VALUE\na       first\nlonger  b");
+    }
+
+    #[test]
+    fn a_sheet_leaves_out_what_is_not_there() {
+        let fields = vec![("id", Some("7".to_owned())), ("result", None), ("state", Some("ready".to_owned()))];
+        assert_eq!(sheet(fields), "id     7\nstate  ready");
+    }
+
+    #[test]
+    fn nothing_a_terminal_obeys_gets_through() {
+        assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\nd"), "a\\u{1b}[2Jb\\u{9b}c\\nd");
+        assert_eq!(printable("größer"), "größer");
+    }
+}

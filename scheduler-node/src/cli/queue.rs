@@ -1,0 +1,237 @@
+//! `duetime queue`: policies and live counts, pause and resume.
+
+use clap::{Args, Subcommand};
+use common::{
+    queue,
+    wire::{
+        QueueView,
+        queue::{Counts, QueueList},
+    },
+};
+use reqwest::Method;
+use serde_json::{Map, Value};
+
+use super::{
+    Error, Form,
+    ask::Asked,
+    client::{Answer, Failure, Request},
+    moment, print, say,
+};
+use crate::clock;
+
+/// What is to be done with a queue.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List every queue with how many tasks it has in which state.
+    #[command(after_help = "Example:\n  duetime queue list")]
+    List(Asked<All>),
+    /// Show a queue's policy and counts.
+    #[command(after_help = "Example:\n  duetime queue get mails")]
+    Get(Asked<One>),
+    /// Change fields of a queue's policy and show the difference; the other fields stay.
+    #[command(after_help = "Examples:\n  duetime queue set mails settle=result max_attempts=5\n  \
+                            duetime queue set mails retry='{\"kind\":\"fixed\",\"delay_ms\":1000}' timeout_ms=null")]
+    Set(Asked<Set>),
+    /// Forget a queue that has no unfinished task.
+    #[command(after_help = "Example:\n  duetime queue delete mails")]
+    Delete(Asked<One>),
+    /// Stop dispatch; what comes due waits as `ready`.
+    #[command(after_help = "Example:\n  duetime queue pause mails")]
+    Pause(Asked<One>),
+    /// Start dispatch again.
+    #[command(after_help = "Example:\n  duetime queue resume mails")]
+    Resume(Asked<One>),
+}
+
+/// Every queue.
+#[derive(Debug, Args)]
+pub struct All {}
+
+/// One queue.
+#[derive(Debug, Args)]
+pub struct One {
+    #[arg(value_parser = name)]
+    name: String,
+}
+
+/// What is to change.
+#[derive(Debug, Args)]
+pub struct Set {
+    #[command(flatten)]
+    queue: One,
+    /// Field and its new value: JSON, or a word that stands for itself; `null` gives the default back.
+    #[arg(required = true, value_name = "FIELD=VALUE", value_parser = change)]
+    changes: Vec<(String, Value)>,
+}
+
+/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+fn name(text: &str) -> Result<String, String> {
+    queue::check_name(text).map_err(|error| error.to_string())?;
+    if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
+}
+
+fn change(text: &str) -> Result<(String, Value), String> {
+    let (field, value) = text.split_once('=').ok_or("write it FIELD=VALUE")?;
+    Ok((field.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Value::from(value))))
+}
+
+pub(super) async fn queue(command: &Command) -> Result<(), Error> {
+    match command {
+        Command::List(asked) => {
+            let answer = asked.client()?.ask(&Request::get(&["v1", "queues"])).await?;
+            asked.print(&answer, |answer| Ok(table(&answer.read::<QueueList>()?.queues)))
+        }
+        Command::Get(asked) => {
+            let answer = asked.client()?.ask(&Request::get(&["v1", "queues", &asked.wish.name])).await?;
+            asked.print(&answer, shown)
+        }
+        Command::Set(asked) => set(asked).await,
+        Command::Delete(asked) => {
+            let name = &asked.wish.name;
+            asked.client()?.ask(&Request::new(Method::DELETE, &["v1", "queues", name])).await?;
+            // The API answers nothing to it, so JSON is nothing too.
+            if asked.form() == Form::Text {
+                say(format_args!("{name}  deleted"));
+            }
+            Ok(())
+        }
+        Command::Pause(asked) => turn(asked, "pause").await,
+        Command::Resume(asked) => turn(asked, "resume").await,
+    }
+}
+
+async fn turn(asked: &Asked<One>, verb: &str) -> Result<(), Error> {
+    let answer = asked.client()?.ask(&Request::post(&["v1", "queues", &asked.wish.name, verb])).await?;
+    asked.print(&answer, |answer| {
+        let queue: QueueView = answer.read()?;
+        Ok(format!("{}  {}", queue.name, if queue.paused { "paused" } else { "dispatching" }))
+    })
+}
+
+/// The API sets a policy as a whole: what is there is read first, and sent again with the changes. Whoever sets the same
+/// queue in between is overruled.
+async fn set(asked: &Asked<Set>) -> Result<(), Error> {
+    let (client, wish) = (asked.client()?, &asked.wish);
+    let path = ["v1", "queues", wish.queue.name.as_str()];
+    let before = match client.ask(&Request::get(&path)).await {
+        Ok(answer) => fields(&answer.read()?),
+        Err(failure) if is_not_found(&failure) => Map::new(),
+        Err(failure) => return Err(failure.into()),
+    };
+    let body = Value::from(merged(before.clone(), &wish.changes)).to_string();
+    let answer = client.ask(&Request::new(Method::PUT, &path).body(body)).await?;
+    asked.print(&answer, |answer| Ok(difference(&before, &fields(&answer.read()?))))
+}
+
+fn is_not_found(failure: &Failure) -> bool {
+    let problem = failure.problem().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    problem.is_some_and(|problem| problem["status"] == 404)
+}
+
+/// What can be set of a queue, as it is shown.
+fn fields(view: &Value) -> Map<String, Value> {
+    let mut fields = view["policy"].as_object().cloned().unwrap_or_default();
+    fields.insert("paused".to_owned(), view["paused"].clone());
+    fields
+}
+
+/// `null` is the API's word for the default.
+fn merged(mut fields: Map<String, Value>, changes: &[(String, Value)]) -> Map<String, Value> {
+    fields.extend(changes.iter().cloned());
+    fields
+}
+
+fn difference(before: &Map<String, Value>, after: &Map<String, Value>) -> String {
+    let names: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let lines: Vec<String> = names
+        .into_iter()
+        .filter(|name| before.get(*name) != after.get(*name))
+        .map(|name| {
+            let shown = |fields: &Map<String, Value>| fields.get(name).map_or("-".to_owned(), ToString::to_string);
+            print::printable(&format!("{name}: {} -> {}", shown(before), shown(after)))
+        })
+        .collect();
+    if lines.is_empty() { "nothing changes".to_owned() } else { lines.join("\n") }
+}
+
+fn table(queues: &[QueueView]) -> String {
+    let row = |queue: &QueueView| {
+        let Counts { waiting, scheduled, ready, dispatching, delivered, running, at_least } = queue.counts;
+        let mut row = vec![queue.name.to_string(), if queue.paused { "paused" } else { "dispatching" }.to_owned()];
+        let or_more = if at_least { "+" } else { "" };
+        row.extend(
+            [waiting, scheduled, ready, dispatching, delivered, running].map(|count| format!("{count}{or_more}")),
+        );
+        row
+    };
+    let head = ["QUEUE", "IS", "WAITING", "SCHEDULED", "READY", "DISPATCHING", "DELIVERED", "RUNNING"];
+    print::table(&head, queues.iter().map(row).collect())
+}
+
+fn shown(answer: &Answer) -> Result<String, Error> {
+    let queue: QueueView = answer.read()?;
+    let view: Value = answer.read()?;
+    let now = clock::now();
+    let policy =
+        view["policy"].as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), Some(value.to_string())));
+    let at = |moment: Option<common::time::UnixMicros>| moment.map(|moment| moment::shown(moment, now));
+    let fields = policy.chain([("created", at(queue.created_at)), ("updated", at(queue.updated_at))]).collect();
+    Ok(format!("{}\n\n{}", table(std::slice::from_ref(&queue)), print::sheet(fields)))
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{
+        ids::QueueName,
+        queue::{Queue, QueuePolicy},
+        wire::QueueRequest,
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    fn view() -> Value {
+        let queue = Queue::with_defaults(QueueName::new("mails"));
+        serde_json::to_value(QueueView::of(&queue, Counts { ready: 7, at_least: true, ..Counts::default() }))
+            .expect("JSON")
+    }
+
+    #[test]
+    fn a_value_is_json_or_a_word() {
+        assert_eq!(change("settle=result"), Ok(("settle".to_owned(), json!("result"))));
+        assert_eq!(change("retry={\"kind\":\"immediate\"}"), Ok(("retry".to_owned(), json!({"kind": "immediate"}))));
+        assert_eq!(change("exchange=\"5\""), Ok(("exchange".to_owned(), json!("5"))));
+        assert_eq!(change("timeout_ms=null"), Ok(("timeout_ms".to_owned(), Value::Null)));
+        assert!(change("settle").is_err());
+        assert!(name("..").is_err() && name("a b").is_err() && name("a.b").is_ok());
+    }
+
+    #[test]
+    fn fields_that_are_not_named_stay_as_they_are() {
+        let mut queue = view();
+        queue["policy"]["max_attempts"] = json!(3);
+        queue["policy"]["timeout_ms"] = json!(5);
+        let changes = [("settle".to_owned(), json!("result")), ("timeout_ms".to_owned(), Value::Null)];
+        let body = Value::from(merged(fields(&queue), &changes)).to_string();
+        let policy = QueueRequest::parse(&body).and_then(QueueRequest::into_policy).expect("accepted");
+        assert_eq!(policy.max_attempts, 3);
+        assert_eq!(policy.timeout_ms, QueuePolicy::default().timeout_ms);
+        assert_eq!(policy.settle, common::queue::Settle::Result);
+    }
+
+    #[test]
+    fn a_difference_shows_only_what_changed() {
+        let (before, mut after) = (fields(&view()), fields(&view()));
+        assert_eq!(difference(&before, &after), "nothing changes");
+        after["settle"] = json!("result");
+        after["exchange"] = json!("x");
+        assert_eq!(difference(&before, &after), "exchange: - -> \"x\"\nsettle: \"reject\" -> \"result\"");
+    }
+
+    #[test]
+    fn counts_that_stopped_early_say_so() {
+        let queue: QueueView = serde_json::from_value(view()).expect("a queue");
+        let shown = table(&[queue]);
+        assert!(shown.contains("mails  dispatching") && shown.contains("7+"), "{shown}");
+    }
+}

@@ -1,0 +1,246 @@
+//! `duetime submit`: one task from the command line, or many from a file.
+
+mod batch;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use clap::Args;
+use common::{time::UnixMicros, wire::check::JSON};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::io::AsyncReadExt;
+
+use super::{
+    Error,
+    ask::Asked,
+    client::Request,
+    moment,
+    task::{Due, json_text, moved},
+};
+
+/// No configuration allows a larger payload (1 MiB); what is read beyond it is refused by the node.
+const READ_BYTES: u64 = 2 << 20;
+
+/// The task, or where many are.
+#[derive(Debug, Args)]
+pub struct Wish {
+    /// The queue the task is for.
+    #[arg(required_unless_present = "batch")]
+    queue: Option<String>,
+    /// The message's body, as JSON.
+    #[arg(long, value_name = "JSON", value_parser = json_text, group = "body")]
+    payload: Option<Box<RawValue>>,
+    /// File with the message's body, `-` for standard input: JSON, or any bytes with --content-type.
+    #[arg(long, value_name = "FILE", group = "body")]
+    payload_file: Option<PathBuf>,
+    /// The message's body, any bytes in base64.
+    #[arg(long, value_name = "BASE64", group = "body")]
+    data_base64: Option<String>,
+    /// What the body is, when it is not JSON.
+    #[arg(long, value_name = "TYPE", conflicts_with = "payload")]
+    content_type: Option<String>,
+    #[command(flatten)]
+    due: Due,
+    /// 1 (first) to 5.
+    #[arg(long, value_name = "1-5")]
+    priority: Option<i16>,
+    /// Tasks with the same one live on one shard.
+    #[arg(long, value_name = "KEY")]
+    partition_key: Option<String>,
+    #[arg(long, value_name = "NUMBER")]
+    max_attempts: Option<i32>,
+    /// How long a delivered attempt may be silent (--timeout is how long this command waits for its answer).
+    #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
+    attempt_timeout: Option<i64>,
+    /// Not claimed so long from now: it expires and is never delivered.
+    #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
+    expires_in: Option<i64>,
+    /// Header of the message; can be given again.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = pair)]
+    headers: Vec<(String, String)>,
+    /// File with many tasks, one JSON object a line, as the API takes them; `-` for standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["queue", "body", "content_type", "Due", "priority",
+        "partition_key", "max_attempts", "attempt_timeout", "expires_in", "headers"])]
+    batch: Option<PathBuf>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write it NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// A task as it is sent.
+#[derive(Debug, Serialize)]
+struct Task<'a> {
+    queue: &'a str,
+    #[serde(flatten)]
+    body: Body,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_at: Option<UnixMicros>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<i16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition_key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_attempts: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_after_ms: Option<i64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    headers: BTreeMap<&'a str, &'a str>,
+}
+
+/// What the consumer gets.
+#[derive(Debug, Default, Serialize)]
+struct Body {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_type: Option<String>,
+}
+
+pub(super) async fn submit(asked: &Asked<Wish>) -> Result<(), Error> {
+    let wish = &asked.wish;
+    if let Some(file) = &wish.batch {
+        return batch::submit(asked, file).await;
+    }
+    let body = body(wish).await?;
+    let request = Request::post(&["v1", "tasks"]).body(written(wish, body)?);
+    asked.print(&asked.client()?.ask(&request).await?, moved)
+}
+
+async fn body(wish: &Wish) -> Result<Body, Error> {
+    let content_type = wish.content_type.clone();
+    if let Some(file) = &wish.payload_file {
+        return of_bytes(read(file).await?, content_type);
+    }
+    Ok(Body { payload: wish.payload.clone(), payload_base64: wish.data_base64.clone(), content_type })
+}
+
+fn of_bytes(bytes: Vec<u8>, content_type: Option<String>) -> Result<Body, Error> {
+    if content_type.as_deref().is_some_and(|content_type| content_type != JSON) {
+        return Ok(Body { payload: None, payload_base64: Some(STANDARD.encode(bytes)), content_type });
+    }
+    let json = String::from_utf8(bytes).map_err(|error| error.to_string()).and_then(|text| json_text(&text));
+    let refuse = |why| Error::Usage(format!("`--payload-file`: {why}; say what else it is with --content-type"));
+    Ok(Body { payload: Some(json.map_err(refuse)?), ..Body::default() })
+}
+
+async fn read(file: &PathBuf) -> Result<Vec<u8>, Error> {
+    let refuse = |error| Error::Usage(format!("`--payload-file {}` cannot be read: {error}", file.display()));
+    let mut bytes = Vec::new();
+    if file.as_os_str() == "-" {
+        tokio::io::stdin().take(READ_BYTES).read_to_end(&mut bytes).await.map_err(refuse)?;
+    } else {
+        let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
+        opened.take(READ_BYTES).read_to_end(&mut bytes).await.map_err(refuse)?;
+    }
+    Ok(bytes)
+}
+
+fn written(wish: &Wish, body: Body) -> Result<String, Error> {
+    let task = Task {
+        queue: wish.queue.as_deref().unwrap_or_default(),
+        body,
+        delay_ms: wish.due.delay,
+        due_at: wish.due.at,
+        priority: wish.priority,
+        partition_key: wish.partition_key.as_deref(),
+        max_attempts: wish.max_attempts,
+        timeout_ms: wish.attempt_timeout,
+        expires_after_ms: wish.expires_in,
+        headers: wish.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect(),
+    };
+    serde_json::to_string(&task).map_err(Error::Unwritable)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use common::wire::TaskRequest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Submitted {
+        #[command(flatten)]
+        wish: Wish,
+    }
+
+    fn wish(words: &[&str]) -> Result<Wish, clap::Error> {
+        Submitted::try_parse_from([&["submit"], words].concat()).map(|submitted| submitted.wish)
+    }
+
+    async fn sent(words: &[&str]) -> String {
+        let wish = wish(words).expect("understood");
+        let body = body(&wish).await.expect("a body");
+        written(&wish, body).expect("a task")
+    }
+
+    #[tokio::test]
+    async fn every_option_becomes_its_field() {
+        let text = sent(&[
+            "mails",
+            "--payload",
+            "{\"n\": 1.10}",
+            "--delay",
+            "30m",
+            "--priority",
+            "1",
+            "--partition-key",
+            "p",
+            "--max-attempts",
+            "3",
+            "--attempt-timeout",
+            "1m",
+            "--expires-in",
+            "2h",
+            "--header",
+            "a=b=c",
+        ])
+        .await;
+        assert!(text.contains("{\"n\": 1.10}"), "byte for byte: {text}");
+        let task: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(
+            task,
+            json!({
+                "queue": "mails", "payload": {"n": 1.10}, "delay_ms": 1_800_000, "priority": 1, "partition_key": "p",
+                "max_attempts": 3, "timeout_ms": 60_000, "expires_after_ms": 7_200_000, "headers": {"a": "b=c"},
+            })
+        );
+        assert!(TaskRequest::parse(&text).is_ok(), "{text}");
+        assert_eq!(sent(&["mails"]).await, r#"{"queue":"mails"}"#);
+    }
+
+    #[test]
+    fn a_file_is_json_unless_it_is_said_to_be_something_else() {
+        let body = of_bytes(b" {\"a\": 1}\n".to_vec(), None).expect("JSON");
+        assert_eq!(body.payload.expect("a payload").get(), "{\"a\": 1}");
+        let body = of_bytes(vec![0, 255], Some("image/png".into())).expect("bytes");
+        assert_eq!((body.payload_base64.as_deref(), body.content_type.as_deref()), (Some("AP8="), Some("image/png")));
+        assert_eq!(of_bytes(vec![0, 255], None).expect_err("not JSON").exit_code(), 2);
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_a_mistake_of_the_caller() {
+        for words in [
+            [].as_slice(),
+            &["mails", "--delay", "1s", "--at", "5"],
+            &["mails", "--delay", "soon"],
+            &["mails", "--payload", "{"],
+            &["mails", "--payload", "1", "--data-base64", "AA=="],
+            &["mails", "--header", "nothing"],
+            &["mails", "--batch", "-"],
+            &["--batch", "-", "--delay", "1s"],
+        ] {
+            assert_eq!(wish(words).expect_err("refused").exit_code(), 2, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Many tasks, one JSON object a line, sent in batches. Each line gets its own answer.
+
+use std::{io::IsTerminal, path::Path, time::Duration};
+
+use common::wire::{Problem, batch::MAX_TASKS};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
+
+use super::Wish;
+use crate::cli::{
+    Error, Form,
+    ask::Asked,
+    client::{Client, Failure, Request, sentence},
+    complain,
+    print::Listing,
+    say,
+};
+
+/// Half of what a node takes in one request, so that a line more never makes it too much.
+const BATCH_BYTES: usize = 32 << 20;
+/// Longer than any task may be: base64 of 1 MiB and what is around it.
+const LINE_BYTES: usize = 4 << 20;
+/// So many refusals are told one by one; the rest is only counted.
+const TOLD: usize = 100;
+/// How often the progress is drawn anew while nothing comes.
+const DRAWN_EVERY: Duration = Duration::from_millis(200);
+
+/// Lines that go out together. The number of each line is kept, for blank lines are passed over.
+#[derive(Debug, Default)]
+struct Batch {
+    body: String,
+    lines: Vec<u64>,
+}
+
+impl Batch {
+    fn add(&mut self, number: u64, json: &str) {
+        self.body.push(if self.lines.is_empty() { '[' } else { ',' });
+        self.body.push_str(json);
+        self.lines.push(number);
+    }
+
+    fn is_full(&self) -> bool {
+        self.lines.len() >= MAX_TASKS || self.body.len() >= BATCH_BYTES
+    }
+}
+
+#[derive(Deserialize)]
+struct Results {
+    results: Vec<Box<RawValue>>,
+}
+
+/// An answer to one task, as far as it matters here: accepted where there is no error.
+#[derive(Deserialize)]
+struct Outcome {
+    error: Option<Problem>,
+}
+
+/// What became of the lines so far.
+#[derive(Debug)]
+struct Tally {
+    listing: Listing,
+    accepted: usize,
+    refused: usize,
+    /// Of a node that could not do it at the moment; its problem says whether it may have been done.
+    failed: usize,
+}
+
+impl Tally {
+    fn accept(&mut self, json: &str) {
+        self.accepted += 1;
+        self.listing.add(json);
+    }
+
+    fn refuse(&mut self, number: u64, problem: Problem) {
+        if problem.status < 500 {
+            self.refused += 1
+        } else {
+            self.failed += 1
+        }
+        let told = self.refused + self.failed;
+        if told <= TOLD {
+            complain(format_args!("line {number}: {}", sentence(&problem)));
+        }
+        if told == TOLD + 1 {
+            complain("more lines were refused; --output jsonl has every answer");
+        }
+        let index = self.accepted + told - 1;
+        let error = serde_json::json!({ "error": problem.at(index) });
+        self.listing.add(&error.to_string());
+    }
+
+    fn all(&self) -> usize {
+        self.accepted + self.refused + self.failed
+    }
+}
+
+pub(super) async fn submit(asked: &Asked<Wish>, file: &Path) -> Result<(), Error> {
+    let refuse = |error| Error::Usage(format!("`--batch {}` cannot be read: {error}", file.display()));
+    let client = asked.client()?;
+    if file.as_os_str() == "-" {
+        return send_all(asked.form(), &client, BufReader::new(tokio::io::stdin())).await;
+    }
+    let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
+    send_all(asked.form(), &client, BufReader::new(opened)).await
+}
+
+async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
+    let mut tally = Tally { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
+    let progress = progress();
+    let mut number = 0;
+    let sent = loop {
+        let (batch, ended) = match gather(&mut lines, &mut number).await {
+            Ok(gathered) => gathered,
+            Err(error) => break Err(error),
+        };
+        if !batch.lines.is_empty()
+            && let Err(error) = send(client, batch, &mut tally, &progress).await
+        {
+            break Err(error);
+        }
+        progress.set_position(tally.all() as u64);
+        if ended {
+            break Ok(());
+        }
+    };
+    progress.finish_and_clear();
+    close(form, tally, sent)
+}
+
+/// The next lines that go out together, and whether they are the last.
+async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Result<(Batch, bool), Error> {
+    let mut batch = Batch::default();
+    let mut line = Vec::new();
+    while !batch.is_full() {
+        line.clear();
+        let mut bounded = (&mut *lines).take(LINE_BYTES as u64);
+        let read = bounded.read_until(b'\n', &mut line).await;
+        if read.map_err(|error| Error::Usage(format!("`--batch` cannot be read any further: {error}")))? == 0 {
+            return Ok((batch, true));
+        }
+        *number += 1;
+        if line.len() >= LINE_BYTES {
+            let why = format!("line {number} of `--batch` is longer than any task may be ({LINE_BYTES} bytes)");
+            return Err(Error::Usage(format!("{why}; it and what follows were not sent")));
+        }
+        // What is no JSON goes out as text, so that it is refused in its place like any other that is no task.
+        match json(&line) {
+            Some("") => {}
+            Some(json) => batch.add(*number, json),
+            None => batch.add(*number, "\"not JSON\""),
+        }
+    }
+    Ok((batch, false))
+}
+
+/// The one JSON value of a line, "" for a blank one.
+fn json(line: &[u8]) -> Option<&str> {
+    let text = str::from_utf8(line).ok()?.trim_ascii();
+    (text.is_empty() || serde_json::from_str::<&RawValue>(text).is_ok()).then_some(text)
+}
+
+async fn send(client: &Client, batch: Batch, tally: &mut Tally, progress: &ProgressBar) -> Result<(), Error> {
+    let Batch { body, lines } = batch;
+    let of_lines = || format!("lines {} to {}", lines[0], lines[lines.len() - 1]);
+    let request = Request::post(&["v1", "tasks", "batch"]).body(body + "]");
+    let answer = client.ask(&request).await.map_err(|failure| match failure {
+        Failure::Refused(_) => Error::Refused(format!("{}: {failure}; what follows was not sent", of_lines())),
+        _ => Error::Broken(format!("{}: {failure}; what follows was not sent", of_lines())),
+    })?;
+    let Results { results } = answer.read()?;
+    if results.len() != lines.len() {
+        let why = format!("{} answers came for {} tasks", results.len(), lines.len());
+        return Err(Error::Broken(format!("{}: {why}; what became of them is not known", of_lines())));
+    }
+    for (number, result) in lines.iter().zip(results) {
+        match serde_json::from_str::<Outcome>(result.get()).map(|outcome| outcome.error) {
+            Ok(Some(problem)) => progress.suspend(|| tally.refuse(*number, problem)),
+            _ => tally.accept(result.get()),
+        }
+    }
+    Ok(())
+}
+
+fn close(form: Form, tally: Tally, sent: Result<(), Error>) -> Result<(), Error> {
+    let Tally { listing, accepted, refused, failed } = tally;
+    let all = accepted + refused + failed;
+    listing.close("");
+    let summary = format!(
+        "{} accepted, {} refused, {} not done or unknown",
+        HumanCount(accepted as u64),
+        HumanCount(refused as u64),
+        HumanCount(failed as u64)
+    );
+    match form {
+        Form::Text => say(summary),
+        Form::Json | Form::Jsonl => complain(summary),
+    }
+    match sent {
+        Err(error) => Err(error),
+        Ok(()) if refused > 0 => Err(Error::SomeRefused { refused, all }),
+        Ok(()) if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Drawn on a terminal only.
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {human_pos} tasks, {per_sec}, {elapsed}");
+    let progress = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    progress.enable_steady_tick(DRAWN_EVERY);
+    progress
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn gathered(text: &[u8]) -> (Batch, bool) {
+        let mut lines = text;
+        gather(&mut lines, &mut 0).await.expect("gathered")
+    }
+
+    #[tokio::test]
+    async fn lines_keep_their_numbers_over_blank_ones_and_those_that_are_no_json() {
+        let (batch, ended) = gathered(b"{\"queue\":\"a\"}\n\n  {\"queue\": \"b\"}\r\n{\n\xff\nlast").await;
+        assert!(ended);
+        assert_eq!(batch.lines, [1, 3, 4, 5, 6]);
+        assert_eq!(batch.body, r#"[{"queue":"a"},{"queue": "b"},"not JSON","not JSON","not JSON""#);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_full_at_what_a_node_takes() {
+        let (batch, ended) = gathered("1\n".repeat(MAX_TASKS + 1).as_bytes()).await;
+        assert_eq!((batch.lines.len(), ended), (MAX_TASKS, false));
+        let long = format!("\"{}\"\n", "x".repeat(LINE_BYTES - 10)).repeat(9);
+        let (batch, ended) = gathered(long.as_bytes()).await;
+        assert_eq!((batch.lines.len(), ended), (9, true));
+        assert!(batch.body.len() < 2 * BATCH_BYTES);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_refused_by_its_number() {
+        let text = [b"1\n".to_vec(), vec![b'x'; LINE_BYTES + 1]].concat();
+        let error = gather(&mut text.as_slice(), &mut 0).await.expect_err("refused");
+        assert!(error.to_string().contains("line 2 of"), "{error}");
+        assert_eq!(error.exit_code(), 2);
+    }
+}

@@ -1,0 +1,250 @@
+//! One task, or several by their ids: shown, cancelled, moved, run, retried, reported.
+
+mod sheet;
+
+use clap::{Args, ValueEnum};
+use common::{
+    ids::TaskId,
+    time::UnixMicros,
+    wire::{CancelAnswer, TaskView},
+};
+use reqwest::Method;
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
+
+pub(super) use self::sheet::sheet;
+use super::{
+    Error, Form,
+    ask::Asked,
+    client::{Answer, Failure, Request},
+    complain, moment,
+    print::Listing,
+    say,
+};
+use crate::clock;
+
+/// One task.
+#[derive(Debug, Args)]
+pub struct One {
+    /// The task's id, as the answer to its submission had it.
+    id: TaskId,
+}
+
+/// One task or more, each with its own answer.
+#[derive(Debug, Args)]
+pub struct Many {
+    /// Ids of the tasks.
+    #[arg(required = true, value_name = "ID")]
+    ids: Vec<TaskId>,
+}
+
+/// Where a task is moved to.
+#[derive(Debug, Args)]
+pub struct Move {
+    #[command(flatten)]
+    task: One,
+    #[command(flatten)]
+    due: Due,
+}
+
+/// When a task is due: so far from now, or at a moment.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(super) struct Due {
+    /// So long from now: 30s, 5m, 2h, 1day.
+    #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
+    pub(super) delay: Option<i64>,
+    /// At this moment: RFC 3339, or Unix milliseconds.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment, allow_negative_numbers = true)]
+    pub(super) at: Option<UnixMicros>,
+}
+
+/// What became of an attempt.
+#[derive(Debug, Args)]
+pub struct Report {
+    #[command(flatten)]
+    task: One,
+    /// Which attempt it is about, as the message's header `duetime-attempt` says.
+    #[arg(long, value_name = "NUMBER")]
+    attempt: i32,
+    /// How the attempt stands.
+    #[arg(long, value_enum)]
+    status: Status,
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    status_code: Option<i64>,
+    #[arg(long, value_name = "TEXT")]
+    status_msg: Option<String>,
+    /// The result itself, as JSON.
+    #[arg(long, value_name = "JSON", value_parser = json_text)]
+    result: Option<Box<RawValue>>,
+    /// Try again so long from now, whatever the queue's policy says.
+    #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
+    retry_in: Option<i64>,
+    /// How far it is, in per cent.
+    #[arg(long, value_name = "PERCENT")]
+    progress: Option<i16>,
+    /// Who works on it.
+    #[arg(long, value_name = "NAME")]
+    worker: Option<String>,
+}
+
+/// The statuses as they are spelled on the command line and in the request.
+#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+enum Status {
+    Succeeded,
+    /// To be tried again, if attempts are left.
+    Failed,
+    /// Still at it: moves the deadline.
+    Running,
+    /// Not worth another attempt.
+    Discard,
+}
+
+/// Text that is JSON, kept byte for byte.
+pub(super) fn json_text(text: &str) -> Result<Box<RawValue>, String> {
+    RawValue::from_string(text.to_owned()).map_err(|error| format!("not JSON: {error}; a text has quotes of its own"))
+}
+
+pub(super) async fn get(asked: &Asked<One>) -> Result<(), Error> {
+    let id = asked.wish.id.to_string();
+    let answer = asked.client()?.ask(&Request::get(&["v1", "tasks", &id])).await?;
+    asked.print(&answer, shown)
+}
+
+pub(super) async fn cancel(asked: &Asked<Many>) -> Result<(), Error> {
+    each(asked, |id| Request::new(Method::DELETE, &["v1", "tasks", id]), cancelled).await
+}
+
+pub(super) async fn run(asked: &Asked<Many>) -> Result<(), Error> {
+    each(asked, |id| Request::post(&["v1", "tasks", id, "run"]), moved).await
+}
+
+pub(super) async fn retry(asked: &Asked<Many>) -> Result<(), Error> {
+    each(asked, |id| Request::post(&["v1", "tasks", id, "retry"]), moved).await
+}
+
+pub(super) async fn shift(asked: &Asked<Move>) -> Result<(), Error> {
+    let Move { task, due } = &asked.wish;
+    let change = match (due.delay, due.at) {
+        (Some(delay_ms), _) => json!({ "delay_ms": delay_ms }),
+        (None, Some(due_at)) => json!({ "due_at": due_at }),
+        (None, None) => return Err(Error::Usage("say where to: --delay 30m, or --at 2030-01-31T09:00:00Z".into())),
+    };
+    let id = task.id.to_string();
+    let request = Request::new(Method::PATCH, &["v1", "tasks", &id]).body(change.to_string());
+    asked.print(&asked.client()?.ask(&request).await?, moved)
+}
+
+pub(super) async fn report(asked: &Asked<Report>) -> Result<(), Error> {
+    let id = asked.wish.task.id.to_string();
+    let body = serde_json::to_string(&Body::of(&asked.wish)).map_err(Error::Unwritable)?;
+    let request = Request::post(&["v1", "tasks", &id, "result"]).body(body);
+    asked.print(&asked.client()?.ask(&request).await?, moved)
+}
+
+/// A report as it is sent.
+#[derive(Serialize)]
+struct Body<'a> {
+    attempt: i32,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status_code: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status_msg: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_in_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<i16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<&'a str>,
+}
+
+impl<'a> Body<'a> {
+    fn of(report: &'a Report) -> Self {
+        Self {
+            attempt: report.attempt,
+            status: report.status,
+            status_code: report.status_code,
+            status_msg: report.status_msg.as_deref(),
+            result: report.result.as_deref(),
+            retry_in_ms: report.retry_in,
+            progress: report.progress,
+            worker: report.worker.as_deref(),
+        }
+    }
+}
+
+/// Asks for each task in turn. One that is refused does not keep the others from being asked; a node that cannot be
+/// reached does.
+async fn each(
+    asked: &Asked<Many>,
+    request: impl for<'i> Fn(&'i str) -> Request<'i>,
+    line: impl Fn(&Answer) -> Result<String, Error>,
+) -> Result<(), Error> {
+    let client = asked.client()?;
+    let ids = &asked.wish.ids;
+    if let [id] = ids.as_slice() {
+        return asked.print(&client.ask(&request(&id.to_string())).await?, line);
+    }
+    let mut listing = Listing::open(asked.form(), "results");
+    let mut refused = 0;
+    let mut broken = None;
+    for id in ids {
+        match client.ask(&request(&id.to_string())).await {
+            Ok(answer) if asked.form() == Form::Text => say(line(&answer)?),
+            Ok(answer) => listing.add(&answer.text),
+            Err(failure) => {
+                complain(format_args!("{id}: {failure}"));
+                if let Some(problem) = failure.problem() {
+                    listing.add(&format!("{{\"id\":\"{id}\",\"error\":{problem}}}"));
+                }
+                if failure.is_refusal() {
+                    refused += 1;
+                } else {
+                    broken = Some(*id);
+                    break;
+                }
+            }
+        }
+    }
+    listing.close("");
+    match broken {
+        Some(id) => Err(Error::Broken(format!("stopped at task {id}; those after it were not asked for"))),
+        None if refused > 0 => Err(Error::SomeRefused { refused, all: ids.len() }),
+        None => Ok(()),
+    }
+}
+
+fn shown(answer: &Answer) -> Result<String, Error> {
+    Ok(sheet(&answer.read::<TaskView>()?, clock::now()))
+}
+
+fn cancelled(answer: &Answer) -> Result<String, Error> {
+    let CancelAnswer { id, outcome } = answer.read()?;
+    let outcome = serde_json::to_value(outcome).map_err(Error::Unwritable)?;
+    Ok(format!("{id}  {}", outcome.as_str().unwrap_or_default()))
+}
+
+/// The task after something was done to it, on one line.
+pub(super) fn moved(answer: &Answer) -> Result<String, Error> {
+    let task: TaskView = answer.read()?;
+    Ok(receipt(&task, clock::now()))
+}
+
+fn receipt(task: &TaskView, now: UnixMicros) -> String {
+    let TaskView { id, state, due_at, .. } = task;
+    if state.is_final() {
+        format!("{id}  {state}")
+    } else {
+        format!("{id}  {state}  due {}", moment::shown(*due_at, now))
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Self::Call(Box::new(failure))
+    }
+}

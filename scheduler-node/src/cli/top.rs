@@ -1,0 +1,193 @@
+//! `duetime top`: the cluster at work, a picture a second.
+
+mod figures;
+mod picture;
+mod screen;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use common::wire::ClusterReport;
+use futures::future::join_all;
+use reqwest::Url;
+
+use self::{
+    figures::{Figures, Growth},
+    picture::Picture,
+    screen::Screen,
+};
+use super::{
+    Error, Form,
+    access::{is_readable_on_the_way, node},
+    ask::Asked,
+    client::{Client, Request},
+    say,
+};
+use crate::clock;
+
+/// How often a picture is taken.
+const EVERY: Duration = Duration::from_secs(1);
+/// Rates and lateness are over what happened between so many pictures: few enough to be of now, many enough to be steady.
+const LOOKS: usize = 6;
+/// A node that has not answered by then is shown without figures; the others must not wait for it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How to look.
+#[derive(Debug, Args)]
+pub struct Wish {
+    /// One picture, of the second that follows, and end.
+    #[arg(long)]
+    once: bool,
+}
+
+/// One look at every node.
+#[derive(Debug)]
+struct Look {
+    taken: Instant,
+    /// By the node's name.
+    figures: BTreeMap<String, Figures>,
+}
+
+/// Takes pictures.
+#[derive(Debug)]
+struct Watch {
+    client: Client,
+    /// Whose node each address is, where several were given.
+    names: BTreeMap<Url, String>,
+    looks: VecDeque<Look>,
+    /// Why a node has no figures.
+    notes: Vec<String>,
+}
+
+pub(super) async fn top(asked: &Asked<Wish>) -> Result<(), Error> {
+    let client = asked.access.client_within(ANSWER_WITHIN)?;
+    let mut watch = Watch { client, names: BTreeMap::new(), looks: VecDeque::new(), notes: Vec::new() };
+    match asked.form() {
+        form if asked.wish.once => {
+            watch.look().await?;
+            tokio::time::sleep(EVERY).await;
+            let picture = watch.look().await?;
+            match form {
+                Form::Text => say(picture.text()),
+                Form::Json | Form::Jsonl => say(picture.json()?),
+            }
+            Ok(())
+        }
+        Form::Text if !std::io::stdout().is_terminal() => {
+            Err(Error::Usage("there is no terminal to draw on: take one picture with --once, or --output jsonl".into()))
+        }
+        Form::Text => live(watch).await,
+        Form::Json => Err(Error::Usage("pictures without end are no one document: --output jsonl, or --once".into())),
+        Form::Jsonl => stream(watch).await,
+    }
+}
+
+async fn stream(mut watch: Watch) -> Result<(), Error> {
+    let mut ticks = tokio::time::interval(EVERY);
+    watch.look().await?;
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        say(watch.look().await?.json()?);
+    }
+}
+
+/// Draws until the person has seen enough. A cluster that cannot be reached is waited for.
+async fn live(mut watch: Watch) -> Result<(), Error> {
+    let mut last = watch.look().await?.text();
+    let mut screen = Screen::open().map_err(Error::Terminal)?;
+    loop {
+        screen.draw(&last).map_err(Error::Terminal)?;
+        if screen.ends_within(EVERY).await.map_err(Error::Terminal)? {
+            return Ok(());
+        }
+        last = match watch.look().await {
+            Ok(picture) => picture.text(),
+            Err(error) => format!("{error}\n\n{last}"),
+        };
+    }
+}
+
+impl Watch {
+    async fn look(&mut self) -> Result<Picture, Error> {
+        self.notes.clear();
+        let report: ClusterReport = self.client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
+        let nodes = self.nodes(&report).await;
+        let answers = join_all(nodes.iter().map(|(_, url)| figures_of(&self.client, url))).await;
+        let mut figures = BTreeMap::new();
+        for ((name, _), answer) in nodes.into_iter().zip(answers) {
+            match answer {
+                Ok(found) => drop(figures.insert(name, found)),
+                Err(error) => self.notes.push(format!("node {name} has no figures: {error}")),
+            }
+        }
+        if self.looks.len() == LOOKS {
+            self.looks.pop_front();
+        }
+        self.looks.push_back(Look { taken: Instant::now(), figures });
+        let growth = growth(&self.looks);
+        let newest = self.looks.back().map(|look| &look.figures);
+        Ok(Picture::of(clock::now(), &report, newest.unwrap_or(&BTreeMap::new()), &growth, &self.notes))
+    }
+
+    /// The addresses that were given, when there are several: they are the nodes. Of a single one, where the cluster says its
+    /// nodes are.
+    async fn nodes(&mut self, report: &ClusterReport) -> Vec<(String, Url)> {
+        if self.client.nodes().len() > 1 {
+            return self.given().await;
+        }
+        let mut nodes = Vec::new();
+        for member in &report.nodes {
+            match member.url.as_deref().map(node) {
+                Some(Ok(url)) if self.may_know_the_token(&url) => nodes.push((member.name.to_string(), url)),
+                Some(Ok(url)) => {
+                    self.notes
+                        .push(format!("node {} is not asked: the token would go to {url} unencrypted", member.name));
+                }
+                _ => self.notes.push(format!("node {} says no address that it can be asked at", member.name)),
+            }
+        }
+        nodes
+    }
+
+    /// Nobody was asked whether the token may go there: not where others can read it.
+    fn may_know_the_token(&self, node: &Url) -> bool {
+        !self.client.has_token() || self.client.nodes().contains(node) || !is_readable_on_the_way(node)
+    }
+
+    async fn given(&mut self) -> Vec<(String, Url)> {
+        let unknown = self.client.nodes().iter().filter(|url| !self.names.contains_key(url));
+        let request = Request::get(&["v1", "cluster"]);
+        let asked = unknown.map(async |url| {
+            let report = self.client.ask_at(url, &request).await.and_then(|answer| answer.read::<ClusterReport>());
+            (url.clone(), report)
+        });
+        for (url, report) in join_all(asked).await {
+            match report {
+                Ok(report) => drop(self.names.insert(url, report.node.name.to_string())),
+                Err(failure) => self.notes.push(failure.to_string()),
+            }
+        }
+        self.names.iter().map(|(url, name)| (name.clone(), url.clone())).collect()
+    }
+}
+
+async fn figures_of(client: &Client, url: &Url) -> Result<Figures, Error> {
+    Ok(Figures::read(&client.ask_at(url, &Request::get(&["metrics"])).await?.text))
+}
+
+/// What grew on all nodes since the oldest look that has them.
+fn growth(looks: &VecDeque<Look>) -> Growth {
+    let (Some(oldest), Some(newest)) = (looks.front(), looks.back()) else { return Growth::default() };
+    let mut growth = Growth::over(newest.taken.duration_since(oldest.taken));
+    for (name, figures) in &newest.figures {
+        if let Some(earlier) = looks.iter().find_map(|look| look.figures.get(name)) {
+            growth.add(earlier, figures);
+        }
+    }
+    growth
+}
