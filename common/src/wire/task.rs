@@ -9,7 +9,7 @@ use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
     queue,
-    task::{Content, NewTask, retry::RetryPolicy},
+    task::{Content, Envelope, NewTask, retry::RetryPolicy},
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -76,6 +76,8 @@ pub struct ValidTask {
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub expires_at: Option<UnixMicros>,
+    /// Of a message that goes on as it came.
+    pub envelope: Option<Box<Envelope>>,
 }
 
 impl TaskRequest {
@@ -124,6 +126,7 @@ impl TaskRequest {
             timeout_ms: self.timeout_ms,
             retry: self.retry,
             expires_at,
+            envelope: None,
         })
     }
 
@@ -155,6 +158,7 @@ impl ValidTask {
             timeout_ms: self.timeout_ms,
             retry: self.retry,
             expires_at: self.expires_at,
+            envelope: self.envelope,
         }
     }
 }

@@ -191,6 +191,7 @@ mod tests {
             timeout_ms: None,
             retry: None,
             expires_at: None,
+            envelope: None,
         }
     }
 

@@ -5,12 +5,14 @@
 
 mod crash;
 mod cut;
+mod delay_exchange;
 mod journey;
 mod membership;
 mod outage;
 mod refusal;
 mod route;
 mod settlement;
+mod submission;
 mod unready;
 
 use std::{future::Future, sync::Arc, time::Duration};

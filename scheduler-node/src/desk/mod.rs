@@ -7,6 +7,7 @@
 mod cluster;
 mod list;
 mod queues;
+mod receive;
 mod refusal;
 mod submit;
 mod tasks;
@@ -33,6 +34,7 @@ use crate::{
     supervise::spawn_child,
 };
 
+pub use receive::Taken;
 pub use submit::Submitted;
 
 /// What the desk asks.

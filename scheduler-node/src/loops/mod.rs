@@ -18,6 +18,7 @@ pub mod preloader;
 pub mod prober;
 pub mod publisher;
 pub mod queue_reader;
+pub mod receiver;
 pub mod reporter;
 pub mod session_keeper;
 pub mod settler;

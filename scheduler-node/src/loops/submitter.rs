@@ -78,6 +78,8 @@ struct Routes {
 #[derive(Debug)]
 pub struct Job {
     tasks: Vec<NewTask>,
+    /// Where they come from, as the metrics call it.
+    source: &'static str,
     answer: oneshot::Sender<Result<UnixMicros, Unstored>>,
 }
 
@@ -101,14 +103,14 @@ impl Submitter {
     }
 
     /// One answer a task, in the order of the tasks. Done answers mean that the task is durable.
-    pub async fn submit(&self, tasks: Vec<ValidTask>) -> Vec<Result<Stored, Unstored>> {
+    pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Stored, Unstored>> {
         let new = self.routes.place(tasks);
         let mut stored: Vec<Result<Stored, Unstored>> =
             new.iter().map(|task| Ok(Stored { id: task.id, created_at: task.due_at, due_at: task.due_at })).collect();
         let mut waiting = Vec::new();
         for (index, places, tasks) in self.by_site(new) {
             let (answer, answered) = oneshot::channel();
-            match self.jobs[index].try_send(Job { tasks, answer }) {
+            match self.jobs[index].try_send(Job { tasks, source, answer }) {
                 Ok(()) => waiting.push((places, answered)),
                 Err(_) => places.into_iter().for_each(|(place, _)| stored[place] = Err(Unstored::Overloaded)),
             }
@@ -243,17 +245,18 @@ struct Insert {
 
 impl Insert {
     async fn write(&self, mut batch: Vec<Job>) {
+        let counts = count(&batch);
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
         let written = match self.database().task_submit_claimed(&tasks, &begun.epochs).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);
-                return self.write_again(batch, tasks, error).await;
+                return self.write_again(batch, tasks, counts, error).await;
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
-        self.note(&tasks, written.asked_at);
+        self.note(&tasks, counts, written.asked_at);
         answer(batch, &Ok(written.asked_at));
         let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
         self.nudge(&scheduled, written.asked_at);
@@ -261,10 +264,10 @@ impl Insert {
     }
 
     /// The first sending failed. From here on nothing is claimed by the insert.
-    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, error: Error) {
+    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, counts: Counts, error: Error) {
         let stored = self.store(&tasks, error).await;
         if let Ok(asked_at) = stored {
-            self.note(&tasks, asked_at);
+            self.note(&tasks, counts, asked_at);
             self.nudge(&tasks, asked_at);
         }
         answer(batch, &stored);
@@ -278,15 +281,13 @@ impl Insert {
         self.nudger.written_all(tasks.iter().map(|task| (task.id, task.due_at_when(asked_at))));
     }
 
-    fn note(&self, tasks: &[NewTask], asked_at: UnixMicros) {
-        let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
+    fn note(&self, tasks: &[NewTask], counts: Counts, asked_at: UnixMicros) {
         for task in tasks {
-            *queues.entry(&task.queue).or_default() += 1;
             let due_at = task.due_at_when(asked_at);
             tracing::debug!(task = %task.id, queue = %task.queue, %due_at, "task submitted");
         }
-        for (queue, count) in queues {
-            self.at_once.metrics.submitted(queue, "http", count);
+        for ((queue, source), count) in counts {
+            self.at_once.metrics.submitted(&queue, source, count);
         }
     }
 
@@ -316,6 +317,19 @@ impl Insert {
             };
         }
     }
+}
+
+/// How many tasks of which queue came from where.
+type Counts = BTreeMap<(QueueName, &'static str), u64>;
+
+fn count(batch: &[Job]) -> Counts {
+    let mut counts = Counts::new();
+    for job in batch {
+        for task in &job.tasks {
+            *counts.entry((task.queue.clone(), job.source)).or_default() += 1;
+        }
+    }
+    counts
 }
 
 fn answer(batch: Vec<Job>, answer: &Result<UnixMicros, Unstored>) {

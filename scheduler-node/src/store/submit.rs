@@ -70,6 +70,7 @@ impl Database {
                     .bind(sending == Sending::Again)
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
+                    .bind(columns.envelopes)
                     .fetch_one(&pool)
                     .await?;
                 let written =
@@ -100,11 +101,12 @@ struct Columns<'a> {
     keys: Vec<Option<&'a str>>,
     versions: Vec<i64>,
     now: Vec<bool>,
+    envelopes: Vec<Option<String>>,
 }
 
 impl<'a> Columns<'a> {
     fn of(tasks: &'a [NewTask]) -> Self {
-        let json = |value: serde_json::Result<String>| value.expect("maps of strings and policies are JSON");
+        let json = |value: serde_json::Result<String>| value.expect("maps of strings, policies and envelopes are JSON");
         Self {
             ids: tasks.iter().map(|task| task.id.uuid()).collect(),
             shards: tasks.iter().map(|task| task.id.shard().number().into()).collect(),
@@ -130,6 +132,10 @@ impl<'a> Columns<'a> {
             keys: vec![None; tasks.len()],
             versions: vec![0; tasks.len()],
             now: tasks.iter().map(|task| task.asked_now).collect(),
+            envelopes: tasks
+                .iter()
+                .map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope))))
+                .collect(),
         }
     }
 }

@@ -24,6 +24,7 @@ pub enum LoopKind {
     Publisher,
     Settler,
     Reporter,
+    Receiver,
     Archiver,
     QueueReader,
     Prober,

@@ -1,0 +1,31 @@
+//! Messages coming in.
+
+use common::{
+    task::envelope::{Field, Properties},
+    wire::{DelayWay, Message},
+};
+
+use super::fresh;
+use crate::desk::Taken;
+
+fn message(headers: &[(&str, Field)]) -> Message {
+    let headers = headers.iter().map(|(name, field)| ((*name).into(), field.clone())).collect();
+    Message { properties: Properties { headers: Some(headers), ..Properties::default() }, ..Message::default() }
+}
+
+#[tokio::test]
+async fn each_message_gets_its_own_answer_and_one_on_its_way_makes_no_queue() {
+    let (counter, test) = fresh().await;
+    let way = DelayWay::new("orders.delayed", "orders");
+    let delayed = message(&[("x-delay", Field::I32(60_000))]);
+    let broken = message(&[("x-delay", Field::Text("soon".into()))]);
+    let own = message(&[("duetime-queue", Field::Text("mail".into()))]);
+    let batch = [(Some(&way), &delayed), (Some(&way), &broken), (None, &own), (None, &delayed)];
+    let taken = counter.desk.receive(&batch).await;
+    assert!(
+        matches!(taken.as_slice(), [Taken::Durable, Taken::Refused(_), Taken::Durable, Taken::Refused(_)]),
+        "{taken:?}"
+    );
+    let (_, queues) = test.database.queue_read().await.unwrap();
+    assert_eq!(queues.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), ["mail"]);
+}
