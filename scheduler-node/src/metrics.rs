@@ -16,7 +16,7 @@ const QUEUE_LABELS: usize = 500;
 const OTHER: &str = "other";
 
 /// Where tasks come from.
-const SOURCES: [&str; 1] = ["http"];
+const SOURCES: [&str; 2] = ["http", "amqp"];
 
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
@@ -45,6 +45,7 @@ pub struct Metrics {
     pub claim_batch: Histogram,
     pub reports_stale: IntCounter,
     pub quarantined: IntCounterVec,
+    pub submissions_invalid: IntCounter,
     pub lanes_closed: IntGauge,
     pub heap_entries: IntGaugeVec,
     pub in_flight: IntGaugeVec,
@@ -106,6 +107,10 @@ impl Metrics {
                 "duetime_messages_quarantined_total",
                 "messages that could not be read",
                 &["source"],
+            )?,
+            submissions_invalid: book.counter(
+                "duetime_submissions_invalid_total",
+                "messages that cannot be tasks, set aside in duetime.submit.invalid",
             )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,

@@ -19,7 +19,7 @@ use crate::{
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
-    config::Config,
+    config::{Config, DelayExchange},
     coordination::{Coordination, CoordinationMetrics, Mirror, Views},
     desk::{Desk, Parts},
     http,
@@ -39,6 +39,7 @@ use crate::{
         publisher::Publisher,
         putter::Putter,
         queue_reader::{Books, QueueReader},
+        receiver::Receiver,
         reporter::Reporter,
         session_keeper::{self, Session, SessionKeeper},
         settler::{Settlements, Settler},
@@ -109,7 +110,8 @@ impl Node {
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
         let (coordination, views, session) = shared.join(&mut cluster, url).await?;
         let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
-        let (broker, keeper) = Broker::new(settings::amqp(&shared.config.amqp, true), broker_metrics);
+        let (broker, keeper) =
+            Broker::new(settings::amqp(&shared.config.amqp, Some(&shared.config.delay_exchanges)), broker_metrics);
         // Ends when it is closed, last of all.
         cluster.spawn(LoopKind::BrokerKeeper, keeper);
         let nudger = Nudger::new(shared.sites.clone(), shared.config.scheduler.horizon());
@@ -123,8 +125,13 @@ impl Node {
         let at_once = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
         let submitter = shared.take_in(&mut work, &at_once, &nudger);
-        let readiness =
-            Readiness::new(shared.fitness.subscribe(), broker.state(), session, shared.stop.leaving.clone());
+        let readiness = Readiness::new(
+            shared.fitness.subscribe(),
+            broker.state(),
+            session,
+            shared.stop.leaving.clone(),
+            broker.door_troubles(),
+        );
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
             store: shared.store.clone(),
@@ -138,6 +145,14 @@ impl Node {
             metrics: Arc::clone(&shared.metrics),
             readiness,
         });
+        let receiver = Receiver {
+            desk: desk.clone(),
+            broker: broker.clone(),
+            store: shared.store.clone(),
+            ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
+            metrics: Arc::clone(&shared.metrics),
+        };
+        intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry)?;
         let router = http::router(desk, &shared.config.auth, limits, shared.registry.clone(), http_metrics);

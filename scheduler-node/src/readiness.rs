@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    broker::BrokerState,
+    broker::{BrokerState, DoorTroubles},
     loops::{
         prober::Fitness,
         session_keeper::{Session, Standing},
@@ -25,6 +25,7 @@ pub struct Readiness {
     broker: watch::Receiver<BrokerState>,
     session: watch::Receiver<Session>,
     leaving: CancellationToken,
+    doors: DoorTroubles,
     /// Everything was there at the same time, once.
     complete: Arc<AtomicBool>,
 }
@@ -42,8 +43,9 @@ impl Readiness {
         broker: watch::Receiver<BrokerState>,
         session: watch::Receiver<Session>,
         leaving: CancellationToken,
+        doors: DoorTroubles,
     ) -> Self {
-        Self { fitness, broker, session, leaving, complete: Arc::default() }
+        Self { fitness, broker, session, leaving, doors, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
@@ -67,6 +69,8 @@ impl Readiness {
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
         }
+        // One exchange in the way keeps nobody from the rest.
+        reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
         let leaving = self.leaving.is_cancelled();
         if leaving {
             reasons.push("this node is stopping".to_owned());

@@ -1,5 +1,6 @@
 //! A task: what is asked for, what is handed over, what is kept.
 
+pub mod envelope;
 pub mod retry;
 pub mod state;
 pub mod verdict;
@@ -12,6 +13,7 @@ use crate::{
     ids::{Attempt, QueueName, TaskId},
     time::UnixMicros,
 };
+pub use envelope::Envelope;
 use retry::RetryPolicy;
 pub use state::TaskState;
 
@@ -32,6 +34,8 @@ pub struct NewTask {
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub expires_at: Option<UnixMicros>,
+    /// How it goes on as the message it came as; `None`: as its queue says.
+    pub envelope: Option<Box<Envelope>>,
 }
 
 impl NewTask {
@@ -104,4 +108,5 @@ pub struct Delivery {
     pub timeout_ms: Option<i64>,
     /// A copy of this attempt may have been published before.
     pub redelivered: bool,
+    pub envelope: Option<Box<Envelope>>,
 }

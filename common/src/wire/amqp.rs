@@ -13,6 +13,10 @@ pub const EXCHANGE: &str = "duetime";
 pub const RESULTS: &str = "duetime.results";
 /// Where rejected and dead-lettered messages come back.
 pub const REJECTED: &str = "duetime.rejected";
+/// Where tasks are submitted.
+pub const SUBMIT: &str = "duetime.submit";
+/// Where messages go that cannot be tasks.
+pub const INVALID: &str = "duetime.submit.invalid";
 
 pub const HEADER_ATTEMPT: &str = "duetime-attempt";
 pub const HEADER_MAX_ATTEMPTS: &str = "duetime-max-attempts";
@@ -21,7 +25,21 @@ pub const HEADER_KEY: &str = "duetime-key";
 pub const HEADER_PARTITION_KEY: &str = "duetime-partition-key";
 pub const HEADER_VERSION: &str = "duetime-version";
 pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
+/// Names the attempt on a message that keeps the message id it came with.
+pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";
+/// Why a message cannot be a task.
+pub const HEADER_ERROR: &str = "duetime-error";
 pub const HEADER_TRACEPARENT: &str = "traceparent";
+
+/// How the publishers of an exchange expect it to route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExchangeType {
+    Topic,
+    Direct,
+    Fanout,
+    Headers,
+}
 
 /// Names one attempt, `<task id>:<attempt>`: the same in every copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,6 +150,7 @@ mod tests {
             max_attempts: None,
             timeout_ms: None,
             redelivered: true,
+            envelope: None,
         }
     }
 

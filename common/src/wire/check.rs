@@ -90,11 +90,13 @@ pub(super) fn body(
             return Ok(None);
         }
     };
-    if bytes.len() > limits.max_payload_bytes {
-        return Err(too_large(bytes.len(), limits));
-    }
+    check_size(bytes.len(), limits)?;
     check_short("content_type", &content_type)?;
     Ok(Some((bytes, content_type)))
+}
+
+pub(super) fn check_size(bytes: usize, limits: &Limits) -> Result<(), Problem> {
+    if bytes > limits.max_payload_bytes { Err(too_large(bytes, limits)) } else { Ok(()) }
 }
 
 fn only_json(content_type: Option<String>) -> Result<String, Problem> {
@@ -143,7 +145,7 @@ pub fn check_key(field: &'static str, key: &str) -> Result<(), Problem> {
     Err(Problem::invalid_field(field, format!("`{field}` must be 1 to {MAX_KEY_CHARS} characters without a NUL")))
 }
 
-fn check_short(field: &'static str, text: &str) -> Result<(), Problem> {
+pub(super) fn check_short(field: &'static str, text: &str) -> Result<(), Problem> {
     if !text.is_empty() && text.len() <= MAX_SHORT_BYTES && !text.chars().any(char::is_control) {
         return Ok(());
     }

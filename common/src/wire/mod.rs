@@ -13,6 +13,7 @@ pub mod problem;
 pub mod queue;
 pub mod read;
 pub mod report;
+pub mod submission;
 pub mod task;
 pub mod view;
 
@@ -24,5 +25,6 @@ pub use list::{Cursor, KeyQuery, ListAnswer, ListFilter};
 pub use problem::Problem;
 pub use queue::{QueueRequest, QueueView};
 pub use report::{ReportStatus, ResultBody};
+pub use submission::{DelayWay, Message};
 pub use task::{TaskRequest, ValidTask};
 pub use view::{AttemptView, CancelAnswer, TaskReceipt, TaskView};

@@ -9,7 +9,7 @@ use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
     queue,
-    task::{Content, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
+    task::{Content, Envelope, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -77,6 +77,8 @@ pub struct ValidTask {
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub expires_at: Option<UnixMicros>,
+    /// Of a message that goes on as it came.
+    pub envelope: Option<Box<Envelope>>,
 }
 
 impl TaskRequest {
@@ -129,6 +131,7 @@ impl TaskRequest {
             timeout_ms: self.timeout_ms,
             retry: self.retry,
             expires_at,
+            envelope: None,
         })
     }
 }
@@ -169,6 +172,7 @@ impl ValidTask {
             timeout_ms: self.timeout_ms,
             retry: self.retry,
             expires_at: self.expires_at,
+            envelope: self.envelope,
         }
     }
 }

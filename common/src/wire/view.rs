@@ -199,6 +199,7 @@ mod tests {
             timeout_ms: None,
             retry: None,
             expires_at: None,
+            envelope: None,
         }
     }
 

@@ -17,8 +17,8 @@ async fn a_steady_stream_arrives_on_time_and_once() {
         load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(10)).await?;
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
-        // Far above what is promised: this machine also builds, and this build is not optimised.
-        ensure!(lateness.p50_ms < 50.0 && lateness.p99_ms < 1_000.0, "{lateness}");
+        // That it is alive, not how fast: a machine that runs tests does other things too. `make bench` measures.
+        ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
         Ok(())
     })
     .await;

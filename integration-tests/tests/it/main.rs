@@ -5,6 +5,7 @@
 
 mod crash;
 mod cut;
+mod delay_exchange;
 mod journey;
 mod keys;
 mod membership;
@@ -12,6 +13,7 @@ mod outage;
 mod refusal;
 mod route;
 mod settlement;
+mod submission;
 mod unready;
 
 use std::{future::Future, sync::Arc, time::Duration};

@@ -32,6 +32,8 @@ const NOWHERE: &str = "duetime.nowhere";
 /// A connection that is used until the first doubt and then dropped; nothing is ever recovered on it.
 pub(super) struct Link {
     connection: Connection,
+    /// As whom we are logged in.
+    user: String,
     socket: Socket,
     over: CancellationToken,
     reason: OnceLock<String>,
@@ -63,6 +65,7 @@ impl Link {
     pub(super) async fn open(url: &str, name: &str) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
+        let user = uri.authority.userinfo.username.clone();
         let socket = Socket::default();
         let connect = Self::shake_hands(uri, name, &socket);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
@@ -70,7 +73,7 @@ impl Link {
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
         let connection = connected.inspect_err(|_| socket.cut())?;
         let events = connection.events_listener().boxed();
-        let link = Self { connection, socket, over: CancellationToken::new(), reason: OnceLock::new() };
+        let link = Self { connection, user, socket, over: CancellationToken::new(), reason: OnceLock::new() };
         Ok((Arc::new(link), events))
     }
 
@@ -110,6 +113,10 @@ impl Link {
         let select = channel.confirm_select(ConfirmSelectOptions::default());
         answer(|| "ask for confirms".to_owned(), ANSWER_WITHIN, select).await?;
         Ok(channel)
+    }
+
+    pub(super) fn user(&self) -> &str {
+        &self.user
     }
 
     /// How many channels the broker allows on this connection.

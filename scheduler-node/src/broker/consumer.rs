@@ -7,7 +7,7 @@ use futures::{FutureExt, StreamExt};
 use lapin::{
     Channel, Consumer,
     message::Delivery,
-    options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions},
+    options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions},
     types::FieldTable,
 };
 use tokio::sync::mpsc;
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::{
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
+    intake::{Intake, Received},
     message::{attempt_of, death_of, json_of},
 };
 
@@ -64,6 +65,16 @@ pub struct AckHandle {
 }
 
 impl AckHandle {
+    pub(super) fn new(channel: &Arc<Channel>, delivery_tag: u64) -> Self {
+        Self { channel: Arc::clone(channel), delivery_tag }
+    }
+
+    /// Gives the message back: it comes again, to any node.
+    pub async fn requeue(self) {
+        let options = BasicNackOptions { requeue: true, ..Default::default() };
+        let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
+    }
+
     /// Returns once the ack is queued behind all earlier ones; it may still be lost together with the connection.
     pub async fn ack(self) {
         // The frame is queued by the first poll; waiting for the socket would cost a thread's wake-up a message.
@@ -71,10 +82,11 @@ impl AckHandle {
     }
 }
 
-/// Both subscriptions of one connection.
+/// Everything one connection is subscribed to.
 pub(super) struct Subscriptions {
     results: Subscription,
     rejected: Subscription,
+    intake: Intake,
 }
 
 struct Subscription {
@@ -84,16 +96,18 @@ struct Subscription {
 }
 
 impl Subscriptions {
-    pub(super) async fn open(link: &Link) -> Result<Self, Error> {
+    pub(super) async fn open(link: &Link, intake: Intake) -> Result<Self, Error> {
         Ok(Self {
             results: Subscription::open(link, Source::Results).await?,
             rejected: Subscription::open(link, Source::Rejected).await?,
+            intake,
         })
     }
 
     /// Hands over what arrives until one of the subscriptions ends, and says why.
-    pub(super) async fn forward(self, incoming: &mpsc::Sender<Incoming>) -> Error {
+    pub(super) async fn forward(self, incoming: &mpsc::Sender<Incoming>, received: &mpsc::Sender<Received>) -> Error {
         tokio::select! {
+            error = self.intake.forward(received) => error,
             error = self.results.forward(incoming) => error,
             error = self.rejected.forward(incoming) => error,
         }
@@ -122,7 +136,7 @@ impl Subscription {
                     }
                 }
                 Some(Err(error)) => return Error::Lost { reason: error.to_string() },
-                None => return Error::Unsubscribed { queue: self.source.queue() },
+                None => return Error::Unsubscribed { queue: self.source.queue().to_owned() },
             }
         }
     }
@@ -138,7 +152,7 @@ impl Subscription {
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },
             headers: json_of(headers),
-            ack: AckHandle { channel: Arc::clone(&self.channel), delivery_tag: delivery.delivery_tag },
+            ack: AckHandle::new(&self.channel, delivery.delivery_tag),
             body: delivery.data,
         }
     }

@@ -20,7 +20,7 @@ pub(super) enum Error {
     #[error("the connection is lost: {reason}")]
     Lost { reason: String },
     #[error("the broker ended the subscription to `{queue}`")]
-    Unsubscribed { queue: &'static str },
+    Unsubscribed { queue: String },
 }
 
 impl Error {

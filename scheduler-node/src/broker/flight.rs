@@ -1,7 +1,8 @@
 //! One batch on its way over one channel, and the judgement on it.
 //!
 //! The client pairs `basic.return` with whichever confirm comes next, so a single confirm proves nothing. What holds:
-//! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id.
+//! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id; a message that
+//! keeps the id it came with carries ours in a header.
 
 use std::{
     collections::HashSet,
@@ -13,6 +14,7 @@ use futures::{FutureExt, future::join_all};
 use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
 
 use super::{
+    envelope,
     message::{Envelope, Outgoing},
     publisher::{NotTaken, Published},
     routes::Route,
@@ -23,14 +25,17 @@ pub(super) struct Address {
     exchange: ShortString,
     routing_key: ShortString,
     envelope: Envelope,
+    /// As whom we publish.
+    user: String,
 }
 
 impl Address {
-    pub(super) fn new(route: &Route, batch: &[Outgoing]) -> Option<Self> {
+    pub(super) fn new(route: &Route, batch: &[Outgoing], user: &str) -> Option<Self> {
         Some(Self {
             exchange: ShortString::try_new(route.exchange.as_str()).ok()?,
             routing_key: ShortString::try_new(route.routing_key.as_str()).ok()?,
             envelope: Envelope::new(&batch.first()?.delivery.queue)?,
+            user: user.to_owned(),
         })
     }
 }
@@ -42,10 +47,12 @@ async fn send_one(
     outgoing: &Outgoing,
 ) -> (lapin::Result<PublisherConfirm>, Instant) {
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-    let (exchange, routing_key) = (address.exchange.clone(), address.routing_key.clone());
     let payload = outgoing.delivery.content.payload.as_slice();
-    let properties = address.envelope.properties(outgoing);
-    let confirm = channel.basic_publish(exchange, routing_key, options, payload, properties).await;
+    let (routing_key, properties) = match &outgoing.delivery.envelope {
+        Some(own) => (envelope::short(&own.routing_key), envelope::properties(outgoing, own, &address.user)),
+        None => (address.routing_key.clone(), address.envelope.properties(outgoing)),
+    };
+    let confirm = channel.basic_publish(address.exchange.clone(), routing_key, options, payload, properties).await;
     (confirm, Instant::now())
 }
 
@@ -124,9 +131,9 @@ impl Flight {
             Ok(confirmation) => {
                 message.confirmed = Some(confirmation.is_ack());
                 if let Some(returned) = confirmation.take_message()
-                    && let Some(id) = returned.properties.message_id()
+                    && let Some(id) = envelope::message_id(&returned.properties)
                 {
-                    self.returned.insert(id.as_str().to_owned());
+                    self.returned.insert(id);
                 }
             }
             Err(error) => {

@@ -9,7 +9,9 @@ use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
 use secrecy::ExposeSecret;
 
-use super::{Shared, connection::Link, consumer::Subscriptions, error::Error, state::Role, topology::declare_own};
+use super::{
+    Shared, connection::Link, consumer::Subscriptions, error::Error, intake::Intake, state::Role, topology::declare_own,
+};
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -96,7 +98,11 @@ impl Keeper {
                 link.sound_out(&mut events).await?;
                 None
             }
-            Role::Consuming => Some(Subscriptions::open(&link).await?),
+            Role::Consuming => {
+                let Shared { delay_exchanges, strangers, door_troubles, .. } = &*self.shared;
+                let intake = Intake::open(&link, delay_exchanges, strangers, door_troubles).await?;
+                Some(Subscriptions::open(&link, intake).await?)
+            }
         };
         Ok(Session { link, events, subscriptions })
     }
@@ -112,7 +118,7 @@ impl Keeper {
         let end = match subscriptions {
             None => self.watch(&link, events).await,
             Some(subscriptions) => tokio::select! {
-                error = subscriptions.forward(&self.shared.incoming) => Err(error),
+                error = subscriptions.forward(&self.shared.incoming, &self.shared.received) => Err(error),
                 end = self.watch(&link, events) => end,
             },
         };

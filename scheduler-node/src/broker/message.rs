@@ -11,7 +11,7 @@ use lapin::{
 };
 use serde_json::Value;
 
-const PERSISTENT: u8 = 2;
+pub(super) const PERSISTENT: u8 = 2;
 
 /// One attempt to hand over, with what the policy adds to it.
 #[derive(Clone, Debug, PartialEq)]

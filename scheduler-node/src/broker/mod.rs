@@ -2,13 +2,15 @@
 //!
 //! In reading order: a [`keeper`] holds a connection for publishing and one for consuming, and replaces each at the first
 //! doubt; [`publisher`] sends each batch over a channel of its own and says what became of every message; [`consumer`]
-//! brings back results and rejections. What is said of a message is never a guess: taken, refused, or not known.
+//! brings back results and rejections; [`intake`] brings what is submitted. What is said of a message is never a guess: taken, refused, or not known.
 
 mod channels;
 mod connection;
 mod consumer;
+mod envelope;
 mod error;
 mod flight;
+mod intake;
 mod keeper;
 mod message;
 mod publisher;
@@ -41,6 +43,7 @@ use self::{
 };
 pub use self::{
     consumer::{AckHandle, Incoming, Source},
+    intake::{DelayExchange, Door, DoorTroubles, Received},
     message::Outgoing,
     publisher::{NotTaken, Published},
     routes::Route,
@@ -55,8 +58,9 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(6);
 pub struct AmqpSettings {
     /// `amqp://` or `amqps://`. A heartbeat of 5 s is added unless it names one.
     pub url: SecretString,
-    /// Whether results and rejections are taken too.
+    /// Whether what is submitted, results and rejections are taken too.
     pub consume: bool,
+    pub delay_exchanges: Vec<DelayExchange>,
 }
 
 #[derive(Debug)]
@@ -102,6 +106,10 @@ struct Shared {
     publisher: ArcSwapOption<Publisher>,
     incoming: mpsc::Sender<Incoming>,
     untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
+    received: mpsc::Sender<Received>,
+    unreceived: Mutex<Option<mpsc::Receiver<Received>>>,
+    delay_exchanges: Arc<[DelayExchange]>,
+    door_troubles: DoorTroubles,
     strangers: Arc<Strangers>,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
@@ -140,12 +148,17 @@ impl Broker {
             roles.push(Role::Consuming);
         }
         let (incoming, untaken) = mpsc::channel(consumer::INCOMING);
+        let (received, unreceived) = mpsc::channel(intake::RECEIVED);
         let shared = Arc::new(Shared {
             url: settings.url,
             board: Board::new(&roles, Arc::clone(&metrics)),
             publisher: ArcSwapOption::empty(),
             incoming,
             untaken: Mutex::new(Some(untaken)),
+            received,
+            unreceived: Mutex::new(Some(unreceived)),
+            delay_exchanges: settings.delay_exchanges.into(),
+            door_troubles: DoorTroubles::default(),
             strangers: Arc::default(),
             confirm_within,
             metrics,
@@ -195,6 +208,26 @@ impl Broker {
     /// When called a second time.
     pub fn incoming(&self) -> mpsc::Receiver<Incoming> {
         self.shared.untaken.lock().take().expect("what comes back is taken by one reader")
+    }
+
+    /// What is submitted, over all reconnects. The same message may come again.
+    ///
+    /// # Panics
+    /// When called a second time.
+    pub fn received(&self) -> mpsc::Receiver<Received> {
+        self.shared.unreceived.lock().take().expect("what is submitted is taken by one reader")
+    }
+
+    /// Publishes a message that cannot be a task where a person finds it. Done when that is confirmed.
+    pub async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
+        match self.shared.publisher.load_full() {
+            Some(publisher) => publisher.set_aside(received, reason).await,
+            None => Err(self.shared.board.why_down()),
+        }
+    }
+
+    pub fn door_troubles(&self) -> DoorTroubles {
+        self.shared.door_troubles.clone()
     }
 
     /// Closes both connections in order and ends the keeper. What is still in flight becomes unknown.

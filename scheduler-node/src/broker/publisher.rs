@@ -8,14 +8,18 @@ use std::{
 use common::{
     ids::{Attempt, TaskId},
     outcome::Outcome,
+    wire::amqp::INVALID,
 };
+use lapin::options::BasicPublishOptions;
 
 use super::{
     BrokerMetrics,
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
+    envelope,
     error::answer,
     flight::{Address, Flight},
+    intake::Received,
     message::Outgoing,
     routes::{Route, Routes},
     topology::Strangers,
@@ -71,7 +75,7 @@ impl Publisher {
         if self.link.is_blocked() {
             return not_sent(batch, "the broker takes no messages for now: it has blocked the connection");
         }
-        let Some(address) = Address::new(route, batch) else {
+        let Some(address) = Address::new(route, batch, self.link.user()) else {
             return not_sent(batch, "AMQP has no room for a name this long");
         };
         let lane = self.routes.lane(route);
@@ -98,6 +102,35 @@ impl Publisher {
         lane.learn(&flight);
         self.end_lease(lease, &flight, late).await;
         flight.judge(batch)
+    }
+
+    /// Done when the broker has confirmed it. Alone on its channel, a message's return is its own.
+    pub(super) async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
+        let lease = tokio::time::timeout(START_WITHIN, self.channels.lease()).await;
+        let mut lease = match lease {
+            Ok(Ok(lease)) => lease,
+            Ok(Err(error)) => return Err(error.explained()),
+            Err(_) => return Err("no channel was free in time".to_owned()),
+        };
+        let channel = lease.begin().clone();
+        let properties = envelope::set_aside(&received.message, &received.exchange, reason, self.link.user());
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        let confirmed = async {
+            channel.basic_publish("".into(), INVALID.into(), options, &received.message.body, properties).await?.await
+        };
+        match tokio::time::timeout(self.confirm_within, confirmed).await {
+            Ok(Ok(confirmation)) => {
+                lease.give_back();
+                let taken = confirmation.is_ack() && confirmation.take_message().is_none();
+                if taken { Ok(()) } else { Err(format!("the queue `{INVALID}` did not take it")) }
+            }
+            Ok(Err(error)) => {
+                drop(lease.discard());
+                Err(error.to_string())
+            }
+            // The lease takes the connection with it: nothing of it is sent later.
+            Err(_) => Err(format!("no confirm within {:?}", self.confirm_within)),
+        }
     }
 
     /// Returns only when nothing of the batch can still be sent.

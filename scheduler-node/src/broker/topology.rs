@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use common::{
     ids::QueueName,
-    wire::amqp::{EXCHANGE, REJECTED, RESULTS},
+    wire::amqp::{EXCHANGE, ExchangeType, INVALID, REJECTED, RESULTS, SUBMIT},
 };
 use lapin::{
     Channel, ExchangeKind,
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::{
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
+    intake::DelayExchange,
 };
 
 /// How often a consumer may lose or requeue a message before it counts as rejected. The broker's own default from
@@ -81,6 +82,51 @@ pub(super) async fn declare_task_queue(
     bind(&channel, queue, EXCHANGE, queue).await
 }
 
+/// The queue that tasks are submitted to, and the one for what cannot be a task.
+pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
+    declare_queue(link, INVALID, quorum([]), strangers).await?;
+    declare_queue(link, SUBMIT, door(), strangers).await
+}
+
+/// The exchange and a queue behind it that takes everything. Says what stands in the way of the exchange, if something does; the
+/// queue is there all the same.
+pub(super) async fn declare_delay_exchange(
+    link: &Link,
+    exchange: &DelayExchange,
+    strangers: &Strangers,
+) -> Result<Option<String>, Error> {
+    let (name, queue) = (exchange.name.as_str(), exchange.queue());
+    declare_queue(link, &queue, door(), strangers).await?;
+    let channel = link.channel().await?;
+    // No binding of a direct exchange takes every key: what routes like one to us is a topic exchange.
+    let (kind, routing_key) = match exchange.kind {
+        ExchangeType::Topic | ExchangeType::Direct => (ExchangeKind::Topic, "#"),
+        ExchangeType::Fanout => (ExchangeKind::Fanout, ""),
+        ExchangeType::Headers => (ExchangeKind::Headers, ""),
+    };
+    match declare_exchange(&channel, name, kind.clone()).await {
+        Ok(()) => bind(&channel, &queue, name, routing_key).await.map(|()| None),
+        Err(refusal) if matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) => {
+            Ok(Some(format!(
+                "the exchange `{name}` cannot be declared as a durable {kind:?} exchange, so nothing published to it is delayed: delete the one              that is there, allow it to this user, or choose another name in [[delay_exchange]] ({})",
+                refusal.explained()
+            )))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A queue that messages come in by. What expires before a node has taken it, or was given back too often, is set aside.
+fn door() -> FieldTable {
+    quorum([
+        ("x-delivery-limit", OWN_DELIVERY_LIMIT.into()),
+        ("x-overflow", text("reject-publish")),
+        ("x-dead-letter-exchange", text("")),
+        ("x-dead-letter-routing-key", text(INVALID)),
+        ("x-dead-letter-strategy", text("at-least-once")),
+    ])
+}
+
 /// On a channel of its own, because a refusal closes it. A queue that exists otherwise, or that we may not configure, is
 /// used as it is.
 async fn declare_queue(link: &Link, queue: &str, arguments: FieldTable, strangers: &Strangers) -> Result<(), Error> {
@@ -133,7 +179,7 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-/// Names longer than AMQP allows never come this far: a queue's name has at most 128 characters, our own are short.
+/// Names longer than AMQP allows never come this far: a queue's name has at most 128 characters, our own are short, a configured one is checked there.
 fn name(text: &str) -> ShortString {
     ShortString::from(text)
 }

@@ -130,7 +130,7 @@ async fn etcd_found(etcd: &config::Etcd) -> Result<String, Fault> {
 
 async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     let metrics = BrokerMetrics::register(&Registry::new()).map_err(|error| Fault::Refused(error.to_string()))?;
-    let (broker, keeper) = Broker::new(settings::amqp(amqp, false), Arc::new(metrics));
+    let (broker, keeper) = Broker::new(settings::amqp(amqp, None), Arc::new(metrics));
     let mut state = broker.state();
     supervise::spawn_child(keeper);
     // The first change is the outcome of the first attempt.

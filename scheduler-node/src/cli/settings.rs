@@ -5,8 +5,8 @@ use std::{fs, io, path::PathBuf};
 use secrecy::SecretString;
 
 use crate::{
-    broker::AmqpSettings,
-    config::{Amqp, Database, Etcd},
+    broker::{self, AmqpSettings},
+    config::{Amqp, Database, DelayExchange, Etcd},
     coordination::{EtcdSettings, EtcdTls},
     store::connect,
 };
@@ -36,7 +36,13 @@ pub fn etcd(etcd: &Etcd) -> io::Result<EtcdSettings> {
     })
 }
 
-/// How to connect to the broker. `consume`: results and rejections are taken too.
-pub fn amqp(amqp: &Amqp, consume: bool) -> AmqpSettings {
-    AmqpSettings { url: amqp.url.clone(), consume }
+/// How to connect to the broker. `doors`: what is submitted through these delay exchanges, and all else that comes, is taken
+/// too.
+pub fn amqp(amqp: &Amqp, doors: Option<&[DelayExchange]>) -> AmqpSettings {
+    let door = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
+    AmqpSettings {
+        url: amqp.url.clone(),
+        consume: doors.is_some(),
+        delay_exchanges: doors.unwrap_or_default().iter().map(door).collect(),
+    }
 }

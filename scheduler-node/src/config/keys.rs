@@ -42,6 +42,13 @@ pub const KEYS: &[Key] = &[
     key("amqp.url", "", "amqp://user:password@host:5672/vhost or amqps://; required"),
     key("amqp.url_file", "", "file that holds the url"),
     key(
+        "delay_exchange[].name",
+        "",
+        "exchange that this cluster declares; what is published there waits as its `x-delay` header says",
+    ),
+    key("delay_exchange[].type", "\"topic\"", "topic, direct, fanout or headers: what its publishers declare"),
+    key("delay_exchange[].deliver_to", "", "exchange that a message goes on to when it is due, as it came"),
+    key(
         "http.listen",
         "\"127.0.0.1:8080\"",
         "address and port; beyond loopback only with an auth token; port 0 takes a free one",
@@ -72,7 +79,7 @@ impl Key {
 pub fn table() -> String {
     let mut text = String::from(
         "Configuration keys, with defaults. The file is TOML; a variable of the environment wins over it.\n\
-         A section that repeats is `[[database]]` or `[[auth.token]]` in the file and counts from 0 in a variable.\n",
+         A section that repeats is `[[database]]`, `[[delay_exchange]]` or `[[auth.token]]` in the file and counts from 0 in a variable.\n",
     );
     for key in KEYS {
         let default = if key.default.is_empty() { String::new() } else { format!(" = {}", key.default) };

@@ -8,6 +8,7 @@ pub mod amqp;
 pub mod auth;
 pub mod complaint;
 pub mod database;
+pub mod delay_exchange;
 pub mod etcd;
 pub mod http;
 pub mod keys;
@@ -39,6 +40,7 @@ pub use self::{
     auth::{Auth, Role, Token},
     complaint::{Complaint, Complaints},
     database::Database,
+    delay_exchange::DelayExchange,
     etcd::Etcd,
     http::Http,
     link::Link,
@@ -59,6 +61,7 @@ pub struct Config {
     /// In the order of the file, at least one. Together they hold every shard from 0 on exactly once.
     pub databases: Vec<Database>,
     pub amqp: Amqp,
+    pub delay_exchanges: Vec<DelayExchange>,
     pub http: Http,
     pub auth: Auth,
     pub scheduler: Scheduler,
@@ -93,6 +96,8 @@ struct Written {
     #[serde(default)]
     database: Vec<database::Written>,
     amqp: Amqp,
+    #[serde(default)]
+    delay_exchange: Vec<DelayExchange>,
     #[serde(default)]
     http: Http,
     #[serde(default)]
@@ -142,6 +147,9 @@ impl Config {
             let _ = write!(line, " database.{}={} shards={}", database.name, database.place(), database.shards);
         }
         let _ = write!(line, " amqp={} listen={}", self.amqp.place(), self.http.listen);
+        for of in &self.delay_exchanges {
+            let _ = write!(line, " delay_exchange.{}={}", of.name, of.deliver_to);
+        }
         let Scheduler { horizon_ms, heap_entries, claim_ahead_ms, batch, window } = self.scheduler;
         let _ = write!(line, " tokens={} horizon_ms={horizon_ms} heap_entries={heap_entries}", self.auth.token.len());
         let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
@@ -218,6 +226,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
     written.etcd.check(complaints);
     let databases = database::settle(written.database, complaints);
     written.amqp.check(complaints);
+    delay_exchange::check(&written.delay_exchange, complaints);
     let auth = auth::settle(written.auth, complaints);
     written.http.check(&auth, complaints);
     written.scheduler.check(complaints);
@@ -228,6 +237,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
         etcd: written.etcd,
         databases,
         amqp: written.amqp,
+        delay_exchanges: written.delay_exchange,
         http: written.http,
         auth,
         scheduler: written.scheduler,

@@ -275,6 +275,30 @@ fn names_and_tokens_are_different_from_one_another() {
 }
 
 #[test]
+fn delay_exchanges_that_cannot_work_are_refused() {
+    let pair = |name: &str, deliver_to: &str| {
+        format!("\n[[delay_exchange]]\nname = '{name}'\ntype = 'direct'\ndeliver_to = '{deliver_to}'\n")
+    };
+    let fine = format!("{SMALLEST}{}{}", pair("orders.delayed", "orders"), pair("mails.delayed", "mails"));
+    let config = read(&fine, &[("DUETIME_DELAY_EXCHANGE__1__DELIVER_TO", "letters")]).expect("accepted");
+    assert_eq!(config.delay_exchanges[1].way(), common::wire::DelayWay::new("mails.delayed", "letters"));
+    for (toml, key) in [
+        (pair("duetime", "orders"), "delay_exchange[0].name"),
+        (pair("amq.topic", "orders"), "delay_exchange[0].name"),
+        (pair("orders", "orders"), "delay_exchange[0].deliver_to"),
+        (pair("orders.delayed", ""), "delay_exchange[0].deliver_to"),
+        (pair("a b", "x") + &pair("a/b", "y"), "delay_exchange[1].name"),
+        (
+            "\n[[delay_exchange]]\nname = 'a'\ntype = 'x-delayed-message'\ndeliver_to = 'b'".to_owned(),
+            "delay_exchange[0].type",
+        ),
+    ] {
+        let complaints = complaints(&format!("{SMALLEST}{toml}"), &[]);
+        assert!(complaints.len() == 1 && complaints[0].contains(key), "{toml}: {complaints:?}");
+    }
+}
+
+#[test]
 fn a_variable_that_names_no_key_is_refused() {
     let cases = [
         ("DUETIME_SCHEDULER__BACTH", "names no key"),
@@ -300,6 +324,7 @@ fn the_table_of_keys_is_what_is_read() {
         ("etcd", "[etcd]\nx=1"),
         ("database[]", "[[database]]\nx=1"),
         ("amqp", "[amqp]\nx=1"),
+        ("delay_exchange[]", "[[delay_exchange]]\nx=1"),
         ("http", "[http]\nx=1"),
         ("auth.token[]", "[[auth.token]]\nx=1"),
         ("scheduler", "[scheduler]\nx=1"),

@@ -8,6 +8,7 @@ mod cluster;
 mod keys;
 mod list;
 mod queues;
+mod receive;
 mod refusal;
 mod submit;
 mod tasks;
@@ -34,6 +35,7 @@ use crate::{
     supervise::spawn_child,
 };
 
+pub use receive::Taken;
 pub use submit::Submitted;
 
 /// What the desk asks.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
     ids::QueueName,
-    queue::QueueBook,
+    queue::{QueueBook, QueuePolicy},
     wire::{Problem, QueueRequest, QueueView, queue::Counts},
 };
 
@@ -101,7 +101,7 @@ impl Desk {
             return Ok(());
         }
         if self.parts().auto_create {
-            self.parts().store.home().queue_add(&missing).await?;
+            self.parts().store.home().queue_add(&missing, &QueuePolicy::default()).await?;
         }
         self.read_alone().await
     }

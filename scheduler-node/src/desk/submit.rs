@@ -14,6 +14,9 @@ use crate::{
     store::put::PutOutcome,
 };
 
+/// As the metrics call it.
+const SOURCE: &str = "http";
+
 /// A task that is durable.
 #[derive(Clone, Debug)]
 pub struct Submitted {
@@ -35,7 +38,7 @@ impl Desk {
         self.know([&task.queue]).await;
         self.admit(&task)?;
         let shown = task.clone();
-        let answer = self.parts().submitter.submit(vec![task]).await.pop().expect("one task, one answer");
+        let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
@@ -77,7 +80,7 @@ impl Desk {
                 Err(problem) => answers.push(Some(Err(problem))),
             }
         }
-        let stored = self.parts().submitter.submit(tasks).await;
+        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
         for (Placed { place, queue }, stored) in placed.into_iter().zip(stored) {
             let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
             answers[place] = Some(answer);
@@ -86,7 +89,7 @@ impl Desk {
     }
 
     /// Refuses a task of a queue that is not there, where queues are made by hand only.
-    fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
+    pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
         if self.parts().auto_create || self.parts().books.load().find(&task.queue).is_some() {
             return Ok(());
         }
@@ -96,7 +99,7 @@ impl Desk {
 
     /// Sees to it that this node has heard of `queues` if there are such; on their first use they are made, where that is
     /// how queues come into being. A task goes in all the same when that fails: its queue's policy is the default one.
-    async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
+    pub(super) async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if !missing.is_empty()

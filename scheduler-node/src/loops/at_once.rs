@@ -110,5 +110,6 @@ fn delivery(task: NewTask, due_at: UnixMicros) -> Delivery {
         max_attempts: task.max_attempts,
         timeout_ms: task.timeout_ms,
         redelivered: false,
+        envelope: task.envelope,
     }
 }

@@ -19,6 +19,7 @@ pub mod prober;
 pub mod publisher;
 pub mod putter;
 pub mod queue_reader;
+pub mod receiver;
 pub mod reporter;
 pub mod session_keeper;
 pub mod settler;

@@ -15,7 +15,7 @@ use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
     queue::{Queue, Settle},
-    task::Delivery,
+    task::{Delivery, Envelope},
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -102,6 +102,21 @@ struct Pending {
     batches: usize,
 }
 
+impl Pending {
+    /// From the front, all of one kind: one batch has one route.
+    fn next_batch(&mut self) -> Vec<Dispatch> {
+        let first = self.messages.front().and_then(exchange_of);
+        let alike = self.messages.iter().take(MESSAGES_PER_BATCH).take_while(|dispatch| exchange_of(dispatch) == first);
+        let most = alike.count();
+        self.messages.drain(..most).collect()
+    }
+}
+
+/// Where it says itself that it goes.
+fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
+    dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
+}
+
 impl Publisher {
     /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
     pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
@@ -164,8 +179,7 @@ impl Publisher {
     ) {
         let Some(lane) = pending.get_mut(queue) else { return };
         while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
-            let most = lane.messages.len().min(MESSAGES_PER_BATCH);
-            let batch: Vec<Dispatch> = lane.messages.drain(..most).collect();
+            let batch = lane.next_batch();
             lane.batches += 1;
             let this = Arc::clone(self);
             let queue = queue.clone();
@@ -189,9 +203,10 @@ impl Publisher {
             batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
         let outgoing: Vec<Outgoing> = batch.into_iter().map(|dispatch| outgoing(dispatch.delivery, &policy)).collect();
         let messages = outgoing.len();
+        let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
         self.metrics.published(queue, messages as u64);
-        let published = self.broker.publish(&route(&policy), outgoing).await;
+        let published = self.broker.publish(&route, outgoing).await;
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.settle(queue, &policy, &places, published).await;
     }
@@ -279,6 +294,8 @@ struct Place {
     publish_at: Instant,
     redelivered: bool,
     timeout_ms: i64,
+    /// The confirm ends it.
+    finishes: bool,
 }
 
 impl Place {
@@ -288,6 +305,7 @@ impl Place {
             publish_at: dispatch.publish_at,
             redelivered: dispatch.delivery.redelivered,
             timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
+            finishes: queue.policy.settle == Settle::Confirm || dispatch.delivery.envelope.is_some(),
         }
     }
 
@@ -297,7 +315,7 @@ impl Place {
             attempt,
             queue: queue.clone(),
             timeout_ms: self.timeout_ms,
-            finishes: of.policy.settle == Settle::Confirm,
+            finishes: self.finishes,
             keep_ms: of.policy.keep_succeeded_ms,
         }
     }
@@ -312,8 +330,12 @@ fn outgoing(delivery: Delivery, queue: &Queue) -> Outgoing {
     }
 }
 
-/// The queue's own exchange and key, or ours with the queue's name and a queue we declare.
-fn route(queue: &Queue) -> Route {
+/// Where the message itself says; else the queue's own exchange and key, or ours with the queue's name and a queue we declare.
+fn route(queue: &Queue, envelope: Option<&Envelope>) -> Route {
+    if let Some(envelope) = envelope {
+        // Each message has a routing key of its own.
+        return Route { exchange: envelope.exchange.clone(), routing_key: String::new(), declare: None };
+    }
     let name = queue.name.as_str();
     let routing_key = queue.policy.routing_key.clone().unwrap_or_else(|| name.to_owned());
     match &queue.policy.exchange {

@@ -35,6 +35,8 @@ const PUTS_IN_FLIGHT: usize = 3;
 #[derive(Debug)]
 pub struct PutJob {
     pub tasks: Vec<NewTask>,
+    /// Where they come from, as the metrics call it.
+    pub source: &'static str,
     pub answer: oneshot::Sender<Result<Vec<Put>, Unstored>>,
 }
 
@@ -73,13 +75,15 @@ impl Putter {
 
     async fn put(&self, mut batch: Vec<PutJob>) {
         let lengths: Vec<usize> = batch.iter().map(|job| job.tasks.len()).collect();
+        let sources: Vec<&str> =
+            batch.iter().flat_map(|job| std::iter::repeat_n(job.source, job.tasks.len())).collect();
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let holds: Vec<Hold> = tasks.iter().map(|task| self.hold(&task.queue)).collect();
         let database = &self.site.database;
         let sent = database.task_put(&tasks, &holds).await;
         let stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
         if let Ok(puts) = &stored {
-            self.note(&tasks, puts);
+            self.note(&tasks, &sources, puts);
             let due = puts.iter().filter(|put| matches!(put.outcome, PutOutcome::Created | PutOutcome::Replaced));
             self.nudger.written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
         }
@@ -91,19 +95,19 @@ impl Putter {
         Hold { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
     }
 
-    fn note(&self, tasks: &[NewTask], puts: &[Put]) {
-        let mut created: BTreeMap<&QueueName, u64> = BTreeMap::new();
-        for (task, put) in tasks.iter().zip(puts) {
+    fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Put]) {
+        let mut created: BTreeMap<(&QueueName, &str), u64> = BTreeMap::new();
+        for ((task, source), put) in tasks.iter().zip(sources).zip(puts) {
             tracing::debug!(task = %put.id, queue = %task.queue, outcome = ?put.outcome, due_at = %put.due_at, "task with a key submitted");
             if put.outcome == PutOutcome::Created {
-                *created.entry(&task.queue).or_default() += 1;
+                *created.entry((&task.queue, source)).or_default() += 1;
             }
             if put.superseded > 0 {
                 self.metrics.finished(&task.queue, TaskState::Superseded.text(), put.superseded);
             }
         }
-        for (queue, count) in created {
-            self.metrics.submitted(queue, "http", count);
+        for ((queue, source), count) in created {
+            self.metrics.submitted(queue, source, count);
         }
     }
 }

@@ -99,6 +99,8 @@ type Inserted = (usize, TaskId, Option<UnixMicros>);
 #[derive(Debug)]
 pub struct Job {
     tasks: Vec<NewTask>,
+    /// Where they come from, as the metrics call it.
+    source: &'static str,
     answer: oneshot::Sender<Result<UnixMicros, Unstored>>,
 }
 
@@ -124,11 +126,11 @@ impl Submitter {
     }
 
     /// One answer a task, in the order of the tasks. Done answers mean that the task, or the one that has its key, is durable.
-    pub async fn submit(&self, tasks: Vec<ValidTask>) -> Vec<Result<Answer, Unstored>> {
+    pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
         let new = self.routes.place(tasks);
         let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.keyed.is_some());
-        let (inserts, puts) = (self.send_inserts(plain), self.send_puts(keyed));
+        let (inserts, puts) = (self.send_inserts(plain, source), self.send_puts(keyed, source));
         for (places, answered) in inserts {
             let answer = answered.await.unwrap_or_else(|_| Err(stopping()));
             for (place, id, due_at) in places {
@@ -148,28 +150,28 @@ impl Submitter {
     }
 
     /// Each database's part, sent to whoever writes it. What finds no room is left out.
-    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>) -> Vec<Sent<Vec<Inserted>, UnixMicros>> {
+    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Vec<Inserted>, UnixMicros>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let (answer, answered) = oneshot::channel();
             let due_at = |task: &NewTask| (!task.asked_now).then_some(task.due_at);
             let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
             let tasks = part.into_iter().map(|(_, task)| task).collect();
-            if self.jobs[index].try_send(Job { tasks, answer }).is_ok() {
+            if self.jobs[index].try_send(Job { tasks, source, answer }).is_ok() {
                 sent.push((places, answered));
             }
         }
         sent
     }
 
-    fn send_puts(&self, tasks: Vec<(usize, NewTask)>) -> Vec<Sent<Vec<usize>, Vec<Put>>> {
+    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Vec<usize>, Vec<Put>>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let mut part = part.into_iter().peekable();
             while part.peek().is_some() {
                 let (answer, answered) = oneshot::channel();
                 let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
-                if self.puts[index].try_send(PutJob { tasks, answer }).is_ok() {
+                if self.puts[index].try_send(PutJob { tasks, source, answer }).is_ok() {
                     sent.push((places, answered));
                 }
             }
@@ -284,17 +286,18 @@ struct Insert {
 
 impl Insert {
     async fn write(&self, mut batch: Vec<Job>) {
+        let counts = count(&batch);
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
         let written = match self.database().task_submit_claimed(&tasks, &begun.epochs).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);
-                return self.write_again(batch, tasks, error).await;
+                return self.write_again(batch, tasks, counts, error).await;
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
-        self.note(&tasks, written.asked_at);
+        self.note(&tasks, counts, written.asked_at);
         answer(batch, &Ok(written.asked_at));
         let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
         self.nudge(&scheduled, written.asked_at);
@@ -302,12 +305,12 @@ impl Insert {
     }
 
     /// The first sending failed. From here on nothing is claimed by the insert.
-    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, error: Error) {
+    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, counts: Counts, error: Error) {
         let database = self.database();
         let stored =
             until_known(database, tasks.len(), Err(error), |sending| database.task_submit(&tasks, sending)).await;
         if let Ok(asked_at) = stored {
-            self.note(&tasks, asked_at);
+            self.note(&tasks, counts, asked_at);
             self.nudge(&tasks, asked_at);
         }
         answer(batch, &stored);
@@ -321,15 +324,13 @@ impl Insert {
         self.nudger.written_all(tasks.iter().map(|task| (task.id, task.due_at_when(asked_at))));
     }
 
-    fn note(&self, tasks: &[NewTask], asked_at: UnixMicros) {
-        let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
+    fn note(&self, tasks: &[NewTask], counts: Counts, asked_at: UnixMicros) {
         for task in tasks {
-            *queues.entry(&task.queue).or_default() += 1;
             let due_at = task.due_at_when(asked_at);
             tracing::debug!(task = %task.id, queue = %task.queue, %due_at, "task submitted");
         }
-        for (queue, count) in queues {
-            self.at_once.metrics.submitted(queue, "http", count);
+        for ((queue, source), count) in counts {
+            self.at_once.metrics.submitted(&queue, source, count);
         }
     }
 }
@@ -368,6 +369,19 @@ where
         tokio::time::sleep(PAUSE).await;
         sent = send(sending).await;
     }
+}
+
+/// How many tasks of which queue came from where.
+type Counts = BTreeMap<(QueueName, &'static str), u64>;
+
+fn count(batch: &[Job]) -> Counts {
+    let mut counts = Counts::new();
+    for job in batch {
+        for task in &job.tasks {
+            *counts.entry((task.queue.clone(), job.source)).or_default() += 1;
+        }
+    }
+    counts
 }
 
 fn answer(batch: Vec<Job>, answer: &Result<UnixMicros, Unstored>) {

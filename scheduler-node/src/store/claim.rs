@@ -7,12 +7,13 @@ use std::{
 
 use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
-    task::{Content, Delivery},
+    task::{Content, Delivery, Envelope},
     time::UnixMicros,
 };
 use sqlx::{
     Row,
     postgres::{PgRow, types::PgInterval},
+    types::Json,
 };
 
 use super::{Database, Error, StoreOp};
@@ -173,7 +174,8 @@ fn read(rows: &[PgRow], presented: usize) -> Result<(UnixMicros, Claimed), sqlx:
 }
 
 fn delivery(row: &PgRow) -> Result<Delivery, sqlx::Error> {
-    let headers: Option<sqlx::types::Json<BTreeMap<String, String>>> = row.try_get("headers")?;
+    let headers: Option<Json<BTreeMap<String, String>>> = row.try_get("headers")?;
+    let envelope: Option<Json<Box<Envelope>>> = row.try_get("envelope")?;
     Ok(Delivery {
         id: super::task_id(row, "id")?,
         attempt: Attempt::new(row.try_get("attempt")?),
@@ -192,5 +194,6 @@ fn delivery(row: &PgRow) -> Result<Delivery, sqlx::Error> {
         max_attempts: row.try_get("max_attempts")?,
         timeout_ms: row.try_get("timeout_ms")?,
         redelivered: row.try_get::<i32, _>("redeliveries")? > 0,
+        envelope: envelope.map(|envelope| envelope.0),
     })
 }

@@ -79,15 +79,11 @@ impl Database {
         .await
     }
 
-    /// Adds those of `names` that are not there, with the default policy.
-    pub async fn queue_add(&self, names: &[QueueName]) -> Result<(), Error> {
+    /// Adds those of `names` that are not there, with this policy.
+    pub async fn queue_add(&self, names: &[QueueName], policy: &QueuePolicy) -> Result<(), Error> {
         let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
         self.run(StoreOp::QueueAdd, |pool| async move {
-            sqlx::query(include_str!("queries/queue_add.sql"))
-                .bind(names)
-                .bind(Json(QueuePolicy::default()))
-                .execute(&pool)
-                .await?;
+            sqlx::query(include_str!("queries/queue_add.sql")).bind(names).bind(Json(policy)).execute(&pool).await?;
             Ok(())
         })
         .await

@@ -50,7 +50,8 @@ impl Database {
         sending: Sending,
         epochs: &[Option<Epoch>],
     ) -> Result<Written, Error> {
-        let columns = Columns::of(tasks);
+        let mut columns = Columns::of(tasks);
+        let envelopes = std::mem::take(&mut columns.envelopes);
         let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
         let (now, arrived, written) = self
             .run(StoreOp::TaskSubmit, |pool| async move {
@@ -59,6 +60,7 @@ impl Database {
                     .bind(sending == Sending::Again)
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
+                    .bind(envelopes)
                     .fetch_one(&pool)
                     .await?;
                 let written =
@@ -89,11 +91,12 @@ pub(super) struct Columns<'a> {
     keys: Vec<Option<&'a str>>,
     versions: Vec<i64>,
     now: Vec<bool>,
+    envelopes: Vec<Option<String>>,
 }
 
 impl<'a> Columns<'a> {
     pub(super) fn of(tasks: &'a [NewTask]) -> Self {
-        let json = |value: serde_json::Result<String>| value.expect("maps of strings and policies are JSON");
+        let json = |value: serde_json::Result<String>| value.expect("maps of strings, policies and envelopes are JSON");
         Self {
             ids: tasks.iter().map(|task| task.id.uuid()).collect(),
             shards: tasks.iter().map(|task| task.id.shard().number().into()).collect(),
@@ -119,6 +122,10 @@ impl<'a> Columns<'a> {
             keys: tasks.iter().map(|task| task.keyed.as_ref().map(|keyed| keyed.key.as_str())).collect(),
             versions: tasks.iter().map(|task| task.keyed.as_ref().map_or(0, |keyed| keyed.version)).collect(),
             now: tasks.iter().map(|task| task.asked_now).collect(),
+            envelopes: tasks
+                .iter()
+                .map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope))))
+                .collect(),
         }
     }
 

@@ -25,6 +25,7 @@ pub enum LoopKind {
     Publisher,
     Settler,
     Reporter,
+    Receiver,
     Archiver,
     QueueReader,
     Prober,

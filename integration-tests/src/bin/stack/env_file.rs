@@ -18,6 +18,8 @@ pub(crate) struct Addresses {
     pub amqp_url: String,
     pub database_urls: Vec<String>,
     pub etcd_endpoints: Vec<String>,
+    pub delay_exchange: String,
+    pub delay_target: String,
 }
 
 impl Addresses {
@@ -31,6 +33,8 @@ impl Addresses {
             ("AMQP_URL", self.amqp_url.clone()),
             ("DATABASE_URLS", self.database_urls.join(",")),
             ("ETCD_ENDPOINTS", self.etcd_endpoints.join(",")),
+            ("DUETIME_DELAY_EXCHANGE", self.delay_exchange.clone()),
+            ("DUETIME_DELAY_TARGET", self.delay_target.clone()),
         ];
         fs::remove_file(file).ok();
         let mut out = File::options()
@@ -40,7 +44,7 @@ impl Addresses {
             .open(file)
             .with_context(|| format!("writing {}", file.display()))?;
         for (name, value) in lines {
-            // None of the values holds a quote: they are URLs, numbers and hexadecimal digits.
+            // None of the values holds a quote: they are URLs, names, numbers and hexadecimal digits.
             writeln!(out, "export {name}='{value}'")?;
         }
         Ok(())

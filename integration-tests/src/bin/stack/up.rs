@@ -14,6 +14,7 @@ use integration_tests::sandbox::{
     DatabaseConfig, Etcd, Identity, Node, NodeConfig, Postgres, Rabbit, Tether, migrate,
     secret::{remembered_own, remembered_port},
 };
+use lapin::{Connection, ConnectionProperties, ExchangeKind, options::ExchangeDeclareOptions, types::FieldTable};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -24,6 +25,9 @@ use crate::{
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const DATABASE: &str = "duetime";
+/// A pair to try delays in the manner of the delayed-message plugin with.
+const DELAY_EXCHANGE: &str = "demo.delayed";
+const DELAY_TARGET: &str = "demo.target";
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -79,6 +83,7 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
     for node in &nodes {
         node.wait_ready(READY_WITHIN).await?;
     }
+    declare_target(&nodes).await?;
     println!("{} nodes are ready ({:.1} s)", nodes.len(), began.elapsed().as_secs_f32());
 
     let config = nodes.first().context("there is at least one node")?.config();
@@ -89,8 +94,20 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
         amqp_url: config.amqp_url.clone(),
         database_urls: config.databases.iter().map(|database| database.url.clone()).collect(),
         etcd_endpoints: config.etcd_endpoints.clone(),
+        delay_exchange: DELAY_EXCHANGE.to_owned(),
+        delay_target: DELAY_TARGET.to_owned(),
     }
     .write(&place.env_file)
+}
+
+/// The exchange that delayed messages go on to is the application's own; here that is us.
+async fn declare_target(nodes: &[Node]) -> Result<()> {
+    let url = &nodes.first().context("there is at least one node")?.config().amqp_url;
+    let connection = Connection::connect(url, ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    channel.exchange_declare(DELAY_TARGET.into(), ExchangeKind::Topic, options, FieldTable::default()).await?;
+    Ok(connection.close(200, "OK".into()).await?)
 }
 
 async fn start_stores(place: &Place) -> Result<Stores> {
@@ -156,7 +173,9 @@ async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Res
             databases: vec![database.clone()],
             amqp_url: stores.rabbit.url("/"),
             token: token.clone(),
-            more: String::new(),
+            more: format!(
+                "[[delay_exchange]]\nname = {DELAY_EXCHANGE:?}\ntype = \"topic\"\ndeliver_to = {DELAY_TARGET:?}\n"
+            ),
         };
         nodes.push(Node::new(&folder, config, Tether::Detached)?);
     }

@@ -74,7 +74,8 @@ impl Bench {
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
         let vhost = shared::unique("broker");
         let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
-        let settings = AmqpSettings { url: SecretString::from(url.clone()), consume: true };
+        let settings =
+            AmqpSettings { url: SecretString::from(url.clone()), consume: true, delay_exchanges: Vec::new() };
         let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
         let (broker, keeper) = Broker::with_confirm_deadline(settings, Arc::clone(&metrics), confirm_within);
         let incoming = broker.incoming();
@@ -210,6 +211,7 @@ pub(super) fn outgoing(queue: &str) -> Outgoing {
             max_attempts: None,
             timeout_ms: None,
             redelivered: false,
+            envelope: None,
         },
         max_attempts: 25,
         wants_result: false,

@@ -154,7 +154,7 @@ async fn closing_ends_the_keeper_and_what_is_published_then_is_not_sent() {
 async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password() {
     let port = integration_tests::sandbox::free_port();
     for url in [format!("amqp://guest:swordfish@127.0.0.1:{port}/"), "http://guest:swordfish@127.0.0.1/".to_owned()] {
-        let settings = AmqpSettings { url: SecretString::from(url), consume: false };
+        let settings = AmqpSettings { url: SecretString::from(url), consume: false, delay_exchanges: Vec::new() };
         let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
         let (broker, keeper) = Broker::new(settings, metrics.into());
         let keeper = crate::supervise::spawn_child(keeper);

@@ -40,6 +40,7 @@ async fn a_delivery_says_what_the_contract_says() {
         version: 3,
         partition_key: Some("customer-9".to_owned()),
         redelivered: true,
+        envelope: None,
         ..plain.delivery
     };
     let mut full = Outgoing { delivery, max_attempts: 4, wants_result: true };

@@ -1,6 +1,7 @@
 //! A desk before real databases, without a cluster or a broker.
 
 mod queues;
+mod receive;
 mod submit;
 mod tasks;
 mod views;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Desk, Parts};
 use crate::{
-    broker::BrokerState,
+    broker::{BrokerState, DoorTroubles},
     loops::{
         at_once::AtOnce,
         held::Held,
@@ -108,6 +109,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         watch::channel(BrokerState::Up { blocked: false }).1,
         watch::channel(joined).1,
         CancellationToken::new(),
+        DoorTroubles::default(),
     );
     drop(fitness);
     let store = Store::new(databases);

@@ -12,10 +12,10 @@ WITH gone AS (
 INSERT INTO duetime.archive (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
     payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
-    progress, worker, history, created_at, finished_at, drop_on)
+    progress, worker, history, created_at, envelope, finished_at, drop_on)
 SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
-       progress, worker, history, created_at, clock_timestamp(),
+       progress, worker, history, created_at, envelope, clock_timestamp(),
        ((clock_timestamp() + coalesce(
            (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1

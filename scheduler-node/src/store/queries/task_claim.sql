@@ -29,7 +29,7 @@ WITH presented AS MATERIALIZED (
        AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
     RETURNING t.id, t.state = 'ready' AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
 )
 SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*
   FROM (SELECT 1) AS always

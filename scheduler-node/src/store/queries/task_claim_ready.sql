@@ -26,7 +26,7 @@ WITH fence AS MATERIALIZED (
       FROM picked AS p
      WHERE t.id = p.id
     RETURNING t.id, false AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
 )
 SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*
   FROM (SELECT 1) AS always

@@ -14,10 +14,10 @@ WITH late AS MATERIALIZED (
 INSERT INTO duetime.archive (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
     payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
-    progress, worker, history, created_at, finished_at, drop_on)
+    progress, worker, history, created_at, envelope, finished_at, drop_on)
 SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
-       progress, worker, history, created_at, clock_timestamp(),
+       progress, worker, history, created_at, envelope, clock_timestamp(),
        ((clock_timestamp() + coalesce(
            (SELECT keep.ms FROM unnest($4::text[], $5::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $3
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1

@@ -18,11 +18,11 @@ WITH fact AS MATERIALIZED (
 INSERT INTO duetime.archive (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
     payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
-    progress, worker, history, created_at, finished_at, result, status_code, status_msg, drop_on)
+    progress, worker, history, created_at, envelope, finished_at, result, status_code, status_msg, drop_on)
 SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, coalesce(delivered_at, clock_timestamp()),
        progress, worker, CASE WHEN entry IS NULL THEN history ELSE coalesce(history, '[]') || entry::jsonb END,
-       created_at, clock_timestamp(), result, status_code, status_msg,
+       created_at, envelope, clock_timestamp(), result, status_code, status_msg,
        ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
 RETURNING id

@@ -22,7 +22,7 @@ WITH presented AS MATERIALIZED (
      WHERE t.id = a.id
        AND t.state::text = 'dispatching'     -- as text, here and in its kin: the planner must not prove that task_wake would do
     RETURNING t.id, false AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
-              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
 )
 SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*
   FROM (SELECT 1) AS always

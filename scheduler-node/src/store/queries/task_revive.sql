@@ -17,10 +17,10 @@ WITH found AS MATERIALIZED (
 )
 INSERT INTO duetime.task AS t (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
-    payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, history, created_at)
+    payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, history, created_at, envelope)
 SELECT id, shard, queue, 'scheduled', now(), now(), CASE WHEN expires_at > now() THEN expires_at END, priority, attempt, attempt,
        max_attempts, timeout_ms, retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at,
-       history, created_at
+       history, created_at, envelope
   FROM gone
 RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
           t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker,

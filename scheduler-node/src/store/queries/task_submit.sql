@@ -4,14 +4,14 @@
 -- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
 -- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
--- $1..$16 the columns, $18 epochs presented (pairwise), $19 look again after. Returns "now", the time, and the fences held.
+-- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after. Returns "now", the time, and the fences held.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
         $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
-        $18::bigint[]
+        $18::bigint[], $20::text[]
     ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
-            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch)
+            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
 ), fence AS MATERIALIZED (
     SELECT s.id
       FROM duetime.shard AS s
@@ -29,7 +29,7 @@ WITH fresh AS MATERIALIZED (
     INSERT INTO duetime.task AS t (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
         partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, redeliveries,
-        attempt, claim_epoch, claimed_at)
+        attempt, claim_epoch, claimed_at, envelope)
     SELECT f.id, f.shard, f.queue, CASE WHEN f.claimed THEN 'dispatching'::duetime.task_state ELSE 'scheduled' END,
            CASE WHEN f.claimed THEN statement_timestamp() + $19 WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
            CASE WHEN f.now THEN statement_timestamp() ELSE f.due_at END,
@@ -38,7 +38,8 @@ WITH fresh AS MATERIALIZED (
            CASE WHEN $17 THEN 1 ELSE 0 END,
            CASE WHEN f.claimed THEN 1 ELSE 0 END,
            CASE WHEN f.claimed THEN f.epoch END,
-           CASE WHEN f.claimed THEN statement_timestamp() END
+           CASE WHEN f.claimed THEN statement_timestamp() END,
+           f.envelope::jsonb
       FROM gated AS f
      WHERE NOT $17 OR NOT EXISTS (
            SELECT 1

@@ -3,6 +3,7 @@
 mod change;
 mod claim;
 mod conformance;
+mod envelope;
 mod explain;
 mod fence;
 pub(crate) mod fixture;
@@ -52,6 +53,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         timeout_ms: None,
         retry: None,
         expires_at: None,
+        envelope: None,
     }
 }
 

@@ -27,7 +27,7 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
     let put = database.queue_put(&name("a"), &policy, None).await.unwrap();
     assert!(put.record.queue.paused, "it stays paused unless told otherwise");
     assert!(!database.queue_pause(&name("a"), false).await.unwrap().expect("it is there").queue.paused);
-    database.queue_add(&[name("a"), name("b"), name("b")]).await.unwrap();
+    database.queue_add(&[name("a"), name("b"), name("b")], &QueuePolicy::default()).await.unwrap();
     let (revision, queues) = database.queue_read().await.unwrap();
     assert_eq!(revision, 5);
     assert_eq!(
@@ -42,8 +42,8 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
 async fn what_changes_nothing_leaves_the_revision() {
     let test = fixture::database().await;
     let database = &test.database;
-    database.queue_add(&[name("a")]).await.unwrap();
-    database.queue_add(&[name("a")]).await.unwrap();
+    database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
     assert!(!database.queue_delete(&name("b")).await.unwrap());
     assert!(database.queue_pause(&name("b"), true).await.unwrap().is_none());
     assert_eq!(database.queue_revision().await.unwrap(), 1);
@@ -54,7 +54,8 @@ async fn first_uses_of_the_same_queues_at_the_same_time_make_each_once() {
     let test = fixture::database().await;
     let names: Vec<QueueName> = (0..20).map(|n| name(&format!("q{n}"))).collect();
     let reversed: Vec<QueueName> = names.iter().rev().cloned().collect();
-    let calls = (0..8).map(|n| test.database.queue_add(if n % 2 == 0 { &names } else { &reversed }));
+    let policy = QueuePolicy::default();
+    let calls = (0..8).map(|n| test.database.queue_add(if n % 2 == 0 { &names } else { &reversed }, &policy));
     for done in futures::future::join_all(calls).await {
         done.expect("no deadlock");
     }
@@ -65,7 +66,7 @@ async fn first_uses_of_the_same_queues_at_the_same_time_make_each_once() {
 #[tokio::test]
 async fn one_queue_is_read_alone_with_its_times() {
     let test = fixture::database().await;
-    test.database.queue_add(&[name("a"), name("b")]).await.unwrap();
+    test.database.queue_add(&[name("a"), name("b")], &QueuePolicy::default()).await.unwrap();
     let (_, records) = test.database.queue_records(Some(&name("b"))).await.unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!((records[0].queue.name.as_str(), records[0].created_at <= records[0].updated_at), ("b", true));

@@ -1,0 +1,142 @@
+//! How a message goes on that only waits here: where to, and everything it said besides its body.
+//!
+//! Kept as JSON beside the task. Whatever JSON or PostgreSQL's text cannot hold (bytes that are not text, NUL, NaN) is encoded, so
+//! that it reads back as it was, bit for bit.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Tables within tables, as deep as they may go. Beyond some forty levels JSON is not read back.
+pub const MAX_DEPTH: usize = 16;
+
+/// Where a message goes when it is due, and what it carries.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Envelope {
+    pub exchange: String,
+    pub routing_key: Text,
+    pub properties: Properties,
+}
+
+/// The properties of an AMQP message, all of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Properties {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_encoding: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Table>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delivery_mode: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reply_to: Option<Text>,
+    /// In ms, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expiration: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_id: Option<Text>,
+    /// In seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timestamp: Option<u64>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_id: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub app_id: Option<Text>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<Text>,
+}
+
+/// Headers with their names, each name once. Pairs: a name may hold what the key of a JSON object may not.
+pub type Table = Vec<(Text, Field)>;
+
+/// A header's value with the type it came with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Field {
+    Bool(bool),
+    I8(i8),
+    U8(u8),
+    I16(i16),
+    U16(u16),
+    I32(i32),
+    U32(u32),
+    I64(i64),
+    /// Its bits: JSON has no NaN.
+    F32(u32),
+    F64(u64),
+    Decimal {
+        scale: u8,
+        value: u32,
+    },
+    Text(Text),
+    Bytes(Text),
+    Array(Vec<Self>),
+    /// In seconds.
+    Time(u64),
+    Table(Table),
+    Void,
+}
+
+impl Field {
+    /// How many tables and arrays lie in one another.
+    pub fn depth(&self) -> usize {
+        match self {
+            Self::Array(fields) => 1 + fields.iter().map(Self::depth).max().unwrap_or(0),
+            Self::Table(fields) => 1 + fields.iter().map(|(_, field)| field.depth()).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+}
+
+/// What AMQP calls text: bytes, mostly UTF-8.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Text(pub Vec<u8>);
+
+impl Text {
+    /// `None`: it is not UTF-8.
+    pub fn as_str(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(text.as_bytes().to_vec())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written<'a> {
+    Plain(std::borrow::Cow<'a, str>),
+    Encoded { base64: String },
+}
+
+impl Serialize for Text {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.as_str().filter(|text| !text.contains('\0')) {
+            Some(text) => Written::Plain(text.into()),
+            None => Written::Encoded { base64: STANDARD.encode(&self.0) },
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Written::deserialize(deserializer)? {
+            Written::Plain(text) => Ok(Self(text.into_owned().into_bytes())),
+            Written::Encoded { base64 } => STANDARD.decode(base64).map(Self).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,257 @@
+//! A task as it is submitted in an AMQP message: its own kind, or one that only waits on its way to another exchange.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    ids::QueueName,
+    task::{
+        Content, Envelope, OnDuplicate,
+        envelope::{Field, MAX_DEPTH, Properties, Text},
+    },
+    time::UnixMicros,
+    wire::{
+        Limits, Problem, TaskRequest, ValidTask,
+        check::{BYTES, DEFAULT_PRIORITY, check_headers, check_short, check_size},
+    },
+};
+
+/// Properties and headers of a message that waits, as JSON: below what fits into one frame when it goes on (128 KiB), with
+/// our own headers.
+const MAX_ENVELOPE_BYTES: usize = 64 << 10;
+
+/// Waiting times as the delayed-message plugin and its successors spell them. The first that is there counts.
+const X_DELAY: &str = "x-delay";
+const X_DELIVERY_TIME: &str = "x-opt-delivery-time";
+const X_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
+
+/// What our own queue adds when it hands a message out again.
+const OF_THE_QUEUE: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
+
+/// A message as the broker brought it. Anyone with access to the broker may have written it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    pub routing_key: String,
+    pub properties: Properties,
+    pub body: Vec<u8>,
+}
+
+/// What becomes of what is published to a delay exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DelayWay {
+    /// Under which it is listed while it waits.
+    pub queue: QueueName,
+    /// The exchange it goes on to.
+    pub deliver_to: String,
+}
+
+impl DelayWay {
+    /// The queue has the exchange's name, as far as a queue's name allows.
+    pub fn new(exchange: &str, deliver_to: &str) -> Self {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let name: String = exchange.chars().map(|c| if allowed(c) { c } else { '_' }).take(128).collect();
+        Self { queue: QueueName::new(name), deliver_to: deliver_to.to_owned() }
+    }
+}
+
+impl Message {
+    /// A task of the message's own kind: headers `duetime-...` say what, the body is the payload.
+    pub fn submitted(&self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+        let mut request = TaskRequest::default();
+        let mut own = BTreeMap::new();
+        for (name, field) in self.headers() {
+            let name = name.as_str().ok_or_else(|| refuse("headers", "the name of a header is not UTF-8"))?;
+            if let Some(option) = name.strip_prefix("duetime-") {
+                set(&mut request, option, field)?;
+            } else if [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY].contains(&name) {
+                return Err(refuse(name, format!("`{name}` counts only in a delay exchange; say `duetime-delay-ms`")));
+            } else if !name.starts_with("x-") {
+                // What begins with `x-` the broker adds on the way.
+                own.insert(name.to_owned(), text(name, field)?.to_owned());
+            }
+        }
+        if request.queue.is_empty() {
+            return Err(refuse("duetime-queue", "the header `duetime-queue` is missing: it names the queue"));
+        }
+        if request.key.is_none() {
+            // So that a message that comes twice is one task.
+            request.key =
+                self.properties.message_id.as_ref().and_then(Text::as_str).filter(|id| !id.is_empty()).map(Into::into);
+        }
+        check_headers(&own)?;
+        check_size(self.body.len(), limits)?;
+        let content_type = match &self.properties.content_type {
+            Some(given) => given.as_str().ok_or_else(|| refuse("content_type", "`content_type` is not UTF-8"))?,
+            None => BYTES,
+        };
+        check_short("content_type", content_type)?;
+        let mut task = request.validate(now, limits)?;
+        task.content = Content { payload: self.body.clone(), content_type: content_type.to_owned(), headers: own };
+        Ok(task)
+    }
+
+    /// A task that is this very message, on its way to another exchange.
+    pub fn delayed(&self, way: &DelayWay, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+        check_size(self.body.len(), limits)?;
+        let mut properties = self.properties.clone();
+        let due_at = match properties.headers.as_mut() {
+            Some(headers) => {
+                headers.retain(|(name, _)| !name.as_str().is_some_and(|name| OF_THE_QUEUE.contains(&name)));
+                take_delay(headers, now)?
+            }
+            None => None,
+        };
+        if self.headers().any(|(_, field)| field.depth() > MAX_DEPTH) {
+            return Err(refuse("headers", format!("headers may be nested {MAX_DEPTH} levels deep at most")));
+        }
+        let envelope =
+            Envelope { exchange: way.deliver_to.clone(), routing_key: self.routing_key.as_str().into(), properties };
+        let size = serde_json::to_string(&envelope).map_or(usize::MAX, |json| json.len());
+        if size > MAX_ENVELOPE_BYTES {
+            return Err(refuse(
+                "headers",
+                format!("properties and headers may take {MAX_ENVELOPE_BYTES} bytes, not {size}"),
+            ));
+        }
+        let shown = self.properties.content_type.as_ref().and_then(Text::as_str);
+        let content_type = shown.filter(|text| check_short("content_type", text).is_ok()).unwrap_or(BYTES).to_owned();
+        Ok(ValidTask {
+            queue: way.queue.clone(),
+            due_at: due_at.unwrap_or(now),
+            asked_now: due_at.is_none(),
+            content: Content { payload: self.body.clone(), content_type, headers: BTreeMap::new() },
+            priority: DEFAULT_PRIORITY,
+            keyed: None,
+            partition_key: None,
+            max_attempts: None,
+            timeout_ms: None,
+            retry: None,
+            expires_at: None,
+            envelope: Some(Box::new(envelope)),
+        })
+    }
+
+    fn headers(&self) -> impl Iterator<Item = &(Text, Field)> {
+        self.properties.headers.iter().flatten()
+    }
+}
+
+/// One `duetime-` header.
+fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Problem> {
+    let name = format!("duetime-{option}");
+    let whole = || integer(field).ok_or_else(|| refuse(&name, format!("`{name}` must be a whole number")));
+    let small = |number: i64| i32::try_from(number).map_err(|_| refuse(&name, format!("`{name}` is out of range")));
+    let moment = |millis: i64| {
+        UnixMicros::from_millis(millis).filter(UnixMicros::is_writable).ok_or_else(|| {
+            refuse(&name, format!("`{name}` must be Unix milliseconds before the year 10000, not {millis}"))
+        })
+    };
+    match option {
+        "queue" => request.queue = text(&name, field)?.to_owned(),
+        "due-ms" => request.due_at = Some(moment(whole()?)?),
+        "delay-ms" => request.delay_ms = Some(whole()?),
+        "priority" => request.priority = Some(i16::try_from(whole()?).unwrap_or(i16::MAX)),
+        "partition-key" => request.partition_key = Some(text(&name, field)?.to_owned()),
+        "max-attempts" => request.max_attempts = Some(small(whole()?)?),
+        "timeout-ms" => request.timeout_ms = Some(whole()?),
+        "expires-ms" => request.expires_at = Some(moment(whole()?)?),
+        "expires-after-ms" => request.expires_after_ms = Some(whole()?),
+        "key" => request.key = Some(text(&name, field)?.to_owned()),
+        "version" => request.version = Some(whole()?),
+        "on-duplicate" => request.on_duplicate = Some(on_duplicate(&name, text(&name, field)?)?),
+        // Agreed, but without behaviour yet.
+        "depends-on" => return Err(Problem::not_available(name)),
+        _ => {
+            return Err(refuse(
+                &name,
+                format!("there is no header `{name}`; names that begin with `duetime-` are reserved"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn on_duplicate(name: &str, asked: &str) -> Result<OnDuplicate, Problem> {
+    let known = OnDuplicate::ALL.into_iter().find(|mode| mode.text() == asked);
+    known.ok_or_else(|| refuse(name, format!("`{name}` is keep, reject, replace or version, not `{asked}`")))
+}
+
+/// When the message is due, and the waiting time turned negative, so that a second delay exchange on its way does not delay it
+/// again and its consumer sees that it has waited. `None`: it does not wait.
+fn take_delay(headers: &mut [(Text, Field)], now: UnixMicros) -> Result<Option<UnixMicros>, Problem> {
+    for name in [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY] {
+        let Some((_, field)) = headers.iter_mut().find(|(of, _)| of.as_str() == Some(name)) else { continue };
+        let Some(millis) = waiting(name, field)? else { continue };
+        let too_late = || refuse(name, format!("`{name}` leads past the year 9999"));
+        if name == X_DELIVERY_TIME {
+            let due_at = UnixMicros::from_millis(millis).filter(UnixMicros::is_writable).ok_or_else(too_late)?;
+            return Ok(Some(due_at).filter(|due_at| *due_at > now));
+        }
+        let Some(wait_ms) = u64::try_from(millis).ok().filter(|wait_ms| *wait_ms > 0) else { return Ok(None) };
+        let due_at = now.plus(std::time::Duration::from_millis(wait_ms));
+        if due_at >= UnixMicros::LAST {
+            return Err(too_late());
+        }
+        negate(field, millis);
+        return Ok(Some(due_at));
+    }
+    Ok(None)
+}
+
+/// Milliseconds as the delayed-message plugin reads them. `None`: a type it takes for no delay. Text that is no number is refused,
+/// where the plugin would not delay.
+fn waiting(name: &str, field: &Field) -> Result<Option<i64>, Problem> {
+    let float = match field {
+        Field::F32(bits) => f64::from(f32::from_bits(*bits)),
+        Field::F64(bits) => f64::from_bits(*bits),
+        Field::Text(_) => {
+            return integer(field)
+                .map(Some)
+                .ok_or_else(|| refuse(name, format!("`{name}` is text, but not a whole number")));
+        }
+        other => return Ok(integer(other)),
+    };
+    if float.is_nan() {
+        return Err(refuse(name, format!("`{name}` is not a number")));
+    }
+    // Truncated towards zero; what is too large for the type leads past the year 9999 all the same.
+    Ok(Some(float as i64))
+}
+
+fn negate(field: &mut Field, millis: i64) {
+    *field = match field {
+        Field::I8(value) => Field::I8(-*value),
+        Field::I16(value) => Field::I16(-*value),
+        Field::I32(value) => Field::I32(-*value),
+        _ => Field::I64(-millis),
+    };
+}
+
+/// A whole number of any type, or text that spells one.
+fn integer(field: &Field) -> Option<i64> {
+    match field {
+        Field::I8(value) => Some((*value).into()),
+        Field::U8(value) => Some((*value).into()),
+        Field::I16(value) => Some((*value).into()),
+        Field::U16(value) => Some((*value).into()),
+        Field::I32(value) => Some((*value).into()),
+        Field::U32(value) => Some((*value).into()),
+        Field::I64(value) => Some(*value),
+        Field::Text(text) => text.as_str()?.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+fn text<'a>(name: &str, field: &'a Field) -> Result<&'a str, Problem> {
+    let text = match field {
+        Field::Text(text) => text.as_str(),
+        _ => None,
+    };
+    text.ok_or_else(|| refuse(name, format!("the header `{}` must be text in UTF-8", name.escape_debug())))
+}
+
+fn refuse(field: &str, detail: impl Into<String>) -> Problem {
+    Problem::invalid_field(field.to_owned(), detail)
+}
+
+#[cfg(test)]
+mod tests;

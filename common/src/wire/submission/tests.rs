@@ -1,0 +1,180 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::task::{Keyed, envelope::tests::field};
+
+const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
+
+fn message(headers: &[(&str, Field)], body: &[u8]) -> Message {
+    let headers = headers.iter().map(|(name, field)| ((*name).into(), field.clone())).collect();
+    Message {
+        routing_key: "a.b".to_owned(),
+        properties: Properties { headers: Some(headers), ..Properties::default() },
+        body: body.to_vec(),
+    }
+}
+
+fn said(value: &str) -> Field {
+    Field::Text(value.into())
+}
+
+fn submitted(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
+    message(headers, b"{}").submitted(NOW, &Limits::default())
+}
+
+fn delayed(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
+    message(headers, b"\xff").delayed(&DelayWay::new("orders.delayed", "orders"), NOW, &Limits::default())
+}
+
+fn after_ms(millis: u64) -> UnixMicros {
+    NOW.plus(Duration::from_millis(millis))
+}
+
+#[test]
+fn a_message_says_in_headers_what_a_request_says_in_fields() {
+    let task = submitted(&[
+        ("duetime-queue", said("mail")),
+        ("duetime-delay-ms", Field::U16(1_500)),
+        ("duetime-priority", said(" 2 ")),
+        ("duetime-partition-key", said("p")),
+        ("duetime-max-attempts", Field::I8(7)),
+        ("duetime-timeout-ms", Field::I64(60_000)),
+        ("duetime-expires-ms", Field::I64(1_800_000_000_000)),
+        ("tenant", said("blue")),
+        ("x-delivery-count", Field::I64(1)),
+    ])
+    .unwrap();
+    assert_eq!((task.queue.as_str(), task.due_at, task.asked_now), ("mail", after_ms(1_500), false));
+    assert_eq!((task.priority, task.partition_key.as_deref()), (2, Some("p")));
+    assert_eq!((task.max_attempts, task.timeout_ms), (Some(7), Some(60_000)));
+    assert_eq!(task.expires_at, UnixMicros::from_millis(1_800_000_000_000));
+    assert_eq!(task.content.headers, BTreeMap::from([("tenant".to_owned(), "blue".to_owned())]));
+    assert_eq!((task.content.payload.as_slice(), task.content.content_type.as_str()), (b"{}".as_slice(), BYTES));
+    assert_eq!(task.envelope, None);
+}
+
+#[test]
+fn a_message_is_known_by_its_key_or_by_its_message_id() {
+    let message = |id: Option<&str>, key: Option<&str>| {
+        let mut headers =
+            vec![("duetime-queue".into(), said("mail")), ("duetime-on-duplicate".into(), said("version"))];
+        headers.extend(key.map(|key| ("duetime-key".into(), said(key))));
+        headers.extend(key.map(|_| ("duetime-version".into(), Field::I8(7))));
+        let properties = Properties { headers: Some(headers), message_id: id.map(Into::into), ..Properties::default() };
+        Message { properties, ..Message::default() }.submitted(NOW, &Limits::default()).map(|task| task.keyed)
+    };
+    let keyed = |key: &str, version| Keyed { key: key.to_owned(), version, on_duplicate: OnDuplicate::Version };
+    assert_eq!(message(Some("m-1"), Some("k")), Ok(Some(keyed("k", 7))));
+    assert_eq!(message(Some("m-1"), None), Ok(Some(keyed("m-1", 0))));
+    assert_eq!(message(Some(""), None).unwrap_err().field.as_deref(), Some("on_duplicate"));
+}
+
+#[test]
+fn a_message_that_cannot_be_a_task_is_told_which_header_is_to_blame() {
+    let queue = ("duetime-queue", said("mail"));
+    for (more, field) in [
+        (("duetime-delay-ms", said("soon")), "duetime-delay-ms"),
+        (("duetime-delay-ms", Field::F64(1)), "duetime-delay-ms"),
+        (("duetime-due-ms", Field::I64(i64::MAX)), "duetime-due-ms"),
+        (("duetime-priority", Field::I64(1 << 40)), "priority"),
+        (("duetime-max-attempts", Field::I64(1 << 40)), "duetime-max-attempts"),
+        (("duetime-partition-key", Field::Bool(true)), "duetime-partition-key"),
+        (("duetime-key", said("")), "key"),
+        (("duetime-version", Field::I8(1)), "version"),
+        (("duetime-on-duplicate", said("maybe")), "duetime-on-duplicate"),
+        (("duetime-colour", said("blue")), "duetime-colour"),
+        (("x-delay", Field::I32(5)), "x-delay"),
+        (("retries", Field::I32(5)), "retries"),
+        (("duetime-queue", said("no such name")), "queue"),
+    ] {
+        let problem = submitted(&[queue.clone(), more.clone()]).unwrap_err();
+        assert_eq!(problem.field.as_deref(), Some(field), "{more:?}: {problem:?}");
+    }
+    assert_eq!(submitted(&[]).unwrap_err().field.as_deref(), Some("duetime-queue"));
+    let large = message(&[queue], &[0; 9]).submitted(NOW, &Limits { max_payload_bytes: 8 });
+    assert_eq!(large.unwrap_err().status, 413);
+}
+
+#[test]
+fn a_delay_is_read_as_the_plugin_reads_it() {
+    let f64 = |value: f64| Field::F64(value.to_bits());
+    for (field, wait_ms, negated) in [
+        (Field::I32(1_500), 1_500, Field::I32(-1_500)),
+        (Field::U8(200), 200, Field::I64(-200)),
+        (said("1500"), 1_500, Field::I64(-1_500)),
+        (f64(1_500.9), 1_500, Field::I64(-1_500)),
+        (Field::F32(250.5_f32.to_bits()), 250, Field::I64(-250)),
+        // A year: the plugin would not have delayed it.
+        (Field::I64(31_536_000_000), 31_536_000_000, Field::I64(-31_536_000_000)),
+    ] {
+        let task = delayed(&[("x-delay", field.clone())]).unwrap();
+        assert_eq!((task.due_at, task.asked_now), (after_ms(wait_ms), false), "{field:?}");
+        let envelope = task.envelope.unwrap();
+        assert_eq!(envelope.properties.headers, Some(vec![("x-delay".into(), negated)]));
+        assert_eq!((envelope.exchange.as_str(), envelope.routing_key), ("orders", "a.b".into()));
+    }
+    for field in
+        [Field::I32(0), Field::I32(-5), said("-5"), f64(0.9), Field::Bool(true), Field::Void, Field::Array(vec![])]
+    {
+        let headers = [("x-delay", field)];
+        let task = delayed(&headers).unwrap();
+        assert!(task.asked_now && task.due_at == NOW, "{headers:?}");
+        assert_eq!(task.envelope.unwrap().properties, message(&headers, b"").properties, "as it came");
+    }
+    for field in [said("soon"), said(""), f64(f64::NAN), f64(1e300), Field::I64(i64::MAX)] {
+        assert_eq!(delayed(&[("x-delay", field)]).unwrap_err().field.as_deref(), Some("x-delay"));
+    }
+}
+
+#[test]
+fn the_names_of_the_plugins_successors_count_too() {
+    let at = delayed(&[("x-opt-delivery-time", Field::I64(NOW.millis() + 700))]).unwrap();
+    assert_eq!(at.due_at, after_ms(700));
+    assert!(delayed(&[("x-opt-delivery-time", Field::I64(5))]).unwrap().asked_now);
+    let after = delayed(&[("x-opt-delivery-delay", Field::I64(700))]).unwrap();
+    assert_eq!(after.due_at, after_ms(700));
+    let both = delayed(&[("x-opt-delivery-delay", Field::I64(9)), ("x-delay", Field::I64(700))]).unwrap();
+    assert_eq!(both.due_at, after_ms(700));
+}
+
+#[test]
+fn what_the_queue_adds_to_a_message_that_comes_again_does_not_go_on() {
+    let task = delayed(&[("x-delivery-count", Field::I64(1)), ("mine", Field::Void)]).unwrap();
+    assert_eq!(task.envelope.unwrap().properties.headers, Some(vec![("mine".into(), Field::Void)]));
+}
+
+#[test]
+fn headers_that_could_not_be_read_back_or_sent_on_are_refused() {
+    let deep = (0..=MAX_DEPTH).fold(Field::Void, |inner, _| Field::Array(vec![inner]));
+    assert!(delayed(&[("deep", deep)]).is_err());
+    assert!(delayed(&[("long", said(&"x".repeat(MAX_ENVELOPE_BYTES)))]).is_err());
+}
+
+#[test]
+fn the_queue_of_a_delay_exchange_has_its_name_as_far_as_that_can_be_one() {
+    assert_eq!(DelayWay::new("orders.delayed", "orders").queue.as_str(), "orders.delayed");
+    assert_eq!(DelayWay::new("a b/ü", "orders").queue.as_str(), "a_b__");
+}
+
+proptest! {
+    #[test]
+    fn no_message_breaks_anything_and_what_is_taken_is_sound(
+        names in proptest::collection::vec("(duetime-(queue|due-ms|delay-ms|priority|expires-ms|timeout-ms)|x-delay|x-opt-delivery-(time|delay)|\\PC{0,3})", 0..4),
+        fields in proptest::collection::vec(field(), 4),
+        body in any::<Vec<u8>>(),
+    ) {
+        let headers: Vec<(&str, Field)> = names.iter().map(String::as_str).zip(fields).collect();
+        let message = message(&headers, &body);
+        let limits = Limits { max_payload_bytes: 64 };
+        let taken = [message.submitted(NOW, &limits), message.delayed(&DelayWay::new("d", "o"), NOW, &limits)];
+        for task in taken.into_iter().flatten() {
+            prop_assert!(task.due_at >= NOW && task.due_at.is_writable());
+            prop_assert!(task.asked_now || task.due_at > NOW);
+            prop_assert!((1..=5).contains(&task.priority) && crate::queue::check_name(task.queue.as_str()).is_ok());
+            prop_assert_eq!(&task.content.payload, &body);
+            prop_assert!(body.len() <= 64);
+        }
+    }
+}

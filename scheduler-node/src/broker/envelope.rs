@@ -1,0 +1,182 @@
+//! A message that goes on as it came: its properties between AMQP's own types and the ones they are kept in.
+
+use common::{
+    task::{
+        self,
+        envelope::{Field, Properties, Table, Text},
+    },
+    wire::{
+        Message,
+        amqp::{HEADER_ERROR, HEADER_MESSAGE_ID, HEADER_REDELIVERED},
+    },
+};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, DecimalValue, FieldArray, FieldTable, ShortString},
+};
+
+use super::message::{Outgoing, PERSISTENT};
+
+/// Of the reason a message is set aside for.
+const REASON_CHARS: usize = 1_000;
+/// What fits into one frame (128 KiB) with our own headers; a longer one costs the connection.
+const MAX_ASIDE_BYTES: usize = 64 << 10;
+/// What would route copies of a message elsewhere when it is published again.
+const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
+
+/// Everything a message said besides its body.
+pub(super) fn read(of: &BasicProperties) -> Properties {
+    let text = |value: &Option<ShortString>| value.as_ref().map(|text| Text::from(text.as_str()));
+    Properties {
+        content_type: text(of.content_type()),
+        content_encoding: text(of.content_encoding()),
+        headers: of.headers().as_ref().map(table),
+        delivery_mode: *of.delivery_mode(),
+        priority: *of.priority(),
+        correlation_id: text(of.correlation_id()),
+        reply_to: text(of.reply_to()),
+        expiration: text(of.expiration()),
+        message_id: text(of.message_id()),
+        timestamp: *of.timestamp(),
+        kind: text(of.kind()),
+        user_id: text(of.user_id()),
+        app_id: text(of.app_id()),
+        cluster_id: text(of.cluster_id()),
+    }
+}
+
+/// As it came, with the headers that name the attempt and those that were set since.
+pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: &str) -> BasicProperties {
+    let of = &envelope.properties;
+    let mut headers = of.headers.as_ref().map(amqp_table).unwrap_or_default();
+    for (name, value) in &outgoing.delivery.content.headers {
+        headers.insert(short(&name.as_str().into()), AMQPValue::LongString(value.as_str().into()));
+    }
+    let id = outgoing.delivery.message_id().to_string();
+    headers.insert(HEADER_MESSAGE_ID.into(), AMQPValue::LongString(id.into()));
+    headers.insert(HEADER_REDELIVERED.into(), AMQPValue::Boolean(outgoing.delivery.redelivered));
+    besides_headers(of, user).with_headers(headers)
+}
+
+/// A message that cannot be a task: as it came, with the reason and where it came from, without what would make it go elsewhere
+/// or vanish.
+pub(super) fn set_aside(message: &Message, exchange: &str, reason: &str, user: &str) -> BasicProperties {
+    let of = &message.properties;
+    let mut headers = FieldTable::default();
+    let fits = serde_json::to_string(of).is_ok_and(|json| json.len() <= MAX_ASIDE_BYTES);
+    for (name, value) in of.headers.iter().flatten().filter(|_| fits) {
+        let name = short(name);
+        let kept = if ROUTING_HEADERS.contains(&name.as_str()) { format!("duetime-{name}").into() } else { name };
+        headers.insert(kept, amqp(value));
+    }
+    let mut say = |name: &str, text: Vec<u8>| {
+        headers.insert(name.into(), AMQPValue::LongString(text.into()));
+    };
+    say(HEADER_ERROR, reason.chars().take(REASON_CHARS).collect::<String>().into_bytes());
+    say("duetime-exchange", exchange.into());
+    say("duetime-routing-key", message.routing_key.clone().into_bytes());
+    if let Some(expiration) = &of.expiration {
+        say("duetime-expiration", expiration.0.clone());
+    }
+    let lasting = Properties { expiration: None, headers: None, ..of.clone() };
+    besides_headers(&lasting, user).with_headers(headers).with_delivery_mode(PERSISTENT)
+}
+
+/// The name of another user than ours is left out: the broker would close the channel over it.
+fn besides_headers(of: &Properties, user: &str) -> BasicProperties {
+    let mut properties = BasicProperties::default();
+    macro_rules! copy {
+        ($($field:ident => $with:ident),*) => {
+            $(if let Some(text) = &of.$field { properties = properties.$with(short(text)); })*
+        };
+    }
+    copy!(
+        content_type => with_content_type, content_encoding => with_content_encoding, correlation_id => with_correlation_id,
+        reply_to => with_reply_to, expiration => with_expiration, message_id => with_message_id, kind => with_type,
+        app_id => with_app_id, cluster_id => with_cluster_id
+    );
+    if let Some(text) = of.user_id.as_ref().filter(|text| text.as_str() == Some(user)) {
+        properties = properties.with_user_id(short(text));
+    }
+    if let Some(mode) = of.delivery_mode {
+        properties = properties.with_delivery_mode(mode);
+    }
+    if let Some(priority) = of.priority {
+        properties = properties.with_priority(priority);
+    }
+    if let Some(timestamp) = of.timestamp {
+        properties = properties.with_timestamp(timestamp);
+    }
+    properties
+}
+
+/// Which attempt a message of ours is.
+pub(super) fn message_id(of: &BasicProperties) -> Option<String> {
+    let kept = of.headers().as_ref().and_then(|headers| headers.inner().get(HEADER_MESSAGE_ID));
+    match kept {
+        Some(AMQPValue::LongString(id)) => Some(id.to_string()),
+        _ => of.message_id().as_ref().map(ToString::to_string),
+    }
+}
+
+/// What was a short string when it came is one again.
+pub(super) fn short(text: &Text) -> ShortString {
+    ShortString::try_new(String::from_utf8_lossy(&text.0)).unwrap_or_default()
+}
+
+fn table(of: &FieldTable) -> Table {
+    of.inner().iter().map(|(name, value)| (Text::from(name.as_str()), field(value))).collect()
+}
+
+fn field(value: &AMQPValue) -> Field {
+    match value {
+        AMQPValue::Boolean(value) => Field::Bool(*value),
+        AMQPValue::ShortShortInt(value) => Field::I8(*value),
+        AMQPValue::ShortShortUInt(value) => Field::U8(*value),
+        AMQPValue::ShortInt(value) => Field::I16(*value),
+        AMQPValue::ShortUInt(value) => Field::U16(*value),
+        AMQPValue::LongInt(value) => Field::I32(*value),
+        AMQPValue::LongUInt(value) => Field::U32(*value),
+        AMQPValue::LongLongInt(value) => Field::I64(*value),
+        AMQPValue::Float(value) => Field::F32(value.to_bits()),
+        AMQPValue::Double(value) => Field::F64(value.to_bits()),
+        AMQPValue::DecimalValue(value) => Field::Decimal { scale: value.scale, value: value.value },
+        AMQPValue::ShortString(value) => Field::Text(value.as_str().into()),
+        AMQPValue::LongString(value) => Field::Text(Text(value.as_bytes().to_vec())),
+        AMQPValue::ByteArray(value) => Field::Bytes(Text(value.as_slice().to_vec())),
+        AMQPValue::FieldArray(values) => Field::Array(values.as_slice().iter().map(field).collect()),
+        AMQPValue::Timestamp(value) => Field::Time(*value),
+        AMQPValue::FieldTable(value) => Field::Table(table(value)),
+        AMQPValue::Void => Field::Void,
+    }
+}
+
+fn amqp_table(of: &Table) -> FieldTable {
+    let mut table = FieldTable::default();
+    for (name, field) in of {
+        table.insert(short(name), amqp(field));
+    }
+    table
+}
+
+fn amqp(field: &Field) -> AMQPValue {
+    match field {
+        Field::Bool(value) => AMQPValue::Boolean(*value),
+        Field::I8(value) => AMQPValue::ShortShortInt(*value),
+        Field::U8(value) => AMQPValue::ShortShortUInt(*value),
+        Field::I16(value) => AMQPValue::ShortInt(*value),
+        Field::U16(value) => AMQPValue::ShortUInt(*value),
+        Field::I32(value) => AMQPValue::LongInt(*value),
+        Field::U32(value) => AMQPValue::LongUInt(*value),
+        Field::I64(value) => AMQPValue::LongLongInt(*value),
+        Field::F32(bits) => AMQPValue::Float(f32::from_bits(*bits)),
+        Field::F64(bits) => AMQPValue::Double(f64::from_bits(*bits)),
+        Field::Decimal { scale, value } => AMQPValue::DecimalValue(DecimalValue { scale: *scale, value: *value }),
+        Field::Text(text) => AMQPValue::LongString(text.0.clone().into()),
+        Field::Bytes(bytes) => AMQPValue::ByteArray(bytes.0.clone().into()),
+        Field::Array(fields) => AMQPValue::FieldArray(FieldArray::from(fields.iter().map(amqp).collect::<Vec<_>>())),
+        Field::Time(value) => AMQPValue::Timestamp(*value),
+        Field::Table(fields) => AMQPValue::FieldTable(amqp_table(fields)),
+        Field::Void => AMQPValue::Void,
+    }
+}

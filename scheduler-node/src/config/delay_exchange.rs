@@ -1,0 +1,73 @@
+//! `[[delay_exchange]]`: exchanges whose messages wait here on their way to another one.
+
+use common::wire::{DelayWay, amqp::ExchangeType};
+use serde::Deserialize;
+
+use super::complaint::Complaints;
+
+/// AMQP allows 255 bytes; the queue behind the exchange has its name after a prefix of ours.
+const MAX_NAME_BYTES: usize = 200;
+const MAX_TARGET_BYTES: usize = 255;
+/// Each costs every node a channel; the broker allows some two thousand on a connection.
+const MAX_EXCHANGES: usize = 256;
+
+/// One exchange with delays, and where its messages go.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DelayExchange {
+    pub name: String,
+    #[serde(rename = "type", default = "topic")]
+    pub kind: ExchangeType,
+    /// Not declared by us: the application's own.
+    pub deliver_to: String,
+}
+
+const fn topic() -> ExchangeType {
+    ExchangeType::Topic
+}
+
+impl DelayExchange {
+    pub fn way(&self) -> DelayWay {
+        DelayWay::new(&self.name, &self.deliver_to)
+    }
+}
+
+pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
+    complaints.unless(
+        all.len() <= MAX_EXCHANGES,
+        "delay_exchange",
+        format!("is there {} times; at most {MAX_EXCHANGES} are allowed", all.len()),
+    );
+    for (index, of) in all.iter().enumerate() {
+        let key = |name: &str| format!("delay_exchange[{index}].{name}");
+        complaints.unless(
+            is_name(&of.name, MAX_NAME_BYTES),
+            key("name"),
+            format!(
+                "is {:?}; it must be 1 to {MAX_NAME_BYTES} bytes and begin neither with `amq.` nor with `duetime`",
+                of.name
+            ),
+        );
+        complaints.unless(
+            !of.deliver_to.is_empty() && of.deliver_to.len() <= MAX_TARGET_BYTES && !of.deliver_to.contains('\0'),
+            key("deliver_to"),
+            format!("is {:?}; it must be the name of an exchange, 1 to {MAX_TARGET_BYTES} bytes", of.deliver_to),
+        );
+        complaints.unless(
+            of.deliver_to != of.name,
+            key("deliver_to"),
+            "is the delay exchange itself; messages would never leave it",
+        );
+        let queue = of.way().queue;
+        if let Some(other) = all[..index].iter().find(|other| other.way().queue == queue) {
+            let problem =
+                format!("is {:?}; its tasks would be listed under `{queue}` as those of {:?} are", of.name, other.name);
+            complaints.add(key("name"), problem);
+        }
+    }
+}
+
+fn is_name(name: &str, most: usize) -> bool {
+    let reserved = name.starts_with("amq.") || name == "duetime" || name.starts_with("duetime.");
+    !name.is_empty() && name.len() <= most && !reserved && !name.contains('\0')
+}

@@ -1,0 +1,66 @@
+//! Takes in what is submitted over AMQP.
+
+use common::{
+    ids::QueueName,
+    wire::{DelayWay, Message, Problem, ValidTask},
+};
+
+use super::{Desk, refusal};
+use crate::loops::submitter::Answer;
+
+/// As the metrics call it.
+const SOURCE: &str = "amqp";
+
+/// What became of one message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Taken {
+    /// It is a task, or another one answers for it, and durable.
+    Durable,
+    /// It cannot be a task.
+    Refused(Problem),
+    /// Not stored, or nobody knows: it has to come again.
+    Again(String),
+}
+
+impl Desk {
+    /// One answer a message, in their order. With a way, a message goes on along it when it is due.
+    pub async fn receive(&self, messages: &[(Option<&DelayWay>, &Message)]) -> Vec<Taken> {
+        let (now, limits) = (self.now(), self.limits());
+        let read: Vec<Result<ValidTask, Problem>> = messages
+            .iter()
+            .map(|(way, message)| match way {
+                Some(way) => message.delayed(way, now, &limits),
+                None => message.submitted(now, &limits),
+            })
+            .collect();
+        let of_queues = read.iter().flatten().filter(|task| task.envelope.is_none());
+        let queues: std::collections::BTreeSet<&QueueName> = of_queues.map(|task| &task.queue).collect();
+        self.know(queues).await;
+        let mut taken = Vec::with_capacity(read.len());
+        let (mut places, mut tasks) = (Vec::new(), Vec::new());
+        for (place, task) in read.into_iter().enumerate() {
+            match task.and_then(|task| self.admit_message(&task).map(|()| task)) {
+                Ok(task) => {
+                    places.push(place);
+                    tasks.push(task);
+                    taken.push(Taken::Durable);
+                }
+                Err(problem) => taken.push(Taken::Refused(problem)),
+            }
+        }
+        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
+        for (place, stored) in places.into_iter().zip(stored) {
+            taken[place] = match stored {
+                Ok(Answer::Stored(_)) => Taken::Durable,
+                Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),
+                Err(error) => Taken::Again(error.to_string()),
+            };
+        }
+        taken
+    }
+
+    /// A message on its way to another exchange needs no queue of its own.
+    fn admit_message(&self, task: &ValidTask) -> Result<(), Problem> {
+        if task.envelope.is_some() { Ok(()) } else { self.admit(task) }
+    }
+}

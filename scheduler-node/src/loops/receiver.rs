@@ -1,0 +1,115 @@
+//! Receives what is submitted over AMQP: reads it, has it stored, then acks it.
+//!
+//! Many messages share one insert, and several inserts are on the way at a time. What cannot be a task is set aside with the reason;
+//! what could not be stored, or may not have been, is given back after a pause. If this loop stops, messages wait at the broker.
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    ids::QueueName,
+    queue::{QueuePolicy, Settle},
+    wire::DelayWay,
+};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    broker::{Broker, Door, Received},
+    desk::{Desk, Taken},
+    metrics::Metrics,
+    store::Store,
+    supervise::spawn_child,
+};
+
+/// Messages of one pass: what shares an insert.
+const BATCH: usize = 500;
+
+/// Passes on the way at a time: one commits while the next is filled.
+const PASSES: usize = 4;
+
+/// Before messages that could not be stored are given back. Each pass waits so long, so that an outage is no busy loop.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    pub desk: Desk,
+    pub broker: Broker,
+    pub store: Store,
+    /// Of the delay exchanges, in the order of the configuration.
+    pub ways: Arc<[DelayWay]>,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Receiver {
+    /// Until told to stop; what was begun is finished.
+    pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
+        let (naming, stopped) = (self.clone(), stop.clone());
+        spawn_child(async move { stopped.run_until_cancelled(naming.name_queues()).await });
+        let passes = Arc::new(Semaphore::new(PASSES));
+        loop {
+            let pass = Arc::clone(&passes).acquire_owned().await.expect("the semaphore is never closed");
+            let mut batch = Vec::with_capacity(BATCH);
+            tokio::select! {
+                count = received.recv_many(&mut batch, BATCH) => if count == 0 { break },
+                () = stop.cancelled() => break,
+            }
+            let this = self.clone();
+            spawn_child(async move {
+                this.receive(batch).await;
+                drop(pass);
+            });
+        }
+        let all = u32::try_from(PASSES).expect("a small number");
+        let _ = passes.acquire_many(all).await;
+    }
+
+    /// What waits behind a delay exchange is listed under a queue of its own. The confirm ends it, whatever the policy says later.
+    async fn name_queues(&self) {
+        let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
+        let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
+        while !queues.is_empty()
+            && let Err(error) = self.store.home().queue_add(&queues, &policy).await
+        {
+            tracing::debug!(%error, "the queues of the delay exchanges are not written down yet");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn receive(&self, batch: Vec<Received>) {
+        let way = |received: &Received| match received.door {
+            Door::Submit => None,
+            Door::Delay(place) => self.ways.get(place),
+        };
+        let messages: Vec<_> = batch.iter().map(|received| (way(received), &received.message)).collect();
+        let taken = self.desk.receive(&messages).await;
+        fail::fail_point!("after_receive", |_| std::process::abort());
+        let mut again = Vec::new();
+        for (received, taken) in batch.into_iter().zip(taken) {
+            match taken {
+                Taken::Durable => received.ack.ack().await,
+                Taken::Refused(problem) => match self.set_aside(&received, &problem.to_string()).await {
+                    Ok(()) => received.ack.ack().await,
+                    Err(why) => again.push((received, why)),
+                },
+                Taken::Again(why) => again.push((received, why)),
+            }
+        }
+        self.give_back(again).await;
+    }
+
+    async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
+        self.broker.set_aside(received, reason).await?;
+        tracing::warn!(door = ?received.door, reason, "a message that cannot be a task is set aside");
+        self.metrics.submissions_invalid.inc();
+        Ok(())
+    }
+
+    async fn give_back(&self, again: Vec<(Received, String)>) {
+        let Some((_, why)) = again.first() else { return };
+        tracing::warn!(messages = again.len(), why, "submitted messages are given back to the broker, to come again");
+        tokio::time::sleep(PAUSE).await;
+        for (received, _) in again {
+            received.ack.requeue().await;
+        }
+    }
+}
