@@ -7,8 +7,8 @@ use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
 
 use crate::{confirm, load, scenario, until};
 
-/// Above the lease a takeover may take this long: assignment, fence, recovery, on a machine that is busy.
-const TAKEOVER: Duration = Duration::from_secs(2);
+/// Above the lease a takeover may take this long on a machine that does other things too; `make bench` measures.
+const TAKEOVER: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_an_owner_is_killed_the_others_fire_its_tasks_within_a_lease() {
