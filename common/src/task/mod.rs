@@ -1,5 +1,7 @@
 //! A task: what is asked for, what is handed over, what is kept.
 
+pub mod pick;
+pub mod rate;
 pub mod retry;
 pub mod state;
 pub mod verdict;

@@ -21,6 +21,7 @@ pub enum LoopKind {
     NudgeListener,
     Nudger,
     Dispatcher,
+    Picker,
     Publisher,
     Settler,
     Reporter,

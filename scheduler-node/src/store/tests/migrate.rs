@@ -26,7 +26,12 @@ async fn a_second_migration_changes_nothing() {
 #[tokio::test]
 async fn a_node_refuses_a_schema_it_does_not_know_naming_both_versions() {
     let test = fixture::database().await;
-    sqlx::query("UPDATE duetime.migration SET version = 9999").execute(&test.pool).await.unwrap();
+    sqlx::query(
+        "UPDATE duetime.migration SET version = 9999 WHERE version = (SELECT max(version) FROM duetime.migration)",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
     let misfit = test.database.schema_check(128).await.unwrap_err();
     assert!(matches!(misfit, Misfit::Version { .. }));
     let text = misfit.to_string();
