@@ -1,10 +1,14 @@
 //! A queue: a named kind of task with its policy.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, ids::QueueName, task::retry::RetryPolicy};
+use crate::{
+    field::FieldError,
+    ids::QueueName,
+    task::{pick::LEVELS, retry::RetryPolicy},
+};
 
 /// 1 to 128 of `A-Z a-z 0-9 . _ -`.
 pub const MAX_NAME_CHARS: usize = 128;
@@ -14,6 +18,13 @@ pub const MAX_ATTEMPTS: i32 = 1_000;
 pub const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
 /// A year: the archive has a partition for each day, and every look-up of a finished task probes all of them.
 const MAX_KEEP_MS: i64 = 31_622_400_000;
+/// They are counted before each start.
+const MAX_RUNNING: i64 = 10_000;
+/// Tasks a second: about one a day, and more than one shard hands out.
+const MIN_RATE: f64 = 0.000_01;
+const MAX_RATE: f64 = 100_000.0;
+/// Of one priority. A weight of 0 would leave its tasks waiting for ever.
+const MAX_WEIGHT: u32 = 1_000;
 /// AMQP's limit for the names of exchanges and routing keys.
 const MAX_AMQP_NAME_BYTES: usize = 255;
 
@@ -38,6 +49,15 @@ pub enum Placement {
     Spread,
     /// All on one shard.
     Single,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Spread => "spread",
+            Self::Single => "single",
+        })
+    }
 }
 
 /// What the message looks like.
@@ -73,13 +93,19 @@ pub struct QueuePolicy {
     pub keep_dead_ms: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_alert_threshold: Option<i64>,
+    /// How often each priority is drawn while tasks wait for room; beyond the last weight, the last one counts. Default: most often
+    /// the highest, sometimes the lowest ([`crate::task::pick`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_weights: Option<Vec<u32>>,
+    /// The most tasks that are started and have no outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_running: Option<i64>,
+    /// The most tasks started, by the second; shared out over the shards of a queue that is spread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_second: Option<f64>,
+    /// Tasks with the same partition key one after the other, by due time; a failed one is retried before the next.
     pub ordered: bool,
+    /// A retry is one priority lower than the attempt before it.
     pub retry_priority_drop: bool,
     pub format: Format,
 }
@@ -110,9 +136,9 @@ impl Default for QueuePolicy {
 }
 
 impl QueuePolicy {
-    /// Refuses values out of range, and fields whose behaviour does not exist yet; the error names the field.
+    /// Refuses values out of range, and values that do not go together; the error names the field.
     pub fn validate(&self) -> Result<(), FieldError> {
-        self.refuse_unavailable()?;
+        self.validate_gates()?;
         FieldError::within("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)?;
         self.retry.validate()?;
         FieldError::within("timeout_ms", self.timeout_ms, 1, MAX_TIMEOUT_MS)?;
@@ -127,19 +153,39 @@ impl QueuePolicy {
         amqp_name("routing_key", self.routing_key.as_deref())
     }
 
-    fn refuse_unavailable(&self) -> Result<(), FieldError> {
-        let asked = [
-            ("priority_weights", self.priority_weights.is_some()),
-            ("max_running", self.max_running.is_some()),
-            ("rate_per_second", self.rate_per_second.is_some()),
-            ("ordered", self.ordered),
-            ("retry_priority_drop", self.retry_priority_drop),
-        ];
-        match asked.into_iter().find(|(_, asked)| *asked) {
-            Some((field, _)) => Err(FieldError::not_available(field)),
+    /// Values that need one another.
+    fn validate_gates(&self) -> Result<(), FieldError> {
+        if let Some(weights) = &self.priority_weights {
+            if !(1..=LEVELS).contains(&weights.len()) {
+                let detail = format!("`priority_weights` must have 1 to {LEVELS} weights, not {}", weights.len());
+                return Err(FieldError::new("priority_weights", detail));
+            }
+            for weight in weights {
+                FieldError::within("priority_weights", *weight, 1, MAX_WEIGHT)?;
+            }
+        }
+        if self.ordered {
+            needs("ordered", self.settle == Settle::Result, "`settle` = `result`")?;
+        }
+        if let Some(most) = self.max_running {
+            FieldError::within("max_running", most, 1, MAX_RUNNING)?;
+            needs("max_running", self.settle == Settle::Result, "`settle` = `result`")?;
+            needs("max_running", self.placement == Placement::Single, "`placement` = `single`")?;
+        }
+        match self.rate_per_second {
+            Some(rate) => FieldError::within("rate_per_second", rate, MIN_RATE, MAX_RATE),
             None => Ok(()),
         }
     }
+
+    /// Its due tasks always become `ready` first and are started as its order, its limit and its rate allow.
+    pub fn is_gated(&self) -> bool {
+        self.ordered || self.max_running.is_some() || self.rate_per_second.is_some()
+    }
+}
+
+fn needs(field: &'static str, is_so: bool, what: &str) -> Result<(), FieldError> {
+    if is_so { Ok(()) } else { Err(FieldError::new(field, format!("`{field}` needs {what}; set that too"))) }
 }
 
 fn amqp_name(field: &'static str, name: Option<&str>) -> Result<(), FieldError> {
@@ -177,14 +223,26 @@ impl Queue {
 }
 
 /// Every queue as it stood at one moment. Never changed, only replaced as a whole.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct QueueBook {
     /// Rises with every change of a queue.
     revision: i64,
     queues: BTreeMap<QueueName, Arc<Queue>>,
 }
 
+/// Before anything has been read.
+impl Default for QueueBook {
+    fn default() -> Self {
+        Self { revision: -1, queues: BTreeMap::new() }
+    }
+}
+
 impl QueueBook {
+    /// Whether it says anything: until then, a queue that is not in it may have any policy.
+    pub fn is_read(&self) -> bool {
+        self.revision >= 0
+    }
+
     pub fn new(revision: i64, queues: impl IntoIterator<Item = Queue>) -> Self {
         Self { revision, queues: queues.into_iter().map(|queue| (queue.name.clone(), Arc::new(queue))).collect() }
     }

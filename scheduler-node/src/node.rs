@@ -29,11 +29,13 @@ use crate::{
         at_once::AtOnce,
         dispatcher::{Dispatcher, Pace},
         elector::Elector,
+        gate::Gate,
         gauger::Gauger,
         held::Held,
         lanes::Lanes,
         nudger::{self, Nudger},
         owner::{self, Holding, Owner},
+        picker::Picker,
         preloader::Preloader,
         prober::{self, Fitness, Prober},
         publisher::Publisher,
@@ -232,6 +234,7 @@ impl Shared {
         let site = |database: &Arc<Database>| Site {
             database: Arc::clone(database),
             held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
+            waiting: Arc::default(),
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
@@ -346,19 +349,28 @@ impl Shared {
             let preloader =
                 Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries, Arc::clone(&self.metrics));
             crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
+            let pace = Pace { claim_ahead: scheduler.claim_ahead(), batch: scheduler.batch, window: scheduler.window };
+            let gate =
+                Gate { site: site.clone(), index, publisher: publisher.clone(), metrics: Arc::clone(&self.metrics) };
             let dispatcher = Dispatcher {
-                site: site.clone(),
-                index,
-                pace: Pace { claim_ahead: scheduler.claim_ahead(), batch: scheduler.batch, window: scheduler.window },
+                gate: gate.clone(),
+                pace,
                 lanes: Arc::clone(&self.lanes),
                 books: Arc::clone(&self.books),
                 broker: broker.state(),
-                publisher: publisher.clone(),
                 reporter: reporter.clone(),
-                metrics: Arc::clone(&self.metrics),
-                waiting: Arc::default(),
+            };
+            let picker = Picker {
+                gate,
+                pace,
+                lanes: Arc::clone(&self.lanes),
+                books: Arc::clone(&self.books),
+                broker: broker.state(),
+                shard_count: self.store.shard_count(),
+                turns: Arc::default(),
             };
             crew.spawn(LoopKind::Dispatcher, dispatcher.run(self.stop.work.clone()));
+            crew.spawn(LoopKind::Picker, picker.run(self.stop.work.clone()));
         }
         let at_once = AtOnce {
             sites: self.sites.clone(),

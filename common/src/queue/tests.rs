@@ -45,18 +45,39 @@ fn values_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn what_does_not_exist_yet_is_refused_and_says_so() {
+fn what_gates_a_queue_is_refused_where_it_cannot_hold() {
     let default = QueuePolicy::default;
+    let single = || QueuePolicy { settle: Settle::Result, placement: Placement::Single, ..default() };
     let refused = [
-        ("priority_weights", QueuePolicy { priority_weights: Some(vec![80, 20]), ..default() }),
-        ("max_running", QueuePolicy { max_running: Some(1), ..default() }),
-        ("rate_per_second", QueuePolicy { rate_per_second: Some(1.0), ..default() }),
+        ("priority_weights", QueuePolicy { priority_weights: Some(vec![]), ..default() }),
+        ("priority_weights", QueuePolicy { priority_weights: Some(vec![1; 6]), ..default() }),
+        ("priority_weights", QueuePolicy { priority_weights: Some(vec![80, 0]), ..default() }),
+        ("priority_weights", QueuePolicy { priority_weights: Some(vec![1_001]), ..default() }),
+        ("max_running", QueuePolicy { max_running: Some(0), ..single() }),
+        ("max_running", QueuePolicy { max_running: Some(10_001), ..single() }),
+        ("max_running", QueuePolicy { max_running: Some(1), settle: Settle::Reject, ..single() }),
+        ("max_running", QueuePolicy { max_running: Some(1), placement: Placement::Spread, ..single() }),
+        ("rate_per_second", QueuePolicy { rate_per_second: Some(0.0), ..default() }),
+        ("rate_per_second", QueuePolicy { rate_per_second: Some(-1.0), ..default() }),
+        ("rate_per_second", QueuePolicy { rate_per_second: Some(f64::NAN), ..default() }),
+        ("rate_per_second", QueuePolicy { rate_per_second: Some(f64::INFINITY), ..default() }),
         ("ordered", QueuePolicy { ordered: true, ..default() }),
-        ("retry_priority_drop", QueuePolicy { retry_priority_drop: true, ..default() }),
+        ("ordered", QueuePolicy { ordered: true, settle: Settle::Confirm, ..default() }),
     ];
     for (field, policy) in refused {
-        assert_eq!(policy.validate(), Err(FieldError::not_available(field)));
+        let error = policy.validate().unwrap_err();
+        assert_eq!(error.field, field, "{policy:?}");
+        assert!(error.detail.contains(field), "{error}");
     }
+    let ordered = QueuePolicy { ordered: true, settle: Settle::Result, ..default() };
+    let limited = QueuePolicy { max_running: Some(3), ..single() };
+    let slow = QueuePolicy { rate_per_second: Some(0.5), ..default() };
+    for policy in [ordered, limited, slow] {
+        assert_eq!(policy.validate(), Ok(()));
+        assert!(policy.is_gated());
+    }
+    let weighed = QueuePolicy { priority_weights: Some(vec![80, 20]), retry_priority_drop: true, ..default() };
+    assert_eq!((weighed.validate(), weighed.is_gated()), (Ok(()), false));
 }
 
 #[test]

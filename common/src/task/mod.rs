@@ -1,6 +1,8 @@
 //! A task: what is asked for, what is handed over, what is kept.
 
 pub mod envelope;
+pub mod pick;
+pub mod rate;
 pub mod retry;
 pub mod state;
 pub mod verdict;

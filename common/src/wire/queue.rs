@@ -190,8 +190,9 @@ mod tests {
             (r#"{"format":"xml"}"#, "format"),
             (r#"{"ordered":true}"#, "ordered"),
             (r#"{"max_running":3}"#, "max_running"),
-            (r#"{"rate_per_second":0.5}"#, "rate_per_second"),
-            (r#"{"priority_weights":[80,20]}"#, "priority_weights"),
+            (r#"{"rate_per_second":0}"#, "rate_per_second"),
+            (r#"{"priority_weights":[80,-1]}"#, "priority_weights"),
+            (r#"{"priority_weights":[80,0]}"#, "priority_weights"),
             (r#"{"paused":"yes"}"#, "paused"),
         ] {
             let problem = policy(raw).unwrap_err();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
     ids::QueueName,
-    queue::{QueueBook, QueuePolicy},
+    queue::{Placement, QueueBook, QueuePolicy},
     wire::{Problem, QueueRequest, QueueView, queue::Counts},
 };
 
@@ -18,12 +18,29 @@ impl Desk {
         let policy = request.into_policy()?;
         let desk = self.clone();
         to_its_end(async move {
+            desk.refuse_to_move(&name, policy.placement).await?;
             let put =
                 desk.parts().store.home().queue_put(&name, &policy, paused).await.map_err(|error| failed(&error))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
             desk.in_force(put.record).await
         })
         .await
+    }
+
+    /// Tasks stay on their shards, so those of a queue that is placed anew would be counted and ordered on two sides.
+    async fn refuse_to_move(&self, name: &QueueName, placement: Placement) -> Result<(), Problem> {
+        let (_, records) = self.parts().store.home().queue_records(Some(name)).await.map_err(|error| failed(&error))?;
+        let Some(record) = records.first().filter(|record| record.queue.policy.placement != placement) else {
+            return Ok(());
+        };
+        if self.live(name).await?.total() == 0 {
+            return Ok(());
+        }
+        let now = &record.queue.policy.placement;
+        let detail = format!(
+            "`placement` is `{now}` and the queue has tasks that are not finished; let them finish or cancel them first,              or set `{placement}` on a new queue"
+        );
+        Err(Problem::conflict(detail))
     }
 
     /// Stops or restarts dispatch; what comes due meanwhile waits as `ready`.

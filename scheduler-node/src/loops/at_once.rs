@@ -46,10 +46,11 @@ impl AtOnce {
     pub fn begin(&self, site: usize, tasks: &[NewTask]) -> Begun {
         let at = Instant::now();
         let database = &self.sites.all()[site].database;
-        let takes_messages = self.broker.borrow().takes_messages();
+        let book = self.books.load();
+        let takes_messages = self.broker.borrow().takes_messages() && book.is_read();
         let epochs = match database.clock().at(at).filter(|_| takes_messages) {
             Some(now) => {
-                let closed = self.lanes.not_claimed(&self.books.load(), at);
+                let closed = self.lanes.not_claimed(&book, at);
                 let ids: Vec<Option<TaskId>> =
                     tasks.iter().map(|task| may_go(task, &closed).then_some(task.id)).collect();
                 self.sites.all()[site].held.begin_new(&ids, now, self.window)

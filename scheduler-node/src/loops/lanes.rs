@@ -121,10 +121,11 @@ impl Lanes {
         over
     }
 
-    /// Queues nothing is claimed for: their lanes are closed, or they are paused.
+    /// Queues nothing is claimed for when it comes due: their lanes are closed, they are paused, or the picker starts their tasks as
+    /// their gates allow.
     pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
-        let paused = book.iter().filter(|queue| queue.paused).map(|queue| queue.name.clone());
-        self.closed(now).into_iter().chain(paused).collect()
+        let held = book.iter().filter(|queue| queue.paused || queue.policy.is_gated());
+        self.closed(now).into_iter().chain(held.map(|queue| queue.name.clone())).collect()
     }
 
     pub fn closed(&self, now: Instant) -> Vec<QueueName> {

@@ -1,19 +1,23 @@
 //! Speaks to rooms over time. One verb a file; each gathers, decides (in `common`), acts and reports.
 //!
-//! The life of a task: [`submitter`], [`putter`], [`nudger`], [`preloader`], [`dispatcher`], [`publisher`], [`settler`], [`reporter`], [`archiver`].
+//! The life of a task: [`submitter`], [`putter`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
+//! [`archiver`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
-//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`site`], and the short way of [`at_once`].
+//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
+//! [`gate`], [`site`], and the short way of [`at_once`].
 
 pub mod archiver;
 pub mod assigner;
 pub mod at_once;
 pub mod dispatcher;
 pub mod elector;
+pub mod gate;
 pub mod gauger;
 pub mod held;
 pub mod lanes;
 pub mod nudger;
 pub mod owner;
+pub mod picker;
 pub mod preloader;
 pub mod prober;
 pub mod publisher;
@@ -25,3 +29,4 @@ pub mod session_keeper;
 pub mod settler;
 pub mod site;
 pub mod submitter;
+pub mod waiting;

@@ -4,11 +4,15 @@
 //! the horizon; later ones it finds by itself. Nudges carry no data and are coalesced; one that is lost costs at most the
 //! owner's next repair read. If this loop stops, that is what every such row waits for.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     delay::heap::{Entry, WakeKind},
-    ids::{ShardId, TaskId},
+    ids::{QueueName, ShardId, TaskId},
     time::UnixMicros,
 };
 use parking_lot::Mutex;
@@ -72,6 +76,19 @@ impl Nudger {
         }
     }
 
+    /// Tasks of these queues have an outcome, so there may be room for others: their owners look.
+    pub fn room_in<'a>(&self, tasks: impl IntoIterator<Item = (TaskId, &'a QueueName)>) {
+        for (id, queue) in tasks {
+            let Some((index, site)) = self.inner.sites.of(id.shard()) else { continue };
+            if site.held.is_claimable(id.shard()) {
+                site.waiting.room_in([queue], Instant::now());
+            } else {
+                self.inner.pending[index].lock().insert(id.shard());
+                self.inner.wanted.notify_one();
+            }
+        }
+    }
+
     /// Sends what was gathered, until told to stop.
     pub async fn run(self, stop: CancellationToken) {
         loop {
@@ -105,6 +122,8 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
                     Heard::Shards(shards) => site.held.nudge(shards),
                     Heard::Gap => site.held.nudge(site.held.owned().into_keys()),
                 }
+                // A nudge carries no data: a row that comes due, or room for one that waits.
+                site.waiting.room_in_all(Instant::now());
             }
         };
         let ended: Result<std::convert::Infallible, Lost> = tokio::select! {

@@ -114,6 +114,13 @@ struct Fact {
     failed: Option<FailureReason>,
 }
 
+impl Fact {
+    /// Something of a queue with gates is out no longer.
+    fn makes_room(&self) -> bool {
+        self.queue.policy.is_gated() && (self.outcome.is_some() || self.failed.is_some())
+    }
+}
+
 impl Reporter {
     /// One report, by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
@@ -334,6 +341,8 @@ impl Reporter {
         if !writes.extend.is_empty() {
             written.extend(site.database.task_extend(&writes.extend).await?);
         }
+        let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
+        self.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
         for id in &written {
             self.count(*id, &writes.facts[id]);
         }
@@ -380,7 +389,8 @@ impl Writes {
             }
             Verdict::RetryAt { at, reason } => {
                 let entry = entry(row, happening, reason);
-                self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline });
+                let lower = queue.policy.retry_priority_drop;
+                self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline, lower });
                 (None, Some(reason))
             }
             Verdict::Extend { progress, worker, .. } => {

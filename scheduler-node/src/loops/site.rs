@@ -7,7 +7,7 @@ use std::{
 
 use common::ids::{DatabaseName, ShardId, TaskId};
 
-use super::held::Held;
+use super::{held::Held, waiting::Waiting};
 use crate::store::Database;
 
 /// A task whose claim has no known outcome is looked at again after this long.
@@ -17,6 +17,7 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct Site {
     pub database: Arc<Database>,
     pub held: Arc<Held>,
+    pub waiting: Arc<Waiting>,
 }
 
 impl Site {

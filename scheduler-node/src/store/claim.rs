@@ -1,4 +1,4 @@
-//! The gate to the broker: claim, claim what waited for room, and look again at what has no known outcome.
+//! The gate to the broker: claim, and look again at what has no known outcome. What waited for room is claimed in [`super::lane`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,26 +58,6 @@ impl Database {
         .await
     }
 
-    /// Claims up to `most` tasks of `queue` that waited for room.
-    pub async fn task_claim_ready(
-        &self,
-        queue: &QueueName,
-        fences: &BTreeMap<ShardId, Epoch>,
-        most: i64,
-    ) -> Result<Claimed, Error> {
-        let queue = queue.as_str().to_owned();
-        let (shards, epochs) = pairs(fences);
-        self.claimed(StoreOp::TaskClaimReady, fences.len(), || {
-            sqlx::query(include_str!("queries/task_claim_ready.sql"))
-                .bind(queue)
-                .bind(shards)
-                .bind(epochs)
-                .bind(most)
-                .bind(interval(LOOK_AGAIN_AFTER))
-        })
-        .await
-    }
-
     /// Takes up again, in place, what of `ids` still has no known outcome.
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
         let (ids, shards, epochs) = presented(ids, fences);
@@ -117,6 +97,17 @@ impl Database {
         fences: usize,
         bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
     ) -> Result<Claimed, Error> {
+        self.claimed_with(op, fences, bind, |_| Ok(())).await.map(|(claimed, ())| claimed)
+    }
+
+    /// The same of a statement whose first row says something more.
+    pub(super) async fn claimed_with<'q, T>(
+        &self,
+        op: StoreOp,
+        fences: usize,
+        bind: impl FnOnce() -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> + Send,
+        more: impl FnOnce(&PgRow) -> Result<T, sqlx::Error>,
+    ) -> Result<(Claimed, T), Error> {
         let query = bind();
         let (rows, arrived) = self
             .run(op, |pool| async move {
@@ -126,11 +117,12 @@ impl Database {
             .await?;
         let (now, claimed) = read(&rows, fences).map_err(|source| self.unreadable(op, source))?;
         self.clock.observe(now, arrived);
-        Ok(claimed)
+        let more = rows.first().map_or(Err(sqlx::Error::RowNotFound), more);
+        Ok((claimed, more.map_err(|source| self.unreadable(op, source))?))
     }
 }
 
-fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {
+pub(super) fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {
     fences.iter().map(|(shard, epoch)| (i32::from(shard.number()), epoch.number())).unzip()
 }
 

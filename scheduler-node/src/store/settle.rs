@@ -50,6 +50,8 @@ pub struct Retry {
     pub retry_at: UnixMicros,
     pub entry: String,
     pub at_deadline: bool,
+    /// With the next lower priority.
+    pub lower: bool,
 }
 
 /// A sign of life.
@@ -135,6 +137,7 @@ impl Database {
         let times: Vec<_> = tasks.iter().map(|task| task.retry_at.to_utc()).collect();
         let deadlines: Vec<_> = tasks.iter().map(|task| task.at_deadline).collect();
         let entries: Vec<_> = tasks.iter().map(|task| task.entry.clone()).collect();
+        let lower: Vec<_> = tasks.iter().map(|task| task.lower).collect();
         self.run(StoreOp::TaskRetry, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_retry.sql"))
                 .bind(ids)
@@ -142,6 +145,7 @@ impl Database {
                 .bind(times)
                 .bind(entries)
                 .bind(deadlines)
+                .bind(lower)
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::task_id(row, "id")).collect()

@@ -22,6 +22,7 @@ pub enum LoopKind {
     NudgeListener,
     Nudger,
     Dispatcher,
+    Picker,
     Publisher,
     Settler,
     Reporter,

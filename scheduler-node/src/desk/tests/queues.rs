@@ -40,7 +40,7 @@ async fn what_is_no_queue_is_not_found_and_what_is_no_policy_is_refused() {
     assert_eq!(counter.desk.queue_get(name("a")).await.expect_err("unknown").status, 404);
     assert_eq!(counter.desk.queue_pause(name("a"), true).await.expect_err("unknown").status, 404);
     assert_eq!(counter.desk.queue_delete(name("a")).await.expect_err("unknown").status, 404);
-    let refused = counter.desk.queue_put(name("a"), queue(r#"{"max_running":3}"#)).await.expect_err("later");
+    let refused = counter.desk.queue_put(name("a"), queue(r#"{"max_running":3}"#)).await.expect_err("it is spread");
     assert_eq!((refused.status, refused.field.as_deref()), (422, Some("max_running")));
     assert!(counter.desk.queue_list().await.expect("none").is_empty());
 }
@@ -58,6 +58,22 @@ async fn a_queue_with_tasks_left_in_any_database_is_not_deleted() {
     counter.desk.queue_delete(name("orders")).await.expect("none is left");
     assert!(counter.books.load().find(&name("orders")).is_none());
     assert_eq!(counter.desk.queue_get(name("orders")).await.expect_err("gone").status, 404);
+}
+
+#[tokio::test]
+async fn a_queue_with_tasks_left_is_not_placed_anew() {
+    let (counter, _tests) = with_two_databases().await;
+    counter.desk.queue_put(name("orders"), queue("{}")).await.expect("set");
+    let task = new_task(fixture::fresh_id_of(ShardId::new(100)));
+    counter.store.databases()[1].task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    let single = || queue(r#"{"placement":"single","settle":"result","max_running":3}"#);
+    let refused = counter.desk.queue_put(name("orders"), single()).await.expect_err("one is left elsewhere");
+    assert_eq!(refused.status, 409);
+    assert!(refused.detail.contains("`placement` is `spread`"), "{refused}");
+    counter.desk.queue_put(name("orders"), queue(r#"{"max_attempts":7}"#)).await.expect("everything else may change");
+    counter.desk.cancel(task.id).await.expect("cancelled");
+    let put = counter.desk.queue_put(name("orders"), single()).await.expect("none is left");
+    assert_eq!(put.policy.max_running, Some(3));
 }
 
 #[tokio::test]

@@ -50,7 +50,14 @@ async fn later(test: &TestDatabase, by_s: u64) -> common::time::UnixMicros {
 
 async fn retry_later(test: &TestDatabase, id: TaskId) {
     let entry = r#"{"attempt":1,"reason":"failed"}"#.to_owned();
-    let retry = Retry { id, attempt: Attempt::new(1), retry_at: later(test, 60).await, entry, at_deadline: false };
+    let retry = Retry {
+        id,
+        attempt: Attempt::new(1),
+        retry_at: later(test, 60).await,
+        entry,
+        at_deadline: false,
+        lower: false,
+    };
     assert_eq!(test.database.task_retry(&[retry]).await.unwrap(), [id]);
 }
 

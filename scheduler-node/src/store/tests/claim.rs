@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use common::ids::{Attempt, QueueName, ShardId};
 
-use super::{claim, fixture, new_task, own, state_of, submitted};
+use super::{claim, fixture, new_task, own, pick, state_of, submitted};
 use crate::store::{settle::Deliver, submit::Sending};
 
 #[tokio::test]
@@ -70,13 +70,13 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
     let orders = QueueName::new("orders");
     assert_eq!(test.database.ready_queues().await.unwrap(), std::slice::from_ref(&orders));
-    let taken = test.database.task_claim_ready(&orders, &fences, 2).await.unwrap();
+    let taken = pick(&test.database, &orders, &fences, 2).await;
     assert_eq!(taken.deliveries.len(), 2);
     assert!(
         taken.deliveries.iter().all(|delivery| delivery.attempt == Attempt::new(1)),
         "waiting for room is no attempt"
     );
-    assert_eq!(test.database.task_claim_ready(&orders, &fences, 2).await.unwrap().deliveries.len(), 1);
+    assert_eq!(pick(&test.database, &orders, &fences, 2).await.deliveries.len(), 1);
     assert!(test.database.ready_queues().await.unwrap().is_empty());
 }
 
@@ -89,7 +89,7 @@ async fn what_waited_for_room_is_taken_by_priority_first() {
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
     let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
     test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")])).await.unwrap();
-    let taken = test.database.task_claim_ready(&QueueName::new("orders"), &fences, 1).await.unwrap();
+    let taken = pick(&test.database, &QueueName::new("orders"), &fences, 1).await;
     assert_eq!(taken.deliveries[0].priority, 1);
 }
 

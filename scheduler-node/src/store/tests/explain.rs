@@ -87,8 +87,10 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
             (
                 include_str!("../queries/task_retry.sql"),
-                "uuid[], int[], timestamptz[], text[], boolean[]",
-                format!("{ids}, {attempts}, array_fill(now(), ARRAY[{n}]), {texts}, array_fill(false, ARRAY[{n}])"),
+                "uuid[], int[], timestamptz[], text[], boolean[], boolean[]",
+                format!(
+                    "{ids}, {attempts}, array_fill(now(), ARRAY[{n}]), {texts}, array_fill(false, ARRAY[{n}]), array_fill(true, ARRAY[{n}])"
+                ),
             ),
         ];
         for (sql, types, values) in cases {
@@ -153,20 +155,9 @@ async fn reading_ahead_walks_one_index_range_a_shard() {
 }
 
 #[tokio::test]
-async fn what_waits_for_room_is_taken_in_the_order_of_its_index() {
+async fn the_queues_that_wait_for_room_are_found_by_hopping() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();
-    let fences = fences();
-    let values = format!("'q10', {fences}, 100, '45 s'");
-    let plan_of_claim = plan(
-        &mut connection,
-        include_str!("../queries/task_claim_ready.sql"),
-        "text, int[], bigint[], bigint, interval",
-        &values,
-    )
-    .await;
-    assert_no_scan_of_all_tasks(&plan_of_claim);
-    assert!(plan_of_claim.contains("task_ready"), "{plan_of_claim}");
     let plan_of_names = plan(&mut connection, include_str!("../queries/ready_queues.sql"), "int", "1").await;
     assert_no_scan_of_all_tasks(&plan_of_names);
     assert!(plan_of_names.contains("task_ready"), "{plan_of_names}");

@@ -7,6 +7,7 @@ mod envelope;
 mod explain;
 mod fence;
 pub(crate) mod fixture;
+mod lane;
 mod list;
 mod list_plans;
 mod migrate;
@@ -26,12 +27,13 @@ use std::{
 
 use common::{
     ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
-    task::{Content, NewTask},
+    task::{Content, NewTask, pick::shares},
     time::UnixMicros,
 };
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use tokio::task::JoinHandle;
 
+use super::lane::Pick;
 use crate::supervise::spawn_child;
 use fixture::TestDatabase;
 
@@ -76,6 +78,20 @@ async fn submitted(test: &TestDatabase, n: usize) -> Vec<TaskId> {
 
 async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> super::claim::Claimed {
     test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new()).await.unwrap()
+}
+
+/// Starts up to `most` tasks that wait for room, of the highest priority that has any, as a queue without gates does.
+async fn pick(
+    database: &super::Database,
+    queue: &QueueName,
+    fences: &BTreeMap<ShardId, Epoch>,
+    most: usize,
+) -> super::claim::Claimed {
+    let shards: Vec<ShardId> = fences.keys().copied().collect();
+    let ready = database.lane_read(queue, &shards, most, None).await.unwrap().ready;
+    let wanted = shares(ready, most, None, || 0.0);
+    let pick = Pick { queue, fences, wanted, after: &Default::default(), ordered: false, counted: false };
+    database.task_pick(&pick).await.unwrap().0
 }
 
 /// Opens a transaction that runs `shard_acquire` of shard 0 for another node; nothing is committed yet.

@@ -40,7 +40,8 @@ async fn a_finished_task_is_read_with_its_attempts_and_its_result() {
     claim(&test, &ids, &fences).await;
     let entry = r#"{"attempt":1,"claimed_at":"2030-01-01T00:00:00Z","ended_at":null,"reason":"failed","error":"no"}"#;
     let retry_at = fixture::now(&test.pool).await;
-    let retry = Retry { id: ids[0], attempt: Attempt::new(1), retry_at, entry: entry.into(), at_deadline: false };
+    let retry =
+        Retry { id: ids[0], attempt: Attempt::new(1), retry_at, entry: entry.into(), at_deadline: false, lower: false };
     test.database.task_retry(&[retry]).await.unwrap();
     assert_eq!(claim(&test, &ids, &fences).await.deliveries.len(), 1);
     let finish = Finish {

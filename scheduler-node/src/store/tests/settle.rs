@@ -54,6 +54,7 @@ async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
         retry_at: now,
         entry: r#"{"attempt":1}"#.into(),
         at_deadline: false,
+        lower: false,
     };
     assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
     claim(&test, &ids, &fences).await;
@@ -77,6 +78,7 @@ async fn a_retried_task_keeps_what_failed_and_is_not_marked_as_a_copy() {
             retry_at: now,
             entry: format!(r#"{{"attempt":{attempt}}}"#),
             at_deadline: false,
+            lower: false,
         };
         test.database.task_retry(&[failed]).await.unwrap();
         let claimed = claim(&test, &ids, &fences).await;

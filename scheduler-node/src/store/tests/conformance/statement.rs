@@ -15,7 +15,7 @@ use common::{
     wire::ValidChange,
 };
 
-use super::super::{fixture, fixture::TestDatabase, new_task, node};
+use super::super::{fixture, fixture::TestDatabase, new_task, node, pick};
 use crate::store::{
     change::{Cancelled, Guarded, Keep},
     claim::Claimed,
@@ -39,7 +39,7 @@ const MAY_SUCCEED: &[TaskState] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Statement {
     Claim,
-    ClaimReady,
+    Pick,
     ClaimInClosedLane,
     ClaimUnderDeadEpoch,
     Rescue,
@@ -62,7 +62,7 @@ pub(super) enum Statement {
 impl Statement {
     pub(super) const ALL: [Self; 19] = [
         Self::Claim,
-        Self::ClaimReady,
+        Self::Pick,
         Self::ClaimInClosedLane,
         Self::ClaimUnderDeadEpoch,
         Self::Rescue,
@@ -85,7 +85,7 @@ impl Statement {
     /// What it writes; `None`: it never changes a state.
     pub(super) const fn event(self) -> Option<Event> {
         Some(match self {
-            Self::Claim | Self::ClaimReady => Event::Claim,
+            Self::Claim | Self::Pick => Event::Claim,
             Self::ClaimInClosedLane => Event::Hold,
             Self::Rescue | Self::TakeOver => Event::Rescue,
             Self::Deliver => Event::Deliver,
@@ -105,7 +105,7 @@ impl Statement {
     pub(super) fn is_meant_for(self, state: TaskState) -> bool {
         match self {
             Self::Claim => state == TaskState::Scheduled,
-            Self::ClaimReady => state == TaskState::Ready,
+            Self::Pick => state == TaskState::Ready,
             Self::FinishByConfirm => state == TaskState::Dispatching,
             _ => true,
         }
@@ -177,7 +177,7 @@ impl<'a> Subject<'a> {
         let attempt = Attempt::new(named);
         match statement {
             S::Claim => Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, &BTreeSet::new()).await.unwrap()),
-            S::ClaimReady => Answer::of_claim(&database.task_claim_ready(&self.queue, fences, 10).await.unwrap()),
+            S::Pick => Answer::of_claim(&pick(database, &self.queue, fences, 10).await),
             S::ClaimInClosedLane => {
                 let closed = BTreeSet::from([self.queue.clone()]);
                 let claimed = database.task_claim(&ids, fences, AHEAD, &closed).await.unwrap();
@@ -199,8 +199,14 @@ impl<'a> Subject<'a> {
             S::FinishByReport => self.finish(attempt, TaskState::Succeeded, MAY_SUCCEED).await,
             S::FinishAsDead => self.finish(attempt, TaskState::Dead, OUT).await,
             S::Retry => {
-                let retry =
-                    Retry { id, attempt, retry_at: self.now.plus(MINUTE), entry: ENTRY.to_owned(), at_deadline: false };
+                let retry = Retry {
+                    id,
+                    attempt,
+                    retry_at: self.now.plus(MINUTE),
+                    entry: ENTRY.to_owned(),
+                    at_deadline: false,
+                    lower: false,
+                };
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
             S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
@@ -249,7 +255,7 @@ impl<'a> Subject<'a> {
         let database = &self.test.database;
         let claims = [
             database.task_claim(&[self.id], &dead, AHEAD, &BTreeSet::new()).await.unwrap(),
-            database.task_claim_ready(&self.queue, &dead, 10).await.unwrap(),
+            pick(database, &self.queue, &dead, 10).await,
             database.task_rescue(&[self.id], &dead).await.unwrap(),
         ];
         Answer::of(claims.iter().any(|claimed| !claimed.refused || !claimed.deliveries.is_empty()))

@@ -1,0 +1,44 @@
+//! How many tasks a queue with a rate may start: a bucket that permits drip into.
+
+use std::time::{Duration, Instant};
+
+/// The most that may be saved up: a permit, or at high rates what drips in within this time. One look at the database takes
+/// a few milliseconds; what drips in meanwhile must not be spilt.
+const SAVED: Duration = Duration::from_millis(50);
+
+/// Begins empty: nobody knows what an owner before has just started.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    permits: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    pub fn empty(now: Instant) -> Self {
+        Self { permits: 0.0, at: now }
+    }
+
+    /// How many tasks may be started now, at `per_second`.
+    pub fn permits(&mut self, per_second: f64, now: Instant) -> usize {
+        let dripped = now.saturating_duration_since(self.at).as_secs_f64() * per_second;
+        self.permits = (self.permits + dripped).min((SAVED.as_secs_f64() * per_second).max(1.0));
+        self.at = self.at.max(now);
+        // Rounds down.
+        self.permits.max(0.0) as usize
+    }
+
+    /// So many were started.
+    pub fn take(&mut self, started: usize) {
+        self.permits -= started as f64;
+    }
+
+    /// When to ask again: at the next permit, or at high rates when a few have come together. The longest wait is `most`.
+    pub fn ask_again_at(&self, per_second: f64, most: Duration) -> Instant {
+        let wanted = (SAVED.as_secs_f64() * per_second / 4.0).max(1.0);
+        let wait = (wanted - self.permits).max(0.0) / per_second;
+        self.at + Duration::try_from_secs_f64(wait).unwrap_or(most).min(most)
+    }
+}
+
+#[cfg(test)]
+mod tests;

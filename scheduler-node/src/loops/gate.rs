@@ -1,0 +1,120 @@
+//! What every claim of one database has in common: the fences it shows, what its answer means, and the way to the publisher.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    delay::heap::{Entry, WakeKind},
+    ids::{Epoch, ShardId, TaskId},
+    task::Delivery,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    publisher::{self, Dispatch},
+    site::{LOOK_AGAIN, Site},
+};
+use crate::{
+    metrics::Metrics,
+    store::{Effect, Error, claim::Claimed},
+};
+
+/// Keys whose claim certainly did nothing are tried again after this long.
+pub const TRY_AGAIN: Duration = Duration::from_millis(250);
+
+#[derive(Clone, Debug)]
+pub struct Gate {
+    pub site: Site,
+    /// Where the site stands among all of them.
+    pub index: usize,
+    pub publisher: mpsc::Sender<Dispatch>,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Gate {
+    /// The epochs to show for the shards of `ids`.
+    pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
+        let owned = self.site.held.owned();
+        let shards: BTreeSet<ShardId> = ids.iter().map(|id| id.shard()).collect();
+        shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
+    }
+
+    /// Takes note of an answer of the gate: fences that were refused, tasks that did not come back. What nobody knows the fate
+    /// of is left to a rescue.
+    pub async fn received(
+        &self,
+        how: &str,
+        asked: Vec<TaskId>,
+        fences: &BTreeMap<ShardId, Epoch>,
+        answer: Result<Claimed, Error>,
+    ) -> Option<Claimed> {
+        let claimed = match answer {
+            Ok(claimed) => claimed,
+            Err(error) if error.effect == Effect::None => {
+                self.put_back(how, &asked, &error);
+                return None;
+            }
+            Err(error) => {
+                self.unknown(&asked, "a claim has no known outcome", &error);
+                return None;
+            }
+        };
+        if claimed.refused {
+            self.refused(fences).await;
+        }
+        self.metrics.claimed.with_label_values(&[how]).inc_by(claimed.deliveries.len() as u64);
+        let came: BTreeSet<TaskId> = claimed.deliveries.iter().map(|delivery| delivery.id).collect();
+        self.site.held.begin(came.iter().copied());
+        self.site.held.end(asked.into_iter().filter(|id| !came.contains(id)));
+        if !claimed.held_back.is_empty() {
+            self.metrics.held_back.inc_by(claimed.held_back.len() as u64);
+            let queues: BTreeSet<_> = claimed.held_back.iter().map(|(_, queue)| queue.clone()).collect();
+            self.site.waiting.add(queues, Instant::now());
+        }
+        Some(claimed)
+    }
+
+    /// The claim certainly did nothing: the same keys again, a little later.
+    fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
+        tracing::debug!(database = %self.site.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "a claim was not done; trying again");
+        let kind = if how == "due" { WakeKind::Claim } else { WakeKind::Rescue };
+        self.site.held.end(asked.iter().copied());
+        let Some(now) = self.site.database.clock().at(Instant::now()) else { return };
+        let at = now.plus(TRY_AGAIN);
+        self.site.held.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind }));
+    }
+
+    pub fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {
+        tracing::warn!(database = %self.site.name(), tasks = ids.len(), error = error as &dyn std::error::Error, "{what}");
+        self.site.look_again(ids.iter().copied(), LOOK_AGAIN);
+    }
+
+    /// Somebody else has taken the fence of at least one of these shards: finds out which, and lets go of it.
+    async fn refused(&self, fences: &BTreeMap<ShardId, Epoch>) {
+        let Ok(held) = self.site.database.shard_held(fences).await else { return };
+        for (shard, epoch) in fences.iter().filter(|(shard, _)| !held.contains(shard)) {
+            self.metrics.fence_refusals.inc();
+            if self.site.held.forget_epoch(*shard, *epoch) {
+                tracing::info!(database = %self.site.name(), %shard, %epoch, "the fence refused a claim: the shard is another's now");
+            }
+        }
+    }
+
+    pub async fn hand_over(&self, claimed: Claimed) {
+        fail::fail_point!("after_claim", |_| std::process::abort());
+        let claimed_at = Instant::now();
+        let dispatches = claimed.deliveries.into_iter().map(|delivery| {
+            let publish_at = self.publish_at(&delivery, claimed_at);
+            Dispatch { site: self.index, delivery, publish_at, claimed_at }
+        });
+        publisher::hand_over(&self.publisher, dispatches).await;
+    }
+
+    /// Never before the due time on the database's clock.
+    fn publish_at(&self, delivery: &Delivery, now: Instant) -> Instant {
+        self.site.database.clock().instant_of(delivery.due_at).unwrap_or(now)
+    }
+}

@@ -1,0 +1,318 @@
+//! Starts tasks that wait for room, as their queue's lane, order, limit and rate allow, its priorities and partition keys taking turns.
+//!
+//! Looks at a queue when something of it became `ready`, when one of its tasks has an outcome, when a permit of its rate is due, and in a
+//! rhythm of its own. One look at a queue at a time: what counts together lives on one shard, the fence gives that one owner, and a new
+//! owner's first look comes after its acquire, which waited for the last claim of the owner before. If it stops, what is `ready` in
+//! this database stays so on this node's shards.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Epoch, QueueName, ShardId},
+    queue::{Placement, Queue, QueuePolicy},
+    task::{
+        pick::{LEVELS, Levels, shares},
+        rate::Bucket,
+    },
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    dispatcher::Pace,
+    gate::{Gate, TRY_AGAIN},
+    lanes::Lanes,
+    queue_reader::Books,
+};
+use crate::{
+    broker::BrokerState,
+    store::{
+        Effect, Error,
+        lane::{LaneEnds, Pick},
+    },
+};
+
+/// Looks at different queues under way: a lane of a thousand keys does not hold up the others.
+const LOOKS_IN_FLIGHT: usize = 4;
+
+/// A queue that may not be started at all (paused, its lane closed) is asked about again after this long. Costs no statement.
+const CLOSED_EVERY: Duration = Duration::from_millis(100);
+
+/// While the node's window is full.
+const FULL_EVERY: Duration = Duration::from_millis(20);
+
+/// A queue none of whose tasks could be started is looked at again after this long, if nobody says earlier that there is room.
+const BLOCKED_EVERY: Duration = Duration::from_millis(500);
+
+/// After a pick nobody knows the outcome of, until the server has certainly ended it (its statement timeout is 5 s): nothing
+/// can be counted before.
+const UNKNOWN_FOR: Duration = Duration::from_secs(6);
+
+/// How often the queues with tasks waiting for room are read afresh: finds what an owner before left.
+const READ_EVERY: Duration = Duration::from_secs(5);
+
+/// The longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub struct Picker {
+    pub gate: Gate,
+    pub pace: Pace,
+    pub lanes: Arc<Lanes>,
+    pub books: Books,
+    pub broker: watch::Receiver<BrokerState>,
+    /// In all databases.
+    pub shard_count: u32,
+    pub turns: Arc<Mutex<HashMap<QueueName, Turn>>>,
+}
+
+/// What is remembered of a queue from one look to the next.
+#[derive(Clone, Debug, Default)]
+pub struct Turn {
+    ends: LaneEnds,
+    /// Only of a queue with a rate.
+    bucket: Option<Bucket>,
+    /// A pick before has no known outcome.
+    rest_until: Option<Instant>,
+}
+
+impl Picker {
+    pub async fn run(mut self, stop: CancellationToken) {
+        let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
+        let mut children = JoinSet::new();
+        let mut read_at = Instant::now();
+        let mut owned = BTreeMap::new();
+        while !stop.is_cancelled() {
+            while children.try_join_next().is_some() {}
+            let waiting = Arc::clone(&self.gate.site.waiting);
+            let sooner = waiting.sooner.notified();
+            let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
+            let now = Instant::now();
+            if is_open {
+                if self.has_moved(&mut owned) || now >= read_at {
+                    read_at = now + READ_EVERY;
+                    self.read_waiting().await;
+                }
+                while let Some(queue) = waiting.begin(now) {
+                    let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
+                    let this = self.clone();
+                    children.spawn(async move {
+                        let again = this.look(&queue).await;
+                        this.gate.site.waiting.end(&queue, again);
+                        drop(permit);
+                    });
+                }
+            }
+            let next = waiting.next_look().filter(|_| is_open).unwrap_or(now + LONGEST_SLEEP);
+            tokio::select! {
+                () = sooner, if is_open => {}
+                () = self.lanes.opened.notified() => waiting.room_in_all(Instant::now()),
+                () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
+                answer = self.broker.changed() => if answer.is_err() { return },
+                () = stop.cancelled() => break,
+            }
+        }
+        while children.join_next().await.is_some() {}
+    }
+
+    /// Whether this node holds other fences than before. Nobody knows what other owners have just started: every bucket is empty.
+    fn has_moved(&self, owned: &mut BTreeMap<ShardId, Epoch>) -> bool {
+        let now = self.gate.site.held.claimable();
+        let has_moved = *owned != now;
+        if has_moved {
+            *owned = now;
+            self.turns.lock().values_mut().for_each(|turn| turn.bucket = None);
+        }
+        has_moved
+    }
+
+    async fn read_waiting(&self) {
+        match self.gate.site.database.ready_queues().await {
+            Ok(queues) => self.gate.site.waiting.add(queues, Instant::now()),
+            Err(error) => {
+                tracing::debug!(database = %self.gate.site.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
+            }
+        }
+    }
+
+    /// Starts what may be started of one queue. Answers when to look again; `None`: nothing of it waits here.
+    async fn look(&self, queue: &QueueName) -> Option<Instant> {
+        let now = Instant::now();
+        let queue = self.books.load().get(queue);
+        let mut turn = self.turns.lock().get(&queue.name).cloned().unwrap_or_default();
+        let most = match self.most(&queue, &mut turn, now) {
+            Ok(most) => most,
+            Err(again) => {
+                self.remember(&queue, turn);
+                return Some(again);
+            }
+        };
+        let fences = self.gate.site.held.claimable();
+        let looked = self.start(&queue, &fences, &mut turn, most).await;
+        let rate_at = self.permit_at(&queue.policy, &turn);
+        self.remember(&queue, turn);
+        match looked {
+            Ok(Looked::Nothing) => self.forget(&queue),
+            Ok(Looked::Started) => Some(rate_at.unwrap_or(now)),
+            Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
+            Err(error) => {
+                tracing::debug!(database = %self.gate.site.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
+                Some(Instant::now() + TRY_AGAIN)
+            }
+        }
+    }
+
+    /// How many may be started now, as far as memory knows; or else when to ask again.
+    fn most(&self, queue: &Queue, turn: &mut Turn, now: Instant) -> Result<usize, Instant> {
+        let room = self.pace.window.saturating_sub(self.gate.site.held.in_flight()).min(self.pace.batch);
+        if let Some(until) = turn.rest_until.filter(|until| now < *until) {
+            return Err(until);
+        }
+        if queue.paused {
+            return Err(now + CLOSED_EVERY);
+        }
+        if room == 0 {
+            return Err(now + FULL_EVERY);
+        }
+        let Some(rate) = self.rate(&queue.policy) else { return self.through_lane(&queue.name, room, now) };
+        let permits = turn.bucket.get_or_insert_with(|| Bucket::empty(now)).permits(rate, now);
+        if permits == 0 {
+            return Err(self.permit_at(&queue.policy, turn).unwrap_or(now + LONGEST_SLEEP));
+        }
+        self.through_lane(&queue.name, room.min(permits), now)
+    }
+
+    /// An open lane takes all; a closed one takes one now and then, to find out whether it is open again.
+    fn through_lane(&self, queue: &QueueName, room: usize, now: Instant) -> Result<usize, Instant> {
+        match self.lanes.is_open(queue, now) {
+            true => Ok(room),
+            false if self.lanes.may_probe(queue, now) => Ok(1),
+            false => Err(now + CLOSED_EVERY),
+        }
+    }
+
+    /// This node's part of the queue's rate: all of it where one shard has all the tasks.
+    fn rate(&self, policy: &QueuePolicy) -> Option<f64> {
+        let part = match policy.placement {
+            Placement::Single => 1.0,
+            Placement::Spread => self.gate.site.held.claimable().len() as f64 / f64::from(self.shard_count.max(1)),
+        };
+        policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)
+    }
+
+    fn permit_at(&self, policy: &QueuePolicy, turn: &Turn) -> Option<Instant> {
+        Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
+    }
+
+    /// Nothing of it waits: only what was started of its rate is still worth knowing.
+    fn forget(&self, queue: &Queue) -> Option<Instant> {
+        if queue.policy.rate_per_second.is_none() {
+            self.turns.lock().remove(&queue.name);
+        }
+        None
+    }
+
+    fn remember(&self, queue: &Queue, turn: Turn) {
+        self.turns.lock().insert(queue.name.clone(), turn);
+    }
+
+    /// Gathers what waits and what is out, decides how many of each priority, and starts them; what one priority cannot give, the
+    /// others are asked for.
+    async fn start(
+        &self,
+        queue: &Queue,
+        fences: &BTreeMap<ShardId, Epoch>,
+        turn: &mut Turn,
+        most: usize,
+    ) -> Result<Looked, Error> {
+        let limit = queue.policy.max_running;
+        let shards: Vec<ShardId> = fences.keys().copied().collect();
+        if shards.is_empty() {
+            return Ok(Looked::Nothing);
+        }
+        let counts = self.gate.site.database.lane_read(&queue.name, &shards, most, limit).await?;
+        let mut ready = counts.ready;
+        if ready == [0; LEVELS] {
+            return Ok(Looked::Nothing);
+        }
+        let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
+        let mut room = most.min(below);
+        let mut started = 0;
+        while room > 0 && ready != [0; LEVELS] {
+            let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
+            let taken = self.pick(queue, fences, turn, wanted).await?;
+            for level in 0..LEVELS {
+                // Less than asked for: what is left of it cannot be started now.
+                ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
+            }
+            let taken: usize = taken.iter().sum();
+            room = room.saturating_sub(taken);
+            started += taken;
+        }
+        let is_full = limit.is_some() && started == below;
+        Ok(if started == 0 || is_full { Looked::Blocked } else { Looked::Started })
+    }
+
+    /// One pick, handed to the publisher. Answers how many of each priority were started.
+    async fn pick(
+        &self,
+        queue: &Queue,
+        fences: &BTreeMap<ShardId, Epoch>,
+        turn: &mut Turn,
+        wanted: Levels,
+    ) -> Result<Levels, Error> {
+        let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
+        let pick = Pick { queue: &queue.name, fences, wanted, after: &turn.ends, ordered, counted };
+        let answer = self.gate.site.database.task_pick(&pick).await;
+        let (claimed, ends) = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if error.effect == Effect::Unknown {
+                    turn.took(wanted.iter().sum());
+                    turn.rest_until = Some(Instant::now() + UNKNOWN_FOR);
+                }
+                return Err(error);
+            }
+        };
+        for (known, end) in turn.ends.iter_mut().zip(ends) {
+            *known = end.or(known.take());
+        }
+        let mut taken = [0; LEVELS];
+        for delivery in &claimed.deliveries {
+            if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
+                *count += 1;
+            }
+        }
+        turn.took(claimed.deliveries.len());
+        if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Ok(claimed)).await {
+            self.gate.hand_over(claimed).await;
+        }
+        Ok(taken)
+    }
+}
+
+impl Turn {
+    fn took(&mut self, started: usize) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.take(started);
+        }
+    }
+}
+
+/// What a look came to.
+enum Looked {
+    /// Nothing waits here.
+    Nothing,
+    /// Something was started, and more may be.
+    Started,
+    /// Something waits and nothing more can be started now.
+    Blocked,
+}

@@ -1,0 +1,140 @@
+//! The queues that have tasks waiting for room in one database, as far as this node knows, and when each is looked at.
+//!
+//! A hint, not a fact: the picker reads now and then which queues there are. Only one look at a queue is under way at a time.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use common::ids::QueueName;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub struct Waiting {
+    looks: Mutex<BTreeMap<QueueName, Look>>,
+    /// Something is to be looked at earlier than it was.
+    pub sooner: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// `None`: only the look under way knows when the next one is.
+    at: Option<Instant>,
+    under_way: bool,
+}
+
+impl Waiting {
+    /// These have tasks waiting, or may have: looked at by `now`.
+    pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
+        let mut looks = self.looks.lock();
+        for queue in queues {
+            let look = looks.entry(queue).or_insert(Look { at: None, under_way: false });
+            look.at = Some(look.at.map_or(now, |at| at.min(now)));
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// There may be room in these; they are looked at if they have tasks waiting.
+    pub fn room_in<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>, now: Instant) {
+        let mut looks = self.looks.lock();
+        for queue in queues {
+            if let Some(look) = looks.get_mut(queue) {
+                look.at = Some(look.at.map_or(now, |at| at.min(now)));
+            }
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// There may be room in any of them.
+    pub fn room_in_all(&self, now: Instant) {
+        for look in self.looks.lock().values_mut() {
+            look.at = Some(look.at.map_or(now, |at| at.min(now)));
+        }
+        self.sooner.notify_one();
+    }
+
+    /// Begins a look at the queue whose turn it is.
+    pub fn begin(&self, now: Instant) -> Option<QueueName> {
+        let mut looks = self.looks.lock();
+        let is_due = |look: &Look| !look.under_way && look.at.is_some_and(|at| at <= now);
+        let (queue, look) = looks.iter_mut().filter(|(_, look)| is_due(look)).min_by_key(|(_, look)| look.at)?;
+        *look = Look { at: None, under_way: true };
+        Some(queue.clone())
+    }
+
+    /// The look is over. `again`: when the next one is due; never, if nothing waits and nobody has said otherwise meanwhile.
+    pub fn end(&self, queue: &QueueName, again: Option<Instant>) {
+        let mut looks = self.looks.lock();
+        let Some(look) = looks.get_mut(queue) else { return };
+        look.under_way = false;
+        look.at = match (look.at, again) {
+            (Some(at), Some(again)) => Some(at.min(again)),
+            (at, again) => at.or(again),
+        };
+        if look.at.is_none() {
+            looks.remove(queue);
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// When the next look is due.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.looks.lock().values().filter(|look| !look.under_way).filter_map(|look| look.at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::new("orders")
+    }
+
+    #[test]
+    fn one_look_at_a_queue_is_under_way_at_a_time() {
+        let (waiting, now) = (Waiting::default(), Instant::now());
+        waiting.add([queue()], now);
+        assert_eq!(waiting.begin(now), Some(queue()));
+        waiting.add([queue()], now);
+        assert_eq!((waiting.begin(now), waiting.next_look()), (None, None));
+        waiting.end(&queue(), None);
+        assert_eq!(waiting.begin(now), Some(queue()), "something was added during the look");
+    }
+
+    #[test]
+    fn what_has_nothing_waiting_is_forgotten_and_room_in_it_means_nothing() {
+        let (waiting, now) = (Waiting::default(), Instant::now());
+        waiting.add([queue()], now);
+        assert!(waiting.begin(now).is_some());
+        waiting.end(&queue(), None);
+        waiting.room_in([&queue()], now);
+        assert_eq!(waiting.next_look(), None);
+    }
+
+    #[test]
+    fn room_makes_the_next_look_earlier_and_never_later() {
+        let (waiting, now) = (Waiting::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        waiting.add([queue()], now);
+        waiting.begin(now);
+        waiting.end(&queue(), Some(later));
+        assert_eq!((waiting.begin(now), waiting.next_look()), (None, Some(later)));
+        waiting.room_in([&queue()], now);
+        waiting.room_in_all(later);
+        assert_eq!(waiting.next_look(), Some(now));
+    }
+
+    #[test]
+    fn the_look_that_is_due_first_goes_first() {
+        let (waiting, now) = (Waiting::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        waiting.add([queue()], later);
+        waiting.add([QueueName::new("z")], now);
+        assert_eq!(waiting.begin(later), Some(QueueName::new("z")));
+    }
+}

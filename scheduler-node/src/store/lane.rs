@@ -1,0 +1,137 @@
+//! What waits for room: how much there is of it, and starting it, lane by lane.
+
+use std::collections::BTreeMap;
+
+use common::{
+    ids::{Epoch, QueueName, ShardId},
+    task::pick::{LEVELS, Levels},
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{
+    Database, Error, StoreOp,
+    claim::{Claimed, LOOK_AGAIN_AFTER, interval, pairs},
+};
+
+/// Steps from lane to lane of one pick and priority: some ten milliseconds. What lies beyond is the next pick's.
+const STEPS: i32 = 1_000;
+
+/// How a queue stands in some shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneCounts {
+    /// What waits for room, counted up to a bound.
+    pub ready: Levels,
+    /// Started, without an outcome, and counted by the queue's limit.
+    pub out: usize,
+}
+
+/// Where a walk from lane to lane ended: the lanes after this one are next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneEnd {
+    pub shard: ShardId,
+    pub lane: String,
+}
+
+/// The walks of a queue, one a priority, as far as there were any.
+pub type LaneEnds = [Option<LaneEnd>; LEVELS];
+
+/// What a pick may take.
+#[derive(Clone, Debug)]
+pub struct Pick<'a> {
+    pub queue: &'a QueueName,
+    pub fences: &'a BTreeMap<ShardId, Epoch>,
+    pub wanted: Levels,
+    pub after: &'a LaneEnds,
+    /// One task of a partition key at a time, in the order of their due times.
+    pub ordered: bool,
+    /// What is started counts towards the queue's limit.
+    pub counted: bool,
+}
+
+impl Database {
+    /// Counts at most `most` of each priority, and, if `limit` is given, what is out, up to that.
+    pub async fn lane_read(
+        &self,
+        queue: &QueueName,
+        shards: &[ShardId],
+        most: usize,
+        limit: Option<i64>,
+    ) -> Result<LaneCounts, Error> {
+        let shards = super::numbers(shards);
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        self.run(StoreOp::LaneRead, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/lane_read.sql"))
+                .bind(queue.as_str())
+                .bind(shards)
+                .bind(most)
+                .bind(limit.unwrap_or(0))
+                .fetch_all(&pool)
+                .await?;
+            let mut counts = LaneCounts { ready: [0; LEVELS], out: 0 };
+            for (row, ready) in rows.iter().zip(&mut counts.ready) {
+                *ready = count(row, "ready")?;
+                counts.out = count(row, "out")?;
+            }
+            Ok(counts)
+        })
+        .await
+    }
+
+    /// Starts what `pick` asks for, as far as it can be. Answers too where each priority's walk ended.
+    pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, LaneEnds), Error> {
+        let (shards, epochs) = pairs(pick.fences);
+        let mut begin = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (level, wanted) in pick.wanted.into_iter().enumerate().filter(|(_, wanted)| *wanted > 0) {
+            let (place, lane) = begin_of(pick.fences, pick.after[level].as_ref());
+            begin.0.push(i16::try_from(level + 1).unwrap_or(i16::MAX));
+            begin.1.push(i32::try_from(wanted).unwrap_or(i32::MAX));
+            begin.2.push(place);
+            begin.3.push(lane);
+        }
+        let query = sqlx::query(include_str!("queries/task_pick.sql"))
+            .bind(pick.queue.as_str())
+            .bind(shards)
+            .bind(epochs)
+            .bind(interval(LOOK_AGAIN_AFTER))
+            .bind(begin.0)
+            .bind(begin.1)
+            .bind(begin.2)
+            .bind(begin.3)
+            .bind(STEPS)
+            .bind(pick.ordered)
+            .bind(pick.counted);
+        self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, ends).await
+    }
+}
+
+/// The place of a shard among those presented, from 1, and the lane of it that the walk begins after. A shard that is
+/// not ours any more gives way to the next one.
+fn begin_of(fences: &BTreeMap<ShardId, Epoch>, after: Option<&LaneEnd>) -> (i32, String) {
+    let Some(end) = after else { return (1, String::new()) };
+    let place = fences.range(..end.shard).count();
+    let lane = if fences.contains_key(&end.shard) { end.lane.clone() } else { String::new() };
+    (i32::try_from(place % fences.len().max(1) + 1).unwrap_or(1), lane)
+}
+
+/// "priority shard lane", as the statement has it; a lane may have spaces in it.
+fn ends(row: &PgRow) -> Result<LaneEnds, sqlx::Error> {
+    let texts: Vec<String> = row.try_get("ends")?;
+    let mut ends = LaneEnds::default();
+    for text in texts {
+        let mut words = text.splitn(3, ' ');
+        let priority = words.next().and_then(|word| word.parse::<usize>().ok());
+        let shard = words.next().and_then(|word| word.parse().ok());
+        match (priority, shard, words.next()) {
+            (Some(priority @ 1..=LEVELS), Some(shard), Some(lane)) => {
+                ends[priority - 1] = Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() });
+            }
+            _ => return Err(super::unexpected("ends", &text)),
+        }
+    }
+    Ok(ends)
+}
+
+fn count(row: &PgRow, column: &str) -> Result<usize, sqlx::Error> {
+    let count: i64 = row.try_get(column)?;
+    usize::try_from(count).map_err(|_| super::unexpected(column, &count.to_string()))
+}

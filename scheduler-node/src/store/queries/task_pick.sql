@@ -1,0 +1,111 @@
+-- Starts tasks that waited for room, so many of each priority, the lanes of each taking turns: a lane is the tasks of one partition
+-- key on one shard (`-`: those without one). Walks from lane to lane, from where the walk before ended, once round at the most or until
+-- there are enough; then each lane gives its oldest, as many as the others.
+-- In an ordered queue ($10) a lane with a key gives only its head: the task that was started and is not finished, or else the first by
+-- (due_at, id); and nothing while that one is out or waits for its retry.
+-- Guard: as in task_claim; still `ready`; rows another statement holds are passed over. One pick of a queue at a time in a node, and
+-- the fence keeps other nodes out, so what is decided from counts read before this statement still holds. task_in_order refuses a
+-- second started task of an ordered lane whatever happens.
+-- $1 queue, $2 shards and $3 epochs presented (pairwise, by shard), $4 look again after; $5 priorities, $6 how many of each, $7 and $8
+-- where each one's walk begins: place in $2 from 1, and after this lane of it (pairwise); $9 steps at the most, $10 ordered, $11 counted.
+-- Returns at least one row, as task_claim does; `ends`: where each priority's walk ended, as "priority shard lane".
+WITH RECURSIVE fence AS MATERIALIZED (
+    SELECT s.id, s.epoch
+      FROM duetime.shard AS s
+      JOIN unnest($2::int[], $3::bigint[]) AS mine (id, epoch) ON s.id = mine.id AND s.epoch = mine.epoch
+     ORDER BY s.id
+       FOR SHARE OF s
+), walk (priority, wanted, first, after, place, lane, moves, step, found, head, gives) AS (
+    SELECT b.priority, b.wanted, b.place, b.lane COLLATE "C", b.place, b.lane COLLATE "C", 0, 0, 0, NULL::uuid, false
+      FROM unnest($5::smallint[], $6::int[], $7::int[], $8::text[]) AS b (priority, wanted, place, lane)
+    UNION ALL
+    SELECT w.priority, w.wanted, w.first, w.after, next.place, next.lane, next.moves, w.step + 1,
+           w.found + CASE WHEN gives.yes THEN 1 ELSE 0 END, head.id, gives.yes
+      FROM walk AS w
+     CROSS JOIN LATERAL (                                           -- the next lane of this shard; none: on to the next shard
+           SELECT at.place, at.moves,
+                  (SELECT coalesce('=' || t.partition_key, '-') COLLATE "C"
+                     FROM duetime.task AS t
+                    WHERE t.queue = $1 AND t.priority = w.priority AND t.shard = ($2::int[])[at.place] AND t.state = 'ready'
+                      AND coalesce('=' || t.partition_key, '-') COLLATE "C" > at.after
+                    ORDER BY coalesce('=' || t.partition_key, '-') COLLATE "C"
+                    LIMIT 1) AS lane
+             FROM (SELECT CASE WHEN w.lane IS NULL THEN w.place % cardinality($2::int[]) + 1 ELSE w.place END AS place,
+                          CASE WHEN w.lane IS NULL THEN w.moves + 1 ELSE w.moves END AS moves,
+                          coalesce(w.lane, '') AS after) AS at
+           OFFSET 0) AS next                                        -- found once, not wherever it is named
+      LEFT JOIN LATERAL (
+           SELECT h.id, h.state, h.priority, h.shard
+             FROM ((SELECT id, state, priority, shard, 0 AS rank
+                      FROM duetime.task
+                     WHERE $10 AND next.lane <> '-' AND partition_key = substr(next.lane, 2) COLLATE "default" AND queue = $1 AND in_order)
+                   UNION ALL
+                   (SELECT id, state, priority, shard, 1
+                      FROM duetime.task
+                     WHERE $10 AND next.lane <> '-' AND partition_key = substr(next.lane, 2) COLLATE "default" AND queue = $1
+                       AND state <> 'waiting'
+                     ORDER BY partition_key, queue, due_at, id
+                     LIMIT 1)) AS h
+            ORDER BY h.rank
+            LIMIT 1) AS head ON true
+     CROSS JOIN LATERAL (
+           SELECT CASE WHEN next.lane IS NULL THEN false
+                       WHEN $10 AND next.lane <> '-' THEN coalesce(
+                            head.state = 'ready' AND head.priority = w.priority AND head.shard = ($2::int[])[next.place], false)
+                       ELSE true END AS yes) AS gives
+     WHERE w.found < w.wanted AND w.step < $9
+       AND next.moves <= cardinality($2::int[])
+       AND (next.moves < cardinality($2::int[]) OR next.lane <= w.after)     -- once round
+), lane AS MATERIALIZED (
+    SELECT priority, wanted, ($2::int[])[place] AS shard, lane, head, step, count(*) OVER (PARTITION BY priority) AS lanes
+      FROM walk
+     WHERE gives
+), candidate AS MATERIALIZED (
+    SELECT l.priority, l.wanted, l.shard, l.lane, c.id,
+           row_number() OVER (PARTITION BY l.priority ORDER BY c.turn, l.step) AS nth
+      FROM lane AS l
+     CROSS JOIN LATERAL (
+           SELECT l.head AS id, 1::bigint AS turn WHERE l.head IS NOT NULL
+            UNION ALL
+           SELECT id, row_number() OVER ()
+             FROM (SELECT t.id
+                     FROM duetime.task AS t
+                    WHERE l.head IS NULL
+                      AND t.queue = $1 AND t.priority = l.priority AND t.shard = l.shard AND t.state = 'ready'
+                      AND coalesce('=' || t.partition_key, '-') COLLATE "C" = l.lane
+                      AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+                    ORDER BY t.due_at, t.id
+                    LIMIT (l.wanted + l.lanes - 1) / l.lanes) AS oldest) AS c
+), locked AS MATERIALIZED (
+    SELECT t.id
+      FROM candidate AS c
+      JOIN duetime.task AS t ON t.id = c.id
+     WHERE c.nth <= c.wanted
+       AND t.state::text = 'ready'                                   -- as text: see task_claim
+       AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
+       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+       FOR NO KEY UPDATE OF t SKIP LOCKED
+), claimed AS (
+    UPDATE duetime.task AS t
+       SET state = 'dispatching',
+           attempt = t.attempt + 1,
+           claim_epoch = (SELECT f.epoch FROM fence AS f WHERE f.id = t.shard),
+           claimed_at = clock_timestamp(),
+           wake_at = clock_timestamp() + $4,
+           in_order = CASE WHEN $10 AND t.partition_key IS NOT NULL THEN true ELSE t.in_order END,
+           counted = CASE WHEN $11 THEN true ELSE t.counted END
+      FROM locked AS p
+     WHERE t.id = p.id
+    RETURNING t.id, false AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
+              t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
+), ended AS (
+    SELECT DISTINCT ON (priority) priority, shard, lane
+      FROM (SELECT priority, shard, lane, 1 AS rank, nth AS step FROM candidate WHERE nth = wanted
+             UNION ALL
+            SELECT priority, ($2::int[])[place], lane, 2, step FROM walk WHERE step > 0 AND lane IS NOT NULL) AS seen
+     ORDER BY priority, rank, step DESC
+)
+SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*,
+       ARRAY(SELECT e.priority || ' ' || e.shard || ' ' || e.lane FROM ended AS e) AS ends
+  FROM (SELECT 1) AS always
+  LEFT JOIN claimed AS c ON true
