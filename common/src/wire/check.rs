@@ -161,7 +161,7 @@ pub(super) fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Pr
     let mut bytes = 0;
     for (name, value) in headers {
         if is_reserved(name) {
-            return refuse(format!("`{name}`: names that begin with `duetime-` or `x-` are reserved"));
+            return refuse(format!("`{name}`: names that begin with `duetime-` or `x-`, `CC` and `BCC` are reserved"));
         }
         if name.is_empty() || name.len() > MAX_SHORT_BYTES || has_nul(name) || has_nul(value) {
             return refuse(format!(
@@ -179,5 +179,6 @@ pub(super) fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Pr
 
 fn is_reserved(name: &str) -> bool {
     let begins = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
-    begins("duetime-") || begins("x-")
+    // RabbitMQ routes copies by the last two, and refuses text in them by closing the channel.
+    begins("duetime-") || begins("x-") || ["CC", "BCC"].contains(&name)
 }

@@ -155,6 +155,7 @@ fn whatever_is_wrong_with_a_field_is_a_422_that_names_it() {
         ("headers", with(r#""headers":{"a":1}"#)),
         ("headers", with(r#""headers":{"":"1"}"#)),
         ("headers", with(r#""headers":{"duetime-attempt":"1"}"#)),
+        ("headers", with(r#""headers":{"CC":"x"}"#)),
         ("headers", with(r#""headers":{"X-Delay":"1"}"#)),
         ("headers", with(r#""headers":{"a":"\u0000"}"#)),
     ];
