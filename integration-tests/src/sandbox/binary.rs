@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use tokio::io::AsyncWriteExt;
 
 /// `DUETIME_BIN`, or the one built beside this test, built now if it is not there.
 pub fn binary() -> Result<&'static Path> {
@@ -19,13 +20,31 @@ pub fn binary() -> Result<&'static Path> {
 
 /// Runs `duetime` with these words and waits for it.
 pub async fn run(words: &[&str]) -> Result<Output> {
-    tokio::process::Command::new(binary()?)
+    run_with(words, &[], "").await
+}
+
+/// The same with these variables set and `input` to read.
+pub async fn run_with(words: &[&str], env: &[(&str, &str)], input: &str) -> Result<Output> {
+    let name = format!("duetime {}", words.join(" "));
+    let mut child = tokio::process::Command::new(binary()?)
         .args(words)
-        .stdin(Stdio::null())
+        .envs(env.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .kill_on_drop(true)
-        .output()
-        .await
-        .with_context(|| format!("running duetime {}", words.join(" ")))
+        .spawn()
+        .with_context(|| format!("starting {name}"))?;
+    let mut stdin = child.stdin.take().context("a pipe to it")?;
+    // It may end, or print, before it has read everything.
+    let (_, output) = tokio::join!(
+        async move {
+            stdin.write_all(input.as_bytes()).await.ok();
+            drop(stdin);
+        },
+        child.wait_with_output()
+    );
+    output.with_context(|| format!("running {name}"))
 }
 
 fn find() -> Result<PathBuf> {

@@ -20,7 +20,7 @@ mod spawner;
 mod tests;
 
 pub use account::all_may_enter;
-pub use binary::{binary, run};
+pub use binary::{binary, run, run_with};
 pub use builder::Builder;
 pub use cluster::{Links, Sandbox};
 pub use etcd::Etcd;

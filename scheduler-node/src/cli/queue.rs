@@ -223,8 +223,8 @@ mod tests {
     fn a_difference_shows_only_what_changed() {
         let (before, mut after) = (fields(&view()), fields(&view()));
         assert_eq!(difference(&before, &after), "nothing changes");
-        after["settle"] = json!("result");
-        after["exchange"] = json!("x");
+        after.insert("settle".to_owned(), json!("result"));
+        after.insert("exchange".to_owned(), json!("x"));
         assert_eq!(difference(&before, &after), "exchange: - -> \"x\"\nsettle: \"reject\" -> \"result\"");
     }
 

@@ -239,7 +239,7 @@ mod tests {
         assert_eq!((batch.lines.len(), ended), (MAX_TASKS, false));
         let long = format!("\"{}\"\n", "x".repeat(LINE_BYTES - 10)).repeat(9);
         let (batch, ended) = gathered(long.as_bytes()).await;
-        assert_eq!((batch.lines.len(), ended), (9, true));
+        assert_eq!((batch.lines.len(), ended), (9, false));
         assert!(batch.body.len() < 2 * BATCH_BYTES);
     }
 

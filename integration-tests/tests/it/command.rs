@@ -1,0 +1,334 @@
+//! The command line as a person or a script uses it: the real program against a real cluster, judged by what it prints and by its
+//! exit code: 0 done, 1 refused, 2 usage, 3 unreachable.
+
+use std::{process::Output, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::sandbox::{Sandbox, free_port, run_with};
+use serde_json::{Value, json};
+
+use crate::{in_state, scenario};
+
+/// No task has it.
+const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
+
+/// A terminal from which all commands go to the same cluster.
+struct Terminal {
+    urls: String,
+    token: String,
+}
+
+impl Terminal {
+    /// The first address is one where nobody listens: every command passes it over.
+    fn of(sandbox: &Sandbox) -> Self {
+        let urls: Vec<String> = sandbox.nodes().iter().map(|node| node.url()).collect();
+        Self {
+            urls: format!("http://127.0.0.1:{},{}", free_port(), urls.join(",")),
+            token: sandbox.node(0).config().token.clone(),
+        }
+    }
+
+    async fn typed(&self, words: &[&str], input: &str) -> Result<Output> {
+        let output = run_with(words, &[("DUETIME_URLS", &self.urls), ("DUETIME_TOKEN", &self.token)], input).await?;
+        let said = [output.stdout.as_slice(), &output.stderr].concat();
+        ensure!(!String::from_utf8_lossy(&said).contains(&self.token), "{words:?} shows the token");
+        Ok(output)
+    }
+
+    /// What it prints when it ends with `code`.
+    async fn ends(&self, code: i32, words: &[&str], input: &str) -> Result<(String, String)> {
+        let output = self.typed(words, input).await?;
+        let (out, error) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        ensure!(output.status.code() == Some(code), "{words:?}: {} instead of {code}\n{out}\n{error}", output.status);
+        Ok((out, error))
+    }
+
+    /// What a person reads.
+    async fn text(&self, words: &[&str]) -> Result<String> {
+        Ok(self.ends(0, words, "").await?.0)
+    }
+
+    /// What a program reads.
+    async fn json(&self, words: &[&str]) -> Result<Value> {
+        let (out, _) = self.ends(0, &[words, &["--output", "json"]].concat(), "").await?;
+        serde_json::from_str(&out).with_context(|| format!("{words:?}: {out}"))
+    }
+
+    async fn lines(&self, words: &[&str]) -> Result<Vec<Value>> {
+        let (out, _) = self.ends(0, &[words, &["--output", "jsonl"]].concat(), "").await?;
+        out.lines().map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
+    }
+
+    /// What it says on standard error when the node refuses.
+    async fn refused(&self, words: &[&str]) -> Result<String> {
+        Ok(self.ends(1, words, "").await?.1)
+    }
+
+    async fn submitted(&self, words: &[&str]) -> Result<String> {
+        let task = self.json(&[&["submit"], words].concat()).await?;
+        Ok(task["id"].as_str().context("an id")?.to_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_submitted_shown_moved_and_cancelled_by_hand() {
+    scenario(Sandbox::builder().nodes(2), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        let shown = terminal.text(&["submit", "later", "--payload", "{\"n\": 1.10}", "--delay", "30m"]).await?;
+        ensure!(shown.contains("scheduled  due ") && shown.contains("(in 29 m)"), "{shown}");
+        let id = shown.split_whitespace().next().context("an id")?.to_owned();
+
+        let shown = terminal.text(&["get", &id]).await?;
+        ensure!(shown.contains("later") && shown.contains("{\"n\": 1.10}"), "{shown}");
+        let task = terminal.json(&["get", &id]).await?;
+        ensure!(task == of_the_api(sandbox, &id).await?, "{task}");
+
+        let moved = terminal.json(&["move", &id, "--at", "2040-01-01T00:00:00Z"]).await?;
+        ensure!(moved["due_at"] == "2040-01-01T00:00:00.000000Z", "{moved}");
+        let shown = terminal.text(&["move", &id, "--delay", "2h"]).await?;
+        ensure!(shown.contains("due "), "{shown}");
+
+        let other = terminal.submitted(&["later", "--delay", "1h"]).await?;
+        let (out, error) = terminal.ends(1, &["cancel", &id, NOBODY, &other], "").await?;
+        ensure!(out.matches("cancelled").count() == 2 && error.contains(NOBODY), "{out}\n{error}");
+        let third = terminal.submitted(&["later", "--delay", "1h"]).await?;
+        let answer = terminal.json(&["cancel", &third]).await?;
+        ensure!(answer == json!({ "id": third, "outcome": "cancelled" }), "{answer}");
+        terminal.refused(&["cancel", NOBODY]).await?;
+        let error = terminal.refused(&["get", NOBODY]).await?;
+        ensure!(error.starts_with("duetime: ") && error.lines().count() == 1, "{error}");
+        let error = terminal.refused(&["submit", "later", "--priority", "9"]).await?;
+        ensure!(error.contains("`priority`"), "{error}");
+        Ok(())
+    })
+    .await;
+}
+
+/// The task as the API itself shows it.
+async fn of_the_api(sandbox: &Sandbox, id: &str) -> Result<Value> {
+    Ok(sandbox.client(1).call(reqwest::Method::GET, &format!("/v1/tasks/{id}"), None).await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_is_run_reported_and_tried_again_by_hand() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
+        terminal.text(&["queue", "set", "work", "settle=result"]).await?;
+        let id = terminal.submitted(&["work", "--delay", "1h", "--max-attempts", "1", "--header", "a=b"]).await?;
+        terminal.text(&["run", &id]).await?;
+        in_state(&client, &id, "delivered").await?;
+        let error = terminal.refused(&["run", &id]).await?;
+        ensure!(error.contains("delivered"), "{error}");
+
+        let running = ["--attempt", "1", "--status", "running", "--progress", "40", "--worker", "hand"];
+        let task = terminal.json(&[&["result", &id], running.as_slice()].concat()).await?;
+        ensure!(task["state"] == "running" && task["progress"] == 40 && task["worker"] == "hand", "{task}");
+        let discarded = ["result", &id, "--attempt", "1", "--status", "discard", "--status-msg", "no use"];
+        terminal.text(&discarded).await?;
+        let shown = terminal.text(&["get", &id]).await?;
+        ensure!(shown.contains("dead") && shown.contains("no use") && shown.contains("ATTEMPT"), "{shown}");
+
+        let again = terminal.json(&["retry", &id]).await?;
+        ensure!(again["id"] == id.as_str(), "{again}");
+        in_state(&client, &id, "delivered").await?;
+        let succeeded = ["result", &id, "--attempt", "2", "--status", "succeeded", "--result", "{\"x\":1}"];
+        terminal.text(&succeeded).await?;
+        let task = terminal.json(&["get", &id]).await?;
+        ensure!(task["state"] == "succeeded" && task["result"] == json!({ "x": 1 }), "{task}");
+        let error = terminal.refused(&["retry", &id, &id]).await?;
+        ensure!(error.contains("2 of 2 were refused"), "{error}");
+        terminal
+            .refused(&succeeded[..6].iter().map(|word| if *word == "2" { "7" } else { word }).collect::<Vec<_>>())
+            .await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_tells_each_refused_line_by_its_number_and_lists_follow_to_the_end() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        let task = "{\"queue\":\"many\",\"delay_ms\":3600000}\n";
+        let input =
+            format!("{}\n{{\"queue\":\"many\",\"priority\":9}}\nnonsense\n{}", task.repeat(3), task.repeat(10_100));
+        let (out, error) = terminal.ends(1, &["submit", "--batch", "-"], &input).await?;
+        ensure!(out.trim() == "10,103 accepted, 2 refused, 0 not done or unknown", "{out}");
+        ensure!(error.contains("line 5: ") && error.contains("line 6: "), "{error}");
+
+        let (out, _) = terminal
+            .ends(1, &["submit", "--batch", "-", "--output", "json"], "{\"queue\":\"b\",\"delay_ms\":3600000}\n\n1\n")
+            .await?;
+        let answer: Value = serde_json::from_str(&out)?;
+        ensure!(answer["results"][0]["queue"] == "b" && answer["results"][1]["error"]["index"] == 1, "{answer}");
+        let (out, _) = terminal.ends(0, &["submit", "--batch", "-", "--output", "jsonl"], task).await?;
+        ensure!(out.lines().count() == 1 && out.contains("\"id\""), "{out}");
+
+        let all = terminal.lines(&["list", "--queue", "many", "--all"]).await?;
+        ensure!(all.len() == 10_104, "{} tasks", all.len());
+        let page = terminal.json(&["list", "--queue", "many", "--limit", "7"]).await?;
+        ensure!(page["tasks"].as_array().is_some_and(|tasks| tasks.len() == 7), "{page}");
+        let cursor = page["next_cursor"].as_str().context("a cursor")?;
+        let next = terminal.json(&["list", "--queue", "many", "--limit", "7", "--cursor", cursor]).await?;
+        ensure!(next["tasks"][0]["id"] != page["tasks"][0]["id"], "{next}");
+        let whole = terminal.json(&["list", "--queue", "many", "--all"]).await?;
+        ensure!(whole["tasks"].as_array().is_some_and(|tasks| tasks.len() == 10_104), "one document");
+        let table = terminal.text(&["list", "--state", "scheduled", "--queue", "b"]).await?;
+        ensure!(table.starts_with("ID") && table.lines().count() == 2, "{table}");
+        let error = terminal.refused(&["list", "--cursor", "nonsense"]).await?;
+        ensure!(error.contains("cursor"), "{error}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_set_field_by_field_paused_and_deleted_by_hand() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        terminal.refused(&["queue", "get", "mine"]).await?;
+        let changed = terminal.text(&["queue", "set", "mine", "settle=confirm", "max_attempts=3"]).await?;
+        ensure!(changed.contains("settle: - -> \"confirm\""), "{changed}");
+        let changed = terminal.text(&["queue", "set", "mine", "max_attempts=4", "timeout_ms=5000"]).await?;
+        ensure!(changed == "max_attempts: 3 -> 4\ntimeout_ms: 1800000 -> 5000\n", "{changed}");
+        let queue = terminal.json(&["queue", "set", "mine", "timeout_ms=null"]).await?;
+        let policy = &queue["policy"];
+        ensure!(
+            policy["settle"] == "confirm" && policy["max_attempts"] == 4 && policy["timeout_ms"] == 1_800_000,
+            "{queue}"
+        );
+        let error = terminal.refused(&["queue", "set", "mine", "colour=red"]).await?;
+        ensure!(error.contains("`colour`"), "{error}");
+
+        ensure!(terminal.text(&["queue", "pause", "mine"]).await? == "mine  paused\n");
+        ensure!(terminal.json(&["queue", "get", "mine"]).await?["paused"] == true);
+        ensure!(terminal.json(&["queue", "resume", "mine"]).await?["paused"] == false);
+        ensure!(terminal.json(&["queue", "list"]).await?["queues"][0]["name"] == "mine");
+        let shown = terminal.text(&["queue", "get", "mine"]).await?;
+        ensure!(shown.contains("max_attempts") && shown.contains("SCHEDULED"), "{shown}");
+        let id = terminal.submitted(&["mine", "--delay", "1h"]).await?;
+        let error = terminal.refused(&["queue", "delete", "mine"]).await?;
+        ensure!(error.contains("cancel them first"), "{error}");
+        terminal.text(&["cancel", &id]).await?;
+        ensure!(terminal.text(&["queue", "delete", "mine"]).await? == "mine  deleted\n");
+        terminal.refused(&["queue", "pause", "mine"]).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_and_a_picture_of_it_at_work_are_shown() {
+    scenario(Sandbox::builder().nodes(2), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        let shown = terminal.text(&["cluster"]).await?;
+        ensure!(shown.contains("master node-") && shown.contains("128 of 128 shards"), "{shown}");
+        let report = terminal.json(&["cluster", "--shards"]).await?;
+        ensure!(report["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2), "{report}");
+
+        sandbox.consume_and_ack("mail", &json!({ "settle": "confirm" })).await?;
+        let load =
+            crate::load(sandbox, &[0, 1], integration_tests::load::Load::new("mail", 60), Duration::from_secs(6));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let picture = terminal.json(&["top", "--once"]).await?;
+        let shown = terminal.text(&["top", "--once"]).await?;
+        load.await?;
+        ensure!(picture["queues"][0]["queue"] == "mail", "{picture}");
+        ensure!(picture["queues"][0]["submitted_per_second"].as_f64().is_some_and(|rate| rate > 5.0), "{picture}");
+        ensure!(picture["lateness"]["p99_ms"].is_number() && picture["shards_unowned"] == 0, "{picture}");
+        let nodes = picture["nodes"].as_array().context("nodes")?;
+        ensure!(nodes.len() == 2 && nodes.iter().all(|node| node["figures"]["heap_entries"].is_number()), "{picture}");
+        ensure!(shown.contains("PUBLISHED/S") && shown.contains("mail") && shown.contains("p99"), "{shown}");
+        // A single address: the nodes are found where the cluster says they are.
+        let one = Terminal { urls: sandbox.node(1).url(), token: terminal.token };
+        let picture = one.json(&["top", "--once"]).await?;
+        let nodes = picture["nodes"].as_array().context("nodes")?;
+        ensure!(nodes.iter().all(|node| node["figures"]["heap_entries"].is_number()), "{picture}");
+        let error = one.ends(2, &["top"], "").await?.1;
+        ensure!(error.contains("--once"), "{error}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_reached_or_was_never_answered_is_said_to_be_so() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        let nowhere = format!("http://127.0.0.1:{}", free_port());
+        let lone = Terminal { urls: nowhere, token: terminal.token.clone() };
+        for words in [
+            ["submit", "q"].as_slice(),
+            &["get", NOBODY],
+            &["list"],
+            &["cancel", NOBODY],
+            &["cancel", NOBODY, NOBODY],
+            &["move", NOBODY, "--delay", "1s"],
+            &["run", NOBODY],
+            &["retry", NOBODY],
+            &["result", NOBODY, "--attempt", "1", "--status", "running"],
+            &["queue", "list"],
+            &["queue", "set", "q", "settle=result"],
+            &["cluster"],
+            &["top", "--once"],
+        ] {
+            let error = lone.ends(3, words, "").await?.1;
+            ensure!(error.contains("no node can be reached"), "{words:?}: {error}");
+        }
+        lone.ends(3, &["submit", "--batch", "-"], "{\"queue\":\"q\"}\n").await?;
+
+        // A node that takes the question and does not answer it.
+        sandbox.node(0).pause()?;
+        let (_, error) = terminal.ends(3, &["run", NOBODY, "--timeout", "1s"], "").await?;
+        let (_, of_batch) = terminal.ends(3, &["submit", "--batch", "-", "--timeout", "1s"], "1\n2\n").await?;
+        sandbox.node(0).resume()?;
+        ensure!(error.contains("outcome is unknown"), "{error}");
+        ensure!(of_batch.contains("lines 1 to 2: the outcome is unknown"), "{of_batch}");
+
+        let stranger = Terminal { urls: terminal.urls.clone(), token: "guess".into() };
+        let error = stranger.refused(&["list"]).await?;
+        ensure!(error.contains("DUETIME_TOKEN"), "{error}");
+        // Wherever the token would be read on its way, it is said.
+        let away = Terminal { urls: "http://192.0.2.1:1".into(), token: terminal.token.clone() };
+        let error = away.ends(3, &["list", "--timeout", "200ms"], "").await?.1;
+        ensure!(error.contains("warning") && error.contains("https"), "{error}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
+    let terminal = Terminal { urls: String::new(), token: "hush-hush".into() };
+    for words in [
+        ["submit"].as_slice(),
+        &["submit", "q", "--delay", "soon"],
+        &["submit", "q", "--payload", "{"],
+        &["submit", "q", "--payload-file", "/nowhere"],
+        &["submit", "--batch", "/nowhere"],
+        &["get"],
+        &["get", "not-an-id"],
+        &["list", "--state", "asleep"],
+        &["cancel"],
+        &["move", NOBODY],
+        &["run", "7"],
+        &["retry"],
+        &["result", NOBODY],
+        &["queue", "get", "a b"],
+        &["queue", "set", "q"],
+        &["cluster", "--url", "ftp://a"],
+        &["top", "--output", "json"],
+        &["completions", "abacus"],
+        &["list", "--token-file", "/nowhere"],
+        &["lst"],
+    ] {
+        terminal.ends(2, words, "").await?;
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = terminal.text(&["completions", shell]).await?;
+        ensure!(script.contains("submit"), "{shell}");
+    }
+    let help = terminal.text(&["submit", "--help"]).await?;
+    ensure!(help.contains("Examples:") && help.contains("DUETIME_TOKEN"), "{help}");
+    Ok(())
+}
