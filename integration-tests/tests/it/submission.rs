@@ -108,7 +108,7 @@ async fn a_message_that_cannot_be_a_task_is_set_aside_with_the_reason() {
                 vec![queue.clone(), ("duetime-key", long("k")), ("duetime-on-duplicate", long("maybe"))],
                 "maybe",
             ),
-            (b"elsewhere", vec![queue, ("x-delay", AMQPValue::LongInt(5)), ("CC", long("x"))], "x-delay"),
+            (b"elsewhere", vec![queue, ("x-delay", AMQPValue::LongInt(5)), cc], "CC"),
         ] {
             producer.publish(body, &headers).await?;
             let aside = until("the message is set aside", SOON, || async {
