@@ -6,6 +6,7 @@
 mod crash;
 mod cut;
 mod journey;
+mod lanes;
 mod membership;
 mod outage;
 mod refusal;
