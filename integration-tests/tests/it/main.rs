@@ -9,6 +9,7 @@ mod cut;
 mod delay_exchange;
 mod journey;
 mod keys;
+mod lanes;
 mod membership;
 mod outage;
 mod refusal;

@@ -283,7 +283,7 @@ impl Picker {
             }
         };
         for (known, end) in turn.ends.iter_mut().zip(ends) {
-            *known = end.or(known.take());
+            *known = end.or_else(|| known.take());
         }
         let mut taken = [0; LEVELS];
         for delivery in &claimed.deliveries {

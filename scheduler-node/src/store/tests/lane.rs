@@ -49,7 +49,7 @@ impl<'a> Picker<'a> {
         let pick = Pick { queue, fences, wanted, after, ordered: self.ordered, counted: self.counted };
         let (claimed, ends) = self.test.database.task_pick(&pick).await.unwrap();
         for (after, end) in self.after.iter_mut().zip(ends) {
-            *after = end.or(after.take());
+            *after = end.or_else(|| after.take());
         }
         claimed
     }

@@ -1,0 +1,232 @@
+//! What queues with an order, a limit or a rate hold to, and who goes first where tasks wait.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::{
+    clock::now_ms,
+    consumer::{Answer, Step},
+    ledger::{Delivery, Number},
+    sandbox::Sandbox,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::{id_of, scenario, until};
+
+/// Submits one batch to the first node; `more` says what each task has besides.
+async fn submit_all(
+    sandbox: &Sandbox,
+    queue: &str,
+    count: usize,
+    more: impl Fn(Number, i64) -> Value,
+) -> Result<Vec<Number>> {
+    // Ahead: what is due in the past is due when it is written, which may be after its successors.
+    let base_ms = now_ms() + 500;
+    let mut numbers = Vec::new();
+    let mut tasks = Vec::new();
+    for turn in 0..count {
+        let due_ms = base_ms + i64::try_from(turn)?;
+        let number = sandbox.ledger.submitting(queue, due_ms);
+        let mut task = json!({ "queue": queue, "due_at": due_ms, "payload": { "n": number } });
+        for (name, value) in more(number, due_ms).as_object().into_iter().flatten() {
+            task[name] = value.clone();
+        }
+        numbers.push(number);
+        tasks.push(task);
+    }
+    for (number, answer) in numbers.iter().zip(sandbox.client(0).batch(&tasks).await?) {
+        let id = answer.map_err(|problem| anyhow::anyhow!("refused: {problem}"))?;
+        sandbox.ledger.accepted(*number, &id);
+    }
+    Ok(numbers)
+}
+
+async fn turn(sandbox: &Sandbox, queue: &str, what: &str) -> Result<()> {
+    let path = format!("/v1/queues/{queue}/{what}");
+    sandbox.live()?.call::<Value>(Method::POST, &path, None).await?;
+    Ok(())
+}
+
+/// Waits until `count` tasks of the queue wait for room.
+async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
+    until("they wait for room", Duration::from_secs(20), || async {
+        let view = sandbox.client(0).queue(queue).await.ok()?;
+        (view["counts"]["ready"].as_i64()? == count).then_some(())
+    })
+    .await
+}
+
+/// What has arrived of these, in order.
+fn arrived(sandbox: &Sandbox, numbers: &[Number]) -> Vec<Delivery> {
+    let mine: HashSet<Number> = numbers.iter().copied().collect();
+    let is_mine = |delivery: &Delivery| delivery.number.is_some_and(|number| mine.contains(&number));
+    sandbox.ledger.arrivals().into_iter().filter(is_mine).collect()
+}
+
+/// The node that owns the shard of a task.
+async fn owner_of(sandbox: &Sandbox, task: &str) -> Result<usize> {
+    let shard = u64::from_str_radix(&task[task.len() - 4..], 16)?;
+    let report = sandbox.live()?.cluster().await?;
+    let row = report["shards"].as_array().into_iter().flatten().find(|row| row["shard"].as_u64() == Some(shard));
+    let owner = row.context("the shard is in the report")?["owner"].to_string();
+    let named = |number: &usize| owner.contains(sandbox.node(*number).name());
+    (0..sandbox.nodes().len()).find(named).with_context(|| format!("{owner} is no node"))
+}
+
+const KEYS: u64 = 4;
+
+/// What a consumer of an ordered queue sees: which task of each key is open.
+#[derive(Debug, Default)]
+struct Order {
+    open: HashMap<u64, Number>,
+    done: HashSet<Number>,
+    broken: Vec<String>,
+}
+
+impl Order {
+    /// Every third task fails at its first attempt.
+    fn takes(&mut self, delivery: &Delivery) -> &'static str {
+        let Some(number) = delivery.number else { return "succeeded" };
+        if self.done.contains(&number) {
+            return "succeeded";
+        }
+        let key = number % KEYS;
+        if let Some(other) = self.open.insert(key, number).filter(|other| *other != number) {
+            self.broken.push(format!("key {key}: {number} came while {other} was not finished"));
+        }
+        if number % 3 == 0 && delivery.attempt == 1 {
+            return "failed";
+        }
+        self.open.remove(&key);
+        self.done.insert(number);
+        "succeeded"
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_queue_keeps_its_order_across_retries_and_the_death_of_an_owner() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let order = Arc::new(Mutex::new(Order::default()));
+        let seen = Arc::clone(&order);
+        let script = move |delivery: &Delivery| {
+            let status = seen.lock().expect("no script panics").takes(delivery);
+            let pause = Step::Wait(Duration::from_millis(40));
+            Answer(vec![pause, Step::Report(json!({ "status": status })), Step::Ack])
+        };
+        let policy = json!({
+            "settle": "result", "ordered": true, "max_attempts": 5, "timeout_ms": 20_000,
+            "retry": { "kind": "fixed", "delay_ms": 100 },
+        });
+        sandbox.consume("steps", &policy, script).await?;
+        let key = |number: Number| format!("k{}", number % KEYS);
+        let numbers = submit_all(sandbox, "steps", 80, |number, _| json!({ "partition_key": key(number) })).await?;
+        for (place, number) in numbers.iter().enumerate() {
+            sandbox.ledger.expect_order(*number, &key(*number), u64::try_from(place)?);
+        }
+        sandbox.ledger.wait_delivered(numbers[12], 1, Duration::from_secs(20)).await?;
+        let victim = owner_of(sandbox, &id_of(&sandbox.ledger, numbers[13])?).await?;
+        sandbox.kill(victim);
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+        let order = order.lock().expect("no script panics");
+        ensure!(order.broken.is_empty(), "{:?}", order.broken);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_is_never_exceeded_and_always_used_across_a_takeover() {
+    const LIMIT: usize = 3;
+    const WORK: Duration = Duration::from_millis(150);
+    scenario(Sandbox::builder(), async |sandbox| {
+        let script =
+            |_: &Delivery| Answer(vec![Step::Wait(WORK), Step::Report(json!({ "status": "succeeded" })), Step::Ack]);
+        let policy = json!({ "settle": "result", "placement": "single", "max_running": LIMIT, "timeout_ms": 30_000 });
+        sandbox.consume("few", &policy, script).await?;
+        let numbers = submit_all(sandbox, "few", 90, |_, _| Value::Null).await?;
+        sandbox.ledger.wait_delivered(numbers[20], 1, Duration::from_secs(30)).await?;
+        let victim = owner_of(sandbox, &id_of(&sandbox.ledger, numbers[0])?).await?;
+        sandbox.kill(victim);
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+        let high = high_water(&arrived(sandbox, &numbers), WORK);
+        ensure!(high == LIMIT, "{high} at a time where {LIMIT} are allowed");
+        Ok(())
+    })
+    .await;
+}
+
+/// The most tasks that were worked on at one moment. Copies of a task are one piece of work.
+fn high_water(arrived: &[Delivery], work: Duration) -> usize {
+    let work_us = i64::try_from(work.as_micros()).expect("it is short");
+    let open_at = |at_us: i64| {
+        let open = arrived.iter().filter(|one| one.at_us <= at_us && at_us < one.at_us + work_us);
+        open.map(|one| one.number).collect::<BTreeSet<_>>().len()
+    };
+    arrived.iter().map(|one| open_at(one.at_us)).max().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_is_kept_and_used() {
+    const RATE: usize = 40;
+    scenario(Sandbox::builder(), async |sandbox| {
+        let policy = json!({ "settle": "confirm", "placement": "single", "rate_per_second": RATE });
+        sandbox.consume_and_ack("slow", &policy).await?;
+        let numbers = submit_all(sandbox, "slow", RATE * 4, |_, _| Value::Null).await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        let at_us: Vec<i64> = arrived(sandbox, &numbers).iter().map(|delivery| delivery.at_us).collect();
+        // What was saved up, and what a busy machine hands over a little later than it was started.
+        let most = RATE + RATE / 20 + RATE / 5;
+        for from in &at_us {
+            let second = at_us.iter().filter(|at| (*from..*from + 1_000_000).contains(*at)).count();
+            ensure!(second <= most, "{second} within a second at a rate of {RATE}");
+        }
+        let took_s = (at_us[at_us.len() - 1] - at_us[0]) as f64 / 1e6;
+        ensure!((3.5..6.0).contains(&took_s), "{} tasks at {RATE} a second took {took_s} s", at_us.len());
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_of_five_go_to_the_highest_priority_and_the_lowest_does_not_starve() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let policy = json!({ "settle": "confirm", "placement": "single", "rate_per_second": 200 });
+        sandbox.consume_and_ack("mixed", &policy).await?;
+        turn(sandbox, "mixed", "pause").await?;
+        let priority = |number: Number| if number.is_multiple_of(2) { 1 } else { 5 };
+        let numbers = submit_all(sandbox, "mixed", 400, |number, _| json!({ "priority": priority(number) })).await?;
+        until_ready(sandbox, "mixed", 400).await?;
+        turn(sandbox, "mixed", "resume").await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        let first: Vec<Number> = arrived(sandbox, &numbers).iter().filter_map(|one| one.number).take(200).collect();
+        let high = first.iter().filter(|number| priority(**number) == 1).count();
+        ensure!((135..=185).contains(&high), "{high} of the first 200 are of the highest priority");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_with_many_tasks_does_not_hold_up_one_with_few() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let policy = json!({ "settle": "confirm", "placement": "single", "rate_per_second": 50 });
+        sandbox.consume_and_ack("shared", &policy).await?;
+        turn(sandbox, "shared", "pause").await?;
+        let big = submit_all(sandbox, "shared", 200, |_, _| json!({ "partition_key": "big" })).await?;
+        let small = submit_all(sandbox, "shared", 10, |_, _| json!({ "partition_key": "small" })).await?;
+        until_ready(sandbox, "shared", 210).await?;
+        turn(sandbox, "shared", "resume").await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        let all: Vec<Number> =
+            arrived(sandbox, &[big, small.clone()].concat()).iter().filter_map(|one| one.number).collect();
+        let last = all.iter().rposition(|number| small.contains(number)).context("they have arrived")?;
+        ensure!(last < 30, "the last of ten small ones came after {last} others");
+        Ok(())
+    })
+    .await;
+}
