@@ -15,13 +15,13 @@ pub enum Ask {
     /// Submit a task, or many from a file.
     #[command(after_help = "Examples:\n  duetime submit mails --payload '{\"to\":\"ann\"}' --delay 30m\n  \
                             duetime submit --batch tasks.jsonl")]
-    Submit(Box<Asked<submit::Wish>>),
+    Submit(Asked<submit::Wish>),
     /// Show a task with its attempts and its result.
     #[command(after_help = "Example:\n  duetime get 0199f3a0-0000-7000-8000-000000000005")]
     Get(Asked<task::One>),
     /// List tasks, a page at a time or all of them.
     #[command(after_help = "Example:\n  duetime list --queue mails --state dead --all --output jsonl")]
-    List(Box<Asked<list::Wish>>),
+    List(Asked<list::Wish>),
     /// Cancel tasks. `cancelled`: nothing is delivered afterwards.
     #[command(after_help = "Example:\n  duetime cancel 0199f3a0-0000-7000-8000-000000000005")]
     Cancel(Asked<task::Many>),

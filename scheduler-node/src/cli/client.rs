@@ -23,10 +23,10 @@ const SHOWN_CHARS: usize = 200;
 pub enum Failure {
     /// A node said no: asking again will not help.
     #[error("{0}")]
-    Refused(Said),
+    Refused(Box<Said>),
     /// A node cannot do it at the moment, or broke over it; what it says tells whether it may have been done.
     #[error("{0}")]
-    Failed(Said),
+    Failed(Box<Said>),
     #[error("the outcome is unknown, it may or may not have been done: {node} gave no answer: {why}")]
     Unknown { node: Url, why: String },
     /// Nothing was sent.
@@ -56,7 +56,7 @@ impl Failure {
 pub struct Said {
     node: Url,
     status: StatusCode,
-    problem: Option<Box<Problem>>,
+    problem: Option<Problem>,
     /// As it came.
     text: String,
 }
@@ -209,7 +209,7 @@ impl Client {
             return Ok(Answer { node: node.clone(), text });
         }
         let problem = serde_json::from_str(&text).ok();
-        let said = Said { node: node.clone(), status, problem, text };
+        let said = Box::new(Said { node: node.clone(), status, problem, text });
         // A redirection is nobody's answer either.
         Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
     }
@@ -259,6 +259,6 @@ mod tests {
     fn what_is_no_answer_of_a_node_is_said_to_be_none() {
         let shown = said(502, "<html>bad gateway</html>").to_string();
         assert!(shown.contains("502 Bad Gateway") && shown.contains("http://node:1"), "{shown}");
-        assert_eq!(Failure::Failed(said(502, "<html>")).problem(), None);
+        assert_eq!(Failure::Failed(Box::new(said(502, "<html>"))).problem(), None);
     }
 }

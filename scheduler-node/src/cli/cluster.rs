@@ -83,8 +83,9 @@ fn summary(report: &ClusterReport) -> String {
 
 fn shards(shards: &[&ShardReport]) -> String {
     let row = |shard: &&ShardReport| {
-        let name =
-            |name: &Option<common::ids::NodeName>| name.as_ref().map_or("nobody".to_owned(), ToString::to_string);
+        let name = |name: &Option<common::ids::NodeName>| {
+            name.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string)
+        };
         let epoch = shard.epoch.map(|epoch| epoch.number().to_string()).unwrap_or_default();
         vec![
             shard.shard.number().to_string(),

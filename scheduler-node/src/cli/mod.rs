@@ -65,7 +65,7 @@ pub enum Command {
     /// Make a token, and the section that lets it in.
     Token(token::Wish),
     #[command(flatten)]
-    Ask(Ask),
+    Ask(Box<Ask>),
     /// Print what makes a shell complete these commands.
     #[command(after_help = "Example:\n  duetime completions bash > /etc/bash_completion.d/duetime")]
     Completions {

@@ -147,7 +147,8 @@ fn difference(before: &Map<String, Value>, after: &Map<String, Value>) -> String
         .into_iter()
         .filter(|name| before.get(*name) != after.get(*name))
         .map(|name| {
-            let shown = |fields: &Map<String, Value>| fields.get(name).map_or("-".to_owned(), ToString::to_string);
+            let shown =
+                |fields: &Map<String, Value>| fields.get(name).map_or_else(|| "-".to_owned(), ToString::to_string);
             print::printable(&format!("{name}: {} -> {}", shown(before), shown(after)))
         })
         .collect();
