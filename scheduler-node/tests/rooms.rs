@@ -102,7 +102,8 @@ fn common_decides_and_does_nothing() {
         let name = line.split(['.', ' ', '=']).next().expect("a name");
         assert!(allowed.contains(&name), "common may not depend on {name}: it speaks to nobody");
     }
-    for (name, text) in sources(&root().join("common/src")) {
+    // A test may begin at any instant.
+    for (name, text) in sources(&root().join("common/src")).into_iter().filter(|(name, _)| !is_test(name)) {
         for word in ["async fn", "Utc::now", "Instant::now", "SystemTime::now", "std::net", "std::fs"] {
             let mention = code(&text).find(|(_, line)| line.contains(word));
             assert_eq!(mention, None, "common/src/{name} says {word}");

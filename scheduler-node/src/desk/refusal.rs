@@ -64,8 +64,9 @@ fn refused(error: &Error) -> bool {
     let Some(code) = error.sqlstate() else { return false };
     // 08: the connection; 53: out of connections, memory or disk; 57: shutting down or starting.
     let passing = ["08", "53", "57"].iter().any(|class| code.starts_with(class));
-    // The archive has no partition yet that is kept for as long as a queue has just been told to keep its tasks.
-    let unprepared = error.op == StoreOp::TaskCancel && code == "23514";
+    // The archive has no partition yet that is kept for as long as a queue keeps its tasks: it is new, or has just been told so.
+    let finishes = [StoreOp::TaskCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
+    let unprepared = finishes && code == "23514";
     !passing && !unprepared && !error.is_contention()
 }
 

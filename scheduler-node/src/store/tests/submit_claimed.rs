@@ -37,6 +37,7 @@ async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) 
         .bind(false)
         .bind(vec![Some(epoch.number())])
         .bind(second)
+        .bind(vec![None::<String>])
         .execute(&pool)
         .await
         .unwrap();
