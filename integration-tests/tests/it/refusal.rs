@@ -38,7 +38,10 @@ async fn every_impossible_field_is_refused_by_name() {
             (json!({ "queue": "q", "headers": { "x-mine": "1" } }), (422, Some("headers"))),
             (json!({ "queue": "q", "headers": { "duetime-mine": "1" } }), (422, Some("headers"))),
             (json!({ "queue": "q", "headers": { "a": "v".repeat(9_000) } }), (422, Some("headers"))),
-            (json!({ "queue": "q", "key": "k" }), (422, Some("key"))),
+            (json!({ "queue": "q", "key": "" }), (422, Some("key"))),
+            (json!({ "queue": "q", "version": 1 }), (422, Some("version"))),
+            (json!({ "queue": "q", "key": "k", "version": -1 }), (422, Some("version"))),
+            (json!({ "queue": "q", "key": "k", "on_duplicate": "maybe" }), (422, Some("on_duplicate"))),
             (json!({ "queue": "q", "depends_on": ["k"] }), (422, Some("depends_on"))),
             (json!({ "queue": "q", "payload": big }), (413, None)),
         ];

@@ -36,6 +36,8 @@ struct State {
     adopted: BTreeSet<ShardId>,
     /// Somebody wrote a row that is due within the horizon.
     nudged: BTreeSet<ShardId>,
+    /// Picks under way, each with the fences it shows: what they take is in flight only when their answer is here.
+    picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
 }
 
 /// Between the heap and the writing of its outcome.
@@ -54,6 +56,15 @@ struct Owned {
 impl State {
     fn claimable(&self, shard: ShardId) -> bool {
         self.owned.get(&shard).is_some_and(|owned| !owned.draining)
+    }
+
+    fn fences(&self) -> BTreeMap<ShardId, Epoch> {
+        self.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
+    }
+
+    fn is_busy_with(&self, shards: &[ShardId]) -> bool {
+        self.in_flight.keys().any(|id| shards.contains(&id.shard()))
+            || self.picks.values().any(|fences| shards.iter().any(|shard| fences.contains_key(shard)))
     }
 
     fn offer(&mut self, entry: Entry) {
@@ -78,6 +89,7 @@ impl Held {
                 in_flight: HashMap::new(),
                 adopted: BTreeSet::new(),
                 nudged: BTreeSet::new(),
+                picks: BTreeMap::new(),
             }),
             heap_changed: Notify::new(),
             preload_wanted: Notify::new(),
@@ -96,8 +108,7 @@ impl Held {
 
     /// The shards that may be claimed from, with the epochs to show to the fence.
     pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
-        let state = self.state.lock();
-        state.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
+        self.state.lock().fences()
     }
 
     pub fn is_claimable(&self, shard: ShardId) -> bool {
@@ -127,12 +138,12 @@ impl Held {
         }
     }
 
-    /// Waits until nothing of `shards` is in flight. Call after [`Self::stop_claiming`]; bounded by the caller.
+    /// Waits until nothing of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; bounded by the caller.
     pub async fn drained(&self, shards: &[ShardId]) {
         loop {
             // Interest first, then the look: an outcome in between is not missed.
             let less = self.in_flight_less.notified();
-            if !self.state.lock().in_flight.keys().any(|id| shards.contains(&id.shard())) {
+            if !self.state.lock().is_busy_with(shards) {
                 return;
             }
             less.await;
@@ -184,6 +195,15 @@ impl Held {
             state.in_flight.insert(entry.id, InFlight::default());
         }
         entries
+    }
+
+    /// Begins to take tasks without knowing which: a drain of these shards waits until the pick is dropped.
+    pub fn pick(&self) -> Picking<'_> {
+        let mut state = self.state.lock();
+        let fences = state.fences();
+        let number = state.picks.last_key_value().map_or(0, |(last, _)| last + 1);
+        state.picks.insert(number, fences.clone());
+        Picking { held: self, number, fences }
     }
 
     /// Marks tasks that were claimed without passing through the heap.
@@ -288,6 +308,22 @@ impl Held {
     }
 }
 
+/// A pick under way.
+#[derive(Debug)]
+pub struct Picking<'a> {
+    held: &'a Held,
+    number: u64,
+    /// What may be claimed from, with the epochs to show to the fence.
+    pub fences: BTreeMap<ShardId, Epoch>,
+}
+
+impl Drop for Picking<'_> {
+    fn drop(&mut self) {
+        self.held.state.lock().picks.remove(&self.number);
+        self.held.in_flight_less.notify_waiters();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,6 +392,22 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!drained.is_finished());
         held.end([id]);
+        drained.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_drain_waits_for_a_pick_that_may_take_something_of_its_shards() {
+        let held = std::sync::Arc::new(held());
+        let pick = held.pick();
+        assert_eq!(pick.fences.keys().copied().collect::<Vec<_>>(), [ShardId::new(1)]);
+        let shards = [ShardId::new(1)];
+        held.stop_claiming(&shards);
+        assert!(held.pick().fences.is_empty(), "nothing further is picked");
+        let draining = std::sync::Arc::clone(&held);
+        let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
+        tokio::task::yield_now().await;
+        assert!(!drained.is_finished());
+        drop(pick);
         drained.await.unwrap();
     }
 

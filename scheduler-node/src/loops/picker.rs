@@ -155,8 +155,10 @@ impl Picker {
                 return Some(again);
             }
         };
-        let fences = self.gate.site.held.claimable();
-        let looked = self.start(&queue, &fences, &mut turn, most).await;
+        let held = Arc::clone(&self.gate.site.held);
+        let picking = held.pick();
+        let looked = self.start(&queue, &picking.fences, &mut turn, most).await;
+        drop(picking);
         let rate_at = self.permit_at(&queue.policy, &turn);
         self.remember(&queue, turn);
         match looked {
