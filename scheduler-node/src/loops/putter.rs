@@ -10,19 +10,18 @@ use common::{
     task::{NewTask, TaskState},
     time::UnixMicros,
 };
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     nudger::Nudger,
     queue_reader::Books,
     site::Site,
-    submitter::{Unstored, until_known},
+    submitter::{Bounds, Part, Unstored, until_known, work},
 };
 use crate::{
     metrics::Metrics,
     store::put::{Hold, Put, PutOutcome},
-    supervise::spawn_child,
 };
 
 /// Keys of one statement. It holds a lock for each until it commits, and the server has room for some ten thousand in all.
@@ -48,29 +47,22 @@ pub struct Putter {
     pub metrics: Arc<Metrics>,
 }
 
+impl Part for PutJob {
+    fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+}
+
 impl Putter {
     /// Until told to stop; then what has come in already.
-    pub async fn run(self, mut jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
-        let puts = Arc::new(Semaphore::new(PUTS_IN_FLIGHT));
-        loop {
-            let room = Arc::clone(&puts).acquire_owned().await.expect("the semaphore is never closed");
-            let first = tokio::select! {
-                job = jobs.recv() => job,
-                () = stop.cancelled() => {
-                    jobs.close();
-                    jobs.recv().await
-                }
-            };
-            let Some(first) = first else { break };
-            let batch = gather(first, &mut jobs);
+    pub async fn run(self, jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
+        // The next job may be as large as a whole statement.
+        let bounds = Bounds { in_flight: PUTS_IN_FLIGHT, tasks: TASKS_PER_PUT / 2 };
+        work(jobs, stop, bounds, |batch| {
             let this = self.clone();
-            spawn_child(async move {
-                this.put(batch).await;
-                drop(room);
-            });
-        }
-        let all = u32::try_from(PUTS_IN_FLIGHT).expect("a small number");
-        let _ = puts.acquire_many(all).await;
+            async move { this.put(batch).await }
+        })
+        .await;
     }
 
     async fn put(&self, mut batch: Vec<PutJob>) {
@@ -78,7 +70,12 @@ impl Putter {
         let sources: Vec<&str> =
             batch.iter().flat_map(|job| std::iter::repeat_n(job.source, job.tasks.len())).collect();
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
-        let holds: Vec<Hold> = tasks.iter().map(|task| self.hold(&task.queue)).collect();
+        let book = self.books.load_full();
+        let hold = |task: &NewTask| {
+            let policy = &book.get(&task.queue).policy;
+            Hold { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
+        };
+        let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
         let sent = database.task_put(&tasks, &holds).await;
         let stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
@@ -88,11 +85,6 @@ impl Putter {
             self.nudger.written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
         }
         answer(batch, &lengths, stored);
-    }
-
-    fn hold(&self, queue: &QueueName) -> Hold {
-        let policy = self.books.load().get(queue).policy.clone();
-        Hold { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
     }
 
     fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Put]) {
@@ -110,19 +102,6 @@ impl Putter {
             self.metrics.submitted(queue, source, count);
         }
     }
-}
-
-fn gather(first: PutJob, jobs: &mut mpsc::Receiver<PutJob>) -> Vec<PutJob> {
-    let mut rows = first.tasks.len();
-    let mut batch = vec![first];
-    // The next one may be as large as a whole statement.
-    while rows < TASKS_PER_PUT / 2
-        && let Ok(job) = jobs.try_recv()
-    {
-        rows += job.tasks.len();
-        batch.push(job);
-    }
-    batch
 }
 
 /// Each caller its part. One that hung up does not need it.

@@ -236,16 +236,47 @@ impl Routes {
 }
 
 /// Writes what comes in for the database at `index`, until told to stop; then what has come in already.
-pub async fn run(
-    index: usize,
-    mut jobs: mpsc::Receiver<Job>,
-    at_once: AtOnce,
-    nudger: Nudger,
+pub async fn run(index: usize, jobs: mpsc::Receiver<Job>, at_once: AtOnce, nudger: Nudger, stop: CancellationToken) {
+    let bounds = Bounds { in_flight: INSERTS_IN_FLIGHT, tasks: ROWS_PER_INSERT };
+    work(jobs, stop, bounds, |batch| {
+        let insert = Insert { index, at_once: at_once.clone(), nudger: nudger.clone() };
+        async move { insert.write(batch).await }
+    })
+    .await;
+}
+
+/// How much of what comes in shares a statement, and how many statements are under way at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub in_flight: usize,
+    /// A statement that has so many takes no further job.
+    pub tasks: usize,
+}
+
+/// What one caller wants written.
+pub trait Part: Send + 'static {
+    fn tasks(&self) -> usize;
+}
+
+impl Part for Job {
+    fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+}
+
+/// Has what comes in at the same time written together, until told to stop; then what has come in already. Returns when all is written.
+pub async fn work<P, F>(
+    mut jobs: mpsc::Receiver<P>,
     stop: CancellationToken,
-) {
-    let inserts = Arc::new(Semaphore::new(INSERTS_IN_FLIGHT));
+    bounds: Bounds,
+    write: impl Fn(Vec<P>) -> F,
+) where
+    P: Part,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let statements = Arc::new(Semaphore::new(bounds.in_flight));
     loop {
-        let room = Arc::clone(&inserts).acquire_owned().await.expect("the semaphore is never closed");
+        let room = Arc::clone(&statements).acquire_owned().await.expect("the semaphore is never closed");
         let first = tokio::select! {
             job = jobs.recv() => job,
             () = stop.cancelled() => {
@@ -254,25 +285,24 @@ pub async fn run(
             }
         };
         let Some(first) = first else { break };
-        let batch = gather(first, &mut jobs);
-        let insert = Insert { index, at_once: at_once.clone(), nudger: nudger.clone() };
+        let writing = write(gather(first, &mut jobs, bounds.tasks));
         spawn_child(async move {
-            insert.write(batch).await;
+            writing.await;
             drop(room);
         });
     }
-    // The last inserts hold permits until they have answered.
-    let all = u32::try_from(INSERTS_IN_FLIGHT).expect("a small number");
-    let _ = inserts.acquire_many(all).await;
+    // The last statements hold permits until they have answered.
+    let all = u32::try_from(bounds.in_flight).expect("a small number");
+    let _ = statements.acquire_many(all).await;
 }
 
-fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
-    let mut rows = first.tasks.len();
+fn gather<P: Part>(first: P, jobs: &mut mpsc::Receiver<P>, most: usize) -> Vec<P> {
+    let mut tasks = first.tasks();
     let mut batch = vec![first];
-    while rows < ROWS_PER_INSERT
+    while tasks < most
         && let Ok(job) = jobs.try_recv()
     {
-        rows += job.tasks.len();
+        tasks += job.tasks();
         batch.push(job);
     }
     batch

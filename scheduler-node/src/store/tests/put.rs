@@ -47,20 +47,21 @@ async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) {
     assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
 }
 
+async fn set(test: &TestDatabase, id: TaskId, state: TaskState) {
+    sqlx::query("UPDATE duetime.task SET state = $2::duetime.task_state WHERE id = $1")
+        .bind(id.uuid())
+        .bind(state.text())
+        .execute(&test.pool)
+        .await
+        .unwrap();
+}
+
 /// Brings a task that was just written into `state`.
 async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
     let keep = Keep { default_ms: DAY_MS, others: Vec::new() };
     match state {
         TaskState::Scheduled => {}
-        TaskState::Waiting | TaskState::Ready => {
-            sqlx::query("UPDATE duetime.task SET state = $2::duetime.task_state WHERE id = $1")
-                .bind(id.uuid())
-                .bind(state.text())
-                .execute(&test.pool)
-                .await
-                .map(drop)
-                .unwrap();
-        }
+        TaskState::Waiting | TaskState::Ready => set(test, id, state).await,
         TaskState::Cancelled => drop(test.database.task_cancel(id, &keep).await.unwrap()),
         _ => {
             let fences = own(test, "a").await;
@@ -68,13 +69,7 @@ async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
             if state.is_final() {
                 return end(test, id, state).await;
             }
-            sqlx::query("UPDATE duetime.task SET state = $2::duetime.task_state WHERE id = $1")
-                .bind(id.uuid())
-                .bind(state.text())
-                .execute(&test.pool)
-                .await
-                .map(drop)
-                .unwrap();
+            set(test, id, state).await;
         }
     }
     assert_eq!(state_of(&test.pool, id).await.as_deref(), Some(state.text()));
