@@ -59,7 +59,7 @@ pub const KEYS: &[Key] = &[
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
-    key("scheduler.claim_ahead_ms", "15", "how long before its due time a task may be claimed"),
+    key("scheduler.claim_ahead_ms", "30", "how long before its due time a task may be claimed"),
     key("scheduler.batch", "500", "tasks claimed or settled in one statement at most"),
     key("scheduler.window", "10000", "tasks claimed whose outcome is not written yet, at most"),
     key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),

@@ -24,7 +24,7 @@ pub struct Scheduler {
 
 impl Default for Scheduler {
     fn default() -> Self {
-        Self { horizon_ms: 10_000, heap_entries: 1_000_000, claim_ahead_ms: 15, batch: 500, window: 10_000 }
+        Self { horizon_ms: 10_000, heap_entries: 1_000_000, claim_ahead_ms: 30, batch: 500, window: 10_000 }
     }
 }
 
