@@ -42,6 +42,7 @@ use crate::{
         putter::Putter,
         queue_reader::{Books, QueueReader},
         receiver::Receiver,
+        releaser::Releaser,
         reporter::Reporter,
         session_keeper::{self, Session, SessionKeeper},
         settler::{Settlements, Settler},
@@ -121,6 +122,7 @@ impl Node {
             sites: shared.sites.clone(),
             books: Arc::clone(&shared.books),
             nudger: nudger.clone(),
+            releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
@@ -344,7 +346,8 @@ impl Shared {
         for (index, site) in self.sites.all().iter().enumerate() {
             let (sender, confirms) = Settlements::channel();
             settlements.push(sender);
-            let settler = Settler { site: site.clone(), metrics: Arc::clone(&self.metrics) };
+            let settler =
+                Settler { site: site.clone(), releaser: reporter.releaser.clone(), metrics: Arc::clone(&self.metrics) };
             crew.spawn(LoopKind::Settler, settler.run(confirms, self.stop.patience.clone()));
             let preloader =
                 Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries, Arc::clone(&self.metrics));
@@ -409,7 +412,7 @@ impl Shared {
             let putter = Putter {
                 site: site.clone(),
                 books: Arc::clone(&self.books),
-                nudger: nudger.clone(),
+                releaser: Releaser { nudger: nudger.clone() },
                 metrics: Arc::clone(&self.metrics),
             };
             crew.spawn(LoopKind::Putter, putter.run(puts, self.stop.work.clone()));

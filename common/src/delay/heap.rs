@@ -17,6 +17,8 @@ pub enum WakeKind {
     Deadline,
     /// Dispatching, and nobody may be at it any more.
     Rescue,
+    /// Waiting for others: look whether they have succeeded.
+    Look,
 }
 
 /// A key, never a payload. The shard is in the id.

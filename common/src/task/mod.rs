@@ -1,5 +1,6 @@
 //! A task: what is asked for, what is handed over, what is kept.
 
+pub mod dependency;
 pub mod envelope;
 pub mod pick;
 pub mod rate;
@@ -15,6 +16,7 @@ use crate::{
     ids::{Attempt, QueueName, TaskId},
     time::UnixMicros,
 };
+pub use dependency::Dependency;
 pub use envelope::Envelope;
 use retry::RetryPolicy;
 pub use state::TaskState;
@@ -31,6 +33,8 @@ pub struct NewTask {
     pub priority: i16,
     pub keyed: Option<Keyed>,
     pub partition_key: Option<String>,
+    /// What has to succeed first; empty: nothing.
+    pub depends_on: Vec<Dependency>,
     /// `None`: as the queue's policy says when it is needed. So for `timeout_ms` and `retry`.
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,

@@ -191,7 +191,7 @@ pub struct Refused {
 ///
 /// | state | meaning | next |
 /// |---|---|---|
-/// | `waiting` | depends on tasks that have not finished | scheduled, cancelled, expired |
+/// | `waiting` | depends on tasks that have not finished | scheduled, cancelled, superseded, expired |
 /// | `scheduled` | waits for its due time (also between retries) | dispatching, ready, cancelled, superseded, expired |
 /// | `ready` | due, but its queue is paused, full or at its limit | dispatching, scheduled (moved by hand), cancelled, superseded, expired |
 /// | `dispatching` | claimed by an owner; publish not yet confirmed; stays here, published again in place, until it is | delivered, succeeded, and on an early result or rejection whatever that means: running, scheduled, dead |
@@ -211,7 +211,7 @@ pub fn transition(state: TaskState, event: Event) -> Result<TaskState, Refused> 
         (S::Scheduled, E::Hold) => S::Ready,
         (S::Scheduled | S::Ready, E::Move) => S::Scheduled,
         (S::Scheduled | S::Ready, E::Claim) => S::Dispatching,
-        (S::Scheduled | S::Ready, E::Supersede) => S::Superseded,
+        (S::Waiting | S::Scheduled | S::Ready, E::Supersede) => S::Superseded,
         (S::Scheduled | S::Ready, E::Succeed) => S::Succeeded,
         (S::Waiting | S::Scheduled | S::Ready, E::Cancel) => S::Cancelled,
         (S::Waiting | S::Scheduled | S::Ready, E::Expire) => S::Expired,

@@ -27,4 +27,4 @@ pub use queue::{QueueRequest, QueueView};
 pub use report::{ReportStatus, ResultBody};
 pub use submission::{DelayWay, Message};
 pub use task::{TaskRequest, ValidTask};
-pub use view::{AttemptView, CancelAnswer, TaskReceipt, TaskView};
+pub use view::{AttemptView, CancelAnswer, DependencyView, TaskReceipt, TaskView};

@@ -122,6 +122,7 @@ impl Message {
             priority: DEFAULT_PRIORITY,
             keyed: None,
             partition_key: None,
+            depends_on: Vec::new(),
             max_attempts: None,
             timeout_ms: None,
             retry: None,
@@ -158,8 +159,11 @@ fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Pro
         "key" => request.key = Some(text(&name, field)?.to_owned()),
         "version" => request.version = Some(whole()?),
         "on-duplicate" => request.on_duplicate = Some(on_duplicate(&name, text(&name, field)?)?),
-        // Agreed, but without behaviour yet.
-        "depends-on" => return Err(Problem::not_available(name)),
+        "depends-on" => {
+            let list = serde_json::from_str(text(&name, field)?);
+            request.depends_on =
+                Some(list.map_err(|error| refuse(&name, format!("`{name}` is a JSON list: {error}")))?);
+        }
         _ => {
             return Err(refuse(
                 &name,

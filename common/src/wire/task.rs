@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
     queue,
-    task::{Content, Envelope, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
+    task::{
+        Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate,
+        dependency::{DependencyRequest, check_dependencies},
+        retry::RetryPolicy,
+    },
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -56,9 +60,8 @@ pub struct TaskRequest {
     pub version: Option<i64>,
     #[serde(default)]
     pub on_duplicate: Option<OnDuplicate>,
-    // Agreed, but without behaviour yet.
     #[serde(default)]
-    depends_on: Option<IgnoredAny>,
+    pub depends_on: Option<Vec<DependencyRequest>>,
 }
 
 /// A task that can be written once it has an id.
@@ -73,6 +76,7 @@ pub struct ValidTask {
     pub priority: i16,
     pub keyed: Option<Keyed>,
     pub partition_key: Option<String>,
+    pub depends_on: Vec<Dependency>,
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
@@ -89,9 +93,6 @@ impl TaskRequest {
 
     /// Checks everything that can be checked without looking anything up. `now` is the moment of the submission.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
-        if self.depends_on.is_some() {
-            return Err(Problem::not_available("depends_on"));
-        }
         queue::check_name(&self.queue)?;
         let (due_at, asked_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
         let expires_at = expiry(self.expires_at, self.expires_after_ms, now)?;
@@ -115,18 +116,22 @@ impl TaskRequest {
             check_key("partition_key", partition_key)?;
         }
         let keyed = keyed(self.key, self.version, self.on_duplicate)?;
+        let queue = QueueName::new(&self.queue);
+        let key = keyed.as_ref().map(|keyed| keyed.key.as_str());
+        let depends_on = check_dependencies(self.depends_on.unwrap_or_default(), &queue, key)?;
         let headers = self.headers.unwrap_or_default();
         check_headers(&headers)?;
         let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?
             .unwrap_or_else(|| (b"null".to_vec(), JSON.to_owned()));
         Ok(ValidTask {
-            queue: QueueName::new(&self.queue),
+            queue,
             due_at,
             asked_now,
             content: Content { payload, content_type, headers },
             priority,
             keyed,
             partition_key: self.partition_key,
+            depends_on,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
             retry: self.retry,
@@ -168,6 +173,7 @@ impl ValidTask {
             priority: self.priority,
             keyed: self.keyed,
             partition_key: self.partition_key,
+            depends_on: self.depends_on,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
             retry: self.retry,

@@ -61,13 +61,16 @@ pub struct TaskView {
     pub worker: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<AttemptView>,
+    /// What a waiting task waits for, and how that stands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub depends_on: Vec<DependencyView>,
     /// The request asked for a task that was there already.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub duplicate: bool,
 }
 
 impl TaskView {
-    /// A task that has just been written. `max_attempts` is what counts for it: its own, or its queue's.
+    /// A task that has just been written and waits for no other. `max_attempts` is what counts for it: its own, or its queue's.
     pub fn of_new(task: &NewTask, created_at: UnixMicros, max_attempts: i32) -> Self {
         let body = Body::of(task.content.payload.clone(), &task.content.content_type);
         Self {
@@ -96,6 +99,7 @@ impl TaskView {
             progress: None,
             worker: None,
             attempts: Vec::new(),
+            depends_on: Vec::new(),
             duplicate: false,
         }
     }
@@ -125,6 +129,17 @@ impl Body {
             Err(not_text) => encoded(not_text.as_bytes()),
         }
     }
+}
+
+/// One task that has to succeed first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DependencyView {
+    pub queue: QueueName,
+    pub key: String,
+    /// Of the newest task with that key; left out while nothing with it is known. `dead`, `cancelled`, `expired` and
+    /// `superseded`: the task waits until that one is retried or a new one with its key has succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<TaskState>,
 }
 
 /// One attempt that is over.
@@ -195,6 +210,7 @@ mod tests {
             priority: 3,
             keyed: None,
             partition_key: None,
+            depends_on: Vec::new(),
             max_attempts: None,
             timeout_ms: None,
             retry: None,

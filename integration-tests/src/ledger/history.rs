@@ -35,6 +35,8 @@ pub(super) struct Entry {
     pub(super) may_lapse: bool,
     /// Its place in a sequence that must be kept.
     pub(super) order: Option<(String, u64)>,
+    /// What must have succeeded before it starts.
+    pub(super) after: Vec<Number>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     }
     judge_copies(history, grace_us, &mut verdict);
     judge_order(history, &by_number, &mut verdict);
+    judge_dependencies(history, &by_number, &mut verdict);
     for ((shard, epoch), owners) in &history.owners {
         if owners.len() > 1 {
             verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));
@@ -185,6 +186,23 @@ fn judge_order(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, v
             let [(_, earlier, before), (_, later, after)] = pair else { continue };
             if later < earlier {
                 verdict.order.add(|| format!("{sequence}: task {after} arrived before task {before}"));
+            }
+        }
+    }
+}
+
+/// A task that waits for others arrives after the attempt of each with which it succeeded: its last.
+fn judge_dependencies(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, verdict: &mut Verdict) {
+    for (entry, number) in history.entries.iter().zip(0..) {
+        let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first()) else { continue };
+        for other in &entry.after {
+            let arrived: &[&Delivery] = by_number.get(other).map_or(&[], Vec::as_slice);
+            let last_attempt = arrived.iter().map(|delivery| delivery.attempt).max();
+            let succeeding = arrived.iter().find(|delivery| Some(delivery.attempt) == last_attempt);
+            if succeeding.is_none_or(|succeeding| succeeding.at_us > first.at_us) {
+                verdict
+                    .order
+                    .add(|| format!("task {number} arrived before task {other}, which it depends on, had succeeded"));
             }
         }
     }

@@ -71,6 +71,7 @@ impl Ledger {
             max_attempts: None,
             may_lapse: false,
             order: None,
+            after: Vec::new(),
         });
         history.entries.len() as Number - 1
     }
@@ -103,6 +104,11 @@ impl Ledger {
     /// Within `sequence` first arrivals must come in the order of `place`.
     pub fn expect_order(&self, number: Number, sequence: &str, place: u64) {
         self.history.lock().entry(number).order = Some((sequence.to_owned(), place));
+    }
+
+    /// It must not arrive before the last attempt of each of `others` has.
+    pub fn expect_after(&self, number: Number, others: &[Number]) {
+        self.history.lock().entry(number).after = others.to_vec();
     }
 
     /// A cancel was acknowledged with this outcome.

@@ -303,6 +303,23 @@ fn a_sequence_out_of_order_is_a_violation() {
 }
 
 #[test]
+fn a_task_before_the_last_attempt_of_what_it_depends_on_is_a_violation() {
+    let story = Story::new();
+    let (first, second) = (story.task(), story.task());
+    story.ledger.expect_after(second, &[first]);
+    story.arrives(first, 1, 1_050);
+    story.arrives(first, 2, 1_200);
+    story.arrives(second, 1, 1_100);
+    only(&story.ledger.judge(), |verdict| &mut verdict.order);
+    let story = Story::new();
+    let (first, second) = (story.task(), story.task());
+    story.ledger.expect_after(second, &[first]);
+    story.arrives(first, 1, 1_050);
+    story.arrives(second, 1, 1_100);
+    story.ledger.judge().assert_holds();
+}
+
+#[test]
 fn two_owners_in_one_epoch_are_a_violation_and_in_two_epochs_are_not() {
     let story = Story::new();
     story.ledger.owner_seen(3, 7, "a");

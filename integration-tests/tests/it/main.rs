@@ -7,6 +7,7 @@ mod command;
 mod crash;
 mod cut;
 mod delay_exchange;
+mod dependency;
 mod journey;
 mod keys;
 mod lanes;

@@ -5,7 +5,7 @@ use common::{
     wire::{DelayWay, Message, Problem, ValidTask},
 };
 
-use super::{Desk, refusal};
+use super::{Desk, refusal, submit::named};
 use crate::loops::submitter::Answer;
 
 /// As the metrics call it.
@@ -34,7 +34,7 @@ impl Desk {
             })
             .collect();
         let of_queues = read.iter().flatten().filter(|task| task.envelope.is_none());
-        let queues: std::collections::BTreeSet<&QueueName> = of_queues.map(|task| &task.queue).collect();
+        let queues: std::collections::BTreeSet<&QueueName> = of_queues.flat_map(named).collect();
         self.know(queues).await;
         let mut taken = Vec::with_capacity(read.len());
         let (mut places, mut tasks) = (Vec::new(), Vec::new());

@@ -34,6 +34,11 @@ pub(super) fn put(put: Put) -> Result<Put, Problem> {
         PutOutcome::Created | PutOutcome::Existing | PutOutcome::Replaced => Ok(put),
         PutOutcome::Refused => Err(Problem::duplicate(put.id, put.state)),
         PutOutcome::Stale => Err(Problem::stale_version(put.id, put.version, put.state)),
+        PutOutcome::Cycle => Err(Problem::invalid_field("depends_on", "the task would wait for itself in the end")),
+        PutOutcome::Deep => Err(Problem::invalid_field(
+            "depends_on",
+            "more than 10000 tasks wait before this one, so nobody can tell whether it would wait for itself",
+        )),
     }
 }
 
@@ -77,6 +82,7 @@ fn reads(op: StoreOp) -> bool {
         StoreOp::TaskRead
             | StoreOp::TaskFind
             | StoreOp::TaskList
+            | StoreOp::TaskDependencies
             | StoreOp::TaskStanding
             | StoreOp::QueueRevision
             | StoreOp::QueueRead

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use common::{
-    ids::{QueueName, TaskId},
-    task::TaskState,
+    ids::QueueName,
+    task::{TaskState, dependency::check_colocated},
     wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask},
 };
 
 use super::{Desk, refusal};
 use crate::{
     loops::submitter::{Answer, Stored},
-    store::put::PutOutcome,
+    store::put::{Put, PutOutcome},
 };
 
 /// As the metrics call it.
@@ -35,17 +35,18 @@ impl Desk {
     /// Answers once the task is durable, from what was written: it is not read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
-        self.know([&task.queue]).await;
+        self.know(named(&task)).await;
         self.admit(&task)?;
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
-                put if put.outcome == PutOutcome::Created => {
+                put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
                     Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
                 }
-                put => return self.existing(put.id).await,
+                // It was there, or is shown with what it waits for.
+                put => return self.as_it_is(put).await,
             },
         };
         let max_attempts =
@@ -55,10 +56,11 @@ impl Desk {
         Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
     }
 
-    /// The task that answers for one with its key, as it is now.
-    async fn existing(&self, id: TaskId) -> Result<Submitted, Problem> {
-        let view = self.get(id).await?;
-        Ok(Submitted { view: TaskView { duplicate: true, ..view }, duplicate: true })
+    /// The task that was written, or that answers for it, as it is now.
+    async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
+        let duplicate = put.outcome != PutOutcome::Created;
+        let view = self.get(put.id).await?;
+        Ok(Submitted { view: TaskView { duplicate, ..view }, duplicate })
     }
 
     /// One answer a task, in their order. What is wrong with one does not touch the others.
@@ -66,7 +68,7 @@ impl Desk {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> =
             requests.into_iter().map(|request| request.and_then(|request| request.validate(now, &limits))).collect();
-        let queues: BTreeSet<&QueueName> = checked.iter().flatten().map(|task| &task.queue).collect();
+        let queues: BTreeSet<&QueueName> = checked.iter().flatten().flat_map(named).collect();
         self.know(queues).await;
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
@@ -88,9 +90,12 @@ impl Desk {
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
     }
 
-    /// Refuses a task of a queue that is not there, where queues are made by hand only.
+    /// Refuses a task of a queue that is not there, where queues are made by hand only, and one that waits for tasks it cannot hear of.
     pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
-        if self.parts().auto_create || self.parts().books.load().find(&task.queue).is_some() {
+        let book = self.parts().books.load();
+        let placement = |queue: &QueueName| book.get(queue).policy.placement;
+        check_colocated(&task.depends_on, &task.queue, task.partition_key.as_deref(), placement)?;
+        if self.parts().auto_create || book.find(&task.queue).is_some() {
             return Ok(());
         }
         let detail = format!("there is no queue `{}`, and queues are not made by submitting to them here", task.queue);
@@ -108,6 +113,11 @@ impl Desk {
             tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not written down yet");
         }
     }
+}
+
+/// The queues that a task speaks of.
+pub(super) fn named(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
+    std::iter::once(&task.queue).chain(task.depends_on.iter().map(|other| &other.queue))
 }
 
 fn receipt(queue: QueueName, answer: Answer) -> Result<TaskReceipt, Problem> {

@@ -17,8 +17,13 @@ use crate::{
 
 impl Desk {
     pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
-        let task = self.database(id)?.task_read(id).await.map_err(|error| failed(&error))?;
-        task.map(|task| self.shown(task)).ok_or_else(|| no_task(id))
+        let database = self.database(id)?;
+        let task = database.task_read(id).await.map_err(|error| failed(&error))?.ok_or_else(|| no_task(id))?;
+        let depends_on = match task.state {
+            TaskState::Waiting => database.task_dependencies(id).await.map_err(|error| failed(&error))?,
+            _ => Vec::new(),
+        };
+        Ok(TaskView { depends_on, ..self.shown(task) })
     }
 
     /// Changes a task that is not claimed yet.

@@ -42,6 +42,7 @@ pub(super) fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         progress: task.progress,
         worker: task.worker,
         attempts: task.history,
+        depends_on: Vec::new(),
         duplicate: false,
     }
 }

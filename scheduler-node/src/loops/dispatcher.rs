@@ -1,4 +1,4 @@
-//! Takes what is due out of the heap, claims it, and hands it to the publisher; sends deadlines and rescues their way.
+//! Takes what is due out of the heap, claims it, and hands it to the publisher; sends deadlines, rescues and looks their way.
 //!
 //! Claims a few milliseconds ahead, so that the database's round trip does not show in the lateness; the publisher waits for the due
 //! instant. Claims nothing while the broker is away or blocked, or while too much is in flight already. What waits for
@@ -117,14 +117,16 @@ impl Dispatcher {
         let mut claims = Vec::new();
         let mut deadlines = Vec::new();
         let mut rescues = Vec::new();
+        let mut looks = Vec::new();
         for entry in batch {
             match entry.kind {
                 WakeKind::Claim => claims.push(entry.id),
                 WakeKind::Deadline => deadlines.push((entry.id, entry.wake_at)),
                 WakeKind::Rescue => rescues.push(entry.id),
+                WakeKind::Look => looks.push(entry.id),
             }
         }
-        tokio::join!(self.claim(claims), self.rescue(rescues), self.deadlines(deadlines));
+        tokio::join!(self.claim(claims), self.rescue(rescues), self.deadlines(deadlines), self.look(looks));
     }
 
     async fn claim(&self, ids: Vec<TaskId>) {
@@ -149,6 +151,15 @@ impl Dispatcher {
         if let Some(claimed) = self.gate.received("rescue", ids, &fences, answer).await {
             self.gate.hand_over(claimed).await;
         }
+    }
+
+    /// Those that need not wait any more are claimed like any other; the rest wakes again when the preloader finds it.
+    async fn look(&self, ids: Vec<TaskId>) {
+        if let Err(error) = self.reporter.releaser.look(&self.gate.site, &ids).await {
+            self.gate.unknown(&ids, "waiting tasks were not looked at", &error);
+            return;
+        }
+        self.gate.site.held.end(ids);
     }
 
     /// Those that came due are settled; a deadline that had been moved wakes again when the preloader finds it.

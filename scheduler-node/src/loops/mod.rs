@@ -24,6 +24,7 @@ pub mod publisher;
 pub mod putter;
 pub mod queue_reader;
 pub mod receiver;
+pub mod releaser;
 pub mod reporter;
 pub mod session_keeper;
 pub mod settler;

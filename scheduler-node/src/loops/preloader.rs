@@ -162,6 +162,7 @@ impl Preloader {
                 TaskState::Scheduled => (WakeKind::Claim, key.wake_at),
                 TaskState::Dispatching if older => (WakeKind::Rescue, now),
                 TaskState::Dispatching => (WakeKind::Rescue, key.wake_at),
+                TaskState::Waiting => (WakeKind::Look, key.wake_at),
                 TaskState::Delivered | TaskState::Running => (WakeKind::Deadline, key.wake_at),
                 _ => return None,
             };

@@ -1,4 +1,4 @@
-//! Makes submitted tasks that have a key durable: gathers what comes in at the same time into one statement, which decides key by
+//! Makes submitted tasks durable that have a key or wait for others: gathers what comes in at the same time into one statement, which decides key by
 //! key, and answers each caller after the commit.
 //!
 //! If this loop stops, such submissions wait in a bounded queue and are refused when it is full.
@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    nudger::Nudger,
     queue_reader::Books,
+    releaser::Releaser,
     site::Site,
     submitter::{Bounds, Part, Unstored, until_known, work},
 };
@@ -43,7 +43,7 @@ pub struct PutJob {
 pub struct Putter {
     pub site: Site,
     pub books: Books,
-    pub nudger: Nudger,
+    pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
 
@@ -78,13 +78,33 @@ impl Putter {
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
         let sent = database.task_put(&tasks, &holds).await;
-        let stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
-        if let Ok(puts) = &stored {
+        let mut stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
+        if let Ok(puts) = &mut stored {
+            self.look(puts).await;
             self.note(&tasks, &sources, puts);
-            let due = puts.iter().filter(|put| matches!(put.outcome, PutOutcome::Created | PutOutcome::Replaced));
-            self.nudger.written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
+            let due = puts.iter().filter(|put| put.is_written() && put.state == TaskState::Scheduled);
+            self.releaser
+                .nudger
+                .written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
         }
         answer(batch, &lengths, stored);
+    }
+
+    /// What it waits for may have succeeded already, or while it was written.
+    async fn look(&self, puts: &mut [Put]) {
+        let waiting: Vec<TaskId> =
+            puts.iter().filter(|put| put.is_written() && put.state == TaskState::Waiting).map(|put| put.id).collect();
+        match self.releaser.look(&self.site, &waiting).await {
+            Ok(released) => {
+                for task in released {
+                    let put = puts.iter_mut().find(|put| put.id == task.id).expect("it was asked about");
+                    (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "new waiting tasks were not looked at; their own moment will find them");
+            }
+        }
     }
 
     fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Put]) {

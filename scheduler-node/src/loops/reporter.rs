@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     nudger::Nudger,
     queue_reader::Books,
+    releaser::Releaser,
     site::{Site, Sites},
 };
 use crate::{
@@ -94,6 +95,7 @@ pub struct Reporter {
     pub sites: Sites,
     pub books: Books,
     pub nudger: Nudger,
+    pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
 
@@ -329,7 +331,9 @@ impl Reporter {
     async fn write(&self, site: &Site, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
         if !writes.finish.is_empty() {
-            written.extend(site.database.task_finish(&writes.finish).await?);
+            let finished = site.database.task_finish(&writes.finish).await?;
+            self.releaser.succeeded(site, &finished.succeeded).await;
+            written.extend(finished.ids);
         }
         if !writes.retry.is_empty() {
             let retried = site.database.task_retry(&writes.retry).await?;

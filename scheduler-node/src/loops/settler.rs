@@ -16,12 +16,13 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::site::Site;
+use super::{releaser::Releaser, site::Site};
 use crate::{
     metrics::Metrics,
     store::{
         Error,
-        settle::{Deliver, Finish, Report},
+        depend::Succeeded,
+        settle::{Deliver, Finish, Finished, Report},
     },
 };
 
@@ -70,6 +71,7 @@ impl Settlements {
 #[derive(Debug)]
 pub struct Settler {
     pub site: Site,
+    pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
 
@@ -96,9 +98,10 @@ impl Settler {
     async fn settle(&self, batch: &[Confirmed]) {
         let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) =
             batch.iter().partition(|confirmed| confirmed.finishes);
-        tokio::join!(self.deliver(&open), self.finish(&finishing));
+        let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
         fail::fail_point!("after_settle", |_| std::process::abort());
         self.site.held.end(batch.iter().map(|confirmed| confirmed.id));
+        self.releaser.succeeded(&self.site, &succeeded).await;
     }
 
     async fn deliver(&self, open: &[&Confirmed]) {
@@ -112,9 +115,9 @@ impl Settler {
         self.until_written(|| self.site.database.task_deliver(&tasks)).await;
     }
 
-    async fn finish(&self, finishing: &[&Confirmed]) {
+    async fn finish(&self, finishing: &[&Confirmed]) -> Vec<Succeeded> {
         if finishing.is_empty() {
-            return;
+            return Vec::new();
         }
         let tasks: Vec<Finish> = finishing
             .iter()
@@ -130,8 +133,8 @@ impl Settler {
             })
             .collect();
         // What a report has finished meanwhile was counted there.
-        let finished: HashSet<TaskId> =
-            self.until_written(|| self.site.database.task_finish(&tasks)).await.into_iter().collect();
+        let Finished { ids, succeeded } = self.until_written(|| self.site.database.task_finish(&tasks)).await;
+        let finished: HashSet<TaskId> = ids.into_iter().collect();
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
         for confirmed in finishing.iter().filter(|confirmed| finished.contains(&confirmed.id)) {
             *queues.entry(&confirmed.queue).or_default() += 1;
@@ -139,6 +142,7 @@ impl Settler {
         for (queue, count) in queues {
             self.metrics.finished(queue, TaskState::Succeeded.text(), count);
         }
+        succeeded
     }
 
     /// Compare-and-set on attempt and state makes a second writing harmless.

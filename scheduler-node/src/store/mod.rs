@@ -7,6 +7,7 @@
 pub mod change;
 pub mod claim;
 pub mod connect;
+pub mod depend;
 pub mod error;
 pub mod fence;
 pub mod lane;

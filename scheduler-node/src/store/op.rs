@@ -31,6 +31,8 @@ ops! {
     TaskSubmit = "task_submit",
     TaskPut = "task_put",
     TaskFind = "task_find",
+    TaskRelease = "task_release",
+    TaskDependencies = "task_dependencies",
     TaskPreload = "task_preload",
     TaskClaim = "task_claim",
     TaskPick = "task_pick",

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Instant};
 
 use common::{
     ids::{QueueName, TaskId},
-    task::{NewTask, TaskState},
+    task::{Dependency, NewTask, TaskState},
     time::UnixMicros,
 };
 use sqlx::{Row, postgres::PgRow};
@@ -43,6 +43,17 @@ pub enum PutOutcome {
     Refused,
     /// A newer version is known.
     Stale,
+    /// It would wait for itself in the end.
+    Cycle,
+    /// So many tasks stand before it that nobody looked whether it would.
+    Deep,
+}
+
+impl Put {
+    /// The task that was sent is there now, whatever was before it.
+    pub const fn is_written(&self) -> bool {
+        matches!(self.outcome, PutOutcome::Created | PutOutcome::Replaced)
+    }
 }
 
 impl PutOutcome {
@@ -53,13 +64,15 @@ impl PutOutcome {
             "replaced" => Ok(Self::Replaced),
             "refused" => Ok(Self::Refused),
             "stale" => Ok(Self::Stale),
+            "cycle" => Ok(Self::Cycle),
+            "deep" => Ok(Self::Deep),
             other => Err(sqlx::Error::Decode(format!("`{other}` is no outcome of a task with a key").into())),
         }
     }
 }
 
 impl Database {
-    /// One statement for all of `tasks`, which have keys; `holds` says for each what its queue's policy does. Done means that
+    /// One statement for all of `tasks`, which have keys or wait for others; `holds` says for each what its queue's policy does. Done means that
     /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again.
     pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
         let columns = Columns::of(tasks);
@@ -69,6 +82,7 @@ impl Database {
             .collect();
         let windows_ms: Vec<i64> = holds.iter().map(|hold| hold.window_ms).collect();
         let kept_ms: Vec<i64> = holds.iter().map(|hold| hold.keep_ms).collect();
+        let depends_on: Vec<Option<String>> = tasks.iter().map(names).collect();
         let (now, arrived, mut found) = self
             .run(StoreOp::TaskPut, |pool| async move {
                 let rows: Vec<PgRow> = columns
@@ -76,6 +90,7 @@ impl Database {
                     .bind(modes)
                     .bind(windows_ms)
                     .bind(kept_ms)
+                    .bind(depends_on)
                     .fetch_all(&pool)
                     .await?;
                 let arrived = Instant::now();
@@ -110,6 +125,12 @@ impl Database {
         })
         .await
     }
+}
+
+/// What it waits for, as a JSON list of names.
+fn names(task: &NewTask) -> Option<String> {
+    let names: Vec<String> = task.depends_on.iter().map(Dependency::name).collect();
+    (!names.is_empty()).then(|| serde_json::to_string(&names).expect("strings are JSON"))
 }
 
 fn put(row: &PgRow) -> Result<Put, sqlx::Error> {

@@ -7,7 +7,7 @@ use common::{
 };
 use sqlx::Row;
 
-use super::{Database, Error, StoreOp, change::Keep};
+use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded};
 
 /// Confirmed, outcome open until the deadline.
 #[derive(Clone, Debug)]
@@ -31,6 +31,14 @@ pub struct Finish {
     pub at_deadline: bool,
     /// The failed attempt this ends with, as a JSON object.
     pub entry: Option<String>,
+}
+
+/// What has moved to the archive.
+#[derive(Clone, Debug, Default)]
+pub struct Finished {
+    pub ids: Vec<TaskId>,
+    /// Those with a key that succeeded.
+    pub succeeded: Vec<Succeeded>,
 }
 
 /// What the consumer said of it at last.
@@ -98,8 +106,8 @@ impl Database {
         .await
     }
 
-    /// Returns the ids that moved; the others were not in that attempt and state any more.
-    pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Vec<TaskId>, Error> {
+    /// What is missing in the answer was not in that attempt and state any more.
+    pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Finished, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
         let finals: Vec<_> = tasks.iter().map(|task| task.final_state.text()).collect();
@@ -125,7 +133,14 @@ impl Database {
                 .bind(deadlines)
                 .fetch_all(&pool)
                 .await?;
-            rows.iter().map(|row| super::task_id(row, "id")).collect()
+            let mut finished = Finished::default();
+            for row in &rows {
+                finished.ids.push(super::task_id(row, "id")?);
+                if let Some(name) = row.try_get("name")? {
+                    finished.succeeded.push(Succeeded { name, partition_key: row.try_get("partition_key")? });
+                }
+            }
+            Ok(finished)
         })
         .await
     }

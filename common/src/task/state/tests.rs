@@ -7,7 +7,7 @@ use super::*;
 /// Every state by every event; `-` is refused.
 const TABLE: &str = "
 |             | unblock   | hold  | move      | claim       | rescue      | deliver   | start   | succeed   | retry     | bury | cancel    | stop      | supersede  | expire  | revive    |
-| waiting     | scheduled | -     | waiting   | -           | -           | -         | -       | -         | -         | -    | cancelled | -         | -          | expired | -         |
+| waiting     | scheduled | -     | waiting   | -           | -           | -         | -       | -         | -         | -    | cancelled | -         | superseded | expired | -         |
 | scheduled   | -         | ready | scheduled | dispatching | -           | -         | -       | succeeded | -         | -    | cancelled | -         | superseded | expired | -         |
 | ready       | -         | -     | scheduled | dispatching | -           | -         | -       | succeeded | -         | -    | cancelled | -         | superseded | expired | -         |
 | dispatching | -         | -     | -         | -           | dispatching | delivered | running | succeeded | scheduled | dead | -         | -         | -          | -       | -         |

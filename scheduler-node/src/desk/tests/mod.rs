@@ -31,6 +31,7 @@ use crate::{
         prober::Fitness,
         putter::Putter,
         queue_reader::Books,
+        releaser::Releaser,
         reporter::Reporter,
         session_keeper::{Session, Standing},
         site::{Site, Sites},
@@ -94,14 +95,15 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         spawn_child(run);
     }
     for (site, puts) in sites.all().iter().zip(intake.puts) {
-        let (site, books, nudger) = (site.clone(), Arc::clone(&books), nudger.clone());
-        let putter = Putter { site, books, nudger, metrics: Arc::clone(&metrics) };
+        let (site, books, releaser) = (site.clone(), Arc::clone(&books), Releaser { nudger: nudger.clone() });
+        let putter = Putter { site, books, releaser, metrics: Arc::clone(&metrics) };
         spawn_child(putter.run(puts, CancellationToken::new()));
     }
     let reporter = Reporter {
         sites: sites.clone(),
         books: Arc::clone(&books),
         nudger: nudger.clone(),
+        releaser: Releaser { nudger: nudger.clone() },
         metrics: Arc::clone(&metrics),
     };
     let joined = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };

@@ -3,7 +3,7 @@
 -- ends only what has still not been heard of.
 -- $1 ids, $2 attempts, $3 final states, $4 states it may be in, $5 keep for so many ms, $6 results, $7 history entries,
 -- $8 status codes, $9 status messages, $10 at a deadline, pairwise.
--- Returns the ids that moved.
+-- Returns the ids that moved, and of those with a key that succeeded its name and partition key: others may wait for it.
 WITH fact AS MATERIALIZED (
     SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
                          $10::boolean[])
@@ -25,4 +25,5 @@ SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at,
        created_at, envelope, clock_timestamp(), result, status_code, status_msg,
        ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-RETURNING id
+RETURNING id, CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN queue || ' ' || key END AS name,
+          CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN partition_key END AS partition_key

@@ -1,22 +1,33 @@
 -- Takes in tasks that have a key, each as its request says what to do when that key is there already. One answer a task, in
 -- no order.
 -- Guard: in the function, key by key under a lock of that key. The tasks are taken in the order of their keys, so that two
--- batches never wait for each other's locks.
+-- batches never wait for each other's locks. Partitions in which something is to wait for others are locked before any key, in
+-- their order too: two tasks that would wait for each other cannot come in unseen at one moment.
 -- An id that is there already was sent before, and is answered as `created`.
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
--- one is kept. Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
+-- one is kept, $20 what it waits for (JSON array of names). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
+WITH locked AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock(partition.number)
+      FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
+              FROM unnest($9::text[], $20::text[]) AS f (partition_key, depends_on)
+             WHERE f.depends_on IS NOT NULL
+             ORDER BY number
+            OFFSET 0) AS partition
+)
 SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.created_at, p.version, p.superseded,
        clock_timestamp() AS now
   FROM (SELECT *
           FROM unnest(
                $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
                $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
-               $17::text[], $18::bigint[], $19::bigint[])
+               $17::text[], $18::bigint[], $19::bigint[], $20::text[])
             AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
-                  retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms)
+                  retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
+         WHERE (SELECT count(*) FROM locked) >= 0                       -- the partitions' locks come first
          ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
         OFFSET 0) AS f                                                  -- keeps the order before the function is called
  CROSS JOIN LATERAL duetime.task_put(
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
-       f.window_ms * interval '1 ms', f.keep_ms) AS p
+       f.window_ms * interval '1 ms', f.keep_ms, 
+       CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END) AS p

@@ -72,7 +72,7 @@ async fn bury(test: &TestDatabase, id: TaskId, attempt: i32) {
         entry: Some(r#"{"attempt":1,"reason":"failed"}"#.to_owned()),
         at_deadline: false,
     };
-    assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
+    assert_eq!(test.database.task_finish(&[finish]).await.unwrap().ids, [id]);
 }
 
 #[tokio::test]

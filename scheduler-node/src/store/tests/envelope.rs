@@ -55,7 +55,7 @@ async fn an_envelope_stays_with_its_task_through_claim_rescue_archive_and_reviva
     assert_eq!(claimed.envelope.as_deref(), Some(&envelope()), "bit for bit");
     let rescued = test.database.task_rescue(&[id], &fences).await.unwrap().deliveries.remove(0);
     assert_eq!((rescued.envelope, rescued.redelivered), (claimed.envelope, true));
-    assert_eq!(test.database.task_finish(&[finish(id)]).await.unwrap(), [id]);
+    assert_eq!(test.database.task_finish(&[finish(id)]).await.unwrap().ids, [id]);
     assert_eq!((kept(&test.pool, "task").await, kept(&test.pool, "archive").await), (0, 1));
     assert!(matches!(test.database.task_revive(id).await.unwrap(), Guarded::Done(_)));
     let again = test.database.task_claim(&[id], &fences, Duration::ZERO, &Default::default()).await.unwrap();

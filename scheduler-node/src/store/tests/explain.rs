@@ -188,3 +188,24 @@ async fn a_task_is_found_by_its_key_in_both_tables() {
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_key_version") && !plan.contains("Seq Scan"), "{plan}");
 }
+
+#[tokio::test]
+async fn whoever_waits_for_a_success_is_found_by_its_name() {
+    let test = filled().await;
+    let waiting = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, depends_on)
+         SELECT gen_random_uuid(), g % 128, 'q', 'waiting', now(), now(), '', 'x', 'p' || g % 50, ARRAY['q k' || g]
+           FROM generate_series(1, 20000) AS g";
+    test.pool.execute(waiting).await.unwrap();
+    test.pool.execute("ANALYZE duetime.task").await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    for n in [0, 1, 500] {
+        let values = format!(
+            "{}, array_fill('q k5'::text, ARRAY[{n}]), array_fill('p5'::text, ARRAY[{n}])",
+            ids(&mut connection, n).await
+        );
+        let plan =
+            plan(&mut connection, include_str!("../queries/task_release.sql"), "uuid[], text[], text[]", &values).await;
+        assert_no_scan_of_all_tasks(&plan);
+        assert!(plan.contains("task_depends"), "{plan}");
+    }
+}

@@ -105,7 +105,7 @@ async fn finish(test: &TestDatabase, id: TaskId, attempt: i32) {
         at_deadline: false,
         entry: None,
     };
-    assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
+    assert_eq!(test.database.task_finish(&[finish]).await.unwrap().ids, [id]);
 }
 
 async fn fail(test: &TestDatabase, id: TaskId, lower: bool) {

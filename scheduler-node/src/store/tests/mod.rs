@@ -3,6 +3,7 @@
 mod change;
 mod claim;
 mod conformance;
+mod depend;
 mod envelope;
 mod explain;
 mod fence;
@@ -51,6 +52,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         priority: 3,
         keyed: None,
         partition_key: None,
+        depends_on: Vec::new(),
         max_attempts: None,
         timeout_ms: None,
         retry: None,

@@ -44,7 +44,7 @@ async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) {
     let (attempt, was) = (Attempt::new(1), &[TaskState::Dispatching]);
     let report = Report::default();
     let finish = Finish { id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
-    assert_eq!(test.database.task_finish(&[finish]).await.unwrap(), [id]);
+    assert_eq!(test.database.task_finish(&[finish]).await.unwrap().ids, [id]);
 }
 
 async fn set(test: &TestDatabase, id: TaskId, state: TaskState) {
@@ -204,7 +204,7 @@ async fn second_during_first(locked: bool) -> Option<PutOutcome> {
     let (first, second) = (keyed(OnDuplicate::Keep, 0), keyed(OnDuplicate::Keep, 0));
     let mut connection = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
-    sqlx::query("SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 0, 'keep', '1 day', 1)")
+    sqlx::query("SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 0, 'keep', '1 day', 1, NULL)")
         .bind(first.id.uuid())
         .execute(&mut *connection)
         .await

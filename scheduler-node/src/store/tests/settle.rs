@@ -33,12 +33,12 @@ async fn a_finished_task_is_in_the_archive_and_nowhere_else() {
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
-    assert_eq!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap(), ids);
+    assert_eq!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap().ids, ids);
     let live: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     let (result, code): (String, i64) =
         sqlx::query_as("SELECT result, status_code FROM duetime.archive").fetch_one(&test.pool).await.unwrap();
     assert_eq!((live, result.as_str(), code), (0, r#"{"a": 1e400, "b":"\u0000"}"#, 7));
-    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Dead)]).await.unwrap().is_empty());
+    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Dead)]).await.unwrap().ids.is_empty());
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn a_late_confirm_of_an_older_attempt_changes_nothing() {
     assert_eq!(test.database.task_retry(&[failed]).await.unwrap(), ids);
     claim(&test, &ids, &fences).await;
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
-    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap().is_empty());
+    assert!(test.database.task_finish(&[finish(ids[0], 1, TaskState::Succeeded)]).await.unwrap().ids.is_empty());
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("dispatching"), "attempt 2 is still out");
 }
 
@@ -118,7 +118,7 @@ async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
 async fn an_unfinished_task_cannot_be_settled_before_it_was_claimed() {
     let test = fixture::database().await;
     let ids = submitted(&test, 1).await;
-    assert!(test.database.task_finish(&[finish(ids[0], 0, TaskState::Succeeded)]).await.unwrap().is_empty());
+    assert!(test.database.task_finish(&[finish(ids[0], 0, TaskState::Succeeded)]).await.unwrap().ids.is_empty());
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::NONE, timeout_ms: 1 }]).await.unwrap();
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("scheduled"));
 }

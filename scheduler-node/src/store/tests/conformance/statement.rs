@@ -56,11 +56,12 @@ pub(super) enum Statement {
     ChangeContent,
     Revive,
     Expire,
+    Release,
     SubmitAgain,
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -79,6 +80,7 @@ impl Statement {
         Self::ChangeContent,
         Self::Revive,
         Self::Expire,
+        Self::Release,
         Self::SubmitAgain,
     ];
 
@@ -97,6 +99,7 @@ impl Statement {
             Self::Run | Self::ChangeDueTime => Event::Move,
             Self::Revive => Event::Revive,
             Self::Expire => Event::Expire,
+            Self::Release => Event::Unblock,
             Self::ClaimUnderDeadEpoch | Self::ChangeContent | Self::SubmitAgain => return None,
         })
     }
@@ -222,6 +225,7 @@ impl<'a> Subject<'a> {
             }
             S::Revive => Answer::of_change(&database.task_revive(id).await.unwrap()),
             S::Expire => self.expire().await,
+            S::Release => Answer::of(!database.task_release(&ids, &[]).await.unwrap().is_empty()),
             S::SubmitAgain => {
                 self.submit(Sending::Again).await;
                 Answer::default()
@@ -229,7 +233,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// As a task that depends on others, which no statement writes yet.
+    /// As a task that depends on others, all of which have succeeded.
     pub(super) async fn wait(&self) {
         let waiting = sqlx::query("UPDATE duetime.task SET state = 'waiting' WHERE id = $1").bind(self.id.uuid());
         assert_eq!(waiting.execute(&self.test.pool).await.unwrap().rows_affected(), 1);
@@ -245,7 +249,7 @@ impl<'a> Subject<'a> {
         let report = Report::default();
         let finish =
             Finish { id: self.id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
-        Answer::of(!self.test.database.task_finish(&[finish]).await.unwrap().is_empty())
+        Answer::of(!self.test.database.task_finish(&[finish]).await.unwrap().ids.is_empty())
     }
 
     /// Whatever an owner can do to a task, by one who has lost the shard without knowing it.

@@ -1,0 +1,46 @@
+//! Lets tasks go that waited for others.
+//!
+//! Whoever writes a success looks for those that wait for it, and whoever writes a waiting task looks whether it has to, each after
+//! its commit: one of the two sees the other. What dies in between is looked at again when the task's own moment comes.
+
+use common::ids::TaskId;
+
+use super::{nudger::Nudger, site::Site};
+use crate::store::{
+    Error,
+    depend::{Released, Succeeded},
+};
+
+#[derive(Clone, Debug)]
+pub struct Releaser {
+    pub nudger: Nudger,
+}
+
+impl Releaser {
+    /// These have succeeded.
+    pub async fn succeeded(&self, site: &Site, succeeded: &[Succeeded]) {
+        if succeeded.is_empty() {
+            return;
+        }
+        if let Err(error) = self.release(site, &[], succeeded).await {
+            tracing::debug!(database = %site.name(), error = &error as &dyn std::error::Error, "what waited for a success was not looked at; its own moment will find it");
+        }
+    }
+
+    /// The moment to look at these waiting tasks has come. Returns those that wait no longer.
+    pub async fn look(&self, site: &Site, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.release(site, ids, &[]).await
+    }
+
+    async fn release(&self, site: &Site, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
+        let released = site.database.task_release(ids, succeeded).await?;
+        self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));
+        for task in &released {
+            tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task waits no longer");
+        }
+        Ok(released)
+    }
+}

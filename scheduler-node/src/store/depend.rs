@@ -1,0 +1,71 @@
+//! Tasks that wait for others: lets them go when those have succeeded, and says what they wait for.
+
+use common::{
+    ids::{QueueName, TaskId},
+    task::TaskState,
+    time::UnixMicros,
+    wire::DependencyView,
+};
+use sqlx::Row;
+
+use super::{Database, Error, StoreOp};
+
+/// The name of a task that succeeded just now, in its partition: others may wait for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Succeeded {
+    /// As in [`common::task::Dependency::name`].
+    pub name: String,
+    pub partition_key: Option<String>,
+}
+
+/// A task that waits no longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    pub id: TaskId,
+    pub queue: QueueName,
+    pub due_at: UnixMicros,
+}
+
+impl Database {
+    /// Looks at the waiting tasks `ids`, and at those that wait for one of `succeeded`. Returns what is scheduled now.
+    pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
+        let ids = super::uuids(ids);
+        let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
+            succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
+        self.run(StoreOp::TaskRelease, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_release.sql"))
+                .bind(ids)
+                .bind(names)
+                .bind(partition_keys)
+                .fetch_all(&pool)
+                .await?;
+            let released = |row| {
+                Ok(Released {
+                    id: super::task_id(row, "id")?,
+                    queue: super::queue(row, "queue")?,
+                    due_at: super::moment(row, "due_at")?,
+                })
+            };
+            rows.iter().map(released).collect()
+        })
+        .await
+    }
+
+    /// What the task waits for, in the order it was asked for. Empty: it does not wait.
+    pub async fn task_dependencies(&self, id: TaskId) -> Result<Vec<DependencyView>, Error> {
+        self.run(StoreOp::TaskDependencies, |pool| async move {
+            let rows =
+                sqlx::query(include_str!("queries/task_dependencies.sql")).bind(id.uuid()).fetch_all(&pool).await?;
+            let dependency = |row: &sqlx::postgres::PgRow| {
+                let state: Option<&str> = row.try_get("state")?;
+                Ok(DependencyView {
+                    queue: super::queue(row, "queue")?,
+                    key: row.try_get("key")?,
+                    state: state.and_then(TaskState::parse),
+                })
+            };
+            rows.iter().map(dependency).collect()
+        })
+        .await
+    }
+}

@@ -1,0 +1,34 @@
+-- Looks at tasks that wait for others: those for which everything has succeeded are `scheduled`, due when they asked to be and not
+-- before now; the others, when their moment to look had come, get the next one, later the longer they wait (a second to a minute).
+-- Guard: still `waiting`. Whoever writes a success, and whoever writes a waiting task, looks after the commit: one of the two sees
+-- the other. What dies in between is found at `wake_at`.
+-- $1 ids, and whoever waits for one of the tasks that succeeded: $2 names and $3 partition keys (pairwise).
+-- Returns what is scheduled now.
+WITH candidate AS MATERIALIZED (
+    SELECT id FROM unnest($1::uuid[]) AS asked (id)
+    UNION
+    SELECT t.id
+      FROM unnest($2::text[], $3::text[]) AS done (name, partition_key)
+      JOIN duetime.task AS t
+        ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
+), looked AS MATERIALIZED (
+    SELECT t.id, NOT EXISTS (
+           SELECT 1
+             FROM unnest(t.depends_on) AS name
+            WHERE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded') AS free
+      FROM candidate AS c
+      JOIN duetime.task AS t ON t.id = c.id
+     WHERE t.state = 'waiting'
+     ORDER BY t.id
+       FOR UPDATE OF t
+), moved AS (
+    UPDATE duetime.task AS t
+       SET state = CASE WHEN l.free THEN 'scheduled' ELSE t.state END,
+           due_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp()) ELSE t.due_at END,
+           wake_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp())
+                          ELSE clock_timestamp() + least(greatest((clock_timestamp() - t.due_at) / 2, interval '1 s'), interval '1 min') END
+      FROM looked AS l
+     WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR t.wake_at <= clock_timestamp())
+    RETURNING t.id, t.queue, t.due_at, t.state
+)
+SELECT id, queue, due_at FROM moved WHERE state = 'scheduled'

@@ -1,0 +1,272 @@
+//! Tasks that wait for others: in whatever order they come, and whatever comes at the same moment.
+
+use common::{
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    task::{Dependency, Keyed, NewTask, OnDuplicate, TaskState},
+};
+use sqlx::Executor;
+
+use super::{
+    claim,
+    fixture::{self, TestDatabase, database},
+    new_task, own, state_of, until_waiting,
+};
+use crate::{
+    store::{
+        depend::Succeeded,
+        put::{Hold, PutOutcome},
+        settle::{Finish, Finished, Report},
+    },
+    supervise::spawn_child,
+};
+
+const DAY_MS: i64 = 86_400_000;
+const HOLD: Hold = Hold { window_ms: DAY_MS, keep_ms: DAY_MS };
+
+fn dependency(key: &str) -> Dependency {
+    Dependency { queue: QueueName::new("orders"), key: key.to_owned() }
+}
+
+/// A task with that key (`-`: without one) of partition `p`, which waits for `others`.
+fn task(key: &str, others: &[&str]) -> NewTask {
+    let keyed = Keyed { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
+    NewTask {
+        keyed: (key != "-").then_some(keyed),
+        partition_key: Some("p".to_owned()),
+        depends_on: others.iter().map(|key| dependency(key)).collect(),
+        ..new_task(fixture::fresh_id_of(ShardId::new(0)))
+    }
+}
+
+async fn put(test: &TestDatabase, task: &NewTask) -> PutOutcome {
+    test.database.task_put(std::slice::from_ref(task), &[HOLD]).await.unwrap().remove(0).outcome
+}
+
+async fn written(test: &TestDatabase, key: &str, others: &[&str]) -> TaskId {
+    let task = task(key, others);
+    assert_eq!(put(test, &task).await, PutOutcome::Created);
+    task.id
+}
+
+async fn look(test: &TestDatabase, id: TaskId) -> bool {
+    let released = test.database.task_release(&[id], &[]).await.unwrap();
+    released.iter().any(|task| task.id == id)
+}
+
+async fn end(test: &TestDatabase, id: TaskId, final_state: TaskState) -> Finished {
+    let fences = own(test, "a").await;
+    assert_eq!(claim(test, &[id], &fences).await.deliveries.len(), 1);
+    let attempt = test.database.task_read(id).await.unwrap().unwrap().attempt;
+    finish(test, id, attempt, final_state).await
+}
+
+async fn finish(test: &TestDatabase, id: TaskId, attempt: Attempt, final_state: TaskState) -> Finished {
+    let (was, report) = (&[TaskState::Dispatching], Report::default());
+    let finish = Finish { id, attempt, final_state, was, keep_ms: DAY_MS, report, entry: None, at_deadline: false };
+    test.database.task_finish(&[finish]).await.unwrap()
+}
+
+async fn state(test: &TestDatabase, id: TaskId) -> String {
+    state_of(&test.pool, id).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_task_is_let_go_by_the_last_success_it_waits_for() {
+    let test = database().await;
+    let [first, second] = [written(&test, "a", &[]).await, written(&test, "b", &[]).await];
+    let (keyed, plain) = (written(&test, "c", &["a", "b"]).await, written(&test, "-", &["b", "a"]).await);
+    let of_first = end(&test, first, TaskState::Succeeded).await.succeeded;
+    assert_eq!(of_first, [Succeeded { name: "orders a".into(), partition_key: Some("p".into()) }]);
+    assert!(test.database.task_release(&[], &of_first).await.unwrap().is_empty());
+    assert_eq!([state(&test, keyed).await, state(&test, plain).await], ["waiting", "waiting"]);
+    let of_second = end(&test, second, TaskState::Succeeded).await.succeeded;
+    let mut released: Vec<TaskId> =
+        test.database.task_release(&[], &of_second).await.unwrap().into_iter().map(|task| task.id).collect();
+    released.sort_unstable();
+    let mut both = [keyed, plain];
+    both.sort_unstable();
+    assert_eq!(released, both);
+    assert_eq!([state(&test, keyed).await, state(&test, plain).await], ["scheduled", "scheduled"]);
+}
+
+#[tokio::test]
+async fn what_comes_after_the_success_finds_it_and_what_comes_before_the_task_itself_waits_for_it() {
+    let test = database().await;
+    let first = written(&test, "-", &["later"]).await;
+    assert!(!look(&test, first).await, "nothing is known of it");
+    let dependencies = test.database.task_dependencies(first).await.unwrap();
+    assert_eq!((dependencies[0].key.as_str(), dependencies[0].state), ("later", None));
+    let later = written(&test, "later", &[]).await;
+    assert!(!look(&test, first).await);
+    end(&test, later, TaskState::Succeeded).await;
+    assert!(look(&test, first).await);
+    let after = written(&test, "-", &["later"]).await;
+    assert!(look(&test, after).await);
+}
+
+#[tokio::test]
+async fn a_dependency_that_failed_is_told_and_the_newest_task_with_its_key_counts() {
+    let test = database().await;
+    let dead = written(&test, "a", &[]).await;
+    let waiting = written(&test, "-", &["a"]).await;
+    assert!(end(&test, dead, TaskState::Dead).await.succeeded.is_empty());
+    assert!(!look(&test, waiting).await);
+    assert_eq!(test.database.task_dependencies(waiting).await.unwrap()[0].state, Some(TaskState::Dead));
+    test.database.task_revive(dead).await.unwrap();
+    assert!(!look(&test, waiting).await);
+    end(&test, dead, TaskState::Succeeded).await;
+    let newer = NewTask { keyed: task("a", &[]).keyed.map(|keyed| Keyed { version: 1, ..keyed }), ..task("a", &[]) };
+    assert_eq!(put(&test, &newer).await, PutOutcome::Created);
+    assert!(!look(&test, waiting).await, "a newer version has not succeeded yet");
+    end(&test, newer.id, TaskState::Succeeded).await;
+    assert!(look(&test, waiting).await);
+    assert!(test.database.task_dependencies(waiting).await.unwrap().is_empty(), "it waits no longer");
+}
+
+#[tokio::test]
+async fn a_success_in_another_partition_or_queue_is_another_ones() {
+    let test = database().await;
+    let other_partition = NewTask { partition_key: Some("other".into()), ..task("a", &[]) };
+    let other_queue = NewTask { queue: QueueName::new("mails"), ..task("a", &[]) };
+    let waiting = written(&test, "-", &["a"]).await;
+    for other in [other_partition, other_queue] {
+        assert_eq!(put(&test, &other).await, PutOutcome::Created);
+        let succeeded = end(&test, other.id, TaskState::Succeeded).await.succeeded;
+        assert!(test.database.task_release(&[waiting], &succeeded).await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn circles_are_refused_however_long() {
+    let test = database().await;
+    written(&test, "a", &["b"]).await;
+    written(&test, "b", &["c", "x"]).await;
+    assert_eq!(put(&test, &task("c", &["y", "a"])).await, PutOutcome::Cycle);
+    assert_eq!(
+        put(&test, &NewTask { partition_key: Some("q".into()), ..task("c", &["a"]) }).await,
+        PutOutcome::Created
+    );
+    let c = written(&test, "c", &["y"]).await;
+    let newer = task("c", &["a"]);
+    assert_eq!(put(&test, &newer).await, PutOutcome::Cycle, "nor by taking the place of one that waits");
+    assert_eq!(test.database.task_dependencies(c).await.unwrap()[0].key, "y");
+}
+
+#[tokio::test]
+async fn a_chain_too_long_to_look_through_is_refused() {
+    let test = database().await;
+    test.pool
+        .execute(
+            "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, depends_on)
+             SELECT gen_random_uuid(), 0, 'orders', 'waiting', now(), now(), '', 'x', 'k' || g, 'p', ARRAY['orders k' || g + 1]
+               FROM generate_series(1, 10001) AS g",
+        )
+        .await
+        .unwrap();
+    assert_eq!(put(&test, &task("far", &["k1"])).await, PutOutcome::Deep);
+    assert_eq!(put(&test, &task("near", &["k5000"])).await, PutOutcome::Created);
+}
+
+/// `a` waits for `b` and is not committed yet, `b` that waits for `a` comes in. Without the partition's lock, if `locked` says so.
+async fn circle_at_one_moment(locked: bool) -> PutOutcome {
+    let test = database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    connection.execute("BEGIN").await.unwrap();
+    if locked {
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('p', 5))").await.unwrap();
+    }
+    sqlx::query(
+        "SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, 'p', NULL, NULL, NULL, NULL, 'a', 0, 'keep', \
+         '1 day', 1, ARRAY['orders b'])",
+    )
+    .bind(fixture::fresh_id_of(ShardId::new(0)).uuid())
+    .execute(&mut *connection)
+    .await
+    .unwrap();
+    let (database, second) = (test.database.clone(), task("b", &["a"]));
+    let coming = spawn_child(async move { database.task_put(&[second], &[HOLD]).await.unwrap().remove(0).outcome });
+    if locked {
+        until_waiting(&test.pool, 1).await;
+        connection.execute("COMMIT").await.unwrap();
+        coming.await.unwrap()
+    } else {
+        let outcome = coming.await.unwrap();
+        connection.execute("COMMIT").await.unwrap();
+        outcome
+    }
+}
+
+#[tokio::test]
+async fn two_that_would_wait_for_each_other_do_not_come_in_at_one_moment() {
+    assert_eq!(circle_at_one_moment(true).await, PutOutcome::Cycle);
+}
+
+#[tokio::test]
+async fn without_the_partitions_lock_they_would() {
+    assert_eq!(circle_at_one_moment(false).await, PutOutcome::Created);
+}
+
+/// The task is written but not committed while the one it waits for succeeds, so the look after the success cannot see it.
+#[tokio::test]
+async fn a_success_while_the_task_is_being_written_is_found_by_the_look_after_its_commit() {
+    let test = database().await;
+    let first = written(&test, "a", &[]).await;
+    let second = fixture::fresh_id_of(ShardId::new(0));
+    let mut connection = test.pool.acquire().await.unwrap();
+    connection.execute("BEGIN").await.unwrap();
+    sqlx::query(
+        "SELECT duetime.task_put($1, 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, 'p', NULL, NULL, NULL, NULL, NULL, 0, 'keep', \
+         '1 day', 1, ARRAY['orders a'])",
+    )
+    .bind(second.uuid())
+    .execute(&mut *connection)
+    .await
+    .unwrap();
+    let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().is_empty(), "it cannot be seen yet");
+    connection.execute("COMMIT").await.unwrap();
+    assert!(look(&test, second).await);
+}
+
+#[tokio::test]
+async fn a_look_in_vain_comes_again_later_and_later() {
+    let test = database().await;
+    let id = written(&test, "-", &["a"]).await;
+    let next_s = async |waited_s: i32| -> f64 {
+        sqlx::query(
+            "UPDATE duetime.task SET due_at = now() - make_interval(secs => $2), wake_at = now() WHERE id = $1",
+        )
+        .bind(id.uuid())
+        .bind(waited_s)
+        .execute(&test.pool)
+        .await
+        .unwrap();
+        assert!(!look(&test, id).await);
+        sqlx::query_scalar(
+            "SELECT extract(epoch FROM wake_at - clock_timestamp())::float8 FROM duetime.task WHERE id = $1",
+        )
+        .bind(id.uuid())
+        .fetch_one(&test.pool)
+        .await
+        .unwrap()
+    };
+    for (waited_s, low, high) in [(0, 0.0, 1.0), (20, 5.0, 11.0), (1_000, 30.0, 60.0)] {
+        let next_s = next_s(waited_s).await;
+        assert!(low < next_s && next_s <= high, "{next_s} after {waited_s}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_key_it_is_the_id_that_comes_once() {
+    let test = database().await;
+    let waiting = task("-", &["a"]);
+    for _ in 0..2 {
+        assert_eq!(put(&test, &waiting).await, PutOutcome::Created);
+    }
+    let first = written(&test, "a", &[]).await;
+    end(&test, first, TaskState::Succeeded).await;
+    assert!(look(&test, waiting.id).await);
+    end(&test, waiting.id, TaskState::Succeeded).await;
+    assert_eq!(put(&test, &waiting).await, PutOutcome::Created);
+    assert_eq!(state(&test, waiting.id).await, "succeeded");
+}
