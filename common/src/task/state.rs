@@ -194,8 +194,8 @@ pub struct Refused {
 /// | `waiting` | depends on tasks that have not finished | scheduled, cancelled, superseded, expired |
 /// | `scheduled` | waits for its due time (also between retries) | dispatching, ready, cancelled, superseded, expired |
 /// | `ready` | due, but its queue is paused, full or at its limit | dispatching, scheduled (moved by hand), cancelled, superseded, expired |
-/// | `dispatching` | claimed by an owner; publish not yet confirmed; stays here, published again in place, until it is | delivered, succeeded, and on an early result or rejection whatever that means: running, scheduled, dead |
-/// | `delivered` | broker confirmed; outcome open until the deadline | running, succeeded, scheduled (retry), dead |
+/// | `dispatching` | claimed by an owner; publish not yet confirmed; stays here, published again in place, until it is | delivered, succeeded, and on an early result or rejection whatever that means: running, scheduled, dead, cancelled |
+/// | `delivered` | broker confirmed; outcome open until the deadline | running, succeeded, scheduled (retry), dead, cancelled |
 /// | `running` | a consumer said it started; heartbeats move the deadline | succeeded, scheduled (retry), dead, cancelled |
 /// | `succeeded` `dead` `cancelled` `superseded` `expired` | final; kept for the retention time, then dropped | dead -> scheduled by hand |
 ///
@@ -221,7 +221,7 @@ pub fn transition(state: TaskState, event: Event) -> Result<TaskState, Refused> 
         (S::Dispatching | S::Delivered | S::Running, E::Succeed) => S::Succeeded,
         (S::Dispatching | S::Delivered | S::Running, E::Retry) => S::Scheduled,
         (S::Dispatching | S::Delivered | S::Running, E::Bury) => S::Dead,
-        (S::Running, E::Stop) => S::Cancelled,
+        (S::Dispatching | S::Delivered | S::Running, E::Stop) => S::Cancelled,
         (S::Dead, E::Revive) => S::Scheduled,
         _ => return Err(Refused { state, event }),
     };
@@ -236,6 +236,8 @@ pub enum CancelOutcome {
     Cancelled,
     /// Between two attempts: no other one starts, but a copy of an earlier one may still be with the broker.
     NoFurtherAttempts,
+    /// Out, and asked to stop: its consumer hears of it with its next sign of life.
+    Stopping,
 }
 
 /// Too late to cancel: claimed, or finished in another way.

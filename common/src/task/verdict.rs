@@ -27,6 +27,8 @@ pub struct Standing<'a> {
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
+    /// Its consumer was asked to stop: a failure is the end.
+    pub stopping: bool,
     pub policy: &'a QueuePolicy,
 }
 
@@ -131,6 +133,7 @@ impl Standing<'_> {
             ReportStatus::Succeeded => Verdict::Ignore,
             _ if !self.is_current(attempt) => Verdict::Ignore,
             ReportStatus::Failed => self.failed(FailureReason::Failed, now, rand01, report.retry_in_ms),
+            ReportStatus::Discard if self.stopping => self.stopped(FailureReason::Discarded),
             ReportStatus::Discard => {
                 Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Discarded) }
             }
@@ -152,7 +155,14 @@ impl Standing<'_> {
         was_claimed && (self.state.is_in_flight() || self.state.may_be_claimed())
     }
 
+    fn stopped(&self, reason: FailureReason) -> Verdict {
+        Verdict::Archive { state: TaskState::Cancelled, reason: Some(reason) }
+    }
+
     fn failed(&self, reason: FailureReason, now: UnixMicros, rand01: f64, retry_in_ms: Option<i64>) -> Verdict {
+        if self.stopping {
+            return self.stopped(reason);
+        }
         let in_budget = self.attempt.number().saturating_sub(self.attempts_base.number());
         let policy = self.retry.unwrap_or(self.policy.retry);
         match policy.decide(in_budget, self.max_attempts(), now, rand01, retry_in_ms) {

@@ -64,6 +64,9 @@ pub struct TaskView {
     /// What a waiting task waits for, and how that stands.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<DependencyView>,
+    /// Its consumer is to stop. A consumer that beats over HTTP reads it here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopping: bool,
     /// The request asked for a task that was there already.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub duplicate: bool,
@@ -100,6 +103,7 @@ impl TaskView {
             worker: None,
             attempts: Vec::new(),
             depends_on: Vec::new(),
+            stopping: false,
             duplicate: false,
         }
     }

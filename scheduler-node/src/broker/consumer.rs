@@ -5,9 +5,9 @@ use std::sync::Arc;
 use common::wire::amqp::{REJECTED, RESULTS};
 use futures::{FutureExt, StreamExt};
 use lapin::{
-    Channel, Consumer,
+    BasicProperties, Channel, Consumer,
     message::Delivery,
-    options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions},
+    options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions},
     types::FieldTable,
 };
 use tokio::sync::mpsc;
@@ -48,6 +48,8 @@ pub struct Incoming {
     pub source: Source,
     pub message_id: Option<String>,
     pub correlation_id: Option<String>,
+    /// A queue on which its sender listens.
+    pub reply_to: Option<String>,
     pub attempt_header: Option<i64>,
     /// Why the broker gave it up: `rejected`, `delivery_limit`, `expired` or `maxlen`. Only of [`Source::Rejected`].
     pub reason: Option<String>,
@@ -73,6 +75,15 @@ impl AckHandle {
     pub async fn requeue(self) {
         let options = BasicNackOptions { requeue: true, ..Default::default() };
         let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
+    }
+
+    /// Publishes an answer to a queue of the sender's, on the way the message came. It may be lost: the queue may be gone, or the connection.
+    pub fn reply(&self, queue: &str, correlation_id: &str, body: &[u8]) {
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_correlation_id(correlation_id.into());
+        let options = BasicPublishOptions::default();
+        let _ = self.channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
     }
 
     /// Returns once the ack is queued behind all earlier ones; it may still be lost together with the connection.
@@ -148,6 +159,7 @@ impl Subscription {
         Incoming {
             source: self.source,
             message_id: properties.message_id().as_ref().map(ToString::to_string),
+            reply_to: properties.reply_to().as_ref().map(ToString::to_string),
             correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },

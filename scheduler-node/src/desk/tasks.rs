@@ -2,7 +2,11 @@
 
 use common::{
     ids::{Attempt, TaskId},
-    task::{TaskState, state::cancel_outcome},
+    queue::Settle,
+    task::{
+        TaskState,
+        state::{CancelOutcome, cancel_outcome},
+    },
     wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange},
 };
 
@@ -60,6 +64,31 @@ impl Desk {
         .await
     }
 
+    /// Cancels a task that is not claimed yet, and asks the consumer of one that is to stop.
+    pub async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            let refused = match desk.cancel(id).await {
+                Err(problem) if problem.state.is_some_and(TaskState::is_in_flight) => problem,
+                answer => return answer,
+            };
+            let task = desk.get(id).await?;
+            if desk.parts().books.load().get(&task.queue).policy.settle != Settle::Result {
+                let detail = "it is out, and its queue settles without reports: its consumer cannot be told to stop";
+                return Err(Problem { detail: detail.to_owned(), ..refused });
+            }
+            match desk.database(id)?.task_stop(id).await.map_err(|error| failed(&error))? {
+                Guarded::Done(task) => {
+                    tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is to stop");
+                    Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
+                }
+                // It has failed or finished just now.
+                Guarded::Refused(_) | Guarded::Missing => desk.cancel(id).await,
+            }
+        })
+        .await
+    }
+
     /// Makes a task due now that is not claimed yet.
     pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
@@ -95,7 +124,7 @@ impl Desk {
         to_its_end(async move {
             let reported = desk.parts().reporter.report(id, attempt, body).await.map_err(|error| failed(&error))?;
             match reported {
-                Reported::Applied => {}
+                Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
                 Reported::Missing => {
                     let task = desk.get(id).await?;

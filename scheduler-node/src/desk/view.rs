@@ -43,6 +43,7 @@ pub(super) fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         worker: task.worker,
         attempts: task.history,
         depends_on: Vec::new(),
+        stopping: task.stopping,
         duplicate: false,
     }
 }

@@ -106,6 +106,7 @@ fn routes() -> Router<Api> {
         // Without it, the next route would take `bulk` for an id.
         .route("/v1/tasks/bulk", any(shell::nothing_here))
         .route("/v1/tasks/{id}", get(tasks::show).patch(tasks::change).delete(tasks::cancel))
+        .route("/v1/tasks/{id}/stop", post(tasks::stop))
         .route("/v1/tasks/{id}/run", post(tasks::run))
         .route("/v1/tasks/{id}/retry", post(tasks::retry))
         .route("/v1/tasks/{id}/result", post(tasks::report))

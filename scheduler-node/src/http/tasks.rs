@@ -79,6 +79,10 @@ pub(super) async fn change(
     Ok(Json(api.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
+pub(super) async fn stop(State(api): State<Api>, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(api.desk.stop(api.desk.id(&id)?).await?))
+}
+
 pub(super) async fn cancel(State(api): State<Api>, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
     Ok(Json(api.desk.cancel(api.desk.id(&id)?).await?))
 }

@@ -4,7 +4,7 @@
 //! node, whoever owns the shard. If this loop stops, they wait in the broker.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -18,7 +18,7 @@ use common::{
     },
     wire::{
         amqp::{MessageId, NotAMessageId},
-        report::ResultBody,
+        report::{ReportStatus, ResultBody},
     },
 };
 use tokio::sync::mpsc;
@@ -54,6 +54,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A happening that was overtaken between the look and the write is looked at again so often.
 const LOOKS: usize = 5;
 
+const STOPPING: Reported = Reported::Applied { stopping: true };
+
 const SILENT: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
 const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
 const MAY_SUCCEED: &[TaskState] =
@@ -80,12 +82,12 @@ type Told = (TaskId, Happening, Incoming);
 /// What became of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reported {
-    Applied,
-    /// It is about an attempt that is over, or its task does not listen any more.
-    Stale {
-        state: TaskState,
-        attempt: Attempt,
+    Applied {
+        /// Its consumer is to stop.
+        stopping: bool,
     },
+    /// It is about an attempt that is over, or its task does not listen any more.
+    Stale { state: TaskState, attempt: Attempt },
     /// No such task is open.
     Missing,
 }
@@ -225,10 +227,10 @@ impl Reporter {
     async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
         let site = &self.sites.all()[index];
         let mut told = false;
-        loop {
+        let answers = loop {
             let happenings = messages.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
             match self.apply(site, happenings).await {
-                Ok(_) => break,
+                Ok(answers) => break answers,
                 Err(error) => {
                     if !told {
                         told = true;
@@ -237,8 +239,18 @@ impl Reporter {
                     tokio::time::sleep(PAUSE).await;
                 }
             }
-        }
-        for (_, _, message) in messages {
+        };
+        let stopping: HashSet<TaskId> =
+            answers.into_iter().filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
+        for (id, happening, message) in messages {
+            if stopping.contains(&id)
+                && let Happening::Reported { attempt, body } = &happening
+                && body.status == ReportStatus::Running
+                && let Some(reply_to) = &message.reply_to
+            {
+                let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
+                message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
+            }
             message.ack.ack().await;
         }
     }
@@ -297,7 +309,7 @@ impl Reporter {
             answers.push((*id, answer));
         }
         let written = self.write(site, &writes).await?;
-        answers.extend(written.iter().map(|id| (*id, Reported::Applied)));
+        answers.extend(written.iter().map(|id| (*id, Reported::Applied { stopping: standing[id].stopping })));
         let overtaken = writes.facts.keys().filter(|id| !written.contains(id));
         Ok(overtaken
             .map(|id| (*id, Reported::Stale { state: standing[id].state, attempt: standing[id].attempt }))
@@ -314,6 +326,7 @@ impl Reporter {
             max_attempts: row.max_attempts,
             timeout_ms: row.timeout_ms,
             retry: row.retry,
+            stopping: row.stopping,
             policy: &queue.policy,
         };
         let dice: f64 = rand::random();

@@ -63,6 +63,12 @@ impl Database {
         self.guarded(id, fits, || self.task_change_once(id, change)).await
     }
 
+    /// Asks the consumer of a claimed task to stop.
+    pub async fn task_stop(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
+        let once = || self.returning(StoreOp::TaskStop, include_str!("queries/task_stop.sql"), id);
+        self.guarded(id, |record| record.state.is_in_flight(), once).await
+    }
+
     /// Makes a task due now that nobody has claimed.
     pub async fn task_run(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
         let once = || self.returning(StoreOp::TaskRun, include_str!("queries/task_run.sql"), id);

@@ -49,6 +49,7 @@ ops! {
     TaskList = "task_list",
     TaskChange = "task_change",
     TaskCancel = "task_cancel",
+    TaskStop = "task_stop",
     TaskRun = "task_run",
     TaskRevive = "task_revive",
     ReadyQueues = "ready_queues",

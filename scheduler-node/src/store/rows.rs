@@ -44,6 +44,8 @@ pub struct TaskRecord {
     pub result: Option<String>,
     pub status_code: Option<i64>,
     pub status_msg: Option<String>,
+    /// Its consumer is to stop, and is told with its next sign of life.
+    pub stopping: bool,
 }
 
 impl TaskRecord {
@@ -76,6 +78,7 @@ impl TaskRecord {
             result: row.try_get("result")?,
             status_code: row.try_get("status_code")?,
             status_msg: row.try_get("status_msg")?,
+            stopping: row.try_get("stopping")?,
         })
     }
 }

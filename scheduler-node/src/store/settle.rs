@@ -85,6 +85,8 @@ pub struct StandingRow {
     pub retry: Option<RetryPolicy>,
     pub claimed_at: Option<UnixMicros>,
     pub wake_at: UnixMicros,
+    /// Its consumer is to stop.
+    pub stopping: bool,
     /// The database's time when it was read.
     pub now: UnixMicros,
 }
@@ -227,6 +229,7 @@ impl Database {
                         retry: retry.map(|retry| retry.0),
                         claimed_at: super::optional_moment(row, "claimed_at")?,
                         wake_at: super::moment(row, "wake_at")?,
+                        stopping: row.try_get("stopping")?,
                         now: super::moment(row, "now")?,
                     })
                 })

@@ -10,8 +10,8 @@ const TABLE: &str = "
 | waiting     | scheduled | -     | waiting   | -           | -           | -         | -       | -         | -         | -    | cancelled | -         | superseded | expired | -         |
 | scheduled   | -         | ready | scheduled | dispatching | -           | -         | -       | succeeded | -         | -    | cancelled | -         | superseded | expired | -         |
 | ready       | -         | -     | scheduled | dispatching | -           | -         | -       | succeeded | -         | -    | cancelled | -         | superseded | expired | -         |
-| dispatching | -         | -     | -         | -           | dispatching | delivered | running | succeeded | scheduled | dead | -         | -         | -          | -       | -         |
-| delivered   | -         | -     | -         | -           | -           | -         | running | succeeded | scheduled | dead | -         | -         | -          | -       | -         |
+| dispatching | -         | -     | -         | -           | dispatching | delivered | running | succeeded | scheduled | dead | -         | cancelled | -          | -       | -         |
+| delivered   | -         | -     | -         | -           | -           | -         | running | succeeded | scheduled | dead | -         | cancelled | -          | -       | -         |
 | running     | -         | -     | -         | -           | -           | -         | running | succeeded | scheduled | dead | -         | cancelled | -          | -       | -         |
 | succeeded   | -         | -     | -         | -           | -           | -         | -       | -         | -         | -    | -         | -         | -          | -       | -         |
 | dead        | -         | -     | -         | -           | -           | -         | -       | -         | -         | -    | -         | -         | -          | -       | scheduled |

@@ -20,6 +20,7 @@ fn standing(state: TaskState, policy: &QueuePolicy) -> Standing<'_> {
         max_attempts: None,
         timeout_ms: None,
         retry: None,
+        stopping: false,
         policy,
     }
 }
@@ -218,6 +219,24 @@ fn every_verdict_is_a_transition_that_the_table_allows() {
                 };
                 assert!(transition(state, event).is_ok(), "{settle:?} {state}: {verdict:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_task_that_is_to_stop_ends_cancelled_unless_it_succeeds() {
+    let policy = policy(Settle::Result);
+    for state in IN_FLIGHT {
+        let standing = Standing { stopping: true, ..standing(state, &policy) };
+        let told = |json: &str| standing.after_report(Attempt::new(2), &report(json), NOW, 0.0);
+        let cancelled = |reason| Verdict::Archive { state: TaskState::Cancelled, reason: Some(reason) };
+        assert_eq!(told(r#"{"status":"failed","retry_in_ms":5}"#), cancelled(FailureReason::Failed));
+        assert_eq!(told(r#"{"status":"discard"}"#), cancelled(FailureReason::Discarded));
+        assert_eq!(standing.after_rejection(Attempt::new(2), NOW, 0.0), cancelled(FailureReason::Rejected));
+        assert_eq!(told(r#"{"status":"succeeded"}"#), Verdict::SUCCEEDED);
+        assert!(matches!(told(r#"{"status":"running"}"#), Verdict::Extend { .. }), "it may take its time to stop");
+        if state != TaskState::Dispatching {
+            assert_eq!(standing.after_deadline(NOW, 0.0), cancelled(FailureReason::Timeout));
         }
     }
 }

@@ -36,7 +36,8 @@ SELECT page.hit, page.looked_up_to,
        a.max_attempts, CASE WHEN octet_length(a.payload) <= 4096 THEN a.payload END AS payload, a.content_type, a.headers,
        a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN pg_column_size(a.history) <= 4096 THEN a.history END AS history,
        a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,
-       CASE WHEN octet_length(a.status_msg) <= 4096 THEN a.status_msg END AS status_msg
+       CASE WHEN octet_length(a.status_msg) <= 4096 THEN a.status_msg END AS status_msg,
+       false AS stopping
   FROM page
  CROSS JOIN LATERAL (SELECT * FROM duetime.archive WHERE drop_on = page.drop_on AND id = page.id LIMIT 1) AS a
  ORDER BY page.due_at, page.id

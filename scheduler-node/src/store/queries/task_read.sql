@@ -3,13 +3,14 @@
 -- $1 id. No row: there is no such task, or it was dropped after its time.
 SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
        t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, t.history,
-       t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg
+       t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
+       t.stopping
   FROM duetime.task AS t
  WHERE t.id = $1
 UNION ALL
 SELECT a.id, a.queue, a.state::text, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt, a.attempts_base,
        a.max_attempts, a.payload, a.content_type, a.headers, a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, a.history,
-       a.created_at, a.finished_at, a.result, a.status_code, a.status_msg
+       a.created_at, a.finished_at, a.result, a.status_code, a.status_msg, false
   FROM (SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
           FROM pg_inherits AS i
           JOIN pg_class AS c ON c.oid = i.inhrelid

@@ -28,7 +28,7 @@ const LISTS_OF_A_LANE: u64 = 10;
 const STEPS: usize = 12;
 
 /// No statement writes these yet.
-const NOT_WRITTEN: [Event; 2] = [Event::Stop, Event::Supersede];
+const NOT_WRITTEN: [Event; 1] = [Event::Supersede];
 
 /// Ways to every state that there is a way to.
 const WAYS: [(TaskState, &[Statement]); 16] = {

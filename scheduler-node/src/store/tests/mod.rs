@@ -18,6 +18,7 @@ mod put;
 mod queues;
 mod read;
 mod settle;
+mod stop;
 mod submit;
 mod submit_claimed;
 

@@ -51,6 +51,7 @@ pub(super) enum Statement {
     FinishAsDead,
     Retry,
     Cancel,
+    FinishAsStopped,
     Run,
     ChangeDueTime,
     ChangeContent,
@@ -61,7 +62,7 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 20] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -75,6 +76,7 @@ impl Statement {
         Self::FinishAsDead,
         Self::Retry,
         Self::Cancel,
+        Self::FinishAsStopped,
         Self::Run,
         Self::ChangeDueTime,
         Self::ChangeContent,
@@ -96,6 +98,7 @@ impl Statement {
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
             Self::Cancel => Event::Cancel,
+            Self::FinishAsStopped => Event::Stop,
             Self::Run | Self::ChangeDueTime => Event::Move,
             Self::Revive => Event::Revive,
             Self::Expire => Event::Expire,
@@ -117,7 +120,16 @@ impl Statement {
     /// It speaks of one attempt, and of no other. Nothing ever speaks of attempt 0, which nobody has seen.
     pub(super) const fn names_an_attempt(self) -> bool {
         use Statement as S;
-        matches!(self, S::Deliver | S::Extend | S::FinishByConfirm | S::FinishByReport | S::FinishAsDead | S::Retry)
+        matches!(
+            self,
+            S::Deliver
+                | S::Extend
+                | S::FinishByConfirm
+                | S::FinishByReport
+                | S::FinishAsDead
+                | S::FinishAsStopped
+                | S::Retry
+        )
     }
 }
 
@@ -201,6 +213,7 @@ impl<'a> Subject<'a> {
             S::FinishByConfirm => self.finish(attempt, TaskState::Succeeded, &[TaskState::Dispatching]).await,
             S::FinishByReport => self.finish(attempt, TaskState::Succeeded, MAY_SUCCEED).await,
             S::FinishAsDead => self.finish(attempt, TaskState::Dead, OUT).await,
+            S::FinishAsStopped => self.finish(attempt, TaskState::Cancelled, OUT).await,
             S::Retry => {
                 let retry = Retry {
                     id,
