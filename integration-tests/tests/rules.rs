@@ -1,0 +1,47 @@
+//! `docs/rules.md` names a test for each rule: every one of them is there.
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// All the source below a folder, in one text.
+fn source(folder: &Path) -> String {
+    let mut text = String::new();
+    for entry in std::fs::read_dir(folder).expect("it can be read").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            text.push_str(&source(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&std::fs::read_to_string(&path).expect("it can be read"));
+        }
+    }
+    text
+}
+
+/// What stands in backticks in the last column of the tables.
+fn named(page: &str) -> Vec<String> {
+    let last = |row: &str| row.trim_end().strip_suffix('|')?.rsplit_once('|').map(|(_, column)| column.to_owned());
+    let columns = page.lines().filter(|line| line.starts_with('|')).filter_map(last);
+    columns.flat_map(|column| column.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn every_test_that_a_rule_names_is_there() {
+    let page = std::fs::read_to_string(root().join("docs/rules.md")).expect("it can be read");
+    let text: String = ["common/src", "scheduler-node/src", "integration-tests/tests"]
+        .into_iter()
+        .map(|folder| source(&root().join(folder)))
+        .collect();
+    let named = named(&page);
+    assert!(named.len() > 90, "the tables are read: {}", named.len());
+    let is_there = |name: &String| match name.as_str() {
+        path if path.contains('/') => root().join(path).exists(),
+        // A command, or a state.
+        other if !other.contains('_') => true,
+        test => text.contains(&format!("fn {test}(")),
+    };
+    let missing: Vec<&String> = named.iter().filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
