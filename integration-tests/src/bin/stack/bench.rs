@@ -1,6 +1,7 @@
 //! `stack bench`: what a cluster on this machine reaches, each part on fresh data, held against its targets.
 #![expect(clippy::disallowed_methods, reason = "this is not a node: what it spawns dies with it")]
 
+mod crowd;
 mod drain;
 mod feed;
 mod lateness;
@@ -28,6 +29,8 @@ enum Part {
     Lateness,
     /// Tasks a second from submission to ack, and how that compares to RabbitMQ alone.
     Throughput,
+    /// What queues that are paused, full, limited or ordered cost the others.
+    Crowd,
     /// How long shards are silent when their owner dies or leaves.
     Takeover,
 }
@@ -121,6 +124,9 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     }
     if options.wants(Part::Throughput) {
         throughput::measure(options, raw, &mut report).await.context("measuring throughput")?;
+    }
+    if options.wants(Part::Crowd) {
+        crowd::measure(options, &mut report).await.context("measuring many queues")?;
     }
     if options.wants(Part::Takeover) {
         ensure!(options.nodes >= 2, "a takeover needs at least two nodes");

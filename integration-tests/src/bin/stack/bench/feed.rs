@@ -35,6 +35,20 @@ pub(super) struct Accepted {
     pub due_us: i64,
 }
 
+/// Where tasks of a stream go.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub queue: String,
+    /// They have so many different partition keys; 0: none at all.
+    pub partitions: u64,
+}
+
+impl Way {
+    pub(super) fn to(queue: &str) -> Self {
+        Self { queue: queue.to_owned(), partitions: 0 }
+    }
+}
+
 /// A way into the cluster.
 #[derive(Debug)]
 pub(super) struct Feed {
@@ -68,15 +82,20 @@ impl Feed {
     /// One batch to one node, or to the next one if that certainly did not take it. Answers what was accepted: all or
     /// nothing.
     pub(super) async fn send(&self, queue: &str, batch: &Batch) -> Vec<Accepted> {
+        self.send_all(&[Way::to(queue)], batch).await
+    }
+
+    /// The same, its tasks over several queues in turn.
+    async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
-        let (body, tasks) = batch.body(queue, first_serial);
+        let (body, tasks) = batch.body(ways, first_serial);
         for _ in 0..self.clients.len() {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             match submit(&self.clients[turn % self.clients.len()], &body).await {
                 Ok(true) => return tasks,
                 Ok(false) => {}
                 Err(error) => {
-                    progress(&format!("a batch for {queue}: {error:#}"));
+                    progress(&format!("a batch for {}: {error:#}", ways[0].queue));
                     break;
                 }
             }
@@ -85,10 +104,10 @@ impl Feed {
         Vec::new()
     }
 
-    /// An even stream until `until`, each task due 2 to 10 s after it is submitted; what was accepted goes to `accepted`.
+    /// An even stream until `until`, over the ways in turn, each task due 2 to 10 s after it is submitted; what was accepted goes to `accepted`.
     pub(super) async fn stream(
         self: &Arc<Self>,
-        queue: &str,
+        ways: &[Way],
         per_second: u32,
         until: Instant,
         accepted: &Arc<Mutex<Vec<Accepted>>>,
@@ -103,10 +122,12 @@ impl Feed {
             while sending.try_join_next().is_some() {}
             let wanted = (began.elapsed().as_secs_f64() * f64::from(per_second)) as usize;
             if wanted > sent {
-                let (feed, queue, accepted) = (Arc::clone(self), queue.to_owned(), Arc::clone(accepted));
+                let (feed, mut ways, accepted) = (Arc::clone(self), ways.to_vec(), Arc::clone(accepted));
+                let turn = sent % ways.len();
+                ways.rotate_left(turn);
                 let batch = Batch::ahead(wanted - sent);
                 sending.spawn(async move {
-                    let tasks = feed.send(&queue, &batch).await;
+                    let tasks = feed.send_all(&ways, &batch).await;
                     accepted.lock().extend(tasks);
                 });
                 sent = wanted;
@@ -147,9 +168,9 @@ impl Batch {
     }
 
     /// The payload carries the instant the task is due, in microseconds, and its serial number.
-    fn body(&self, queue: &str, first_serial: u64) -> (String, Vec<Accepted>) {
+    fn body(&self, ways: &[Way], first_serial: u64) -> (String, Vec<Accepted>) {
         let now_us = now_us();
-        let mut body = String::with_capacity(self.len() * (queue.len() + 90) + 20);
+        let mut body = String::with_capacity(self.len() * (ways[0].queue.len() + 120) + 20);
         let mut tasks = Vec::with_capacity(self.len());
         body.push_str("{\"tasks\":[");
         for (place, serial) in (0..self.len()).zip(first_serial..) {
@@ -157,10 +178,14 @@ impl Batch {
                 Self::Now(_) => now_us,
                 Self::At(due_ms) => due_ms[place] * 1_000,
             };
+            let Way { queue, partitions } = &ways[place % ways.len()];
             let comma = if place == 0 { "" } else { "," };
             write!(body, "{comma}{{\"queue\":\"{queue}\",\"payload\":{{\"t\":{due_us},\"n\":{serial}}}").ok();
             if let Self::At(due_ms) = self {
                 write!(body, ",\"due_at\":{}", due_ms[place]).ok();
+            }
+            if *partitions > 0 {
+                write!(body, ",\"partition_key\":\"{}\"", serial % partitions).ok();
             }
             body.push('}');
             tasks.push(Accepted { serial, due_us });

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::{
     Options, Settle,
     drain::{Drain, Eye, Seen},
-    feed::{Accepted, Batch, Feed},
+    feed::{Accepted, Batch, Feed, Way},
     machine::Watch,
     report::{Report, Target, progress},
     scrape::Scrape,
@@ -132,7 +132,8 @@ async fn stream(options: &Options, cluster: &Sandbox, settle: Settle, rate: u32,
         tokio::time::sleep_until(end).await;
         Ok::<_, anyhow::Error>((Scrape::of(&clients).await?.since(&before), watch))
     };
-    let (watched, ()) = tokio::join!(watching, feed.stream(queue, rate, end, &accepted));
+    let ways = [Way::to(queue)];
+    let (watched, ()) = tokio::join!(watching, feed.stream(&ways, rate, end, &accepted));
     let (nodes, watch) = watched?;
 
     let expected = accepted.lock().iter().filter(|task| (from_us..until_us).contains(&task.due_us)).count() as u64;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{
     Options,
     drain::{Drain, Eye, Seen},
-    feed::{Accepted, Feed},
+    feed::{Accepted, Feed, Way},
     report::{Report, Target, progress},
 };
 
@@ -90,7 +90,8 @@ async fn round(
         }
         Ok::<_, anyhow::Error>(at_us)
     };
-    let (ended_us, ()) = tokio::join!(ending, feed.stream(queue, PER_SECOND, until, &accepted));
+    let ways = [Way::to(queue)];
+    let (ended_us, ()) = tokio::join!(ending, feed.stream(&ways, PER_SECOND, until, &accepted));
     let (ended_us, until_us) = (ended_us?, now_us());
     let accepted: Vec<Accepted> = accepted.lock().iter().filter(|task| task.due_us < until_us).copied().collect();
     let missing = wait_all(&accepted, &arrivals).await;
