@@ -15,6 +15,7 @@ mod outage;
 mod refusal;
 mod route;
 mod settlement;
+mod sql;
 mod submission;
 mod unready;
 

@@ -6,7 +6,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange},
 };
 
-use super::{Desk, no_task, refusal::failed, to_its_end, view::view};
+use super::{Desk, refusal::failed, to_its_end, view::view};
 use crate::{
     loops::reporter::Reported,
     store::{
@@ -18,7 +18,10 @@ use crate::{
 impl Desk {
     pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
         let task = self.database(id)?.task_read(id).await.map_err(|error| failed(&error))?;
-        task.map(|task| self.shown(task)).ok_or_else(|| no_task(id))
+        match task {
+            Some(task) => Ok(self.shown(task)),
+            None => Err(self.missing(id).await),
+        }
     }
 
     /// Changes a task that is not claimed yet.
@@ -29,7 +32,7 @@ impl Desk {
             match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(unchanged(&task, &change)),
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await
@@ -48,7 +51,7 @@ impl Desk {
                 }
                 Guarded::Refused(task) if task.state == TaskState::Cancelled => task.attempt,
                 Guarded::Refused(task) => return Err(Problem::in_flight(task.state)),
-                Guarded::Missing => return Err(no_task(id)),
+                Guarded::Missing => return Err(desk.missing(id).await),
             };
             Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
         })
@@ -62,7 +65,7 @@ impl Desk {
             match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await
@@ -78,7 +81,7 @@ impl Desk {
                     let detail = format!("only a dead task can be retried, and this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
                 }
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await

@@ -9,6 +9,7 @@ pub mod claim;
 pub mod connect;
 pub mod error;
 pub mod fence;
+pub mod inbox;
 pub mod lane;
 pub mod list;
 pub mod migrate;

@@ -2,11 +2,13 @@
 
 mod change;
 mod claim;
+mod collect;
 mod conformance;
 mod envelope;
 mod explain;
 mod fence;
 pub(crate) mod fixture;
+mod inbox;
 mod lane;
 mod list;
 mod list_plans;

@@ -51,6 +51,7 @@ pub(super) enum Statement {
     FinishAsDead,
     Retry,
     Cancel,
+    CancelInSql,
     Run,
     ChangeDueTime,
     ChangeContent,
@@ -60,7 +61,7 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 20] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -74,6 +75,7 @@ impl Statement {
         Self::FinishAsDead,
         Self::Retry,
         Self::Cancel,
+        Self::CancelInSql,
         Self::Run,
         Self::ChangeDueTime,
         Self::ChangeContent,
@@ -93,7 +95,7 @@ impl Statement {
             Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
-            Self::Cancel => Event::Cancel,
+            Self::Cancel | Self::CancelInSql => Event::Cancel,
             Self::Run | Self::ChangeDueTime => Event::Move,
             Self::Revive => Event::Revive,
             Self::Expire => Event::Expire,
@@ -210,6 +212,7 @@ impl<'a> Subject<'a> {
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
             S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
+            S::CancelInSql => self.cancel_in_sql().await,
             S::Run => Answer::of_change(&database.task_run(id).await.unwrap()),
             S::ChangeDueTime => {
                 let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
@@ -227,6 +230,18 @@ impl<'a> Subject<'a> {
                 Answer::default()
             }
         }
+    }
+
+    /// Refused with an exception; asked again it repeats its answer, so that it does not say whether it was done.
+    async fn cancel_in_sql(&self) -> Answer {
+        let cancel = sqlx::query_scalar::<_, String>("SELECT duetime.cancel($1)").bind(self.id.uuid());
+        let promised = match cancel.fetch_one(&self.test.pool).await.as_deref() {
+            Ok("cancelled") => Some(CancelOutcome::Cancelled),
+            Ok("no_further_attempts") => Some(CancelOutcome::NoFurtherAttempts),
+            Ok(other) => panic!("{other} is no outcome"),
+            Err(_) => None,
+        };
+        Answer { promised, ..Answer::default() }
     }
 
     /// As a task that depends on others, which no statement writes yet.
