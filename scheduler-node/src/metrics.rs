@@ -16,7 +16,10 @@ const QUEUE_LABELS: usize = 500;
 const OTHER: &str = "other";
 
 /// Where tasks come from.
-const SOURCES: [&str; 2] = ["http", "amqp"];
+const SOURCES: [&str; 3] = ["http", "amqp", "sql"];
+
+/// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
+const INBOX_REASONS: [&str; 4] = ["invalid_field", "payload_too_large", "duplicate", "stale_version"];
 
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
@@ -46,6 +49,9 @@ pub struct Metrics {
     pub reports_stale: IntCounter,
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
+    inbox_refused: IntCounterVec,
+    inbox_rows: IntGaugeVec,
+    inbox_oldest_s: GaugeVec,
     pub lanes_closed: IntGauge,
     pub heap_entries: IntGaugeVec,
     pub in_flight: IntGaugeVec,
@@ -112,6 +118,21 @@ impl Metrics {
                 "duetime_submissions_invalid_total",
                 "messages that cannot be tasks, set aside in duetime.submit.invalid",
             )?,
+            inbox_refused: book.counters(
+                "duetime_inbox_refused_total",
+                "submissions in SQL that cannot be tasks; they stay in duetime.inbox with the reason",
+                &["reason"],
+            )?,
+            inbox_rows: book.gauges(
+                "duetime_inbox_rows",
+                "submissions in SQL that are not taken in yet",
+                &["database"],
+            )?,
+            inbox_oldest_s: book.float_gauges(
+                "duetime_inbox_oldest_seconds",
+                "how long the oldest of them has waited",
+                &["database"],
+            )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
             in_flight: book.gauges(
@@ -142,6 +163,9 @@ impl Metrics {
         for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
         }
+        for reason in INBOX_REASONS.into_iter().chain([OTHER]) {
+            let _ = metrics.inbox_refused.with_label_values(&[reason]);
+        }
         for source in ["results", "rejected"] {
             let _ = metrics.quarantined.with_label_values(&[source]);
         }
@@ -150,6 +174,7 @@ impl Metrics {
                 gauges.with_label_values(&[database]).set(0);
             }
             metrics.overdue_s.with_label_values(&[database]).set(0.0);
+            metrics.inbox_stands(database, 0, 0.0);
             for state in ["open", "idle"] {
                 metrics.pool_connections.with_label_values(&[*database, state]).set(0);
             }
@@ -172,6 +197,16 @@ impl Metrics {
 
     pub fn finished(&self, queue: &QueueName, outcome: &str, tasks: u64) {
         self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
+    }
+
+    pub fn inbox_refused(&self, reason: &str) {
+        let known = INBOX_REASONS.into_iter().find(|known| *known == reason);
+        self.inbox_refused.with_label_values(&[known.unwrap_or(OTHER)]).inc();
+    }
+
+    pub fn inbox_stands(&self, database: &str, rows: i64, oldest_s: f64) {
+        self.inbox_rows.with_label_values(&[database]).set(rows);
+        self.inbox_oldest_s.with_label_values(&[database]).set(oldest_s);
     }
 
     pub fn failed(&self, queue: &QueueName, reason: FailureReason) {

@@ -27,6 +27,7 @@ use crate::{
         archiver::Archiver,
         assigner::Assigner,
         at_once::AtOnce,
+        collector::Collector,
         dispatcher::{Dispatcher, Pace},
         elector::Elector,
         gate::Gate,
@@ -140,7 +141,7 @@ impl Node {
             me: shared.me.clone(),
             store: shared.store.clone(),
             submitter,
-            nudger,
+            nudger: nudger.clone(),
             reporter,
             books: Arc::clone(&shared.books),
             max_payload_bytes: shared.config.queues.max_payload_bytes,
@@ -157,6 +158,7 @@ impl Node {
             metrics: Arc::clone(&shared.metrics),
         };
         intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
+        shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry)?;
         let router = http::router(desk, &shared.config.auth, limits, shared.registry.clone(), http_metrics);
@@ -237,6 +239,7 @@ impl Shared {
             database: Arc::clone(database),
             held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
             waiting: Arc::default(),
+            inbox: Arc::default(),
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
@@ -394,6 +397,22 @@ impl Shared {
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
         at_once
+    }
+
+    /// What is submitted in SQL, in every database.
+    fn collect(&self, crew: &mut Crew, desk: &Desk, nudger: &Nudger) {
+        for index in 0..self.sites.all().len() {
+            let collector = Collector {
+                index,
+                sites: self.sites.clone(),
+                desk: desk.clone(),
+                books: Arc::clone(&self.books),
+                fitness: self.fitness.subscribe(),
+                releaser: Releaser { nudger: nudger.clone() },
+                metrics: Arc::clone(&self.metrics),
+            };
+            crew.spawn(LoopKind::Collector, collector.run(self.stop.intake.clone()));
+        }
     }
 
     fn take_in(&self, crew: &mut Crew, at_once: &AtOnce, nudger: &Nudger) -> Submitter {

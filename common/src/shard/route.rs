@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use sha2::{Digest, Sha256};
 
 use crate::{
     ids::{QueueName, ShardId},
@@ -36,59 +36,51 @@ pub struct Routing<'a> {
 /// 3. a business key: by queue and key;
 /// 4. due within the horizon: one of the shards this node owns, so that it goes straight into the local heap;
 /// 5. else any shard.
-///
-/// The hashes are xxh3 and never change: tasks that must be atomic together find one another by them.
 pub fn route(routing: &Routing<'_>) -> ShardId {
-    let count = routing.shard_count.clamp(1, 65_536);
-    if routing.placement == Placement::Single {
-        return of_hash(xxh3_64(routing.queue.as_str().as_bytes()), count);
-    }
-    if let Some(partition_key) = routing.partition_key {
-        return of_hash(xxh3_64(partition_key.as_bytes()), count);
-    }
-    if let Some(key) = routing.key {
-        return of_hash(hash_of_key(routing.queue, key), count);
+    let Routing { queue, placement, partition_key, key, shard_count, .. } = *routing;
+    if let Some(shard) = bound_to(queue, placement, partition_key, key, shard_count) {
+        return shard;
     }
     let near = routing.due_at <= routing.now.plus(routing.horizon);
     if near && !routing.owned.is_empty() {
         return routing.owned[of_dice(routing.dice, routing.owned.len())];
     }
-    of_hash(routing.dice, count)
+    of_hash(routing.dice, shard_count)
 }
 
-/// The shard of a task that has a key, the same whenever and wherever it is submitted.
-pub fn of_keyed(
+/// The one shard where such a task must live, whenever and wherever it is submitted: the first three rules of [`route`].
+/// `None`: any will do.
+///
+/// A hash is the first 8 bytes of SHA-256, which PostgreSQL has as well: `duetime.shard_of` says the same. They never change: tasks that
+/// must be atomic together find one another by them.
+pub fn bound_to(
     queue: &QueueName,
     placement: Placement,
     partition_key: Option<&str>,
-    key: &str,
+    key: Option<&str>,
     shard_count: u32,
-) -> ShardId {
-    route(&Routing {
-        queue,
-        placement,
-        partition_key,
-        key: Some(key),
-        due_at: UnixMicros::LAST,
-        now: UnixMicros::new(0),
-        horizon: Duration::ZERO,
-        owned: &[],
-        shard_count,
-        dice: 0,
-    })
+) -> Option<ShardId> {
+    let queue = queue.as_str();
+    let hash = match (placement, partition_key, key) {
+        (Placement::Single, ..) => hash(&[queue]),
+        (_, Some(partition_key), _) => hash(&[partition_key]),
+        // A queue's name has no NUL, so a NUL keeps `a` + `bc` apart from `ab` + `c`.
+        (_, None, Some(key)) => hash(&[queue, "\0", key]),
+        (_, None, None) => return None,
+    };
+    Some(of_hash(hash, shard_count))
 }
 
-/// A queue's name has no NUL, so a NUL keeps `a` + `bc` apart from `ab` + `c`.
-fn hash_of_key(queue: &QueueName, key: &str) -> u64 {
-    let mut hasher = Xxh3::new();
-    hasher.update(queue.as_str().as_bytes());
-    hasher.update(&[0]);
-    hasher.update(key.as_bytes());
-    hasher.digest()
+/// Of these parts, one behind the other.
+fn hash(parts: &[&str]) -> u64 {
+    let mut hasher = Sha256::new();
+    parts.iter().for_each(|part| hasher.update(part));
+    let bytes: [u8; 32] = hasher.finalize().into();
+    bytes[..8].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }
 
-fn of_hash(hash: u64, count: u32) -> ShardId {
-    let number = hash % u64::from(count);
+fn of_hash(hash: u64, shard_count: u32) -> ShardId {
+    let number = hash % u64::from(shard_count.clamp(1, 65_536));
     ShardId::new(u16::try_from(number).expect("below 65,536"))
 }
 

@@ -45,6 +45,11 @@ pub struct NewTask {
 }
 
 impl NewTask {
+    /// It is decided upon when it is written: its key may be there, or what it waits for may wait for it.
+    pub const fn is_put(&self) -> bool {
+        self.keyed.is_some() || !self.depends_on.is_empty()
+    }
+
     /// When it is due, if the database wrote it at `asked_at`.
     pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
         if self.asked_now { asked_at } else { self.due_at }

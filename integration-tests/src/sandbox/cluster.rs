@@ -125,6 +125,12 @@ impl Sandbox {
         self.databases[database].0
     }
 
+    /// Where applications find one of the databases.
+    pub fn database_url(&self, database: usize) -> String {
+        let (server, name) = &self.databases[database];
+        server.url(name)
+    }
+
     pub fn amqp_url(&self) -> String {
         self.rabbit.url(&self.name)
     }

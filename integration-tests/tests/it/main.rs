@@ -16,6 +16,7 @@ mod outage;
 mod refusal;
 mod route;
 mod settlement;
+mod sql;
 mod stop;
 mod submission;
 mod unready;

@@ -5,6 +5,10 @@ use serde_json::json;
 use super::{Checked, Error, Form, say, settings};
 use crate::store::migrate::Migrated;
 
+/// Told where the role for submitting in SQL could not be made.
+const NO_PRODUCER: &str =
+    "; for submitting in SQL run `CREATE ROLE duetime_producer NOLOGIN` as an administrator, then migrate again";
+
 /// Migrates one database after the other and prints a line for each. Stops at the first that fails.
 pub async fn migrate(wish: &Checked) -> Result<(), Error> {
     let config = wish.file.load()?;
@@ -20,6 +24,7 @@ pub async fn migrate(wish: &Checked) -> Result<(), Error> {
                 "from": migrated.from,
                 "to": migrated.to,
                 "shards": migrated.shards.to_string(),
+                "producer": migrated.producer,
             })),
         }
     }
@@ -27,10 +32,11 @@ pub async fn migrate(wish: &Checked) -> Result<(), Error> {
 }
 
 fn line(migrated: &Migrated) -> String {
-    let Migrated { database, from, to, shards } = migrated;
+    let Migrated { database, from, to, shards, producer } = migrated;
+    let hint = if *producer { "" } else { NO_PRODUCER };
     match from {
-        Some(from) if from == to => format!("database {database}: schema version {to} already, shards {shards}"),
-        Some(from) => format!("database {database}: schema version {from} -> {to}, shards {shards}"),
-        None => format!("database {database}: schema version {to} made, shards {shards}"),
+        Some(from) if from == to => format!("database {database}: schema version {to} already, shards {shards}{hint}"),
+        Some(from) => format!("database {database}: schema version {from} -> {to}, shards {shards}{hint}"),
+        None => format!("database {database}: schema version {to} made, shards {shards}{hint}"),
     }
 }

@@ -3,7 +3,7 @@
 use common::{
     ids::{QueueName, TaskId},
     queue,
-    shard::route::of_keyed,
+    shard::route::bound_to,
     wire::{Problem, check_key},
 };
 
@@ -19,7 +19,8 @@ impl Desk {
         }
         let queue = QueueName::new(queue);
         let placement = self.parts().books.load().get(&queue).policy.placement;
-        let shard = of_keyed(&queue, placement, partition_key, key, self.parts().store.shard_count());
+        let shard = bound_to(&queue, placement, partition_key, Some(key), self.parts().store.shard_count())
+            .expect("a key is bound to a shard");
         let database = self.parts().store.of(shard).expect("routes lead to shards that exist");
         let found = database.task_find(&queue, partition_key, key).await.map_err(|error| failed(&error))?;
         found.ok_or_else(|| {

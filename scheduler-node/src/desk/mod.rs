@@ -5,11 +5,12 @@
 //! guessed at: where nobody knows whether something was done, the answer says so.
 
 mod cluster;
+mod collect;
 mod keys;
 mod list;
 mod queues;
 mod receive;
-mod refusal;
+pub(crate) mod refusal;
 mod submit;
 mod tasks;
 #[cfg(test)]
@@ -100,6 +101,23 @@ impl Desk {
         })
     }
 
+    /// Why there is no such task: what was submitted in SQL may still be in an inbox.
+    async fn missing(&self, id: TaskId) -> Problem {
+        for database in self.parts().store.databases() {
+            // An inbox that cannot be read says nothing.
+            if let Ok(Some(error)) = database.inbox_find(id).await {
+                let name = database.name();
+                return Problem::not_found(match error {
+                    Some(why) => format!("{id} was submitted in SQL in database `{name}` and cannot be a task: {why}"),
+                    None => {
+                        format!("{id} was submitted in SQL in database `{name}` and is about to be a task; ask again")
+                    }
+                });
+            }
+        }
+        Problem::not_found(format!("there is no task {id}, or it finished so long ago that it was dropped"))
+    }
+
     fn limits(&self) -> Limits {
         Limits { max_payload_bytes: self.parts().max_payload_bytes }
     }
@@ -121,8 +139,4 @@ async fn to_its_end<T: Send + 'static>(
             Err(Problem::internal("it broke half way; nobody knows whether it was done, look before asking again"))
         }
     }
-}
-
-fn no_task(id: TaskId) -> Problem {
-    Problem::not_found(format!("there is no task {id}, or it finished so long ago that it was dropped"))
 }

@@ -29,7 +29,7 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
 }
 
 /// A task whose key is there already, where that stands against it.
-pub(super) fn put(put: Put) -> Result<Put, Problem> {
+pub(crate) fn put(put: Put) -> Result<Put, Problem> {
     match put.outcome {
         PutOutcome::Created | PutOutcome::Existing | PutOutcome::Replaced => Ok(put),
         PutOutcome::Refused => Err(Problem::duplicate(put.id, put.state)),
@@ -88,6 +88,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueRead
             | StoreOp::QueueCounts
             | StoreOp::ShardRead
+            | StoreOp::InboxFind
     )
 }
 

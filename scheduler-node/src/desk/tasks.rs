@@ -10,7 +10,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange},
 };
 
-use super::{Desk, no_task, refusal::failed, to_its_end, view::view};
+use super::{Desk, refusal::failed, to_its_end, view::view};
 use crate::{
     loops::reporter::Reported,
     store::{
@@ -22,7 +22,9 @@ use crate::{
 impl Desk {
     pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
         let database = self.database(id)?;
-        let task = database.task_read(id).await.map_err(|error| failed(&error))?.ok_or_else(|| no_task(id))?;
+        let Some(task) = database.task_read(id).await.map_err(|error| failed(&error))? else {
+            return Err(self.missing(id).await);
+        };
         let depends_on = match task.state {
             TaskState::Waiting => database.task_dependencies(id).await.map_err(|error| failed(&error))?,
             _ => Vec::new(),
@@ -38,7 +40,7 @@ impl Desk {
             match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(unchanged(&task, &change)),
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await
@@ -57,7 +59,7 @@ impl Desk {
                 }
                 Guarded::Refused(task) if task.state == TaskState::Cancelled => task.attempt,
                 Guarded::Refused(task) => return Err(Problem::in_flight(task.state)),
-                Guarded::Missing => return Err(no_task(id)),
+                Guarded::Missing => return Err(desk.missing(id).await),
             };
             Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
         })
@@ -96,7 +98,7 @@ impl Desk {
             match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await
@@ -112,7 +114,7 @@ impl Desk {
                     let detail = format!("only a dead task can be retried, and this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
                 }
-                Guarded::Missing => Err(no_task(id)),
+                Guarded::Missing => Err(desk.missing(id).await),
             }
         })
         .await

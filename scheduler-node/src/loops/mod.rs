@@ -1,6 +1,6 @@
 //! Speaks to rooms over time. One verb a file; each gathers, decides (in `common`), acts and reports.
 //!
-//! The life of a task: [`submitter`], [`putter`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
+//! The life of a task: [`submitter`], [`putter`], [`collector`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
 //! [`archiver`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
 //! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
@@ -9,6 +9,7 @@
 pub mod archiver;
 pub mod assigner;
 pub mod at_once;
+pub mod collector;
 pub mod dispatcher;
 pub mod elector;
 pub mod gate;

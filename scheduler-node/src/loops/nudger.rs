@@ -109,7 +109,7 @@ impl Nudger {
     }
 }
 
-/// Hears the other nodes' nudges for one database. A gap in the connection makes the preloader read everything again.
+/// Hears the other nodes' nudges for one database, and that something was submitted in SQL. A gap in the connection makes the preloader read everything again.
 pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
     let site = &sites.all()[index];
     let pause = Duration::from_secs(1);
@@ -117,10 +117,18 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
         let heard = async {
             let mut nudges = site.database.nudges().await?;
             site.held.nudge(site.held.owned().into_keys());
+            site.inbox.notify_one();
             loop {
                 match nudges.next().await? {
+                    Heard::Inbox => {
+                        site.inbox.notify_one();
+                        continue;
+                    }
                     Heard::Shards(shards) => site.held.nudge(shards),
-                    Heard::Gap => site.held.nudge(site.held.owned().into_keys()),
+                    Heard::Gap => {
+                        site.held.nudge(site.held.owned().into_keys());
+                        site.inbox.notify_one();
+                    }
                 }
                 // A nudge carries no data: a row that comes due, or room for one that waits.
                 site.waiting.room_in_all(Instant::now());

@@ -71,10 +71,7 @@ impl Putter {
             batch.iter().flat_map(|job| std::iter::repeat_n(job.source, job.tasks.len())).collect();
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let book = self.books.load_full();
-        let hold = |task: &NewTask| {
-            let policy = &book.get(&task.queue).policy;
-            Hold { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
-        };
+        let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
         let sent = database.task_put(&tasks, &holds).await;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use common::ids::{DatabaseName, ShardId, TaskId};
+use tokio::sync::Notify;
 
 use super::{held::Held, waiting::Waiting};
 use crate::store::Database;
@@ -18,6 +19,8 @@ pub struct Site {
     pub database: Arc<Database>,
     pub held: Arc<Held>,
     pub waiting: Arc<Waiting>,
+    /// Something was submitted in SQL.
+    pub inbox: Arc<Notify>,
 }
 
 impl Site {

@@ -129,8 +129,7 @@ impl Submitter {
     pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
         let new = self.routes.place(tasks);
         let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
-        let (keyed, plain): (Vec<_>, Vec<_>) =
-            new.into_iter().enumerate().partition(|(_, task)| task.keyed.is_some() || !task.depends_on.is_empty());
+        let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
         let (inserts, puts) = (self.send_inserts(plain, source), self.send_puts(keyed, source));
         for (places, answered) in inserts {
             let answer = answered.await.unwrap_or_else(|_| Err(stopping()));

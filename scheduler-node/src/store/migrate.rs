@@ -74,6 +74,8 @@ pub struct Migrated {
     pub from: Option<i64>,
     pub to: i64,
     pub shards: ShardRange,
+    /// The role `duetime_producer` is there and may submit.
+    pub producer: bool,
 }
 
 /// The migrations with their own bookkeeping table, apart from any the application keeps in the same database.
@@ -117,7 +119,14 @@ pub async fn migrate(
         .execute(&pool)
         .await
         .map_err(unreachable)?;
-    Ok(Migrated { database: name.clone(), from, to: schema_version(), shards })
+    let producer = grant(&pool).await.map_err(unreachable)?;
+    Ok(Migrated { database: name.clone(), from, to: schema_version(), shards, producer })
+}
+
+/// Lets the role `duetime_producer` submit in SQL. `false`: it is not there, and this user may not make it.
+async fn grant(pool: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql(include_str!("queries/producer_grant.sql")).execute(pool).await?;
+    sqlx::query_scalar("SELECT to_regrole('duetime_producer') IS NOT NULL").fetch_one(pool).await
 }
 
 impl Database {

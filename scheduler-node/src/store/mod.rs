@@ -10,6 +10,7 @@ pub mod connect;
 pub mod depend;
 pub mod error;
 pub mod fence;
+pub mod inbox;
 pub mod lane;
 pub mod list;
 pub mod migrate;

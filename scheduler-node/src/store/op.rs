@@ -64,6 +64,17 @@ ops! {
     PartitionRead = "partition_read",
     PartitionMake = "partition_make",
     PartitionDrop = "partition_drop",
+    InboxRead = "inbox_read",
+    InboxLeave = "inbox_leave",
+    InboxDelete = "inbox_delete",
+    InboxRefuse = "inbox_refuse",
+    InboxFind = "inbox_find",
+    InboxStanding = "inbox_standing",
+    InboxForget = "inbox_forget",
+    TaskCollect = "task_collect",
+    TaskCollectKeyed = "task_collect_keyed",
+    ReceivedForget = "received_forget",
+    QueueCopy = "queue_copy",
     Nudge = "nudge",
 }
 

@@ -4,10 +4,15 @@ use std::{collections::HashMap, time::Instant};
 
 use common::{
     ids::{QueueName, TaskId},
+    queue::QueuePolicy,
     task::{Dependency, NewTask, TaskState},
     time::UnixMicros,
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use super::{Database, Error, StoreOp, submit::Columns};
 
@@ -16,6 +21,12 @@ use super::{Database, Error, StoreOp, submit::Columns};
 pub struct Hold {
     pub window_ms: i64,
     pub keep_ms: i64,
+}
+
+impl Hold {
+    pub const fn of(policy: &QueuePolicy) -> Self {
+        Self { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
+    }
 }
 
 /// What became of a task with a key.
@@ -75,24 +86,10 @@ impl Database {
     /// One statement for all of `tasks`, which have keys or wait for others; `holds` says for each what its queue's policy does. Done means that
     /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again.
     pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
-        let columns = Columns::of(tasks);
-        let modes: Vec<&str> = tasks
-            .iter()
-            .map(|task| task.keyed.as_ref().map(|keyed| keyed.on_duplicate).unwrap_or_default().text())
-            .collect();
-        let windows_ms: Vec<i64> = holds.iter().map(|hold| hold.window_ms).collect();
-        let kept_ms: Vec<i64> = holds.iter().map(|hold| hold.keep_ms).collect();
-        let depends_on: Vec<Option<String>> = tasks.iter().map(names).collect();
+        let statement = bound(tasks, holds, include_str!("queries/task_put.sql"));
         let (now, arrived, mut found) = self
             .run(StoreOp::TaskPut, |pool| async move {
-                let rows: Vec<PgRow> = columns
-                    .bound_to(include_str!("queries/task_put.sql"))
-                    .bind(modes)
-                    .bind(windows_ms)
-                    .bind(kept_ms)
-                    .bind(depends_on)
-                    .fetch_all(&pool)
-                    .await?;
+                let rows: Vec<PgRow> = statement.fetch_all(&pool).await?;
                 let arrived = Instant::now();
                 let mut now = UnixMicros::new(0);
                 let mut found = HashMap::with_capacity(rows.len());
@@ -133,7 +130,22 @@ fn names(task: &NewTask) -> Option<String> {
     (!names.is_empty()).then(|| serde_json::to_string(&names).expect("strings are JSON"))
 }
 
-fn put(row: &PgRow) -> Result<Put, sqlx::Error> {
+/// The tasks, what decides about their keys and what they wait for, as the first 20 parameters of a statement.
+pub(super) fn bound<'a>(
+    tasks: &'a [NewTask],
+    holds: &[Hold],
+    statement: &'static str,
+) -> Query<'a, Postgres, PgArguments> {
+    let mode = |task: &NewTask| task.keyed.as_ref().map(|keyed| keyed.on_duplicate).unwrap_or_default().text();
+    Columns::of(tasks)
+        .bound_to(statement)
+        .bind(tasks.iter().map(mode).collect::<Vec<&str>>())
+        .bind(holds.iter().map(|hold| hold.window_ms).collect::<Vec<i64>>())
+        .bind(holds.iter().map(|hold| hold.keep_ms).collect::<Vec<i64>>())
+        .bind(tasks.iter().map(names).collect::<Vec<Option<String>>>())
+}
+
+pub(super) fn put(row: &PgRow) -> Result<Put, sqlx::Error> {
     Ok(Put {
         outcome: PutOutcome::read(row)?,
         id: super::task_id(row, "id")?,

@@ -9,6 +9,9 @@ use super::{Database, Error, StoreOp};
 
 const NUDGE_CHANNEL: &str = "duetime_nudge";
 
+/// As duetime.submit spells it.
+const INBOX_CHANNEL: &str = "duetime_inbox";
+
 /// A ping that takes longer than this says that the database is not there.
 const PING_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -46,14 +49,14 @@ impl Database {
         .await
     }
 
-    /// A connection of its own that hears the other nodes' nudges.
+    /// A connection of its own that hears the other nodes' nudges, and what is submitted in SQL.
     pub async fn nudges(&self) -> Result<Nudges, Lost> {
         let pool = sqlx::postgres::PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PING_DEADLINE)
             .connect_lazy_with(self.options.connection());
         let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen(NUDGE_CHANNEL).await?;
+        listener.listen_all([NUDGE_CHANNEL, INBOX_CHANNEL]).await?;
         Ok(Nudges { listener })
     }
 
@@ -96,6 +99,8 @@ pub struct Lost(#[from] sqlx::Error);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Shards(Vec<ShardId>),
+    /// Something was submitted in SQL.
+    Inbox,
     /// The connection was lost and is back; what was sent in between is gone.
     Gap,
 }
@@ -104,6 +109,7 @@ impl Nudges {
     /// Waits for the next one. `try_recv`, because `recv` hides reconnects.
     pub async fn next(&mut self) -> Result<Heard, Lost> {
         Ok(match self.listener.try_recv().await? {
+            Some(heard) if heard.channel() == INBOX_CHANNEL => Heard::Inbox,
             Some(nudge) => Heard::Shards(
                 nudge.payload().split(',').filter_map(|number| number.parse().ok().map(ShardId::new)).collect(),
             ),

@@ -18,6 +18,7 @@ pub enum LoopKind {
     BrokerKeeper,
     Submitter,
     Putter,
+    Collector,
     Preloader,
     NudgeListener,
     Nudger,

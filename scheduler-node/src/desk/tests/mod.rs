@@ -73,6 +73,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         database: Arc::clone(database),
         held: Arc::new(Held::new(database.name().clone(), 1_000)),
         waiting: Arc::default(),
+        inbox: Arc::default(),
     };
     let sites = Sites::new(databases.iter().map(site).collect());
     let books = Books::default();

@@ -22,7 +22,7 @@ async fn filled() -> fixture::TestDatabase {
 }
 
 /// The generic plan of a statement file with these parameter types and values.
-async fn plan(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> String {
+pub(super) async fn plan(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> String {
     connection.execute("SET plan_cache_mode = force_generic_plan").await.unwrap();
     connection.execute(AssertSqlSafe(format!("PREPARE hot ({types}) AS {sql}"))).await.unwrap();
     let rows = connection.fetch_all(AssertSqlSafe(format!("EXPLAIN EXECUTE hot ({values})"))).await.unwrap();
@@ -42,7 +42,7 @@ async fn ids(connection: &mut PgConnection, n: i64) -> String {
 }
 
 /// A third of the shards, as one of three nodes owns them.
-fn shards() -> String {
+pub(super) fn shards() -> String {
     let list = (0..43).map(|shard| shard.to_string()).collect::<Vec<_>>().join(",");
     format!("ARRAY[{list}]")
 }

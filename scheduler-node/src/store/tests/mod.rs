@@ -2,12 +2,14 @@
 
 mod change;
 mod claim;
+mod collect;
 mod conformance;
 mod depend;
 mod envelope;
 mod explain;
 mod fence;
 pub(crate) mod fixture;
+mod inbox;
 mod lane;
 mod list;
 mod list_plans;

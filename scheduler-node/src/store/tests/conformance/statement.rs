@@ -52,6 +52,7 @@ pub(super) enum Statement {
     Retry,
     Cancel,
     FinishAsStopped,
+    CancelInSql,
     Run,
     ChangeDueTime,
     ChangeContent,
@@ -62,7 +63,7 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 22] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -77,6 +78,7 @@ impl Statement {
         Self::Retry,
         Self::Cancel,
         Self::FinishAsStopped,
+        Self::CancelInSql,
         Self::Run,
         Self::ChangeDueTime,
         Self::ChangeContent,
@@ -97,7 +99,7 @@ impl Statement {
             Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
-            Self::Cancel => Event::Cancel,
+            Self::Cancel | Self::CancelInSql => Event::Cancel,
             Self::FinishAsStopped => Event::Stop,
             Self::Run | Self::ChangeDueTime => Event::Move,
             Self::Revive => Event::Revive,
@@ -226,6 +228,7 @@ impl<'a> Subject<'a> {
                 Answer::of(!database.task_retry(&[retry]).await.unwrap().is_empty())
             }
             S::Cancel => Answer::of_cancel(&database.task_cancel(id, &keep()).await.unwrap()),
+            S::CancelInSql => self.cancel_in_sql().await,
             S::Run => Answer::of_change(&database.task_run(id).await.unwrap()),
             S::ChangeDueTime => {
                 let change = ValidChange { due_at: Some(self.now.plus(MINUTE)), ..ValidChange::default() };
@@ -244,6 +247,18 @@ impl<'a> Subject<'a> {
                 Answer::default()
             }
         }
+    }
+
+    /// Refused with an exception; asked again it repeats its answer, so that it does not say whether it was done.
+    async fn cancel_in_sql(&self) -> Answer {
+        let cancel = sqlx::query_scalar::<_, String>("SELECT duetime.cancel($1)").bind(self.id.uuid());
+        let promised = match cancel.fetch_one(&self.test.pool).await.as_deref() {
+            Ok("cancelled") => Some(CancelOutcome::Cancelled),
+            Ok("no_further_attempts") => Some(CancelOutcome::NoFurtherAttempts),
+            Ok(other) => panic!("{other} is no outcome"),
+            Err(_) => None,
+        };
+        Answer { promised, ..Answer::default() }
     }
 
     /// As a task that depends on others, all of which have succeeded.

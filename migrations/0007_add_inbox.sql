@@ -1,0 +1,227 @@
+-- Locks: none that anyone waits for; everything here is new.
+
+-- What applications submit inside their own transactions, until a node makes a task of it: a moment, unless it is for another
+-- database that is away. What cannot be a task stays, with the reason.
+CREATE TABLE duetime.inbox (
+    id            uuid PRIMARY KEY,
+    -- Where the task is to live; the id says the same.
+    shard         integer NOT NULL,
+    -- As the body of `POST /v1/tasks`.
+    request       jsonb NOT NULL,
+    submitted_at  timestamptz NOT NULL,
+    -- It is on its way into another database: it may be there already, so it can no longer be cancelled here.
+    leaving_at    timestamptz,
+    error         text,
+    refused_at    timestamptz,
+    CHECK ((error IS NULL) = (refused_at IS NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+-- What is still to be taken in, oldest first; and what was refused, oldest first.
+CREATE INDEX inbox_waiting ON duetime.inbox (submitted_at) WHERE error IS NULL;
+CREATE INDEX inbox_refused ON duetime.inbox (refused_at) WHERE error IS NOT NULL;
+
+-- What came here out of another database's inbox. A second copy of it finds its id and does nothing, whatever has become of the task.
+-- Forgotten when that inbox holds nothing so old any more.
+CREATE TABLE duetime.received (
+    id           uuid PRIMARY KEY,
+    source       text NOT NULL,
+    -- Of a task with a key: what it came to.
+    answer       jsonb,
+    received_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX received_source ON duetime.received (source, received_at);
+
+-- Notes that a row of the inbox of `p_source` has arrived. True the first time; who comes second waits until the first has ended.
+CREATE FUNCTION duetime.receive_begin(p_id uuid, p_source text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO duetime.received (id, source) VALUES (p_id, p_source) ON CONFLICT (id) DO NOTHING;
+    RETURN FOUND;
+END
+$$;
+
+CREATE FUNCTION duetime.receive_end(p_id uuid, p_answer jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE duetime.received SET answer = p_answer WHERE id = p_id;
+    RETURN p_answer;
+END
+$$;
+
+-- What the first arrival came to. A function of its own, because it sees what was committed while its caller waited.
+CREATE FUNCTION duetime.receive_answer(p_id uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT r.answer FROM duetime.received AS r WHERE r.id = p_id);
+END
+$$;
+
+-- The one shard where such a task must live; NULL: any will do. As `bound_to` in common/src/shard/route.rs has it: the first 8 bytes of
+-- SHA-256 modulo the number of shards, here in two halves because a bigint has a sign.
+CREATE FUNCTION duetime.shard_of(p_queue text, p_single boolean, p_partition_key text, p_key text, p_shard_count integer)
+RETURNS integer LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
+    SELECT (((('x' || encode(substring(h.hash FROM 1 FOR 4), 'hex'))::bit(32)::bigint % p_shard_count) * (4294967296 % p_shard_count)
+             + ('x' || encode(substring(h.hash FROM 5 FOR 4), 'hex'))::bit(32)::bigint) % p_shard_count)::integer
+      FROM (SELECT sha256(CASE
+                WHEN p_single THEN convert_to(p_queue, 'UTF8')
+                WHEN p_partition_key IS NOT NULL THEN convert_to(p_partition_key, 'UTF8')
+                WHEN p_key IS NOT NULL THEN convert_to(p_queue, 'UTF8') || '\x00'::bytea || convert_to(p_key, 'UTF8')
+            END) AS hash) AS h
+$$;
+
+-- A UUIDv7 with the shard in its last 16 bits, as common/src/ids.rs has it.
+CREATE FUNCTION duetime.mint(p_at timestamptz, p_shard integer)
+RETURNS uuid LANGUAGE sql VOLATILE SET search_path = pg_catalog AS $$
+    SELECT encode(set_byte(set_byte(set_byte(
+               overlay(r.bytes PLACING substring(int8send(floor(extract(epoch FROM p_at) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
+               6, get_byte(r.bytes, 6) & 15 | 112), 14, p_shard >> 8), 15, p_shard & 255), 'hex')::uuid
+      FROM (SELECT uuid_send(gen_random_uuid()) AS bytes) AS r
+$$;
+
+-- Raises an exception about the first field of a submission that cannot be right, as far as that is cheap to tell here. The node that takes
+-- the row in checks everything.
+CREATE FUNCTION duetime.submit_check(p_queue text, p_due_at timestamptz, p_key text, p_options jsonb)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE
+    v_field text;
+    v_value jsonb;
+    v_must text;
+BEGIN
+    IF p_queue IS NULL OR p_queue !~ '^[A-Za-z0-9._-]{1,128}$' THEN
+        v_field := 'queue';
+        v_must := '1 to 128 of A-Z a-z 0-9 . _ -';
+    ELSIF p_due_at IS NULL OR p_due_at >= '9999-12-31 23:59:59+00' THEN
+        v_field := 'due_at';
+        v_must := 'a time before the end of the year 9999';
+    ELSIF length(p_key) NOT BETWEEN 1 AND 256 THEN
+        v_field := 'key';
+        v_must := '1 to 256 characters';
+    ELSIF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
+        v_field := 'options';
+        v_must := 'a JSON object';
+    END IF;
+    IF v_field IS NOT NULL THEN
+        RAISE EXCEPTION '`%` must be %', v_field, v_must USING ERRCODE = 'invalid_parameter_value', COLUMN = v_field;
+    END IF;
+    FOR v_field, v_value IN SELECT o.key, o.value FROM jsonb_each(p_options) AS o LOOP
+        v_must := CASE
+            WHEN v_field IN ('queue', 'payload', 'due_at', 'key') THEN 'an argument of its own, not an option'
+            WHEN v_field = 'delay_ms' THEN 'said as due_at => clock_timestamp() + interval'
+            WHEN v_field NOT IN ('partition_key', 'priority', 'version', 'on_duplicate', 'headers', 'max_attempts', 'timeout_ms', 'retry',
+                                 'expires_at', 'expires_after_ms', 'payload_base64', 'content_type', 'depends_on')
+                THEN 'left out: there is no such option'
+            WHEN v_value = 'null' THEN NULL
+            WHEN v_field = 'expires_at' THEN CASE WHEN jsonb_typeof(v_value) NOT IN ('string', 'number')
+                THEN 'a time in RFC 3339 or in Unix milliseconds' END
+            WHEN v_field = 'depends_on' THEN CASE WHEN jsonb_typeof(v_value) <> 'array' THEN 'a JSON array' END
+            WHEN v_field IN ('headers', 'retry') THEN CASE WHEN jsonb_typeof(v_value) <> 'object' THEN 'a JSON object' END
+            WHEN v_field IN ('priority', 'version', 'max_attempts', 'timeout_ms', 'expires_after_ms')
+                THEN CASE WHEN v_value::text !~ '^-?[0-9]{1,18}$' THEN 'a whole number'
+                          WHEN v_field = 'priority' AND v_value::text NOT IN ('1', '2', '3', '4', '5') THEN '1 to 5' END
+            WHEN jsonb_typeof(v_value) <> 'string' THEN 'text'
+            WHEN v_field = 'on_duplicate' AND v_value #>> '{}' NOT IN ('keep', 'reject', 'replace', 'version')
+                THEN 'keep, reject, replace or version'
+            WHEN v_field = 'partition_key' AND length(v_value #>> '{}') NOT BETWEEN 1 AND 256 THEN '1 to 256 characters'
+        END;
+        IF v_must IS NOT NULL THEN
+            RAISE EXCEPTION 'option `%` must be %', v_field, v_must USING ERRCODE = 'invalid_parameter_value', COLUMN = v_field;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Submits a task in the transaction of the caller: it exists when that commits and never existed when it does not. Answers the task's id.
+--
+-- The notification is the same for all, so one transaction sends one however much it submits. PostgreSQL lets only one transaction
+-- with a notification commit at a time.
+CREATE FUNCTION duetime.submit(
+    queue text, payload jsonb, due_at timestamptz DEFAULT now(), key text DEFAULT NULL, options jsonb DEFAULT '{}')
+RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+    v_meta duetime.meta;
+    v_shard integer;
+    v_id uuid;
+    v_now timestamptz := clock_timestamp();
+BEGIN
+    PERFORM duetime.submit_check(submit.queue, submit.due_at, submit.key, submit.options);
+    SELECT m.* INTO STRICT v_meta FROM duetime.meta AS m;
+    v_shard := coalesce(
+        duetime.shard_of(
+            submit.queue,
+            EXISTS (SELECT FROM duetime.queue AS q WHERE q.name = submit.queue AND q.policy ->> 'placement' = 'single'),
+            submit.options ->> 'partition_key', submit.key, v_meta.shard_count),
+        v_meta.first_shard + floor(random() * (v_meta.last_shard - v_meta.first_shard + 1))::integer);
+    v_id := duetime.mint(v_now, v_shard);
+    INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+    VALUES (v_id, v_shard, submit.options || jsonb_build_object(
+                'queue', submit.queue, 'payload', submit.payload, 'key', submit.key,
+                -- What is past is due at once, as of now.
+                'due_at', to_char(greatest(submit.due_at, v_now) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')), v_now);
+    PERFORM pg_notify('duetime_inbox', '');
+    RETURN v_id;
+END
+$$;
+
+-- Cancels a task that nobody has claimed, in the transaction of the caller, by the rule of `DELETE /v1/tasks/{id}`. Answers `cancelled` or
+-- `no_further_attempts`; whatever else is the case is an exception. Until the caller commits, the row is locked: a claim waits for it.
+CREATE FUNCTION duetime.cancel(id uuid)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_id uuid := cancel.id;
+    v_gone duetime.task;
+    v_found record;
+    v_ended_at timestamptz;
+    v_keep_ms bigint;
+BEGIN
+    DELETE FROM duetime.inbox AS i WHERE i.id = v_id AND i.leaving_at IS NULL;
+    IF FOUND THEN
+        RETURN 'cancelled';
+    END IF;
+    IF EXISTS (SELECT FROM duetime.inbox AS i WHERE i.id = v_id) THEN
+        RAISE EXCEPTION 'task % is on its way into another database and cannot be cancelled in this one; cancel it over HTTP', v_id
+            USING ERRCODE = 'object_in_use';
+    END IF;
+    IF NOT EXISTS (SELECT FROM duetime.meta AS m WHERE get_byte(uuid_send(v_id), 14) * 256 + get_byte(uuid_send(v_id), 15)
+                                                       BETWEEN m.first_shard AND m.last_shard) THEN
+        RAISE EXCEPTION 'task % lives in another database; cancel it there or over HTTP', v_id USING ERRCODE = 'feature_not_supported';
+    END IF;
+    -- A row may leave the guard and come back to it while it is looked at; five times is enough for anyone.
+    FOR v_try IN 1..5 LOOP
+        DELETE FROM duetime.task AS t
+         WHERE t.id = v_id AND t.state IN ('waiting', 'scheduled', 'ready')
+        RETURNING t.* INTO v_gone;
+        IF FOUND THEN
+            v_ended_at := clock_timestamp();
+            v_keep_ms := coalesce(
+                (SELECT (q.policy ->> 'keep_succeeded_ms')::bigint FROM duetime.queue AS q WHERE q.name = v_gone.queue), 86400000);
+            -- Column by column as it was, whichever columns there are.
+            INSERT INTO duetime.archive
+            SELECT (jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
+                       'state', 'cancelled', 'finished_at', v_ended_at,
+                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1))).*;
+            RETURN CASE v_gone.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
+        END IF;
+        SELECT t.state, t.attempt INTO v_found
+          FROM (SELECT t.state, t.attempt FROM duetime.task AS t WHERE t.id = v_id
+                UNION ALL
+                SELECT a.state, a.attempt
+                  FROM (SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
+                          FROM pg_inherits AS i
+                          JOIN pg_class AS c ON c.oid = i.inhrelid
+                         WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending) AS day
+                 CROSS JOIN LATERAL (SELECT * FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = v_id LIMIT 1) AS a) AS t;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'there is no task %, or it finished so long ago that it was dropped', v_id USING ERRCODE = 'no_data_found';
+        ELSIF v_found.state = 'cancelled' THEN
+            RETURN CASE v_found.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
+        END IF;
+        EXIT WHEN v_found.state NOT IN ('waiting', 'scheduled', 'ready');
+    END LOOP;
+    IF v_found.state >= 'succeeded' THEN
+        RAISE EXCEPTION 'task % has finished, it is %', v_id, v_found.state USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+    RAISE EXCEPTION 'task % is %: a copy is or may be on its way to a consumer', v_id, v_found.state USING ERRCODE = 'object_in_use';
+END
+$$;
+
+-- `duetime migrate` grants the two to duetime_producer.
+REVOKE ALL ON FUNCTION duetime.submit, duetime.cancel FROM PUBLIC;

@@ -1,0 +1,240 @@
+//! Collects what applications submitted in SQL: reads an inbox, has its rows judged, and makes tasks of them.
+//!
+//! A row is collected by the owner of its shard, into whose heap the task goes at once; by anyone when it has waited for a while. Nodes
+//! may do so at the same time: of what they write one counts. If this loop stops, submissions wait in the inbox.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{QueueName, ShardId, TaskId},
+    task::{NewTask, TaskState},
+    wire::Problem,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{prober::Fitness, putter::TASKS_PER_PUT, queue_reader::Books, releaser::Releaser, site::Sites};
+use crate::{
+    desk::{Desk, refusal},
+    metrics::Metrics,
+    store::{
+        Database, Error,
+        inbox::{Collected, Wanted},
+        migrate::DEFAULT_KEEP_DAYS,
+        put::{Hold, PutOutcome},
+    },
+};
+
+/// As the metrics call it.
+const SOURCE: &str = "sql";
+
+/// Rows of one pass: as many keys as a statement may lock.
+const BATCH: usize = TASKS_PER_PUT;
+
+/// How often the inbox is looked at when nothing is heard, and how it stands.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// A row is left to the owner of its shard for this long: a hundred times what it takes one.
+const OTHERS_AFTER: Duration = Duration::from_secs(1);
+
+/// What was refused is kept for as long as dead tasks are by default.
+const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
+
+/// What came from another inbox is remembered for this much longer than anything stays there: a node that was frozen with a row in its hands
+/// is found out.
+const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
+
+#[derive(Clone, Debug)]
+pub struct Collector {
+    /// The database whose inbox this is, by its place in `sites`.
+    pub index: usize,
+    pub sites: Sites,
+    pub desk: Desk,
+    pub books: Books,
+    pub fitness: watch::Receiver<Fitness>,
+    pub releaser: Releaser,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Collector {
+    /// Until told to stop; what was begun is finished.
+    pub async fn run(self, stop: CancellationToken) {
+        let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
+        let mut looked: Option<Instant> = None;
+        let (mut before, mut copied) = (None, None);
+        while !stop.is_cancelled() {
+            let more = self.told(self.collect(&mut before).await).unwrap_or(false);
+            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+                self.told(self.look_after(&mut copied).await);
+                looked = Some(Instant::now());
+            }
+            if !more {
+                tokio::select! {
+                    () = inbox.notified() => {}
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+    }
+
+    fn told<T>(&self, answer: Result<T, Error>) -> Option<T> {
+        answer
+            .inspect_err(|error| {
+                let database = self.home().name();
+                tracing::debug!(%database, error = error as &dyn std::error::Error, "an inbox is not looked after; trying again");
+            })
+            .ok()
+    }
+
+    fn home(&self) -> &Database {
+        &self.sites.all()[self.index].database
+    }
+
+    /// One pass. Whether there is more to collect at once. `before`: the oldest row of the last pass.
+    async fn collect(&self, before: &mut Option<TaskId>) -> Result<bool, Error> {
+        // Without the queues nobody can tell what may be refused.
+        if !self.books.load().is_read() {
+            return Ok(false);
+        }
+        let fitness = self.fitness.borrow().clone();
+        let sites = self.sites.all();
+        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
+        let reachable: Vec<ShardId> = sites
+            .iter()
+            .filter(|site| fitness.is_fit(site.name()))
+            .flat_map(|site| site.database.shards().iter())
+            .collect();
+        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
+        let rows = self.home().inbox_read(wanted).await?;
+        let mut refused = Vec::new();
+        let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
+        for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
+            match (judged, self.sites.of(row.id.shard())) {
+                (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
+                (Ok(_), None) => {}
+                (Err(problem), _) => refused.push((row.id, problem)),
+            }
+        }
+        self.refuse(refused).await?;
+        let mut failed = None;
+        for (index, tasks) in parts {
+            // One database in trouble does not keep the others waiting.
+            if let Err(error) = self.hand_over(index, tasks).await {
+                failed = Some(error);
+            }
+        }
+        // The same rows again: somebody is about to cancel them.
+        let head = rows.first().map(|row| row.id);
+        let more = rows.len() == BATCH && std::mem::replace(before, head) != head;
+        failed.map_or(Ok(more), Err)
+    }
+
+    /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
+    async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>) -> Result<(), Error> {
+        let home = self.home();
+        let away = index != self.index;
+        if away {
+            let may_go = home.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
+            tasks.retain(|task| may_go.contains(&task.id));
+            fail::fail_point!("after_inbox_leave", |_| std::process::abort());
+        }
+        let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+        let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
+        self.make(index, plain).await?;
+        let refused = self.put(index, keyed).await?;
+        fail::fail_point!("after_collect", |_| std::process::abort());
+        arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
+        self.refuse(refused).await?;
+        if away && !arrived.is_empty() {
+            home.inbox_delete(&arrived).await?;
+        }
+        Ok(())
+    }
+
+    async fn make(&self, index: usize, tasks: Vec<NewTask>) -> Result<(), Error> {
+        if tasks.is_empty() {
+            return Ok(());
+        }
+        let source = (index != self.index).then(|| self.home().name());
+        let made = self.sites.all()[index].database.task_collect(&tasks, source).await?;
+        let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
+        self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
+        self.note(made.iter().map(|task| &task.queue));
+        Ok(())
+    }
+
+    /// Those that have a key or wait for others. Returns what stands against some of them.
+    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
+        if tasks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let book = self.books.load_full();
+        let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
+        let holds: Vec<Hold> = tasks.iter().map(hold).collect();
+        let source = (index != self.index).then(|| self.home().name());
+        let collected = self.sites.all()[index].database.task_collect_keyed(&tasks, &holds, source).await?;
+        let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
+        let site = &self.sites.all()[index];
+        let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
+        let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
+        self.releaser.look(site, &waiting).await?;
+        let mut refused = Vec::new();
+        for Collected { id, first, put } in collected {
+            if first && put.superseded > 0 {
+                self.metrics.finished(queues[&id], TaskState::Superseded.text(), put.superseded);
+            }
+            if first && put.outcome == PutOutcome::Created {
+                self.note([queues[&id]]);
+            }
+            if put.is_written() && put.state == TaskState::Scheduled {
+                self.releaser.nudger.written(put.id, put.due_at);
+            }
+            if let Err(problem) = refusal::put(put) {
+                refused.push((id, problem));
+            }
+        }
+        Ok(refused)
+    }
+
+    fn note<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>) {
+        for queue in queues {
+            self.metrics.submitted(queue, SOURCE, 1);
+        }
+    }
+
+    async fn refuse(&self, refused: Vec<(TaskId, Problem)>) -> Result<(), Error> {
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let reasons: Vec<(TaskId, String)> = refused.iter().map(|(id, problem)| (*id, problem.to_string())).collect();
+        let just_now = self.home().inbox_refuse(&reasons).await?;
+        for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
+            tracing::warn!(task = %id, database = %self.home().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
+            self.metrics.inbox_refused(problem.slug());
+        }
+        Ok(())
+    }
+
+    /// How the inbox stands, and what of it is to be forgotten. `copied`: the revision of the queues that this database has.
+    async fn look_after(&self, copied: &mut Option<i64>) -> Result<(), Error> {
+        let home = self.home();
+        let standing = home.inbox_standing().await?;
+        self.metrics.inbox_stands(home.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
+        home.inbox_forget(REFUSED_KEPT).await?;
+        for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
+            site.database.received_forget(home.name(), standing.oldest + RECEIVED_KEPT).await?;
+        }
+        let book = self.books.load_full();
+        // The first database is where they are kept.
+        if self.index > 0 && book.is_read() && *copied != Some(book.revision()) {
+            home.queue_copy(book.iter().map(AsRef::as_ref)).await?;
+            *copied = Some(book.revision());
+        }
+        Ok(())
+    }
+}

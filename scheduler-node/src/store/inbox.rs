@@ -1,0 +1,195 @@
+//! Takes in what applications submitted in SQL: reads an inbox, and moves its rows to where they become tasks.
+
+use std::time::Duration;
+
+use common::{
+    ids::{DatabaseName, QueueName, ShardId, TaskId},
+    queue::Queue,
+    task::NewTask,
+    time::UnixMicros,
+};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
+
+use super::{
+    Database, Error, StoreOp,
+    claim::interval,
+    put::{Hold, Put},
+    submit::Columns,
+};
+
+/// Old rows deleted by one statement.
+const FORGOTTEN_PER_PASS: i64 = 1_000;
+
+/// Rows of an inbox counted: whoever has more is told "at least so many".
+const COUNTED_MOST: i64 = 100_000;
+
+/// One submission that waits in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboxRow {
+    /// Of the task it is to be.
+    pub id: TaskId,
+    /// JSON, as the body of `POST /v1/tasks`.
+    pub request: String,
+    pub submitted_at: UnixMicros,
+}
+
+/// Whose rows are asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// The shards of this node.
+    pub owned: &'a [ShardId],
+    /// The shards whose database is there.
+    pub reachable: &'a [ShardId],
+    /// How long a row is left to the owner of its shard.
+    pub others_after: Duration,
+    pub most: usize,
+}
+
+/// What a row with a key came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    pub id: TaskId,
+    /// It was decided just now, and not when the row was first sent.
+    pub first: bool,
+    pub put: Put,
+}
+
+/// How an inbox stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    pub waiting: i64,
+    pub oldest: Duration,
+}
+
+impl Database {
+    pub async fn inbox_read(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
+        self.run(StoreOp::InboxRead, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/inbox_read.sql"))
+                .bind(super::numbers(wanted.owned))
+                .bind(super::numbers(wanted.reachable))
+                .bind(interval(wanted.others_after))
+                .bind(i64::try_from(wanted.most).unwrap_or(i64::MAX))
+                .fetch_all(&pool)
+                .await?;
+            rows.iter()
+                .map(|row| {
+                    Ok(InboxRow {
+                        id: super::task_id(row, "id")?,
+                        request: row.try_get("request")?,
+                        submitted_at: super::moment(row, "submitted_at")?,
+                    })
+                })
+                .collect()
+        })
+        .await
+    }
+
+    /// Marks rows of this inbox that go into another database; only those that are returned may go.
+    pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+        self.inbox_write(
+            StoreOp::InboxLeave,
+            sqlx::query(include_str!("queries/inbox_leave.sql")).bind(super::uuids(ids)),
+        )
+        .await
+    }
+
+    /// Makes tasks without a key of rows of this database's inbox, or of that of `source`. Returns those that were not there yet.
+    pub async fn task_collect(&self, tasks: &[NewTask], source: Option<&DatabaseName>) -> Result<Vec<TaskId>, Error> {
+        let statement = Columns::of(tasks).bound_to(include_str!("queries/task_collect.sql"));
+        self.inbox_write(StoreOp::TaskCollect, statement.bind(source.map(DatabaseName::as_str))).await
+    }
+
+    /// The same for tasks that have a key; `holds` as for [`Database::task_put`]. A row of this database's inbox that somebody else has
+    /// taken gets no answer.
+    pub async fn task_collect_keyed(
+        &self,
+        tasks: &[NewTask],
+        holds: &[Hold],
+        source: Option<&DatabaseName>,
+    ) -> Result<Vec<Collected>, Error> {
+        let statement = super::put::bound(tasks, holds, include_str!("queries/task_collect_keyed.sql"))
+            .bind(source.map(DatabaseName::as_str));
+        self.run(StoreOp::TaskCollectKeyed, |pool| async move {
+            let collected = |row: &PgRow| {
+                let (id, first) = (super::task_id(row, "asked_id")?, row.try_get("first")?);
+                Ok(Collected { id, first, put: super::put::put(row)? })
+            };
+            statement.fetch_all(&pool).await?.iter().map(collected).collect()
+        })
+        .await
+    }
+
+    /// These have arrived in another database.
+    pub async fn inbox_delete(&self, ids: &[TaskId]) -> Result<(), Error> {
+        let statement = sqlx::query(include_str!("queries/inbox_delete.sql")).bind(super::uuids(ids));
+        self.inbox_write(StoreOp::InboxDelete, statement).await.map(drop)
+    }
+
+    /// Keeps rows that cannot be tasks, with the reasons. Returns those that nobody had refused yet.
+    pub async fn inbox_refuse(&self, refused: &[(TaskId, String)]) -> Result<Vec<TaskId>, Error> {
+        let (ids, reasons): (Vec<_>, Vec<_>) = refused.iter().map(|(id, reason)| (id.uuid(), reason.as_str())).unzip();
+        let statement = sqlx::query(include_str!("queries/inbox_refuse.sql")).bind(ids).bind(reasons);
+        self.inbox_write(StoreOp::InboxRefuse, statement).await
+    }
+
+    /// Whether the id is in this inbox; and why it was refused, if it was.
+    pub async fn inbox_find(&self, id: TaskId) -> Result<Option<Option<String>>, Error> {
+        self.run(StoreOp::InboxFind, |pool| async move {
+            let row = sqlx::query(include_str!("queries/inbox_find.sql")).bind(id.uuid()).fetch_optional(&pool).await?;
+            row.map(|row| row.try_get("error")).transpose()
+        })
+        .await
+    }
+
+    pub async fn inbox_standing(&self) -> Result<Standing, Error> {
+        self.run(StoreOp::InboxStanding, |pool| async move {
+            let row =
+                sqlx::query(include_str!("queries/inbox_standing.sql")).bind(COUNTED_MOST).fetch_one(&pool).await?;
+            let oldest = Duration::try_from_secs_f64(row.try_get::<f64, _>("oldest_s")?).unwrap_or(Duration::ZERO);
+            Ok(Standing { waiting: row.try_get("waiting")?, oldest })
+        })
+        .await
+    }
+
+    /// Deletes some of the rows that were refused longer ago than `kept`.
+    pub async fn inbox_forget(&self, kept: Duration) -> Result<(), Error> {
+        let statement =
+            sqlx::query(include_str!("queries/inbox_forget.sql")).bind(interval(kept)).bind(FORGOTTEN_PER_PASS);
+        self.inbox_write(StoreOp::InboxForget, statement).await.map(drop)
+    }
+
+    /// Forgets some of what came out of the inbox of `source` longer ago than `age`, which must be more than anything in it has.
+    pub async fn received_forget(&self, source: &DatabaseName, age: Duration) -> Result<(), Error> {
+        let statement = sqlx::query(include_str!("queries/received_forget.sql"))
+            .bind(source.as_str())
+            .bind(interval(age))
+            .bind(FORGOTTEN_PER_PASS);
+        self.inbox_write(StoreOp::ReceivedForget, statement).await.map(drop)
+    }
+
+    /// Makes this database's copy of the queues the same as `queues`.
+    pub async fn queue_copy<'a>(&self, queues: impl Iterator<Item = &'a Queue>) -> Result<(), Error> {
+        let (names, policies): (Vec<QueueName>, Vec<String>) = queues
+            .map(|queue| (queue.name.clone(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
+            .unzip();
+        let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
+        let statement = sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies);
+        self.inbox_write(StoreOp::QueueCopy, statement).await.map(drop)
+    }
+
+    /// Runs a statement that returns ids, or nothing.
+    async fn inbox_write(
+        &self,
+        op: StoreOp,
+        statement: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<TaskId>, Error> {
+        self.run(op, |pool| async move {
+            statement.fetch_all(&pool).await?.iter().map(|row| super::task_id(row, "id")).collect()
+        })
+        .await
+    }
+}

@@ -1,0 +1,8 @@
+-- Keeps rows that cannot be tasks, with the reason.
+-- Guard: not refused yet; who comes second changes nothing. A row that is gone has been moved or cancelled.
+-- $1 ids, $2 reasons, pairwise. Returns the ids that were refused just now.
+UPDATE duetime.inbox AS i
+   SET error = f.error, refused_at = clock_timestamp(), leaving_at = NULL
+  FROM unnest($1::uuid[], $2::text[]) AS f (id, error)
+ WHERE i.id = f.id AND i.error IS NULL
+RETURNING i.id

@@ -1,0 +1,31 @@
+-- Makes tasks of rows of an inbox: of this database's own, or of another's, which deletes them afterwards.
+-- Guard: a row makes one task, however often it is collected and whatever has become of the task. Of this database's own inbox the row is
+-- deleted in the same statement, and who does not delete it writes nothing. What another database sends is noted in duetime.received,
+-- and who does not note it first writes nothing.
+-- $1..$16 the columns, $17 the database they come from; NULL: this one. Returns the ids that were written just now.
+WITH fresh AS MATERIALIZED (
+    SELECT * FROM unnest(
+        $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
+        $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[]
+    ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
+            partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now)
+), gone AS (
+    DELETE FROM duetime.inbox AS i
+     WHERE $17::text IS NULL
+       AND i.id = ANY(ARRAY(
+           SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.error IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
+    RETURNING i.id
+), first AS (
+    INSERT INTO duetime.received (id, source)
+    SELECT f.id, $17 FROM fresh AS f WHERE $17 IS NOT NULL ORDER BY f.id
+        ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+INSERT INTO duetime.task (
+    id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
+    partition_key, max_attempts, timeout_ms, retry, expires_at, key, version)
+SELECT f.id, f.shard, f.queue, 'scheduled', f.due_at, f.due_at, f.priority, f.payload, f.content_type, f.headers::jsonb,
+       f.partition_key, f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version
+  FROM fresh AS f
+ WHERE f.id = ANY(ARRAY(SELECT id FROM gone UNION ALL SELECT id FROM first))
+RETURNING id

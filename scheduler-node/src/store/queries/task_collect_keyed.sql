@@ -1,0 +1,50 @@
+-- The same for rows whose tasks have a key or wait for others: each as its request says what to do when that key is there already (duetime.task_put).
+-- Guard: a row is put once. Of this database's own inbox it is locked, put and deleted in one statement, and a row that somebody else has is
+-- left alone; one that is refused stays. What another database sends is noted with its answer, and whoever comes second gets that.
+-- Partitions and keys are locked in their order, as in task_put, so that two batches never wait for each other's locks.
+-- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded one is
+-- kept, $20 what it waits for (JSON array of names), $21 the database they come from; NULL: this one. Returns each row's id and what it came to.
+WITH taken AS MATERIALIZED (
+    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL FOR UPDATE SKIP LOCKED
+), locked AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock(partition.number)
+      FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
+              FROM unnest($9::text[], $20::text[]) AS f (partition_key, depends_on)
+             WHERE f.depends_on IS NOT NULL
+             ORDER BY number
+            OFFSET 0) AS partition
+), fresh AS MATERIALIZED (
+    SELECT f.*, CASE WHEN $21 IS NULL THEN f.id = ANY(ARRAY(SELECT id FROM taken)) ELSE duetime.receive_begin(f.id, $21) END AS first
+      FROM unnest(
+           $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
+           $9::text[], $10::int[], $11::bigint[], $12::text[], $13::timestamptz[], $14::text[], $15::bigint[], $16::boolean[],
+           $17::text[], $18::bigint[], $19::bigint[], $20::text[])
+        AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
+              retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
+     WHERE (SELECT count(*) FROM locked) >= 0                            -- the partitions' locks come first
+     ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
+), put AS MATERIALIZED (
+    SELECT f.id AS asked_id, f.first,
+           CASE WHEN f.first THEN (
+               SELECT to_jsonb(p)
+                 FROM duetime.task_put(
+                      f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
+                      f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
+                      f.window_ms * interval '1 ms', f.keep_ms,
+                      CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END) AS p)
+           END AS answer
+      FROM fresh AS f
+), gone AS (
+    DELETE FROM duetime.inbox AS i
+     WHERE $21 IS NULL AND i.id = ANY(ARRAY(SELECT asked_id FROM put WHERE answer ->> 'outcome' NOT IN ('refused', 'stale', 'cycle', 'deep')))
+), noted AS MATERIALIZED (
+    SELECT asked_id, first,
+           CASE WHEN $21 IS NULL THEN answer WHEN first THEN duetime.receive_end(asked_id, answer) ELSE duetime.receive_answer(asked_id) END
+           AS answer
+      FROM put
+)
+SELECT n.asked_id, n.first, a.outcome, a.id, a.state::text AS state, a.due_at, a.created_at, a.version, a.superseded
+  FROM noted AS n
+ CROSS JOIN LATERAL jsonb_to_record(n.answer)
+    AS a (outcome text, id uuid, state text, due_at timestamptz, created_at timestamptz, version bigint, superseded bigint)
+ WHERE n.answer IS NOT NULL

@@ -1,0 +1,247 @@
+//! Making tasks of an inbox's rows: one row makes one task, whoever collects it, how often and from where.
+
+use std::time::Duration;
+
+use common::ids::{DatabaseName, ShardId, TaskId};
+
+use super::{
+    fixture,
+    inbox::{read, submit, waiting},
+    state_of, until_waiting,
+};
+use crate::{
+    store::{
+        inbox::Wanted,
+        put::{Hold, PutOutcome},
+    },
+    supervise::spawn_child,
+};
+
+const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+
+/// The first of two collectors has moved the row and not committed yet.
+async fn second_collector_during_first(keyed: bool) {
+    let test = fixture::database().await;
+    let id = submit(&test, if keyed { "'mail', '{}', key => 'k'" } else { "'mail', '{}'" }).await;
+    let tasks = waiting(&test).await;
+    let mut first = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    let moved = sqlx::query(
+        "WITH gone AS (DELETE FROM duetime.inbox RETURNING id, shard)
+         INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
+         SELECT id, shard, 'mail', 'succeeded', now(), now(), '', 'x', now(), current_date + 1 FROM gone",
+    )
+    .execute(&mut *first)
+    .await
+    .unwrap();
+    assert_eq!(moved.rows_affected(), 1);
+    let collect = async || {
+        if keyed {
+            test.database.task_collect_keyed(&tasks, &[HOLD], None).await.unwrap().len()
+        } else {
+            test.database.task_collect(&tasks, None).await.unwrap().len()
+        }
+    };
+    assert_eq!(collect().await, 0, "the row is somebody else's");
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+    assert_eq!(collect().await, 0, "the row is gone, and its task has finished long ago");
+    assert_eq!((test.live().await, state_of(&test.pool, id).await.as_deref()), (0, Some("succeeded")));
+}
+
+#[tokio::test]
+async fn of_two_collectors_at_once_one_makes_the_task() {
+    second_collector_during_first(false).await;
+    second_collector_during_first(true).await;
+}
+
+#[tokio::test]
+async fn a_row_that_is_being_cancelled_is_left_alone() {
+    let test = fixture::database().await;
+    let id = submit(&test, "'mail', '{}'").await;
+    let tasks = waiting(&test).await;
+    let mut cancelling = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *cancelling).await.unwrap();
+    let outcome: String =
+        sqlx::query_scalar("SELECT duetime.cancel($1)").bind(id.uuid()).fetch_one(&mut *cancelling).await.unwrap();
+    assert_eq!(outcome, "cancelled");
+    assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), []);
+    assert_eq!(test.database.inbox_leave(&[id]).await.unwrap(), []);
+    sqlx::query("ROLLBACK").execute(&mut *cancelling).await.unwrap();
+    assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), [id]);
+}
+
+#[tokio::test]
+async fn what_another_database_sends_twice_is_one_task_even_after_that_has_finished_and_was_dropped() {
+    let (source, target) = (fixture::database().await, fixture::database().await);
+    let name = DatabaseName::new("east");
+    let id = submit(&source, "'mail', '{}'").await;
+    let tasks = waiting(&source).await;
+    assert_eq!(source.database.inbox_leave(&[id]).await.unwrap(), [id]);
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [id]);
+    // The node dies here, another one begins anew.
+    assert_eq!(source.database.inbox_leave(&[id]).await.unwrap(), [id]);
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), []);
+    sqlx::query("DELETE FROM duetime.task").execute(&target.pool).await.unwrap();
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), []);
+    source.database.inbox_delete(&[id]).await.unwrap();
+    assert_eq!((read(&source).await.len(), target.live().await), (0, 0));
+
+    target.database.received_forget(&DatabaseName::new("west"), Duration::ZERO).await.unwrap();
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [], "another source's");
+    target.database.received_forget(&name, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [], "not so old");
+    target.database.received_forget(&name, Duration::ZERO).await.unwrap();
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [id]);
+}
+
+#[tokio::test]
+async fn two_that_send_a_row_at_once_make_one_task() {
+    let (source, target) = (fixture::database().await, fixture::database().await);
+    let name = DatabaseName::new("east");
+    let id = submit(&source, "'mail', '{}'").await;
+    let tasks = waiting(&source).await;
+    let mut first = target.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    sqlx::query("SELECT duetime.receive_begin($1, 'east')").bind(id.uuid()).execute(&mut *first).await.unwrap();
+    let database = target.database.clone();
+    let second = spawn_child(async move { database.task_collect(&tasks, Some(&name)).await.unwrap() });
+    until_waiting(&target.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+    assert_eq!(second.await.unwrap(), [], "whatever the first made of it has finished meanwhile");
+}
+
+#[tokio::test]
+async fn what_a_key_came_to_is_said_again_when_it_is_sent_again() {
+    let (source, target) = (fixture::database().await, fixture::database().await);
+    let name = DatabaseName::new("east");
+    for (options, outcome) in [
+        ("{}", PutOutcome::Created),
+        (r#"{"on_duplicate": "replace"}"#, PutOutcome::Replaced),
+        (r#"{"on_duplicate": "reject"}"#, PutOutcome::Refused),
+    ] {
+        submit(&source, &format!("'mail', '{{}}', key => 'k', options => '{options}'")).await;
+        let tasks = waiting(&source).await;
+        let sent = target.database.task_collect_keyed(&tasks, &[HOLD], Some(&name)).await.unwrap();
+        assert_eq!((sent[0].first, sent[0].put.outcome), (true, outcome));
+        // What there is now would be another answer.
+        sqlx::query("UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 1")
+            .execute(&target.pool)
+            .await
+            .unwrap();
+        let again = target.database.task_collect_keyed(&tasks, &[HOLD], Some(&name)).await.unwrap();
+        assert_eq!((again[0].first, &again[0].put), (false, &sent[0].put));
+        sqlx::query("UPDATE duetime.task SET state = 'scheduled'").execute(&target.pool).await.unwrap();
+        source.database.inbox_leave(&[tasks[0].id]).await.unwrap();
+        source.database.inbox_delete(&[tasks[0].id]).await.unwrap();
+    }
+    assert_eq!(target.live().await, 1);
+}
+
+#[tokio::test]
+async fn what_its_own_on_duplicate_refuses_stays_with_the_reason_and_is_not_collected_again() {
+    let test = fixture::database().await;
+    for _ in 0..2 {
+        submit(&test, "'mail', '{}', key => 'k', options => '{\"on_duplicate\": \"reject\"}'").await;
+    }
+    let tasks = waiting(&test).await;
+    let collected = test.database.task_collect_keyed(&tasks, &[HOLD; 2], None).await.unwrap();
+    let refused: Vec<TaskId> =
+        collected.iter().filter(|row| row.put.outcome == PutOutcome::Refused).map(|row| row.id).collect();
+    assert_eq!((collected.len(), refused.len(), test.live().await), (2, 1, 1));
+    let reason = [(refused[0], "the key is taken".to_owned())];
+    assert_eq!(test.database.inbox_refuse(&reason).await.unwrap(), refused);
+    assert_eq!(test.database.inbox_refuse(&reason).await.unwrap(), [], "once");
+    assert_eq!((read(&test).await.len(), test.database.inbox_standing().await.unwrap().waiting), (0, 0));
+    assert_eq!(test.database.inbox_find(refused[0]).await.unwrap(), Some(Some("the key is taken".to_owned())));
+    test.database.inbox_forget(Duration::from_secs(60)).await.unwrap();
+    assert!(test.database.inbox_find(refused[0]).await.unwrap().is_some());
+    test.database.inbox_forget(Duration::ZERO).await.unwrap();
+    assert_eq!(test.database.inbox_find(refused[0]).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_row_is_left_to_the_owner_of_its_shard_at_first_and_what_cannot_be_reached_is_left_out() {
+    let test = fixture::database().await;
+    let id = submit(&test, "'mail', '{}'").await;
+    let all: Vec<ShardId> = fixture::all_shards().iter().collect();
+    let hour = Duration::from_secs(3_600);
+    for (owned, reachable, others_after, found) in [
+        (all.as_slice(), all.as_slice(), hour, 1),
+        (&[id.shard()], &all, hour, 1),
+        (&[], &all, hour, 0),
+        (&[], &all, Duration::ZERO, 1),
+        (&all, &[], Duration::ZERO, 0),
+    ] {
+        let wanted = Wanted { owned, reachable, others_after, most: 100 };
+        assert_eq!(test.database.inbox_read(wanted).await.unwrap().len(), found);
+    }
+}
+
+#[tokio::test]
+async fn an_inbox_of_many_rows_is_read_by_its_index() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at, error, refused_at)
+         SELECT gen_random_uuid(), g % 128, '{}', now() + g * interval '1 ms',
+                CASE WHEN g % 10 = 0 THEN 'no' END, CASE WHEN g % 10 = 0 THEN now() END
+           FROM generate_series(1, 50000) AS g; ANALYZE duetime.inbox",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    let shards = super::explain::shards();
+    let columns = "uuid[], int[], text[], timestamptz[], smallint[], bytea[], text[], text[], text[], int[], bigint[], text[], timestamptz[], text[], bigint[], boolean[]";
+    let row = "ARRAY[gen_random_uuid()], '{1}', '{a}', '{now}', '{3}', '{a}', '{a}', '{{}}', '{a}', '{1}', '{1}', '{{}}', '{now}', '{a}', '{1}', '{f}'";
+    for (sql, types, values, index) in [
+        (
+            include_str!("../queries/inbox_read.sql"),
+            "int[], int[], interval, bigint",
+            format!("{shards}, {shards}, '1 s', 256"),
+            "inbox_waiting",
+        ),
+        (include_str!("../queries/inbox_standing.sql"), "bigint", "1000".to_owned(), "inbox_waiting"),
+        (include_str!("../queries/inbox_forget.sql"), "interval, bigint", "'1 d', 1000".to_owned(), "inbox_refused"),
+        (
+            include_str!("../queries/task_collect.sql"),
+            &format!("{columns}, text"),
+            format!("{row}, NULL"),
+            "inbox_pkey",
+        ),
+        (
+            include_str!("../queries/task_collect_keyed.sql"),
+            &format!("{columns}, text[], bigint[], bigint[], text[], text"),
+            format!("{row}, '{{keep}}', '{{1}}', '{{1}}', '{{NULL}}', NULL"),
+            "inbox_pkey",
+        ),
+        (include_str!("../queries/inbox_leave.sql"), "uuid[]", "ARRAY[gen_random_uuid()]".to_owned(), "inbox_pkey"),
+        (
+            include_str!("../queries/received_forget.sql"),
+            "text, interval, bigint",
+            "'a', '1 d', 1000".to_owned(),
+            "received_source",
+        ),
+    ] {
+        let plan = super::explain::plan(&mut connection, sql, types, &values).await;
+        assert!(plan.contains(index) && !plan.contains("Seq Scan on inbox"), "{plan}");
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_others_begins_as_waiting_and_a_circle_stays_in_the_inbox() {
+    let test = fixture::database().await;
+    let on = |key: &str, other: &str| {
+        format!(
+            "'mail', '{{}}', key => '{key}', options => '{{\"partition_key\": \"p\", \"depends_on\": [\"{other}\"]}}'"
+        )
+    };
+    let first = submit(&test, &on("a", "b")).await;
+    submit(&test, &on("b", "a")).await;
+    let tasks = waiting(&test).await;
+    let collected = test.database.task_collect_keyed(&tasks, &[HOLD; 2], None).await.unwrap();
+    let outcomes: Vec<PutOutcome> = collected.iter().map(|one| one.put.outcome).collect();
+    assert_eq!(outcomes, [PutOutcome::Created, PutOutcome::Cycle]);
+    assert_eq!(state_of(&test.pool, first).await.as_deref(), Some("waiting"));
+    assert_eq!(test.database.task_dependencies(first).await.unwrap()[0].key, "b");
+    assert_eq!(read(&test).await.len(), 1, "it can be refused with its reason");
+}

@@ -1,0 +1,318 @@
+//! Submitting and cancelling in SQL: what a transaction leaves in the inbox, what it says of mistakes, who may do what.
+
+use std::collections::BTreeMap;
+
+use common::{
+    ids::{QueueName, ShardId, TaskId},
+    queue::Placement,
+    shard::route::bound_to,
+    task::{NewTask, OnDuplicate, retry::RetryPolicy},
+    time::UnixMicros,
+    wire::{Limits, TaskRequest, ValidTask},
+};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool};
+
+use super::{claim, fixture, fixture::TestDatabase, own, state_of};
+use crate::store::{
+    inbox::{InboxRow, Wanted},
+    put::{Hold, PutOutcome},
+};
+
+const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+
+async fn submit_with(connection: &mut PgConnection, arguments: &str) -> Result<TaskId, sqlx::Error> {
+    let sql = format!("SELECT duetime.submit({arguments})");
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.map(TaskId::from_uuid)
+}
+
+pub(super) async fn submit(test: &TestDatabase, arguments: &str) -> TaskId {
+    submit_with(&mut *test.pool.acquire().await.unwrap(), arguments).await.unwrap()
+}
+
+pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
+    let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
+    let wanted = Wanted { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100 };
+    test.database.inbox_read(wanted).await.unwrap()
+}
+
+fn valid(row: &InboxRow) -> ValidTask {
+    TaskRequest::parse(&row.request).unwrap().validate(row.submitted_at, &Limits::default()).unwrap()
+}
+
+fn task_of(row: &InboxRow) -> NewTask {
+    NewTask { asked_now: false, ..valid(row).into_new(row.id) }
+}
+
+/// The tasks that wait in the inbox, as a node would judge them.
+pub(super) async fn waiting(test: &TestDatabase) -> Vec<NewTask> {
+    read(test).await.iter().map(task_of).collect()
+}
+
+async fn cancel(pool: &PgPool, id: TaskId) -> Result<String, sqlx::Error> {
+    sqlx::query_scalar("SELECT duetime.cancel($1)").bind(id.uuid()).fetch_one(pool).await
+}
+
+fn code(error: &sqlx::Error) -> String {
+    error.as_database_error().unwrap().code().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn what_is_rolled_back_was_never_submitted() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
+    submit_with(&mut connection, "'mail', '{}'").await.unwrap();
+    assert_eq!(read(&test).await, [], "not committed");
+    sqlx::query("ROLLBACK").execute(&mut *connection).await.unwrap();
+    assert_eq!(read(&test).await, []);
+    sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
+    let id = submit_with(&mut connection, "'mail', '{}'").await.unwrap();
+    sqlx::query("COMMIT").execute(&mut *connection).await.unwrap();
+    let rows = read(&test).await;
+    assert_eq!(rows.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
+}
+
+#[tokio::test]
+async fn the_id_that_is_answered_is_the_tasks_and_tells_its_shard() {
+    let test = fixture::database().await;
+    for _ in 0..50 {
+        let id = submit(&test, "'mail', '{\"a\": [1, null]}'").await;
+        assert!(fixture::all_shards().contains(id.shard()));
+        assert_eq!((id.uuid().get_version_num(), id.uuid().get_variant()), (7, uuid::Variant::RFC4122));
+        let row = read(&test).await.remove(0);
+        let minted_at = UnixMicros::from_millis(i64::from_be_bytes({
+            let mut bytes = [0; 8];
+            bytes[2..].copy_from_slice(&id.uuid().as_bytes()[..6]);
+            bytes
+        }));
+        assert_eq!(minted_at.unwrap().millis(), row.submitted_at.millis());
+        assert_eq!(test.database.task_collect(&[task_of(&row)], None).await.unwrap(), [id]);
+        assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("scheduled"));
+    }
+    assert_eq!((read(&test).await.len(), test.live().await), (0, 50));
+}
+
+#[tokio::test]
+async fn a_database_and_a_node_agree_on_the_shard_of_every_key() {
+    let test = fixture::database().await;
+    let texts = ["", "a", "orders", "Größe", "鍵", "o-1\u{1}", "customer-17", &"x".repeat(256)].map(str::to_owned);
+    let keys = texts.into_iter().chain((0..200).map(|number| format!("key {number}")));
+    for (number, key) in keys.enumerate() {
+        let queue = QueueName::new(format!("queue-{}", number % 7));
+        let count = [1, 2, 128, 1_000, 65_535][number % 5];
+        for (placement, partition_key, of_key) in [
+            (Placement::Single, Some("p"), Some("k")),
+            (Placement::Spread, Some(key.as_str()), Some("k")),
+            (Placement::Spread, None, Some(key.as_str())),
+            (Placement::Spread, None, None),
+        ] {
+            let told: Option<i32> = sqlx::query_scalar("SELECT duetime.shard_of($1, $2, $3, $4, $5)")
+                .bind(queue.as_str())
+                .bind(placement == Placement::Single)
+                .bind(partition_key)
+                .bind(of_key)
+                .bind(i32::try_from(count).unwrap())
+                .fetch_one(&test.pool)
+                .await
+                .unwrap();
+            let decided = bound_to(&queue, placement, partition_key, of_key, count);
+            assert_eq!(told, decided.map(|shard| shard.number().into()), "{queue} {key:?} of {count}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_field_of_a_submission_arrives() {
+    let test = fixture::database().await;
+    submit(
+        &test,
+        r#"'mail', '{"b": 1, "a": null}', due_at => '2031-02-03 04:05:06.000007+05:30', key => 'k', options => '{
+            "partition_key": "p", "priority": 2, "version": 7, "on_duplicate": "version", "headers": {"tenant": "blue"},
+            "max_attempts": 9, "timeout_ms": 1500, "retry": {"kind": "fixed", "delay_ms": 5}, "expires_at": "2031-02-04T00:00:00Z"}'"#,
+    )
+    .await;
+    let task = waiting(&test).await.remove(0);
+    assert_eq!(task.due_at.to_string(), "2031-02-02T22:35:06.000007Z");
+    assert_eq!((task.queue.as_str(), task.partition_key.as_deref(), task.priority), ("mail", Some("p"), 2));
+    let keyed = task.keyed.as_ref().unwrap();
+    assert_eq!((keyed.key.as_str(), keyed.version, keyed.on_duplicate), ("k", 7, OnDuplicate::Version));
+    assert_eq!((task.max_attempts, task.timeout_ms), (Some(9), Some(1_500)));
+    assert_eq!(task.retry, Some(RetryPolicy::Fixed { delay_ms: 5 }));
+    assert_eq!(task.expires_at.unwrap().to_string(), "2031-02-04T00:00:00.000000Z");
+    assert_eq!(task.content.headers, BTreeMap::from([("tenant".to_owned(), "blue".to_owned())]));
+    let payload: serde_json::Value = serde_json::from_slice(&task.content.payload).unwrap();
+    assert_eq!(payload, serde_json::json!({ "a": null, "b": 1 }));
+    let put = test.database.task_collect_keyed(&[task.clone()], &[HOLD], None).await.unwrap().remove(0);
+    assert_eq!((put.id, put.first, put.put.outcome, put.put.id), (task.id, true, PutOutcome::Created, task.id));
+    assert_eq!(read(&test).await, []);
+    let stored = test.database.task_read(task.id).await.unwrap().unwrap();
+    assert_eq!((stored.due_at, stored.key.as_deref(), stored.version), (task.due_at, Some("k"), 7));
+
+    let bytes = r#"'mail', NULL, options => '{"payload_base64": "AP8=", "content_type": "image/png", "expires_after_ms": 1000, "priority": null}'"#;
+    submit(&test, bytes).await;
+    let row = read(&test).await.remove(0);
+    let task = valid(&row);
+    assert_eq!((task.content.payload, task.content.content_type.as_str()), (vec![0, 255], "image/png"));
+    assert_eq!(
+        (task.due_at, task.expires_at.unwrap()),
+        (row.submitted_at, row.submitted_at.plus(std::time::Duration::from_secs(1)))
+    );
+}
+
+#[tokio::test]
+async fn what_is_past_is_due_at_the_moment_of_the_submission() {
+    let test = fixture::database().await;
+    for due_at in ["'-infinity'", "'0044-03-15 BC'", "now()", "clock_timestamp() - interval '1 h'"] {
+        submit(&test, &format!("'mail', '{{}}', {due_at}")).await;
+    }
+    for row in read(&test).await {
+        assert_eq!(valid(&row).due_at, row.submitted_at);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_right_raises_an_exception_that_names_the_field() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    let long = "x".repeat(257);
+    let option = |options: &str| format!("'mail', '{{}}', options => '{options}'");
+    for (arguments, field) in [
+        ("NULL, '{}'".to_owned(), "queue"),
+        ("'a b', '{}'".to_owned(), "queue"),
+        ("'mail', '{}', NULL".to_owned(), "due_at"),
+        ("'mail', '{}', 'infinity'".to_owned(), "due_at"),
+        ("'mail', '{}', key => ''".to_owned(), "key"),
+        (format!("'mail', '{{}}', key => '{long}'"), "key"),
+        ("'mail', '{}', options => NULL".to_owned(), "options"),
+        (option("[]"), "options"),
+        (option(r#"{"colour": 1}"#), "colour"),
+        (option(r#"{"delay_ms": 1}"#), "delay_ms"),
+        (option(r#"{"depends_on": "a"}"#), "depends_on"),
+        (option(r#"{"due_at": 1}"#), "due_at"),
+        (option(r#"{"priority": "high"}"#), "priority"),
+        (option(r#"{"priority": 6}"#), "priority"),
+        (option(r#"{"priority": 1.5}"#), "priority"),
+        (option(r#"{"version": "1"}"#), "version"),
+        (option(r#"{"max_attempts": true}"#), "max_attempts"),
+        (option(r#"{"timeout_ms": []}"#), "timeout_ms"),
+        (option(r#"{"expires_after_ms": "1"}"#), "expires_after_ms"),
+        (option(r#"{"expires_at": {}}"#), "expires_at"),
+        (option(r#"{"headers": "a"}"#), "headers"),
+        (option(r#"{"retry": 5}"#), "retry"),
+        (option(r#"{"partition_key": 5}"#), "partition_key"),
+        (option(r#"{"partition_key": ""}"#), "partition_key"),
+        (option(r#"{"on_duplicate": "never"}"#), "on_duplicate"),
+    ] {
+        let error = submit_with(&mut connection, &arguments).await.expect_err(&arguments);
+        let told = error.as_database_error().unwrap();
+        assert_eq!(code(&error), "22023", "{arguments}: {error}");
+        assert!(told.message().contains(&format!("`{field}` must be")), "{arguments}: {error}");
+    }
+    assert_eq!(read(&test).await, []);
+}
+
+#[tokio::test]
+async fn a_producer_submits_and_cancels_and_can_do_nothing_else() {
+    let test = fixture::database().await;
+    let mut producer = test.pool.acquire().await.unwrap();
+    sqlx::query("SET ROLE duetime_producer").execute(&mut *producer).await.unwrap();
+    let id = submit_with(&mut producer, "'mail', '{}'").await.unwrap();
+    let outcome: String =
+        sqlx::query_scalar("SELECT duetime.cancel($1)").bind(id.uuid()).fetch_one(&mut *producer).await.unwrap();
+    assert_eq!(outcome, "cancelled");
+    for statement in [
+        "SELECT FROM duetime.inbox",
+        "INSERT INTO duetime.inbox (id) VALUES (gen_random_uuid())",
+        "SELECT FROM duetime.task",
+        "SELECT FROM duetime.queue",
+        "DELETE FROM duetime.task",
+        "SELECT duetime.receive_begin(gen_random_uuid(), 'main')",
+        "CREATE TABLE duetime.mine (id int)",
+        "CREATE FUNCTION duetime.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    ] {
+        let error = sqlx::query(statement).execute(&mut *producer).await.expect_err(statement);
+        assert_eq!(code(&error), "42501", "{statement}: {error}");
+    }
+    let tables: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM pg_class AS c
+          WHERE c.relnamespace = 'duetime'::regnamespace AND c.relkind IN ('r', 'p')
+            AND has_table_privilege('duetime_producer', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')",
+    )
+    .fetch_one(&test.pool)
+    .await
+    .unwrap();
+    assert_eq!(tables, 0);
+    sqlx::query("RESET ROLE").execute(&mut *producer).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stranger_may_not_submit() {
+    let test = fixture::database().await;
+    let stranger: bool = sqlx::query_scalar(
+        "SELECT bool_or(has_function_privilege('pg_monitor', p.oid, 'EXECUTE'))
+           FROM pg_proc AS p WHERE p.pronamespace = 'duetime'::regnamespace AND p.proname IN ('submit', 'cancel')",
+    )
+    .fetch_one(&test.pool)
+    .await
+    .unwrap();
+    assert!(!stranger);
+}
+
+#[tokio::test]
+async fn a_cancel_in_sql_says_what_it_promises_or_raises_why_it_cannot() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = super::submitted(&test, 3).await;
+    assert_eq!(cancel(&test.pool, ids[0]).await.unwrap(), "cancelled");
+    assert_eq!(cancel(&test.pool, ids[0]).await.unwrap(), "cancelled", "asked again it says the same");
+    assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("cancelled"));
+    claim(&test, &ids[1..], &fences).await;
+    let error = cancel(&test.pool, ids[1]).await.unwrap_err();
+    assert_eq!(code(&error), "55006", "{error}");
+    sqlx::query("UPDATE duetime.task SET state = 'scheduled' WHERE id = $1")
+        .bind(ids[2].uuid())
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    assert_eq!(cancel(&test.pool, ids[2]).await.unwrap(), "no_further_attempts");
+    assert_eq!(code(&cancel(&test.pool, fixture::fresh_id()).await.unwrap_err()), "P0002");
+    let elsewhere = fixture::fresh_id_of(ShardId::new(fixture::SHARDS));
+    assert_eq!(code(&cancel(&test.pool, elsewhere).await.unwrap_err()), "0A000");
+    let leaving = submit(&test, "'mail', '{}'").await;
+    test.database.inbox_leave(&[leaving]).await.unwrap();
+    assert_eq!(
+        code(&cancel(&test.pool, leaving).await.unwrap_err()),
+        "55006",
+        "it may be in the other database already"
+    );
+}
+
+#[tokio::test]
+async fn a_cancel_in_sql_archives_the_row_as_it_was_for_as_long_as_its_queue_says() {
+    let test = fixture::database().await;
+    sqlx::query("INSERT INTO duetime.queue (name, policy) VALUES ('orders', '{\"keep_succeeded_ms\": 864000000}')")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let id = super::submitted(&test, 1).await[0];
+    let row = async |table: &str| -> serde_json::Value {
+        // What says something of live tasks only is not archived.
+        let live = "ARRAY['state', 'in_order', 'counted', 'depends_on', 'stopping']";
+        let sql = format!("SELECT to_jsonb(t) - {live} FROM duetime.{table} AS t WHERE id = $1");
+        sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.uuid()).fetch_one(&test.pool).await.unwrap()
+    };
+    let before = row("task").await;
+    assert_eq!(cancel(&test.pool, id).await.unwrap(), "cancelled");
+    let mut after = row("archive").await;
+    let fields = after.as_object_mut().unwrap();
+    fields.retain(|name, _| before.get(name).is_some());
+    assert_eq!(after, before);
+    let kept: i32 = sqlx::query_scalar(
+        "SELECT drop_on - (finished_at AT TIME ZONE 'UTC')::date FROM duetime.archive WHERE id = $1",
+    )
+    .bind(id.uuid())
+    .fetch_one(&test.pool)
+    .await
+    .unwrap();
+    assert_eq!(kept, 11);
+}
