@@ -38,6 +38,9 @@ const BATCH: usize = TASKS_PER_PUT;
 /// How often the inbox is looked at when nothing is heard, and how it stands.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// How often what is over is forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
 /// A row is left to the owner of its shard for this long: a hundred times what it takes one.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
@@ -64,13 +67,15 @@ impl Collector {
     /// Until told to stop; what was begun is finished.
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
-        let mut looked: Option<Instant> = None;
         let (mut before, mut copied) = (None, None);
+        let (mut looked, mut forgot) = (None, None);
         while !stop.is_cancelled() {
             let more = self.told(self.collect(&mut before).await).unwrap_or(false);
-            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            if turn(&mut looked, LOOK_EVERY) {
                 self.told(self.look_after(&mut copied).await);
-                looked = Some(Instant::now());
+            }
+            if turn(&mut forgot, FORGET_EVERY) {
+                self.told(self.forget().await);
             }
             if !more {
                 tokio::select! {
@@ -220,15 +225,11 @@ impl Collector {
         Ok(())
     }
 
-    /// How the inbox stands, and what of it is to be forgotten. `copied`: the revision of the queues that this database has.
+    /// How the inbox stands. `copied`: the revision of the queues that this database has.
     async fn look_after(&self, copied: &mut Option<i64>) -> Result<(), Error> {
         let home = self.home();
         let standing = home.inbox_standing().await?;
         self.metrics.inbox_stands(home.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
-        home.inbox_forget(REFUSED_KEPT).await?;
-        for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
-            site.database.received_forget(home.name(), standing.oldest + RECEIVED_KEPT).await?;
-        }
         let book = self.books.load_full();
         // The first database is where they are kept.
         if self.index > 0 && book.is_read() && *copied != Some(book.revision()) {
@@ -237,4 +238,23 @@ impl Collector {
         }
         Ok(())
     }
+
+    async fn forget(&self) -> Result<(), Error> {
+        let home = self.home();
+        while home.inbox_forget(REFUSED_KEPT).await? {}
+        let age = home.inbox_standing().await?.oldest + RECEIVED_KEPT;
+        for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
+            while site.database.received_forget(home.name(), age).await? {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether it is time again, and if so notes that it was done.
+fn turn(last: &mut Option<Instant>, every: Duration) -> bool {
+    let due = last.is_none_or(|at| at.elapsed() >= every);
+    if due {
+        *last = Some(Instant::now());
+    }
+    due
 }

@@ -155,20 +155,21 @@ impl Database {
         .await
     }
 
-    /// Deletes some of the rows that were refused longer ago than `kept`.
-    pub async fn inbox_forget(&self, kept: Duration) -> Result<(), Error> {
+    /// Deletes some of the rows that were refused longer ago than `kept`. Whether there may be more.
+    pub async fn inbox_forget(&self, kept: Duration) -> Result<bool, Error> {
         let statement =
             sqlx::query(include_str!("queries/inbox_forget.sql")).bind(interval(kept)).bind(FORGOTTEN_PER_PASS);
-        self.inbox_write(StoreOp::InboxForget, statement).await.map(drop)
+        self.inbox_write(StoreOp::InboxForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Forgets some of what came out of the inbox of `source` longer ago than `age`, which must be more than anything in it has.
-    pub async fn received_forget(&self, source: &DatabaseName, age: Duration) -> Result<(), Error> {
+    /// Forgets some of what came out of the inbox of `source` longer ago than `age`, which must be more than anything in it
+    /// has. Whether there may be more.
+    pub async fn received_forget(&self, source: &DatabaseName, age: Duration) -> Result<bool, Error> {
         let statement = sqlx::query(include_str!("queries/received_forget.sql"))
             .bind(source.as_str())
             .bind(interval(age))
             .bind(FORGOTTEN_PER_PASS);
-        self.inbox_write(StoreOp::ReceivedForget, statement).await.map(drop)
+        self.inbox_write(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
     /// Makes this database's copy of the queues the same as `queues`.
@@ -192,4 +193,8 @@ impl Database {
         })
         .await
     }
+}
+
+fn more(gone: &[TaskId]) -> bool {
+    i64::try_from(gone.len()).unwrap_or(i64::MAX) >= FORGOTTEN_PER_PASS
 }

@@ -192,7 +192,7 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     let mut connection = test.pool.acquire().await.unwrap();
     let shards = super::explain::shards();
     let columns = "uuid[], int[], text[], timestamptz[], smallint[], bytea[], text[], text[], text[], int[], bigint[], text[], timestamptz[], text[], bigint[], boolean[]";
-    let row = "ARRAY[gen_random_uuid()], '{1}', '{a}', '{now}', '{3}', '{a}', '{a}', '{{}}', '{a}', '{1}', '{1}', '{{}}', '{now}', '{a}', '{1}', '{f}'";
+    let row = "ARRAY[gen_random_uuid()], '{1}', '{a}', '{now}', '{3}', '{a}', '{a}', '{a}', '{a}', '{1}', '{1}', '{a}', '{now}', '{a}', '{1}', '{f}'";
     for (sql, types, values, index) in [
         (
             include_str!("../queries/inbox_read.sql"),

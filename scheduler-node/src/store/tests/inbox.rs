@@ -26,7 +26,7 @@ async fn submit_with(connection: &mut PgConnection, arguments: &str) -> Result<T
 }
 
 pub(super) async fn submit(test: &TestDatabase, arguments: &str) -> TaskId {
-    submit_with(&mut *test.pool.acquire().await.unwrap(), arguments).await.unwrap()
+    submit_with(&mut test.pool.acquire().await.unwrap(), arguments).await.unwrap()
 }
 
 pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
@@ -142,7 +142,7 @@ async fn every_field_of_a_submission_arrives() {
     assert_eq!(task.content.headers, BTreeMap::from([("tenant".to_owned(), "blue".to_owned())]));
     let payload: serde_json::Value = serde_json::from_slice(&task.content.payload).unwrap();
     assert_eq!(payload, serde_json::json!({ "a": null, "b": 1 }));
-    let put = test.database.task_collect_keyed(&[task.clone()], &[HOLD], None).await.unwrap().remove(0);
+    let put = test.database.task_collect_keyed(std::slice::from_ref(&task), &[HOLD], None).await.unwrap().remove(0);
     assert_eq!((put.id, put.first, put.put.outcome, put.put.id), (task.id, true, PutOutcome::Created, task.id));
     assert_eq!(read(&test).await, []);
     let stored = test.database.task_read(task.id).await.unwrap().unwrap();
