@@ -16,7 +16,7 @@ const QUEUE_LABELS: usize = 500;
 const OTHER: &str = "other";
 
 /// Where tasks come from.
-const SOURCES: [&str; 2] = ["http", "amqp"];
+const SOURCES: [&str; 3] = ["http", "amqp", "schedule"];
 
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
@@ -47,6 +47,9 @@ pub struct Metrics {
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
     pub lanes_closed: IntGauge,
+    pub schedules: IntGauge,
+    /// Fire times, by what became of them.
+    pub schedule_fires: IntCounterVec,
     pub heap_entries: IntGaugeVec,
     pub in_flight: IntGaugeVec,
     pub overdue_s: GaugeVec,
@@ -113,6 +116,12 @@ impl Metrics {
                 "messages that cannot be tasks, set aside in duetime.submit.invalid",
             )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
+            schedules: book.gauge("duetime_schedules", "schedules there are, read now and then by the master; 0 elsewhere")?,
+            schedule_fires: book.counters(
+                "duetime_schedule_fires_total",
+                "fire times this node decided: made into a task, skipped because the last task was unfinished, or missed",
+                &["outcome"],
+            )?,
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
             in_flight: book.gauges(
                 "duetime_tasks_in_flight",
@@ -141,6 +150,9 @@ impl Metrics {
         };
         for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
+        }
+        for outcome in ["made", "skipped", "missed"] {
+            let _ = metrics.schedule_fires.with_label_values(&[outcome]);
         }
         for source in ["results", "rejected"] {
             let _ = metrics.quarantined.with_label_values(&[source]);

@@ -10,6 +10,7 @@ mod list;
 mod queues;
 mod receive;
 mod refusal;
+mod schedules;
 mod submit;
 mod tasks;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use crate::{
 };
 
 pub use receive::Taken;
+pub use schedules::PutSchedule;
 pub use submit::Submitted;
 
 /// What the desk asks.

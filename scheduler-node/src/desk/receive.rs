@@ -61,6 +61,6 @@ impl Desk {
 
     /// A message on its way to another exchange needs no queue of its own.
     fn admit_message(&self, task: &ValidTask) -> Result<(), Problem> {
-        if task.envelope.is_some() { Ok(()) } else { self.admit(task) }
+        if task.envelope.is_some() { Ok(()) } else { self.admit(&task.queue) }
     }
 }

@@ -34,9 +34,12 @@ struct Placed {
 impl Desk {
     /// Answers once the task is durable, from what was written: it is not read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
-        let task = request.validate(self.now(), &self.limits())?;
+        self.store_one(request.validate(self.now(), &self.limits())?).await
+    }
+
+    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
         self.know([&task.queue]).await;
-        self.admit(&task)?;
+        self.admit(&task.queue)?;
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
@@ -71,7 +74,7 @@ impl Desk {
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
-            match task.and_then(|task| self.admit(&task).map(|()| task)) {
+            match task.and_then(|task| self.admit(&task.queue).map(|()| task)) {
                 Ok(task) => {
                     placed.push(Placed { place, queue: task.queue.clone() });
                     tasks.push(task);
@@ -88,12 +91,12 @@ impl Desk {
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
     }
 
-    /// Refuses a task of a queue that is not there, where queues are made by hand only.
-    pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
-        if self.parts().auto_create || self.parts().books.load().find(&task.queue).is_some() {
+    /// Refuses a queue that is not there, where queues are made by hand only.
+    pub(super) fn admit(&self, queue: &QueueName) -> Result<(), Problem> {
+        if self.parts().auto_create || self.parts().books.load().find(queue).is_some() {
             return Ok(());
         }
-        let detail = format!("there is no queue `{}`, and queues are not made by submitting to them here", task.queue);
+        let detail = format!("there is no queue `{queue}`, and queues are not made by submitting to them here");
         Err(Problem::invalid_field("queue", detail))
     }
 

@@ -27,6 +27,7 @@ pub enum LoopKind {
     Settler,
     Reporter,
     Receiver,
+    Firer,
     Archiver,
     QueueReader,
     Prober,
