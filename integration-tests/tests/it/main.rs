@@ -14,6 +14,7 @@ mod membership;
 mod outage;
 mod refusal;
 mod route;
+mod schedule;
 mod settlement;
 mod submission;
 mod unready;

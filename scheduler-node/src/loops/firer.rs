@@ -135,7 +135,7 @@ impl Firer {
     }
 
     /// Decides what is due, and makes what others have left. Returns when to look again.
-    async fn look(&self) -> Result<Duration, Error> {
+    pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let home = self.store.home();
         let lag = if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER };
         let due = home.schedule_due(lag, READ_AT_ONCE).await?;
@@ -289,6 +289,20 @@ impl Firer {
         if let Err(error) = self.store.home().fire_done(&done).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "decided fire times that are made are still there; they are made again, to no effect");
         }
+    }
+
+    /// Waits until every task that is being made is.
+    #[cfg(test)]
+    pub(crate) async fn until_made(&self) {
+        let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
+        drop(self.making.acquire_many(all).await.expect("it is never closed"));
+    }
+
+    /// What it decides, it does not make: as if it died in between.
+    #[cfg(test)]
+    pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
+        let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
+        Arc::clone(&self.making).acquire_many_owned(all).await.expect("it is never closed")
     }
 
     async fn postpone(&self, record: &ScheduleRecord, later: Duration) {

@@ -2,6 +2,7 @@
 
 mod queues;
 mod receive;
+mod schedules;
 mod submit;
 mod tasks;
 mod views;

@@ -16,6 +16,7 @@ mod preload;
 mod put;
 mod queues;
 mod read;
+mod schedules;
 mod settle;
 mod submit;
 mod submit_claimed;
