@@ -292,7 +292,8 @@ impl Shared {
         let (elector, mastership) = Elector::new(self.me.clone(), views.clone(), session.clone(), metrics);
         let databases: Vec<(DatabaseName, ShardRange)> =
             self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
-        let assigner = Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let assigner =
+            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
         let holdings = self.sites.all().iter().map(|site| Holding {
             database: site.name().clone(),
             shards: site.database.shards(),

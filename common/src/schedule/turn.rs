@@ -124,7 +124,12 @@ impl Turn {
     }
 
     /// The fire times to be decided now, and the first one after them. Counts those that were missed.
-    fn come(&mut self, rules: &Rules, calendar: &Calendar, now: UnixMicros) -> (VecDeque<UnixMicros>, Option<UnixMicros>) {
+    fn come(
+        &mut self,
+        rules: &Rules,
+        calendar: &Calendar,
+        now: UnixMicros,
+    ) -> (VecDeque<UnixMicros>, Option<UnixMicros>) {
         let (since, paused_at) = (self.standing.since, self.standing.paused_at);
         let until = paused_at.unwrap_or_else(|| now.plus(AHEAD));
         let catch_up = Duration::from_millis(u64::try_from(rules.catch_up_ms).unwrap_or(0));
@@ -135,7 +140,8 @@ impl Turn {
         while let Some(at) = next_at.filter(|at| *at <= until) {
             if at < earliest {
                 self.missed += 1;
-                next_at = after(if self.missed < MISSED_COUNTED { at } else { earliest.minus(Duration::from_micros(1)) });
+                next_at =
+                    after(if self.missed < MISSED_COUNTED { at } else { earliest.minus(Duration::from_micros(1)) });
                 continue;
             }
             come.push_back(at);

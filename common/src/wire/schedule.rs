@@ -147,7 +147,8 @@ pub struct SchedulePage {
 impl SchedulePage {
     pub fn validate(&self) -> Result<(), FieldError> {
         if let Some(cursor) = &self.cursor {
-            check_name(cursor).map_err(|_| FieldError::new("cursor", "the cursor is not one that a list answered with"))?;
+            check_name(cursor)
+                .map_err(|_| FieldError::new("cursor", "the cursor is not one that a list answered with"))?;
         }
         FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
     }
@@ -242,8 +243,11 @@ mod tests {
 
     #[test]
     fn a_view_reads_back() {
-        let raw = r#"{"queue":"q","every_ms":1000,"payload":{"b": 1.0},"retry":{"kind":"immediate"},"headers":{"a":"b"}}"#;
-        for (raw, when) in [(raw.to_owned(), "every_ms"), (raw.replace("\"every_ms\":1000", "\"cron\":\"@daily\""), "cron")] {
+        let raw =
+            r#"{"queue":"q","every_ms":1000,"payload":{"b": 1.0},"retry":{"kind":"immediate"},"headers":{"a":"b"}}"#;
+        for (raw, when) in
+            [(raw.to_owned(), "every_ms"), (raw.replace("\"every_ms\":1000", "\"cron\":\"@daily\""), "cron")]
+        {
             let schedule = valid(&raw).unwrap();
             let view = ScheduleView {
                 name: ScheduleName::new("s"),

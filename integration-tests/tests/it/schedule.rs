@@ -53,7 +53,7 @@ fn seconds(moment: &str) -> Result<i64> {
 async fn made(client: &Client, name: &str, queue: &str) -> Result<BTreeMap<i64, Task>> {
     let mut made = BTreeMap::new();
     for task in client.list(&format!("queue={queue}&limit=1000")).await? {
-        let key = task.rest["key"].as_str().unwrap_or_default().to_owned();
+        let key = task.rest.get("key").and_then(Value::as_str).unwrap_or_default().to_owned();
         let Some((of, fire_at)) = key.split_once('@') else { continue };
         if of == name {
             ensure!(made.insert(seconds(fire_at)?, task).is_none(), "{key} was made twice");
@@ -180,9 +180,8 @@ async fn after_an_outage_of_all_nodes_fire_times_are_made_up_as_far_back_as_the_
 async fn skip_lets_no_two_tasks_of_a_slow_consumer_overlap() {
     const WORK: Duration = Duration::from_millis(2_300);
     scenario(Sandbox::builder(), async |sandbox| {
-        let slow = |_: &Delivery| {
-            Answer(vec![Step::Wait(WORK), Step::Report(json!({ "status": "succeeded" })), Step::Ack])
-        };
+        let slow =
+            |_: &Delivery| Answer(vec![Step::Wait(WORK), Step::Report(json!({ "status": "succeeded" })), Step::Ack]);
         let (_consumer, arrivals) = consume(sandbox, "slow", &json!({ "settle": "result" }), slow).await?;
         put(&sandbox.client(0), "s", "slow", &json!({})).await?;
         until("four have arrived", SOON, || async { (arrivals.arrivals().len() >= 4).then_some(()) }).await?;

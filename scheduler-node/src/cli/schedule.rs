@@ -11,12 +11,7 @@ use common::{
 use reqwest::Method;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{
-    Error, Form,
-    ask::Asked,
-    client::Request,
-    moment, print, say,
-};
+use super::{Error, Form, ask::Asked, client::Request, moment, print, say};
 use crate::clock;
 
 /// What is to be done with a schedule.
@@ -29,8 +24,10 @@ pub enum Command {
     #[command(after_help = "Example:\n  duetime schedule get nightly")]
     Get(Asked<One>),
     /// Set a schedule as a whole: fields that are not named take their defaults.
-    #[command(after_help = "Examples:\n  duetime schedule put nightly queue=reports cron='0 3 * * *' time_zone=Europe/Berlin\n  \
-                            duetime schedule put pulse queue=health every_ms=5000 overlap=allow payload='{\"deep\":true}'")]
+    #[command(
+        after_help = "Examples:\n  duetime schedule put nightly queue=reports cron='0 3 * * *' time_zone=Europe/Berlin\n  \
+                            duetime schedule put pulse queue=health every_ms=5000 overlap=allow payload='{\"deep\":true}'"
+    )]
     Put(Asked<Put>),
     /// Forget a schedule; tasks that are made stay.
     #[command(after_help = "Example:\n  duetime schedule delete nightly")]

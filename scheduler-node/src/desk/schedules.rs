@@ -8,7 +8,8 @@ use common::{
     task::Content,
     time::UnixMicros,
     wire::{
-        Problem, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView, TaskView, ValidTask, schedule::ValidSchedule,
+        Problem, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView, TaskView, ValidTask,
+        schedule::ValidSchedule,
     },
 };
 
@@ -67,8 +68,7 @@ impl Desk {
             None => Standing::new(&valid.calendar, now),
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
-        let wish =
-            Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
         let put = match &before {
             Some(before) => home.schedule_change(name, before.revision, wish).await,
             None => home.schedule_add(name, wish).await,
@@ -86,8 +86,7 @@ impl Desk {
                 let calendar = calendar_of(&before)?;
                 let mut standing = before.standing;
                 pause_or_resume(&mut standing, &calendar, Some(paused), now);
-                let turn =
-                    Turn { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: standing.wake_at(now) };
+                let turn = Turn { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: standing.wake_at(now) };
                 let home = desk.parts().store.home();
                 let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await;
                 if let Some(record) = turned.map_err(|error| failed(&error))? {
@@ -201,6 +200,7 @@ fn no_schedule(name: &ScheduleName) -> Problem {
 }
 
 fn too_busy(name: &ScheduleName) -> Problem {
-    let detail = format!("the schedule `{name}` was written by others each time this was tried; it was not done, ask again");
+    let detail =
+        format!("the schedule `{name}` was written by others each time this was tried; it was not done, ask again");
     Problem::unavailable(detail).retry_after(1)
 }

@@ -19,11 +19,7 @@ pub(super) async fn list(State(api): State<Api>, uri: Uri) -> Result<Json<Schedu
     Ok(Json(api.desk.schedule_list(query::schedule_page(&uri)?).await?))
 }
 
-pub(super) async fn show(
-    State(api): State<Api>,
-    Named(name): Named,
-    uri: Uri,
-) -> Result<Json<ScheduleView>, Refusal> {
+pub(super) async fn show(State(api): State<Api>, Named(name): Named, uri: Uri) -> Result<Json<ScheduleView>, Refusal> {
     Ok(Json(api.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
 }
 

@@ -118,7 +118,10 @@ impl Firer {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "the schedules cannot be looked at; what is missed is made up later");
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the schedules cannot be looked at; what is missed is made up later"
+                        );
                     }
                     LOOK_EVERY
                 }
@@ -271,7 +274,9 @@ impl Firer {
     /// the hold.
     fn make(&self, mut fires: Vec<FireRecord>) {
         fires.retain(|fire| self.fit(fire.id).is_some());
-        let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else { return };
+        let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
+            return;
+        };
         let this = self.clone();
         spawn_child(async move {
             this.write_tasks(fires).await;
@@ -285,9 +290,13 @@ impl Firer {
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let answers = self.submitter.write(tasks, SOURCE).await;
         fail::fail_point!("after_fire_made", |_| std::process::abort());
-        let done: Vec<TaskId> = ids.into_iter().zip(answers).filter_map(|(id, answer)| answer.ok().map(|_| id)).collect();
+        let done: Vec<TaskId> =
+            ids.into_iter().zip(answers).filter_map(|(id, answer)| answer.ok().map(|_| id)).collect();
         if let Err(error) = self.store.home().fire_done(&done).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "decided fire times that are made are still there; they are made again, to no effect");
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "decided fire times that are made are still there; they are made again, to no effect"
+            );
         }
     }
 

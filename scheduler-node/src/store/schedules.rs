@@ -200,8 +200,7 @@ impl Database {
             let rows = query.fetch_all(&pool).await?;
             let arrived = Instant::now();
             let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-            let (now, next_wake_at) =
-                (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
+            let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
             let mut schedules = Vec::with_capacity(rows.len());
             for row in &rows {
                 if row.try_get::<Option<&str>, _>("name")?.is_some() {

@@ -66,6 +66,8 @@ fn the_last_day_the_nearest_weekday_and_the_nth_one_can_be_named() {
     assert_eq!(next("0 0 L * *", "UTC", from, 2), ["01-31 00:00:00 +0000", "02-28 00:00:00 +0000"]);
     assert_eq!(next("0 0 15W * *", "UTC", from, 2), ["01-15 00:00:00 +0000", "02-16 00:00:00 +0000"]);
     assert_eq!(next("0 0 * * MON#1", "UTC", from, 2), ["02-02 00:00:00 +0000", "03-02 00:00:00 +0000"]);
+    assert_eq!(next("0 0 * * FRI#L", "UTC", from, 2), ["01-30 00:00:00 +0000", "02-27 00:00:00 +0000"]);
+    assert_eq!(next("0 0 13 * +FRI", "UTC", from, 1), ["02-13 00:00:00 +0000"], "both, not either");
     assert_eq!(next("15 30 8 * * *", "UTC", from, 1), ["01-07 08:30:15 +0000"], "six fields have seconds first");
 }
 
@@ -73,7 +75,8 @@ fn the_last_day_the_nearest_weekday_and_the_nth_one_can_be_named() {
 fn what_never_fires_or_cannot_be_read_is_refused_by_its_field() {
     let now = moment("2026-01-01T00:00:00Z");
     let refused = |when: When| when.calendar_that_fires(now).unwrap_err();
-    for text in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 29 2 +MON#1", "", "* * * *", "61 * * * *", "0 0 1 1 * * 2030"] {
+    for text in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 29 2 +MON#1", "", "* * * *", "61 * * * *", "0 0 1 1 * * 2030"]
+    {
         assert_eq!(refused(cron(text, "UTC")).field, "cron", "{text}");
     }
     assert_eq!(refused(cron(&"*".repeat(300), "UTC")).field, "cron");

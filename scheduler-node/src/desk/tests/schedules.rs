@@ -72,12 +72,10 @@ async fn set_back(test: &TestDatabase, hours: i32) {
 
 /// The keys of all tasks there are, finished or not.
 async fn keys(test: &TestDatabase) -> Vec<String> {
-    sqlx::query_scalar(
-        "SELECT key FROM duetime.task UNION ALL SELECT key FROM duetime.archive ORDER BY 1",
-    )
-    .fetch_all(&test.pool)
-    .await
-    .unwrap()
+    sqlx::query_scalar("SELECT key FROM duetime.task UNION ALL SELECT key FROM duetime.archive ORDER BY 1")
+        .fetch_all(&test.pool)
+        .await
+        .unwrap()
 }
 
 async fn assert_each_once(test: &TestDatabase, count: usize) {
@@ -127,7 +125,10 @@ async fn a_schedule_is_put_shown_paused_run_and_deleted() {
     let (counter, test) = fresh().await;
     let desk = &counter.desk;
     let put = desk
-        .schedule_put(name("s"), schedule(r#"{"queue":"mails","cron":"30 2 * * *","time_zone":"Europe/Berlin","payload":{"a":1}}"#))
+        .schedule_put(
+            name("s"),
+            schedule(r#"{"queue":"mails","cron":"30 2 * * *","time_zone":"Europe/Berlin","payload":{"a":1}}"#),
+        )
         .await
         .expect("put");
     assert!(put.created && !put.view.paused && put.view.next_fire_times.len() == 5);
@@ -183,7 +184,11 @@ async fn two_firers_at_the_same_moment_make_one_task_for_each_fire_time() {
 #[tokio::test]
 async fn what_a_firer_decided_before_it_died_is_made_once_by_another() {
     let (counter, test) = fresh().await;
-    counter.desk.queue_put(QueueName::new("mails"), QueueRequest::parse(r#"{"dedup_window_ms":0}"#).unwrap()).await.unwrap();
+    counter
+        .desk
+        .queue_put(QueueName::new("mails"), QueueRequest::parse(r#"{"dedup_window_ms":0}"#).unwrap())
+        .await
+        .unwrap();
     assert_ne!(QueuePolicy::default().dedup_window_ms, 0);
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     set_back(&test, 1).await;
@@ -200,12 +205,19 @@ async fn what_a_firer_decided_before_it_died_is_made_once_by_another() {
     let id = task_of_last(&test).await;
     finish(&counter, id).await;
     assert_eq!(test.live().await, 0);
-    sqlx::raw_sql("DROP TRIGGER keep ON duetime.fire; UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
+    sqlx::raw_sql("DROP TRIGGER keep ON duetime.fire; UPDATE duetime.fire SET wake_at = now()")
+        .execute(&test.pool)
+        .await
+        .unwrap();
 
     let (second, metrics) = firer(&counter, false);
     look(&second).await;
     assert_each_once(&test, 1).await;
-    assert_eq!((test.live().await, made(&metrics)), (0, 0), "it has finished, and its key is free: only its id says so");
+    assert_eq!(
+        (test.live().await, made(&metrics)),
+        (0, 0),
+        "it has finished, and its key is free: only its id says so"
+    );
 }
 
 #[tokio::test]
@@ -239,7 +251,8 @@ async fn a_change_at_the_moment_of_a_fire_time_neither_loses_nor_doubles_it() {
         };
         let desk = counter.desk.clone();
         let changing = || {
-            let request = schedule(r#"{"queue":"others","every_ms":86400000,"overlap":"allow","catch_up_ms":86400000}"#);
+            let request =
+                schedule(r#"{"queue":"others","every_ms":86400000,"overlap":"allow","catch_up_ms":86400000}"#);
             spawn_child(async move { desk.schedule_put(name("s"), request).await.map(|put| put.created) })
         };
         // Whoever waits first goes first; the other finds the schedule changed.
@@ -273,10 +286,12 @@ async fn a_pause_at_the_moment_of_a_fire_time_neither_loses_it_nor_lets_more_pas
     look(&firer).await;
     assert_each_once(&test, 1).await;
     // Two hours of pause are not made up.
-    sqlx::query("UPDATE duetime.schedule SET paused_at = paused_at - interval '2 hours', since = since - interval '2 hours'")
-        .execute(&test.pool)
-        .await
-        .unwrap();
+    sqlx::query(
+        "UPDATE duetime.schedule SET paused_at = paused_at - interval '2 hours', since = since - interval '2 hours'",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
     assert!(!counter.desk.schedule_pause(name("s"), false).await.expect("resumed").paused);
     look(&firer).await;
     assert_each_once(&test, 1).await;
@@ -329,13 +344,19 @@ async fn others_than_the_master_act_only_on_what_it_leaves() {
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     set_back(&test, 1).await;
-    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '600 s'").execute(&test.pool).await.unwrap();
+    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '600 s'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
     let (other, metrics) = firer(&counter, false);
     look(&other).await;
     assert_eq!(made(&metrics), 0);
     let pause = other.look().await.expect("it answers");
     assert!(pause > Duration::ZERO && pause <= Duration::from_millis(500), "{pause:?}");
-    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '2 s'").execute(&test.pool).await.unwrap();
+    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '2 s'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
     look(&other).await;
     assert_each_once(&test, 1).await;
 }

@@ -54,7 +54,13 @@ async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
 /// Hour 1 is decided.
 fn turn() -> Turn {
     let fire = Fire { at: UnixMicros::new(HOUR_US), buffered: false };
-    Turn { fires: vec![fire], skipped: 0, missed: 0, standing: standing(2), wake_at: Some(UnixMicros::new(2 * HOUR_US)) }
+    Turn {
+        fires: vec![fire],
+        skipped: 0,
+        missed: 0,
+        standing: standing(2),
+        wake_at: Some(UnixMicros::new(2 * HOUR_US)),
+    }
 }
 
 async fn decide(test: &TestDatabase, read: &ScheduleRecord, id: TaskId) -> Option<ScheduleRecord> {
@@ -73,7 +79,8 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
     for name in ["a", "c"] {
         added(&test, name).await;
     }
-    let names = |records: Vec<ScheduleRecord>| records.into_iter().map(|record| record.name.to_string()).collect::<Vec<_>>();
+    let names =
+        |records: Vec<ScheduleRecord>| records.into_iter().map(|record| record.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(test.database.schedule_list(None, 2).await.unwrap()), ["a", "b"]);
     assert_eq!(names(test.database.schedule_list(Some("b"), 2).await.unwrap()), ["c"]);
     assert_eq!(test.database.schedule_count().await.unwrap(), 3);
@@ -130,7 +137,11 @@ async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_sch
     let id = fixture::fresh_id();
     let turned = decide(&test, &read, id).await.expect("decided");
     let other = rules("others");
-    test.database.schedule_change(&read.name, turned.revision, wish(&other, standing(2))).await.unwrap().expect("changed");
+    test.database
+        .schedule_change(&read.name, turned.revision, wish(&other, standing(2)))
+        .await
+        .unwrap()
+        .expect("changed");
     assert!(test.database.schedule_delete(&read.name).await.unwrap());
     let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
     let fire = taken.into_iter().next().expect("one").expect("readable");
