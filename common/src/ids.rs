@@ -187,6 +187,10 @@ name! {
     QueueName
 }
 name! {
+    /// A schedule's name: what is put under it replaces what was there.
+    ScheduleName
+}
+name! {
     /// One PostgreSQL that holds a range of shards.
     DatabaseName
 }

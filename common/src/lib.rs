@@ -8,6 +8,7 @@
 //! - [`queue`]: a named kind of task with its policy.
 //! - [`task`]: what is asked for and handed over; [`task::state`], the one table of states; [`task::retry`], when a failed
 //!   attempt is tried again; [`task::verdict`], what a confirm, a silence, a rejection or a report means.
+//! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::turn`], what a look at it comes to.
 //! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it; [`shard::assign`],
 //!   which node should own it.
 //! - [`cluster`]: [`cluster::view`], what etcd holds at one moment; [`cluster::membership`], when not to trust it;
@@ -21,6 +22,7 @@ pub mod outcome;
 pub mod time;
 
 pub mod queue;
+pub mod schedule;
 pub mod task;
 
 pub mod shard;

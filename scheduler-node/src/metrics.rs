@@ -16,7 +16,7 @@ const QUEUE_LABELS: usize = 500;
 const OTHER: &str = "other";
 
 /// Where tasks come from.
-const SOURCES: [&str; 3] = ["http", "amqp", "sql"];
+const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 
 /// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
 const INBOX_REASONS: [&str; 4] = ["invalid_field", "payload_too_large", "duplicate", "stale_version"];
@@ -53,6 +53,9 @@ pub struct Metrics {
     inbox_rows: IntGaugeVec,
     inbox_oldest_s: GaugeVec,
     pub lanes_closed: IntGauge,
+    pub schedules: IntGauge,
+    /// Fire times, by what became of them.
+    pub schedule_fires: IntCounterVec,
     pub heap_entries: IntGaugeVec,
     pub in_flight: IntGaugeVec,
     pub overdue_s: GaugeVec,
@@ -134,6 +137,12 @@ impl Metrics {
                 &["database"],
             )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
+            schedules: book.gauge("duetime_schedules", "schedules there are, read now and then by the master; 0 elsewhere")?,
+            schedule_fires: book.counters(
+                "duetime_schedule_fires_total",
+                "fire times this node decided: made into a task, skipped because the last task was unfinished, or missed",
+                &["outcome"],
+            )?,
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
             in_flight: book.gauges(
                 "duetime_tasks_in_flight",
@@ -165,6 +174,9 @@ impl Metrics {
         }
         for reason in INBOX_REASONS.into_iter().chain([OTHER]) {
             let _ = metrics.inbox_refused.with_label_values(&[reason]);
+        }
+        for outcome in ["made", "skipped", "missed"] {
+            let _ = metrics.schedule_fires.with_label_values(&[outcome]);
         }
         for source in ["results", "rejected"] {
             let _ = metrics.quarantined.with_label_values(&[source]);

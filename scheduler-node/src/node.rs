@@ -29,7 +29,8 @@ use crate::{
         at_once::AtOnce,
         collector::Collector,
         dispatcher::{Dispatcher, Pace},
-        elector::Elector,
+        elector::{Elector, Mastership},
+        firer::Firer,
         gate::Gate,
         gauger::Gauger,
         held::Held,
@@ -112,7 +113,7 @@ impl Node {
         let shared = Shared::new(config)?;
         let (mut intake, mut work, mut cluster) = (Crew::default(), Crew::default(), Crew::default());
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
-        let (coordination, views, session) = shared.join(&mut cluster, url).await?;
+        let (coordination, views, session, mastership) = shared.join(&mut cluster, url).await?;
         let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
         let (broker, keeper) =
             Broker::new(settings::amqp(&shared.config.amqp, Some(&shared.config.delay_exchanges)), broker_metrics);
@@ -130,6 +131,15 @@ impl Node {
         let at_once = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
         let submitter = shared.take_in(&mut work, &at_once, &nudger);
+        let firer = Firer::new(
+            shared.store.clone(),
+            submitter.clone(),
+            Arc::clone(&shared.books),
+            mastership,
+            shared.fitness.subscribe(),
+            Arc::clone(&shared.metrics),
+        );
+        intake.spawn(LoopKind::Firer, firer.run(shared.stop.intake.clone()));
         let readiness = Readiness::new(
             shared.fitness.subscribe(),
             broker.state(),
@@ -262,7 +272,7 @@ impl Shared {
         &self,
         crew: &mut Crew,
         url: String,
-    ) -> anyhow::Result<(Coordination, Views, watch::Receiver<Session>)> {
+    ) -> anyhow::Result<(Coordination, Views, watch::Receiver<Session>, watch::Receiver<Mastership>)> {
         let metrics = CoordinationMetrics::register(&self.registry)?;
         let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
         let coordination = Coordination::new(etcd, Arc::clone(&metrics)).await?;
@@ -287,7 +297,8 @@ impl Shared {
         let (elector, mastership) = Elector::new(self.me.clone(), views.clone(), session.clone(), metrics);
         let databases: Vec<(DatabaseName, ShardRange)> =
             self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
-        let assigner = Assigner::new(coordination.clone(), databases, views.clone(), mastership, session.clone());
+        let assigner =
+            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
         let holdings = self.sites.all().iter().map(|site| Holding {
             database: site.name().clone(),
             shards: site.database.shards(),
@@ -309,7 +320,7 @@ impl Shared {
         crew.spawn(LoopKind::Elector, elector.run(stop.clone()));
         crew.spawn(LoopKind::Assigner, assigner.run(stop.clone()));
         crew.spawn(LoopKind::Owner, owner.run(stop.clone()));
-        Ok((coordination, views, session))
+        Ok((coordination, views, session, mastership))
     }
 
     /// What looks after the stores and tells nodes of one another's rows.

@@ -80,9 +80,9 @@ fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicro
     read.map(Some).ok_or_else(refused)
 }
 
-fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(|_| serde::de::Error::custom(format!("`{text}` is not a number of tasks")))
+    text.parse().map(Some).map_err(|_| serde::de::Error::custom(format!("`{text}` is not a number")))
 }
 
 /// Where the next page begins: after the task due then with that id. Opaque to clients.

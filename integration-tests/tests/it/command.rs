@@ -184,6 +184,32 @@ async fn a_batch_tells_each_refused_line_by_its_number_and_lists_follow_to_the_e
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_put_looked_at_paused_run_and_deleted_by_hand() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        terminal.refused(&["schedule", "get", "nightly"]).await?;
+        let fields = ["queue=reports", "cron=30 2 * * *", "time_zone=Europe/Berlin", "payload={\"deep\": 1.0}"];
+        let put = terminal.text(&[&["schedule", "put", "nightly"][..], &fields].concat()).await?;
+        ensure!(put.contains("30 2 * * *  Europe/Berlin") && put.contains("{\"deep\": 1.0}"), "{put}");
+        let never = terminal.refused(&["schedule", "put", "never", "queue=q", "cron=0 0 30 2 *"]).await?;
+        ensure!(never.contains("never fires"), "{never}");
+        let next = terminal.text(&["schedule", "next", "nightly", "--count", "3"]).await?;
+        ensure!(next.lines().count() == 3, "{next}");
+        ensure!(terminal.text(&["schedule", "pause", "nightly"]).await? == "nightly  paused\n");
+        ensure!(terminal.text(&["schedule", "list"]).await?.contains("paused"));
+        ensure!(terminal.json(&["schedule", "resume", "nightly"]).await?["paused"] == false);
+        terminal.text(&["schedule", "pause", "nightly"]).await?;
+        terminal.text(&["queue", "pause", "reports"]).await?;
+        let task = terminal.json(&["schedule", "run", "nightly"]).await?;
+        ensure!(task["queue"] == "reports", "{task}");
+        ensure!(terminal.text(&["schedule", "delete", "nightly"]).await? == "nightly  deleted\n");
+        ensure!(terminal.json(&["schedule", "list"]).await?["schedules"] == serde_json::json!([]));
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_set_field_by_field_paused_and_deleted_by_hand() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         let terminal = Terminal::of(sandbox);

@@ -15,6 +15,7 @@ mod membership;
 mod outage;
 mod refusal;
 mod route;
+mod schedule;
 mod settlement;
 mod sql;
 mod stop;

@@ -6,7 +6,7 @@ use super::{
     Error, Form, Output,
     access::Access,
     client::{Answer, Client},
-    cluster, list, queue, say, submit, task, top,
+    cluster, list, queue, say, schedule, submit, task, top,
 };
 
 /// What a node is asked for.
@@ -42,6 +42,9 @@ pub enum Ask {
     /// Queues: their policies and counts, pause and resume.
     #[command(subcommand)]
     Queue(queue::Command),
+    /// Schedules: calendars that make tasks.
+    #[command(subcommand)]
+    Schedule(schedule::Command),
     /// Show the nodes, the master and who owns the shards.
     #[command(after_help = "Example:\n  duetime cluster --url http://10.0.0.5:8080")]
     Cluster(Asked<cluster::Wish>),
@@ -96,6 +99,7 @@ pub async fn ask(question: &Ask) -> Result<(), Error> {
         Ask::Retry(asked) => task::retry(asked).await,
         Ask::Result(asked) => task::report(asked).await,
         Ask::Queue(command) => queue::queue(command).await,
+        Ask::Schedule(command) => schedule::schedule(command).await,
         Ask::Cluster(asked) => cluster::cluster(asked).await,
         Ask::Top(asked) => top::top(asked).await,
     }

@@ -14,6 +14,7 @@ mod migrate;
 mod moment;
 mod print;
 mod queue;
+mod schedule;
 mod signals;
 mod submit;
 mod task;
@@ -264,10 +265,10 @@ mod tests {
     fn every_command_that_asks_a_node_has_an_example() {
         let mut command = Cli::command();
         command.build();
-        let of_queue = |name: &str| name == "queue";
-        let queue = command.find_subcommand("queue").expect("the command");
-        let asking =
-            command.get_subcommands().filter(|command| !of_queue(command.get_name())).chain(queue.get_subcommands());
+        let (families, single): (Vec<_>, Vec<_>) =
+            command.get_subcommands().partition(|command| ["queue", "schedule"].contains(&command.get_name()));
+        assert_eq!(families.len(), 2);
+        let asking = single.into_iter().chain(families.into_iter().flat_map(clap::Command::get_subcommands));
         for command in asking.filter(|command| command.get_arguments().any(|arg| arg.get_id() == "token_file")) {
             let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(example.contains("duetime "), "{} has none", command.get_name());

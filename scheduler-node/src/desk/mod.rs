@@ -11,6 +11,7 @@ mod list;
 mod queues;
 mod receive;
 pub(crate) mod refusal;
+mod schedules;
 mod submit;
 mod tasks;
 #[cfg(test)]
@@ -37,6 +38,7 @@ use crate::{
 };
 
 pub use receive::Taken;
+pub use schedules::PutSchedule;
 pub use submit::Submitted;
 
 /// What the desk asks.

@@ -87,6 +87,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueRevision
             | StoreOp::QueueRead
             | StoreOp::QueueCounts
+            | StoreOp::ScheduleRead
             | StoreOp::ShardRead
             | StoreOp::InboxFind
     )

@@ -34,7 +34,10 @@ struct Placed {
 impl Desk {
     /// Answers once the task is durable, from what was written: it is not read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
-        let task = request.validate(self.now(), &self.limits())?;
+        self.store_one(request.validate(self.now(), &self.limits())?).await
+    }
+
+    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
         self.know(named(&task)).await;
         self.admit(&task)?;
         let shown = task.clone();
@@ -95,10 +98,14 @@ impl Desk {
         let book = self.parts().books.load();
         let placement = |queue: &QueueName| book.get(queue).policy.placement;
         check_colocated(&task.depends_on, &task.queue, task.partition_key.as_deref(), placement)?;
-        if self.parts().auto_create || book.find(&task.queue).is_some() {
+        self.admit_queue(&task.queue)
+    }
+
+    pub(super) fn admit_queue(&self, queue: &QueueName) -> Result<(), Problem> {
+        if self.parts().auto_create || self.parts().books.load().find(queue).is_some() {
             return Ok(());
         }
-        let detail = format!("there is no queue `{}`, and queues are not made by submitting to them here", task.queue);
+        let detail = format!("there is no queue `{queue}`, and queues are not made by submitting to them here");
         Err(Problem::invalid_field("queue", detail))
     }
 

@@ -11,6 +11,7 @@ mod metrics;
 mod query;
 mod queues;
 mod refusal;
+mod schedules;
 mod serve;
 mod shell;
 mod tasks;
@@ -50,6 +51,13 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::GET, "/v1/queues/{queue}/keys/{key}"),
     (Method::PATCH, "/v1/queues/{queue}/keys/{key}"),
     (Method::DELETE, "/v1/queues/{queue}/keys/{key}"),
+    (Method::GET, "/v1/schedules"),
+    (Method::GET, "/v1/schedules/{name}"),
+    (Method::PUT, "/v1/schedules/{name}"),
+    (Method::DELETE, "/v1/schedules/{name}"),
+    (Method::POST, "/v1/schedules/{name}/pause"),
+    (Method::POST, "/v1/schedules/{name}/resume"),
+    (Method::POST, "/v1/schedules/{name}/run"),
     (Method::GET, "/v1/cluster"),
     (Method::GET, "/healthz"),
     (Method::GET, "/readyz"),
@@ -115,6 +123,11 @@ fn routes() -> Router<Api> {
         .route("/v1/queues/{queue}/pause", post(queues::pause))
         .route("/v1/queues/{queue}/resume", post(queues::resume))
         .route("/v1/queues/{queue}/keys/{key}", get(keys::show).patch(keys::change).delete(keys::cancel))
+        .route("/v1/schedules", get(schedules::list))
+        .route("/v1/schedules/{name}", get(schedules::show).put(schedules::put).delete(schedules::delete))
+        .route("/v1/schedules/{name}/pause", post(schedules::pause))
+        .route("/v1/schedules/{name}/resume", post(schedules::resume))
+        .route("/v1/schedules/{name}/run", post(schedules::run))
         .route("/v1/cluster", get(cluster::show))
         .route("/healthz", get(cluster::alive))
         .route("/readyz", get(cluster::ready))

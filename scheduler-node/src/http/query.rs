@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{KeyQuery, ListFilter, Problem, read};
+use common::wire::{KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, read};
 use serde::de::DeserializeOwned;
 
 /// What axum puts before the reason.
@@ -18,6 +18,18 @@ pub(super) fn filter(uri: &Uri) -> Result<ListFilter, Problem> {
 /// The partition key beside a business key.
 pub(super) fn partition_key(uri: &Uri) -> Result<Option<String>, Problem> {
     parameters::<KeyQuery>(uri).map(|query| query.partition_key)
+}
+
+/// How many of a schedule's next fire times to show.
+pub(super) fn next(uri: &Uri) -> Result<usize, Problem> {
+    Ok(parameters::<NextQuery>(uri)?.count()?)
+}
+
+/// Which page of schedules.
+pub(super) fn schedule_page(uri: &Uri) -> Result<SchedulePage, Problem> {
+    let page: SchedulePage = parameters(uri)?;
+    page.validate()?;
+    Ok(page)
 }
 
 fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
@@ -56,6 +68,18 @@ mod tests {
         assert_eq!(filter.due_before.expect("given").millis(), 1_900_000_000_000);
         assert_eq!(filter.limit, Some(7));
         assert_eq!(read("").expect("read"), ListFilter::default());
+    }
+
+    #[test]
+    fn how_many_fire_times_and_which_page_of_schedules_is_read() {
+        let uri = |query: &str| format!("/v1/schedules/s?{query}").parse().expect("a path");
+        assert_eq!((next(&uri("")), next(&uri("next=0"))), (Ok(5), Ok(0)));
+        for query in ["next=101", "next=-1", "next=all"] {
+            assert_eq!(next(&uri(query)).expect_err("refused").field.as_deref(), Some("next"), "{query}");
+        }
+        let page = schedule_page(&uri("limit=2&cursor=a.b")).expect("read");
+        assert_eq!((page.limit(), page.cursor.as_deref()), (2, Some("a.b")));
+        assert_eq!(schedule_page(&uri("cursor=a%20b")).expect_err("refused").field.as_deref(), Some("cursor"));
     }
 
     #[test]

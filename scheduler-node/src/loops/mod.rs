@@ -2,6 +2,7 @@
 //!
 //! The life of a task: [`submitter`], [`putter`], [`collector`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
 //! [`archiver`].
+//! Tasks that nobody submits: [`firer`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
 //! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
 //! [`gate`], [`site`], and the short way of [`at_once`].
@@ -12,6 +13,7 @@ pub mod at_once;
 pub mod collector;
 pub mod dispatcher;
 pub mod elector;
+pub mod firer;
 pub mod gate;
 pub mod gauger;
 pub mod held;

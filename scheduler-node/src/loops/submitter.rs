@@ -127,7 +127,11 @@ impl Submitter {
 
     /// One answer a task, in the order of the tasks. Done answers mean that the task, or the one that has its key, is durable.
     pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
-        let new = self.routes.place(tasks);
+        self.write(self.routes.place(tasks), source).await
+    }
+
+    /// The same for tasks that have their ids already.
+    pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
         let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
         let (inserts, puts) = (self.send_inserts(plain, source), self.send_puts(keyed, source));

@@ -21,6 +21,7 @@ pub mod put;
 pub mod queues;
 pub mod read;
 pub mod rows;
+pub mod schedules;
 pub mod settle;
 pub mod submit;
 pub mod watch;
@@ -54,7 +55,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// `databases` in the order of the configuration; the first one also keeps the queues.
+    /// `databases` in the order of the configuration; the first one also keeps the queues and the schedules.
     pub fn new(databases: Vec<Arc<Database>>) -> Self {
         assert!(!databases.is_empty(), "a store has at least one database");
         Self { databases: databases.into() }
@@ -64,7 +65,7 @@ impl Store {
         &self.databases
     }
 
-    /// The database that keeps what belongs to no shard: the queues.
+    /// The database that keeps what belongs to no shard: the queues and the schedules.
     pub fn home(&self) -> &Arc<Database> {
         &self.databases[0]
     }

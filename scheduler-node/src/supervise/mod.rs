@@ -28,6 +28,7 @@ pub enum LoopKind {
     Settler,
     Reporter,
     Receiver,
+    Firer,
     Archiver,
     QueueReader,
     Prober,

@@ -3,6 +3,7 @@
 mod collect;
 mod queues;
 mod receive;
+mod schedules;
 mod submit;
 mod tasks;
 mod views;

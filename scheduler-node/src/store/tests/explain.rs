@@ -209,3 +209,26 @@ async fn whoever_waits_for_a_success_is_found_by_its_name() {
         assert!(plan.contains("task_depends"), "{plan}");
     }
 }
+
+#[tokio::test]
+async fn schedules_that_are_due_and_decided_fire_times_are_found_by_their_moment() {
+    let test = fixture::database().await;
+    for fill in [
+        "INSERT INTO duetime.schedule (name, rules, payload, since, wake_at)
+         SELECT 's' || g, '{}', '', now(), now() + g * interval '1 s' FROM generate_series(-100, 20000) AS g",
+        "INSERT INTO duetime.fire (id, schedule, fire_at, buffered, rules, payload, wake_at)
+         SELECT gen_random_uuid(), 's', now(), false, '{}', '', now() + g * interval '1 s' FROM generate_series(-100, 20000) AS g",
+        "ANALYZE duetime.schedule, duetime.fire",
+    ] {
+        test.pool.execute(fill).await.unwrap();
+    }
+    let mut connection = test.pool.acquire().await.unwrap();
+    let cases = [
+        (include_str!("../queries/schedule_due.sql"), "interval, bigint", "'1 s', 100", "schedule_wake", "schedule"),
+        (include_str!("../queries/fire_take.sql"), "interval, bigint", "'2 s', 100", "fire_wake", "fire"),
+    ];
+    for (sql, types, values, index, table) in cases {
+        let plan = plan(&mut connection, sql, types, values).await;
+        assert!(plan.contains(index) && !plan.contains(&format!("Seq Scan on {table}")), "{plan}");
+    }
+}

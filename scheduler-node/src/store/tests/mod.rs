@@ -19,6 +19,7 @@ mod preload;
 mod put;
 mod queues;
 mod read;
+mod schedules;
 mod settle;
 mod stop;
 mod submit;

@@ -1,0 +1,120 @@
+//! When a schedule fires: a cron expression in a time zone, or every so many milliseconds.
+//!
+//! The wall clock of a time zone skips an hour in spring and repeats one in autumn. An expression that names one moment of the
+//! day fires once on both days: right after the skipped hour if that moment was in it, and in the first of the two hours that
+//! are one. Any other expression follows the clock: what the clock skips does not fire, what it repeats fires twice. This is
+//! what Vixie's cron does.
+
+use std::fmt;
+
+use chrono_tz::Tz;
+use croner::{
+    Cron,
+    parser::{CronParser, Seconds, Year},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{field::FieldError, time::UnixMicros};
+
+/// Nobody writes a longer one by hand.
+const MAX_CRON_CHARS: usize = 256;
+
+/// Each fire is a few statements: what comes more often than once a second is a stream, not a schedule.
+pub const MIN_EVERY_MS: i64 = 1_000;
+
+/// 366 days.
+pub const MAX_EVERY_MS: i64 = 31_622_400_000;
+
+/// What "no time zone" means.
+pub const DEFAULT_TIME_ZONE: &str = "UTC";
+
+/// A calendar as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum When {
+    /// Five fields, or six with seconds first.
+    Cron { cron: String, time_zone: String },
+    /// Counted from 1970-01-01T00:00:00Z, so that it does not matter when the schedule was set.
+    Every { every_ms: i64 },
+}
+
+/// A calendar that tells its fire times.
+#[derive(Clone)]
+pub enum Calendar {
+    Cron { cron: Box<Cron>, zone: Tz },
+    Every { every_us: i64 },
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cron { cron, zone } => write!(f, "{} in {zone}", cron.as_str()),
+            Self::Every { every_us } => write!(f, "every {every_us} us"),
+        }
+    }
+}
+
+impl When {
+    /// The error names the field that is to blame.
+    pub fn calendar(&self) -> Result<Calendar, FieldError> {
+        match self {
+            Self::Cron { cron, time_zone } => {
+                let zone = time_zone.parse().map_err(|_| {
+                    let detail = format!("there is no time zone `{time_zone}`; write it like Europe/Berlin");
+                    FieldError::new("time_zone", detail)
+                })?;
+                Ok(Calendar::Cron { cron: Box::new(parsed(cron)?), zone })
+            }
+            Self::Every { every_ms } => {
+                FieldError::within("every_ms", *every_ms, MIN_EVERY_MS, MAX_EVERY_MS)?;
+                Ok(Calendar::Every { every_us: every_ms * 1_000 })
+            }
+        }
+    }
+
+    /// The same, refused when it has no fire time after `now`.
+    pub fn calendar_that_fires(&self, now: UnixMicros) -> Result<Calendar, FieldError> {
+        let calendar = self.calendar()?;
+        if calendar.next_after(now).is_none() {
+            let Self::Cron { cron, .. } = self else {
+                return Err(FieldError::new("every_ms", "`every_ms` leads past the year 9999"));
+            };
+            return Err(FieldError::new("cron", format!("`{cron}` never fires: there is no such day")));
+        }
+        Ok(calendar)
+    }
+}
+
+fn parsed(text: &str) -> Result<Cron, FieldError> {
+    let refuse = |why: String| {
+        let form = "five fields (minute hour day month weekday), or six with seconds first";
+        FieldError::new("cron", format!("`cron` must be {form}: {why}"))
+    };
+    if text.chars().count() > MAX_CRON_CHARS {
+        return Err(refuse(format!("at most {MAX_CRON_CHARS} characters are read")));
+    }
+    let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
+    parser.parse(text).map_err(|error| refuse(error.to_string()))
+}
+
+impl Calendar {
+    /// The first fire time after `moment`; `None` when there is none any more.
+    pub fn next_after(&self, moment: UnixMicros) -> Option<UnixMicros> {
+        let next = match self {
+            Self::Cron { cron, zone } => {
+                let start = moment.to_utc().with_timezone(zone);
+                UnixMicros::from(cron.find_next_occurrence(&start, false).ok()?.to_utc())
+            }
+            Self::Every { every_us } => UnixMicros::new((moment.micros().div_euclid(*every_us) + 1) * every_us),
+        };
+        Some(next).filter(|next| *next > moment && next.is_writable())
+    }
+
+    /// The next `count` fire times after `moment`.
+    pub fn next_times(&self, moment: UnixMicros, count: usize) -> Vec<UnixMicros> {
+        std::iter::successors(self.next_after(moment), |last| self.next_after(*last)).take(count).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

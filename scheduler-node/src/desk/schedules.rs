@@ -1,0 +1,207 @@
+//! Schedules: put, shown, paused, run by hand, deleted. They are kept in the first database; the firer makes their tasks.
+
+use std::time::Duration;
+
+use common::{
+    ids::ScheduleName,
+    schedule::{Calendar, Standing, Turn},
+    task::Content,
+    time::UnixMicros,
+    wire::{
+        Problem, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView, TaskView, ValidTask,
+        schedule::ValidSchedule,
+    },
+};
+
+use super::{Desk, refusal::failed, to_its_end};
+use crate::store::schedules::{ScheduleRecord, Wish};
+
+/// How often a change is tried on a schedule that fires at the same moment. It fires once a second at the most.
+const TRIES: usize = 10;
+
+/// A schedule as it was put.
+#[derive(Debug)]
+pub struct PutSchedule {
+    pub view: ScheduleView,
+    /// It was not there before.
+    pub created: bool,
+}
+
+/// How many next fire times an answer to a change shows.
+const NEXT_SHOWN: usize = 5;
+
+impl Desk {
+    /// Sets a schedule. Fire times that are decided already are made as it was before.
+    pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
+        let valid = request.validate(self.now(), &self.limits())?;
+        self.know([&valid.rules.queue]).await;
+        self.admit_queue(&valid.rules.queue)?;
+        let desk = self.clone();
+        to_its_end(async move {
+            for _ in 0..TRIES {
+                if let Some((record, created)) = desk.put_once(&name, &valid).await? {
+                    tracing::info!(schedule = %name, created, "schedule set");
+                    return Ok(PutSchedule { view: desk.shown_schedule(record, NEXT_SHOWN), created });
+                }
+            }
+            Err(too_busy(&name))
+        })
+        .await
+    }
+
+    /// `None`: somebody wrote it in between.
+    async fn put_once(
+        &self,
+        name: &ScheduleName,
+        valid: &ValidSchedule,
+    ) -> Result<Option<(ScheduleRecord, bool)>, Problem> {
+        let home = self.parts().store.home();
+        let before = home.schedule_read(name).await.map_err(|error| failed(&error))?;
+        let now = self.now();
+        let mut standing = match &before {
+            Some(before) if before.rules.when == valid.rules.when => before.standing,
+            Some(before) => {
+                let mut standing = before.standing;
+                standing.change(&valid.calendar, now);
+                standing
+            }
+            None => Standing::new(&valid.calendar, now),
+        };
+        pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
+        let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let put = match &before {
+            Some(before) => home.schedule_change(name, before.revision, wish).await,
+            None => home.schedule_add(name, wish).await,
+        };
+        Ok(put.map_err(|error| failed(&error))?.map(|record| (record, before.is_none())))
+    }
+
+    /// Stops or restarts a schedule; fire times in between are not made up.
+    pub async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            for _ in 0..TRIES {
+                let before = desk.schedule(&name).await?;
+                let now = desk.now();
+                let calendar = calendar_of(&before)?;
+                let mut standing = before.standing;
+                pause_or_resume(&mut standing, &calendar, Some(paused), now);
+                let turn = Turn { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: standing.wake_at(now) };
+                let home = desk.parts().store.home();
+                let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await;
+                if let Some(record) = turned.map_err(|error| failed(&error))? {
+                    tracing::info!(schedule = %name, paused, "schedule {}", if paused { "paused" } else { "resumed" });
+                    return Ok(desk.shown_schedule(record, NEXT_SHOWN));
+                }
+            }
+            Err(too_busy(&name))
+        })
+        .await
+    }
+
+    /// With its next `next` fire times.
+    pub async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
+        Ok(self.shown_schedule(self.schedule(&name).await?, next))
+    }
+
+    /// One page, by name, without payloads.
+    pub async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
+        page.validate()?;
+        let limit = i64::from(page.limit());
+        let home = self.parts().store.home();
+        let records = home.schedule_list(page.cursor.as_deref(), limit).await.map_err(|error| failed(&error))?;
+        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
+        let schedules: Vec<ScheduleView> = records.into_iter().map(|record| self.view_of(&record, 1)).collect();
+        let next_cursor = schedules.last().filter(|_| full).map(|last| last.name.to_string());
+        Ok(ScheduleList { schedules, next_cursor })
+    }
+
+    /// Makes a task now, outside the calendar: it does not count for what overlaps.
+    pub async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
+        let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
+        let now = self.now();
+        let wait = |wait_ms| Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0));
+        let submitted = self.store_one(ValidTask {
+            queue: rules.queue,
+            due_at: now,
+            asked_now: true,
+            content: Content { payload, content_type: rules.content_type, headers: rules.headers },
+            priority: rules.priority,
+            keyed: None,
+            partition_key: rules.partition_key,
+            depends_on: Vec::new(),
+            max_attempts: rules.max_attempts,
+            timeout_ms: rules.timeout_ms,
+            retry: rules.retry,
+            expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
+            envelope: None,
+        });
+        Ok(submitted.await?.view)
+    }
+
+    /// Forgets a schedule. Fire times that are decided are still made, and tasks that are made stay.
+    pub async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
+        let desk = self.clone();
+        to_its_end(async move {
+            let home = desk.parts().store.home();
+            if !home.schedule_delete(&name).await.map_err(|error| failed(&error))? {
+                return Err(no_schedule(&name));
+            }
+            tracing::info!(schedule = %name, "schedule deleted");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn schedule(&self, name: &ScheduleName) -> Result<ScheduleRecord, Problem> {
+        let found = self.parts().store.home().schedule_read(name).await.map_err(|error| failed(&error))?;
+        found.ok_or_else(|| no_schedule(name))
+    }
+
+    fn shown_schedule(&self, mut record: ScheduleRecord, next: usize) -> ScheduleView {
+        let payload = std::mem::take(&mut record.payload);
+        self.view_of(&record, next).with_payload(payload)
+    }
+
+    fn view_of(&self, record: &ScheduleRecord, next: usize) -> ScheduleView {
+        let paused = record.standing.paused_at.is_some();
+        let calendar = record.rules.when.calendar().ok().filter(|_| !paused);
+        let now = self.now();
+        ScheduleView {
+            name: record.name.clone(),
+            rules: record.rules.clone(),
+            paused,
+            payload: None,
+            payload_base64: None,
+            next_fire_times: calendar.map(|calendar| calendar.next_times(now, next)).unwrap_or_default(),
+            buffered_at: record.standing.buffered_at,
+            last_fire_at: record.last_fire_at,
+            last_task_id: record.last_task,
+            created_at: record.created_at,
+            updated_at: record.updated_at,
+        }
+    }
+}
+
+/// `paused: None` leaves it as it is.
+fn pause_or_resume(standing: &mut Standing, calendar: &Calendar, paused: Option<bool>, now: UnixMicros) {
+    match paused {
+        Some(true) => standing.pause(now),
+        Some(false) => standing.resume(calendar, now),
+        None => {}
+    }
+}
+
+fn calendar_of(record: &ScheduleRecord) -> Result<Calendar, Problem> {
+    record.rules.when.calendar().map_err(|error| Problem::internal(format!("the schedule cannot be read: {error}")))
+}
+
+fn no_schedule(name: &ScheduleName) -> Problem {
+    Problem::not_found(format!("there is no schedule `{name}`"))
+}
+
+fn too_busy(name: &ScheduleName) -> Problem {
+    let detail =
+        format!("the schedule `{name}` was written by others each time this was tried; it was not done, ask again");
+    Problem::unavailable(detail).retry_after(1)
+}

@@ -1,0 +1,362 @@
+//! Schedules by hand, and the firer that makes their tasks, before real databases.
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    ids::{QueueName, ScheduleName, TaskId, Term},
+    queue::QueuePolicy,
+    wire::{NextQuery, QueueRequest, SchedulePage, ScheduleRequest},
+};
+use prometheus::Registry;
+use tokio::sync::watch;
+
+use super::{Counter, claim, fresh};
+use crate::{
+    loops::{elector::Mastership, firer::Firer, prober::Fitness},
+    metrics::Metrics,
+    store::{
+        settle::{Finish, Report},
+        tests::fixture::TestDatabase,
+    },
+    supervise::spawn_child,
+};
+
+fn name(text: &str) -> ScheduleName {
+    ScheduleName::new(text)
+}
+
+fn schedule(json: &str) -> ScheduleRequest {
+    ScheduleRequest::parse(json).expect("a schedule")
+}
+
+fn hourly(more: &str) -> ScheduleRequest {
+    schedule(&format!(r#"{{"queue":"mails","every_ms":3600000,"catch_up_ms":86400000{more}}}"#))
+}
+
+/// A firer of its own beside the desk, on the master or not, and what it counts.
+fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
+    let metrics = Arc::new(Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them"));
+    let term = master.then(|| Term::from_revision(1));
+    let firer = Firer::new(
+        counter.store.clone(),
+        counter.desk.parts().submitter.clone(),
+        Arc::clone(&counter.books),
+        watch::channel(Mastership { term }).1,
+        watch::channel(Fitness::default()).1,
+        Arc::clone(&metrics),
+    );
+    (firer, metrics)
+}
+
+fn made(metrics: &Metrics) -> u64 {
+    metrics.schedule_fires.with_label_values(&["made"]).get()
+}
+
+async fn look(firer: &Firer) {
+    firer.look().await.expect("the database answers");
+    firer.until_made().await;
+}
+
+/// Sets the schedule back: its last `hours` fire times have come and nobody has looked.
+async fn set_back(test: &TestDatabase, hours: i32) {
+    sqlx::query(
+        "UPDATE duetime.schedule
+            SET next_at = date_trunc('hour', clock_timestamp()) - ($1 - 1) * interval '1 hour',
+                since = date_trunc('hour', clock_timestamp()) - $1 * interval '1 hour', wake_at = clock_timestamp() - interval '1 hour'",
+    )
+    .bind(hours)
+    .execute(&test.pool)
+    .await
+    .unwrap();
+}
+
+/// The keys of all tasks there are, finished or not.
+async fn keys(test: &TestDatabase) -> Vec<String> {
+    sqlx::query_scalar("SELECT key FROM duetime.task UNION ALL SELECT key FROM duetime.archive ORDER BY 1")
+        .fetch_all(&test.pool)
+        .await
+        .unwrap()
+}
+
+async fn assert_each_once(test: &TestDatabase, count: usize) {
+    let keys = keys(test).await;
+    let mut distinct = keys.clone();
+    distinct.dedup();
+    assert_eq!((keys.len(), distinct.len()), (count, count), "{keys:?}");
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(left, 0, "everything decided is made");
+}
+
+/// Holds the rows of all schedules until it is committed.
+async fn hold_schedules(test: &TestDatabase) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
+    let mut connection = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
+    sqlx::query("SELECT FROM duetime.schedule FOR UPDATE").execute(&mut *connection).await.unwrap();
+    connection
+}
+
+async fn let_go(mut held: sqlx::pool::PoolConnection<sqlx::Postgres>) {
+    sqlx::query("COMMIT").execute(&mut *held).await.unwrap();
+}
+
+async fn task_of_last(test: &TestDatabase) -> TaskId {
+    let id = sqlx::query_scalar("SELECT last_task FROM duetime.schedule").fetch_one(&test.pool).await.unwrap();
+    TaskId::from_uuid(id)
+}
+
+async fn finish(counter: &Counter, id: TaskId) {
+    let attempt = claim(counter, id).await;
+    let finish = Finish {
+        id,
+        attempt,
+        final_state: common::task::TaskState::Succeeded,
+        was: &[common::task::TaskState::Dispatching],
+        keep_ms: 86_400_000,
+        report: Report::default(),
+        entry: None,
+        at_deadline: false,
+    };
+    let database = counter.store.of(id.shard()).expect("shards exist");
+    assert_eq!(database.task_finish(&[finish]).await.unwrap().ids, [id]);
+}
+
+#[tokio::test]
+async fn a_schedule_is_put_shown_paused_run_and_deleted() {
+    let (counter, test) = fresh().await;
+    let desk = &counter.desk;
+    let put = desk
+        .schedule_put(
+            name("s"),
+            schedule(r#"{"queue":"mails","cron":"30 2 * * *","time_zone":"Europe/Berlin","payload":{"a":1}}"#),
+        )
+        .await
+        .expect("put");
+    assert!(put.created && !put.view.paused && put.view.next_fire_times.len() == 5);
+    let again = desk.schedule_put(name("s"), hourly(r#","payload":[1]"#)).await.expect("put");
+    assert!(!again.created);
+    let seven = desk.schedule_get(name("s"), NextQuery { next: Some(7) }.count().unwrap()).await.expect("there");
+    assert_eq!((seven.next_fire_times.len(), seven.payload.expect("shown").get()), (7, "[1]"));
+
+    assert!(desk.schedule_pause(name("s"), true).await.expect("paused").paused);
+    let put = desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    assert!(put.view.paused && put.view.next_fire_times.is_empty(), "it stays paused unless told otherwise");
+    assert!(!desk.schedule_put(name("s"), hourly(r#","paused":false"#)).await.expect("put").view.paused);
+
+    let task = desk.schedule_run(name("s")).await.expect("made");
+    assert_eq!((task.queue.as_str(), task.key), ("mails", None));
+    assert_eq!(test.live().await, 1);
+
+    desk.schedule_put(name("t"), hourly("")).await.expect("put");
+    let page = SchedulePage { limit: Some(1), cursor: None };
+    let list = desk.schedule_list(page).await.expect("a page");
+    assert_eq!((list.schedules[0].name.as_str(), list.next_cursor.as_deref()), ("s", Some("s")));
+    desk.schedule_delete(name("s")).await.expect("deleted");
+    for status in [
+        desk.schedule_get(name("s"), 1).await.expect_err("gone").status,
+        desk.schedule_delete(name("s")).await.expect_err("gone").status,
+        desk.schedule_pause(name("s"), true).await.expect_err("gone").status,
+        desk.schedule_run(name("s")).await.expect_err("gone").status,
+    ] {
+        assert_eq!(status, 404);
+    }
+    let never = desk.schedule_put(name("s"), schedule(r#"{"queue":"mails","cron":"0 0 30 2 *"}"#)).await;
+    assert_eq!(never.expect_err("no such day").field.as_deref(), Some("cron"));
+}
+
+#[tokio::test]
+async fn two_firers_at_the_same_moment_make_one_task_for_each_fire_time() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
+    set_back(&test, 5).await;
+    let held = hold_schedules(&test).await;
+    let firers = [firer(&counter, true), firer(&counter, true)];
+    let looks = firers.clone().map(|(firer, _)| spawn_child(async move { look(&firer).await }));
+    // Both have read the same.
+    test.until_waiting(2).await;
+    let_go(held).await;
+    for done in futures::future::join_all(looks).await {
+        done.expect("no panic");
+    }
+    assert_each_once(&test, 5).await;
+    assert_eq!(firers.iter().map(|(_, metrics)| made(metrics)).sum::<u64>(), 5, "and decided once");
+}
+
+#[tokio::test]
+async fn what_a_firer_decided_before_it_died_is_made_once_by_another() {
+    let (counter, test) = fresh().await;
+    counter
+        .desk
+        .queue_put(QueueName::new("mails"), QueueRequest::parse(r#"{"dedup_window_ms":0}"#).unwrap())
+        .await
+        .unwrap();
+    assert_ne!(QueuePolicy::default().dedup_window_ms, 0);
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    set_back(&test, 1).await;
+    let (first, _) = firer(&counter, true);
+    // It dies after the task is written and before that is known: what it decided is still there, and overdue.
+    sqlx::raw_sql(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER keep BEFORE DELETE ON duetime.fire FOR EACH ROW EXECUTE FUNCTION keep()",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    look(&first).await;
+    let id = task_of_last(&test).await;
+    finish(&counter, id).await;
+    assert_eq!(test.live().await, 0);
+    sqlx::raw_sql("DROP TRIGGER keep ON duetime.fire; UPDATE duetime.fire SET wake_at = now()")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+
+    let (second, metrics) = firer(&counter, false);
+    look(&second).await;
+    assert_each_once(&test, 1).await;
+    assert_eq!(
+        (test.live().await, made(&metrics)),
+        (0, 0),
+        "it has finished, and its key is free: only its id says so"
+    );
+}
+
+#[tokio::test]
+async fn what_was_decided_and_never_written_is_made_by_another() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    set_back(&test, 1).await;
+    // A death between the two statements: the rows are held, and no node but the dead one would have written them.
+    let (dead, _) = firer(&counter, true);
+    let held = dead.keep_from_making().await;
+    dead.look().await.expect("decided");
+    assert_eq!(keys(&test).await, Vec::<String>::new());
+    sqlx::query("UPDATE duetime.fire SET wake_at = now()").execute(&test.pool).await.unwrap();
+    let (other, _) = firer(&counter, false);
+    look(&other).await;
+    assert_each_once(&test, 1).await;
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_change_at_the_moment_of_a_fire_time_neither_loses_nor_doubles_it() {
+    for change_first in [false, true] {
+        let (counter, test) = fresh().await;
+        counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
+        set_back(&test, 1).await;
+        let held = hold_schedules(&test).await;
+        let (firer, _) = firer(&counter, true);
+        let firing = || {
+            let firer = firer.clone();
+            spawn_child(async move { look(&firer).await })
+        };
+        let desk = counter.desk.clone();
+        let changing = || {
+            let request =
+                schedule(r#"{"queue":"others","every_ms":86400000,"overlap":"allow","catch_up_ms":86400000}"#);
+            spawn_child(async move { desk.schedule_put(name("s"), request).await.map(|put| put.created) })
+        };
+        // Whoever waits first goes first; the other finds the schedule changed.
+        let (fired, changed) = if change_first {
+            let changed = changing();
+            test.until_waiting(1).await;
+            (firing(), changed)
+        } else {
+            let fired = firing();
+            test.until_waiting(1).await;
+            (fired, changing())
+        };
+        test.until_waiting(2).await;
+        let_go(held).await;
+        fired.await.expect("no panic");
+        assert_eq!(changed.await.expect("no panic"), Ok(false));
+        look(&firer).await;
+        assert_each_once(&test, 1).await;
+        let queue: String = sqlx::query_scalar("SELECT queue FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+        assert_eq!(queue, if change_first { "others" } else { "mails" });
+    }
+}
+
+#[tokio::test]
+async fn a_pause_at_the_moment_of_a_fire_time_neither_loses_it_nor_lets_more_pass() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly(r#","overlap":"allow""#)).await.expect("put");
+    set_back(&test, 1).await;
+    counter.desk.schedule_pause(name("s"), true).await.expect("paused");
+    let (firer, _) = firer(&counter, true);
+    look(&firer).await;
+    assert_each_once(&test, 1).await;
+    // Two hours of pause are not made up.
+    sqlx::query(
+        "UPDATE duetime.schedule SET paused_at = paused_at - interval '2 hours', since = since - interval '2 hours'",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    assert!(!counter.desk.schedule_pause(name("s"), false).await.expect("resumed").paused);
+    look(&firer).await;
+    assert_each_once(&test, 1).await;
+}
+
+#[tokio::test]
+async fn skip_waits_for_the_end_of_the_last_task_and_for_a_report_only_where_there_is_one() {
+    for (settle, again) in [("result", 1), ("reject", 2)] {
+        let (counter, test) = fresh().await;
+        let policy = QueueRequest::parse(&format!(r#"{{"settle":"{settle}"}}"#)).unwrap();
+        counter.desk.queue_put(QueueName::new("mails"), policy).await.expect("set");
+        counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+        let (firer, metrics) = firer(&counter, true);
+        set_back(&test, 1).await;
+        look(&firer).await;
+        assert_each_once(&test, 1).await;
+        // The hour before: another fire time for the same schedule.
+        let id = task_of_last(&test).await;
+        claim(&counter, id).await;
+        sqlx::query("UPDATE duetime.task SET state = 'delivered', due_at = due_at - interval '9 hours', key = 'first'")
+            .execute(&test.pool)
+            .await
+            .unwrap();
+        set_back(&test, 1).await;
+        look(&firer).await;
+        assert_eq!(test.live().await, again, "{settle}");
+        assert_eq!(metrics.schedule_fires.with_label_values(&["skipped"]).get(), u64::from(again == 1), "{settle}");
+    }
+}
+
+#[tokio::test]
+async fn one_waits_for_the_last_task_and_is_made_when_it_is_finished() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly(r#","overlap":"buffer_one""#)).await.expect("put");
+    let (firer, _) = firer(&counter, true);
+    set_back(&test, 3).await;
+    look(&firer).await;
+    assert_each_once(&test, 1).await;
+    assert!(counter.desk.schedule_get(name("s"), 1).await.expect("there").buffered_at.is_some());
+    finish(&counter, task_of_last(&test).await).await;
+    let wake = "UPDATE duetime.schedule SET wake_at = clock_timestamp()";
+    sqlx::query(wake).execute(&test.pool).await.unwrap();
+    look(&firer).await;
+    assert_each_once(&test, 2).await;
+    assert!(counter.desk.schedule_get(name("s"), 1).await.expect("there").buffered_at.is_none());
+}
+
+#[tokio::test]
+async fn others_than_the_master_act_only_on_what_it_leaves() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    set_back(&test, 1).await;
+    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '600 s'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let (other, metrics) = firer(&counter, false);
+    look(&other).await;
+    assert_eq!(made(&metrics), 0);
+    let pause = other.look().await.expect("it answers");
+    assert!(pause > Duration::ZERO && pause <= Duration::from_millis(500), "{pause:?}");
+    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() - interval '2 s'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    look(&other).await;
+    assert_each_once(&test, 1).await;
+}

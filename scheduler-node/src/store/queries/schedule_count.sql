@@ -1,0 +1,2 @@
+-- How many schedules there are.
+SELECT count(*) AS schedules FROM duetime.schedule

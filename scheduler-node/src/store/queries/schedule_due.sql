@@ -1,0 +1,15 @@
+-- Schedules somebody has to look at, the longest overdue first, with the time and when to look next; one row without a name when there
+-- is none. `pending`: the last task is decided and not known to be written.
+-- $1 how long others get to do it first, $2 how many.
+SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
+  FROM (SELECT (SELECT wake_at
+                  FROM duetime.schedule
+                 WHERE wake_at > statement_timestamp() - $1
+                 ORDER BY wake_at
+                 LIMIT 1) AS wake_at) AS next
+  LEFT JOIN (SELECT s.name, s.revision, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at, s.last_task,
+                    s.created_at, s.updated_at, EXISTS (SELECT FROM duetime.fire AS f WHERE f.id = s.last_task) AS pending
+               FROM duetime.schedule AS s
+              WHERE s.wake_at <= statement_timestamp() - $1
+              ORDER BY s.wake_at
+              LIMIT $2) AS due ON true

@@ -1,0 +1,284 @@
+//! Schedules and the fire times they have decided, kept in the first database only.
+
+use std::time::{Duration, Instant};
+
+use common::{
+    ids::{ScheduleName, TaskId},
+    schedule::{Fire, Rules, Standing, Turn},
+    time::UnixMicros,
+};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    types::Json,
+};
+
+use super::{Database, Error, StoreOp, claim::interval, uuids};
+
+/// Which writing of a schedule it was: every write is another, and compares the one it read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revision(i64);
+
+/// A schedule as it is kept.
+#[derive(Clone, Debug)]
+pub struct ScheduleRecord {
+    pub name: ScheduleName,
+    pub revision: Revision,
+    pub rules: Rules,
+    pub payload: Vec<u8>,
+    pub standing: Standing,
+    pub last_fire_at: Option<UnixMicros>,
+    pub last_task: Option<TaskId>,
+    pub created_at: UnixMicros,
+    pub updated_at: UnixMicros,
+}
+
+/// A schedule as it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    pub rules: &'a Rules,
+    pub payload: &'a [u8],
+    pub standing: Standing,
+    pub wake_at: Option<UnixMicros>,
+}
+
+/// A decided fire time whose task is to be written.
+#[derive(Clone, Debug)]
+pub struct FireRecord {
+    /// The task's.
+    pub id: TaskId,
+    pub schedule: ScheduleName,
+    pub fire: Fire,
+    pub rules: Rules,
+    pub payload: Vec<u8>,
+}
+
+/// A schedule that somebody has to look at.
+#[derive(Debug)]
+pub struct DueSchedule {
+    pub record: ScheduleRecord,
+    /// The last task is decided and not known to be written.
+    pub pending: bool,
+}
+
+/// What is not as this version writes it. It does not keep the others from being read.
+#[derive(Debug)]
+pub struct Unreadable {
+    pub name: ScheduleName,
+    pub revision: Revision,
+    pub why: sqlx::Error,
+}
+
+/// What is to be looked at.
+#[derive(Debug)]
+pub struct Due {
+    pub schedules: Vec<Result<DueSchedule, Unreadable>>,
+    /// The database's time, and when it arrived here.
+    pub now: UnixMicros,
+    pub arrived: Instant,
+    /// When the next one comes due.
+    pub next_wake_at: Option<UnixMicros>,
+}
+
+impl ScheduleRecord {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            name: schedule_name(row, "name")?,
+            revision: Revision(row.try_get("revision")?),
+            rules: row.try_get::<Json<Rules>, _>("rules")?.0,
+            payload: row.try_get("payload")?,
+            standing: Standing {
+                next_at: super::optional_moment(row, "next_at")?,
+                since: super::moment(row, "since")?,
+                paused_at: super::optional_moment(row, "paused_at")?,
+                buffered_at: super::optional_moment(row, "buffered_at")?,
+            },
+            last_fire_at: super::optional_moment(row, "last_fire_at")?,
+            last_task: row.try_get::<Option<_>, _>("last_task")?.map(TaskId::from_uuid),
+            created_at: super::moment(row, "created_at")?,
+            updated_at: super::moment(row, "updated_at")?,
+        })
+    }
+}
+
+impl Database {
+    /// `None`: there is no such schedule.
+    pub async fn schedule_read(&self, name: &ScheduleName) -> Result<Option<ScheduleRecord>, Error> {
+        Ok(self.schedule_records(Some(name), None, 1).await?.pop())
+    }
+
+    /// At most `limit` schedules after that name, by name.
+    pub async fn schedule_list(&self, after: Option<&str>, limit: i64) -> Result<Vec<ScheduleRecord>, Error> {
+        self.schedule_records(None, after, limit).await
+    }
+
+    async fn schedule_records(
+        &self,
+        name: Option<&ScheduleName>,
+        after: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<ScheduleRecord>, Error> {
+        self.run(StoreOp::ScheduleRead, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_read.sql"));
+            let query = query.bind(name.map(ScheduleName::as_str)).bind(after).bind(limit);
+            query.fetch_all(&pool).await?.iter().map(ScheduleRecord::read).collect()
+        })
+        .await
+    }
+
+    /// `None`: there is one with that name.
+    pub async fn schedule_add(&self, name: &ScheduleName, wish: Wish<'_>) -> Result<Option<ScheduleRecord>, Error> {
+        self.run(StoreOp::ScheduleAdd, |pool| async move {
+            let query = wish.bound_to(include_str!("queries/schedule_add.sql"), name);
+            query.fetch_optional(&pool).await?.as_ref().map(ScheduleRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// `None`: it is no longer as it was read. What waits goes on waiting.
+    pub async fn schedule_change(
+        &self,
+        name: &ScheduleName,
+        read: Revision,
+        wish: Wish<'_>,
+    ) -> Result<Option<ScheduleRecord>, Error> {
+        self.run(StoreOp::ScheduleChange, |pool| async move {
+            let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
+            query.fetch_optional(&pool).await?.as_ref().map(ScheduleRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// Writes a decision. `ids` are those of the tasks of its fires, which whoever decided makes within `hold`; after that any node
+    /// may. `None`: the schedule is no longer as it was read, and nothing was decided.
+    pub async fn schedule_turn(
+        &self,
+        name: &ScheduleName,
+        read: Revision,
+        turn: &Turn,
+        ids: &[TaskId],
+        hold: Duration,
+    ) -> Result<Option<ScheduleRecord>, Error> {
+        let standing = turn.standing;
+        let times: Vec<_> = turn.fires.iter().map(|fire| fire.at.to_utc()).collect();
+        let buffered: Vec<bool> = turn.fires.iter().map(|fire| fire.buffered).collect();
+        self.run(StoreOp::ScheduleTurn, |pool| async move {
+            let row = sqlx::query(include_str!("queries/schedule_turn.sql"))
+                .bind(name.as_str())
+                .bind(read.0)
+                .bind(standing.next_at.map(UnixMicros::to_utc))
+                .bind(standing.since.to_utc())
+                .bind(standing.paused_at.map(UnixMicros::to_utc))
+                .bind(standing.buffered_at.map(UnixMicros::to_utc))
+                .bind(turn.wake_at.map(UnixMicros::to_utc))
+                .bind(uuids(ids))
+                .bind(times)
+                .bind(buffered)
+                .bind(interval(hold))
+                .fetch_optional(&pool)
+                .await?;
+            row.as_ref().map(ScheduleRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// Has a schedule looked at again `later`, unless it was written since it was read.
+    pub async fn schedule_postpone(&self, name: &ScheduleName, read: Revision, later: Duration) -> Result<(), Error> {
+        self.run(StoreOp::SchedulePostpone, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_postpone.sql"));
+            query.bind(name.as_str()).bind(read.0).bind(interval(later)).execute(&pool).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// At most `most` schedules that have been due for a look for longer than `lag`.
+    pub async fn schedule_due(&self, lag: Duration, most: i64) -> Result<Due, Error> {
+        self.run(StoreOp::ScheduleDue, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most);
+            let rows = query.fetch_all(&pool).await?;
+            let arrived = Instant::now();
+            let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+            let (now, next_wake_at) = (super::moment(first, "now")?, super::optional_moment(first, "next_wake_at")?);
+            let mut schedules = Vec::with_capacity(rows.len());
+            for row in &rows {
+                if row.try_get::<Option<&str>, _>("name")?.is_some() {
+                    schedules.push(due(row)?);
+                }
+            }
+            Ok(Due { schedules, now, arrived, next_wake_at })
+        })
+        .await
+    }
+
+    /// Whether there was such a schedule.
+    pub async fn schedule_delete(&self, name: &ScheduleName) -> Result<bool, Error> {
+        self.run(StoreOp::ScheduleDelete, |pool| async move {
+            let query = sqlx::query(include_str!("queries/schedule_delete.sql")).bind(name.as_str());
+            Ok(query.fetch_optional(&pool).await?.is_some())
+        })
+        .await
+    }
+
+    pub async fn schedule_count(&self) -> Result<i64, Error> {
+        self.run(StoreOp::ScheduleCount, |pool| async move {
+            sqlx::query(include_str!("queries/schedule_count.sql")).fetch_one(&pool).await?.try_get("schedules")
+        })
+        .await
+    }
+
+    /// Takes on at most `most` decided fire times that nobody has made within his time, for `hold`.
+    pub async fn fire_take(&self, hold: Duration, most: i64) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
+        self.run(StoreOp::FireTake, |pool| async move {
+            let query = sqlx::query(include_str!("queries/fire_take.sql")).bind(interval(hold)).bind(most);
+            Ok(query.fetch_all(&pool).await?.iter().map(fire).collect())
+        })
+        .await
+    }
+
+    /// The tasks of these fire times are written.
+    pub async fn fire_done(&self, ids: &[TaskId]) -> Result<(), Error> {
+        self.run(StoreOp::FireDone, |pool| async move {
+            sqlx::query(include_str!("queries/fire_done.sql")).bind(uuids(ids)).execute(&pool).await?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl<'a> Wish<'a> {
+    fn bound_to(self, statement: &'static str, name: &'a ScheduleName) -> Query<'a, Postgres, PgArguments> {
+        sqlx::query(statement)
+            .bind(name.as_str())
+            .bind(Json(self.rules))
+            .bind(self.payload)
+            .bind(self.standing.next_at.map(UnixMicros::to_utc))
+            .bind(self.standing.since.to_utc())
+            .bind(self.standing.paused_at.map(UnixMicros::to_utc))
+            .bind(self.wake_at.map(UnixMicros::to_utc))
+    }
+}
+
+fn due(row: &PgRow) -> Result<Result<DueSchedule, Unreadable>, sqlx::Error> {
+    let (name, revision) = (schedule_name(row, "name")?, Revision(row.try_get("revision")?));
+    let pending = row.try_get("pending")?;
+    Ok(match ScheduleRecord::read(row) {
+        Ok(record) => Ok(DueSchedule { record, pending }),
+        Err(why) => Err(Unreadable { name, revision, why }),
+    })
+}
+
+fn fire(row: &PgRow) -> Result<FireRecord, sqlx::Error> {
+    Ok(FireRecord {
+        id: super::task_id(row, "id")?,
+        schedule: schedule_name(row, "schedule")?,
+        fire: Fire { at: super::moment(row, "fire_at")?, buffered: row.try_get("buffered")? },
+        rules: row.try_get::<Json<Rules>, _>("rules")?.0,
+        payload: row.try_get("payload")?,
+    })
+}
+
+fn schedule_name(row: &PgRow, column: &str) -> Result<ScheduleName, sqlx::Error> {
+    Ok(ScheduleName::new(row.try_get::<&str, _>(column)?))
+}

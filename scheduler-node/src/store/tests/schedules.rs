@@ -1,0 +1,214 @@
+//! Schedules: each fire time is decided by one statement, once.
+
+use std::time::Duration;
+
+use common::{
+    ids::{QueueName, ScheduleName, TaskId},
+    schedule::{Fire, Overlap, Rules, Standing, Turn, When},
+    time::UnixMicros,
+};
+
+use super::{
+    fixture::{self, TestDatabase, database},
+    until_waiting,
+};
+use crate::{
+    store::schedules::{ScheduleRecord, Wish},
+    supervise::spawn_child,
+};
+
+const HOUR_US: i64 = 3_600_000_000;
+
+fn rules(queue: &str) -> Rules {
+    Rules {
+        queue: QueueName::new(queue),
+        when: When::Every { every_ms: 3_600_000 },
+        overlap: Overlap::Allow,
+        catch_up_ms: 60_000,
+        content_type: "application/json".to_owned(),
+        headers: Default::default(),
+        priority: 3,
+        partition_key: None,
+        max_attempts: None,
+        timeout_ms: None,
+        retry: None,
+        expires_after_ms: None,
+    }
+}
+
+fn standing(next_hour: i64) -> Standing {
+    let since = UnixMicros::new((next_hour - 1) * HOUR_US);
+    Standing { next_at: Some(UnixMicros::new(next_hour * HOUR_US)), since, paused_at: None, buffered_at: None }
+}
+
+fn wish(rules: &Rules, standing: Standing) -> Wish<'_> {
+    Wish { rules, payload: b"{}", standing, wake_at: standing.next_at }
+}
+
+/// A schedule whose hour 1 is long past.
+async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
+    let rules = rules("mails");
+    test.database.schedule_add(&ScheduleName::new(name), wish(&rules, standing(1))).await.unwrap().expect("new")
+}
+
+/// Hour 1 is decided.
+fn turn() -> Turn {
+    let fire = Fire { at: UnixMicros::new(HOUR_US), buffered: false };
+    Turn {
+        fires: vec![fire],
+        skipped: 0,
+        missed: 0,
+        standing: standing(2),
+        wake_at: Some(UnixMicros::new(2 * HOUR_US)),
+    }
+}
+
+async fn decide(test: &TestDatabase, read: &ScheduleRecord, id: TaskId) -> Option<ScheduleRecord> {
+    test.database.schedule_turn(&read.name, read.revision, &turn(), &[id], Duration::ZERO).await.unwrap()
+}
+
+async fn decided(test: &TestDatabase) -> Vec<uuid::Uuid> {
+    sqlx::query_scalar("SELECT id FROM duetime.fire").fetch_all(&test.pool).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_schedule_reads_back_and_pages_go_by_name() {
+    let test = database().await;
+    let kept = added(&test, "b").await;
+    assert_eq!((kept.rules, kept.payload, kept.standing), (rules("mails"), b"{}".to_vec(), standing(1)));
+    for name in ["a", "c"] {
+        added(&test, name).await;
+    }
+    let names =
+        |records: Vec<ScheduleRecord>| records.into_iter().map(|record| record.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(test.database.schedule_list(None, 2).await.unwrap()), ["a", "b"]);
+    assert_eq!(names(test.database.schedule_list(Some("b"), 2).await.unwrap()), ["c"]);
+    assert_eq!(test.database.schedule_count().await.unwrap(), 3);
+    let rules = rules("others");
+    let again = test.database.schedule_add(&kept.name, wish(&rules, standing(1))).await.unwrap();
+    assert!(again.is_none(), "one is there");
+}
+
+#[tokio::test]
+async fn of_two_that_decide_the_same_fire_time_at_the_same_moment_one_does() {
+    let test = database().await;
+    let read = added(&test, "s").await;
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
+    sqlx::query("SELECT FROM duetime.schedule FOR UPDATE").execute(&mut *blocker).await.unwrap();
+    let deciding = [fixture::fresh_id(), fixture::fresh_id()].map(|id| {
+        let (database, read) = (test.database.clone(), read.clone());
+        spawn_child(async move {
+            let turned = database.schedule_turn(&read.name, read.revision, &turn(), &[id], Duration::ZERO).await;
+            turned.unwrap().map(|record| (id, record))
+        })
+    });
+    until_waiting(&test.pool, 2).await;
+    sqlx::query("COMMIT").execute(&mut *blocker).await.unwrap();
+    let won: Vec<_> = futures::future::join_all(deciding).await.into_iter().filter_map(|done| done.unwrap()).collect();
+    assert_eq!(won.len(), 1, "the other finds the schedule changed");
+    let (id, record) = &won[0];
+    assert_eq!(decided(&test).await, [id.uuid()]);
+    assert_eq!((record.last_task, record.last_fire_at), (Some(*id), Some(UnixMicros::new(HOUR_US))));
+    assert_eq!(record.standing, standing(2));
+}
+
+#[tokio::test]
+async fn what_was_changed_or_made_anew_in_between_is_not_decided_by_what_was_read_before() {
+    let test = database().await;
+    let read = added(&test, "s").await;
+    let other = rules("others");
+    let changed = test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1))).await.unwrap();
+    assert_eq!(changed.expect("it was as it was read").rules.queue.as_str(), "others");
+    assert!(decide(&test, &read, fixture::fresh_id()).await.is_none());
+    let stale = test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1))).await.unwrap();
+    assert!(stale.is_none());
+
+    assert!(test.database.schedule_delete(&read.name).await.unwrap());
+    added(&test, "s").await;
+    assert!(decide(&test, &read, fixture::fresh_id()).await.is_none(), "no revision comes twice");
+    assert!(decided(&test).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_schedule() {
+    let test = database().await;
+    let read = added(&test, "s").await;
+    let id = fixture::fresh_id();
+    let turned = decide(&test, &read, id).await.expect("decided");
+    let other = rules("others");
+    test.database
+        .schedule_change(&read.name, turned.revision, wish(&other, standing(2)))
+        .await
+        .unwrap()
+        .expect("changed");
+    assert!(test.database.schedule_delete(&read.name).await.unwrap());
+    let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
+    let fire = taken.into_iter().next().expect("one").expect("readable");
+    assert_eq!((fire.id, fire.rules, fire.payload), (id, rules("mails"), b"{}".to_vec()));
+    assert_eq!(fire.fire, turn().fires[0]);
+    assert!(test.database.fire_take(Duration::ZERO, 10).await.unwrap().is_empty(), "its taker has a minute");
+    test.database.fire_done(&[id]).await.unwrap();
+    assert!(decided(&test).await.is_empty());
+}
+
+#[tokio::test]
+async fn two_that_take_on_at_the_same_moment_get_different_fire_times() {
+    let test = database().await;
+    for name in ["a", "b"] {
+        let read = added(&test, name).await;
+        decide(&test, &read, fixture::fresh_id()).await.expect("decided");
+    }
+    let mut first = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    let taking = sqlx::query(include_str!("../queries/fire_take.sql"));
+    let hold = crate::store::claim::interval(Duration::from_secs(60));
+    let held: Vec<sqlx::postgres::PgRow> = taking.bind(hold).bind(1_i64).fetch_all(&mut *first).await.unwrap();
+    let held: TaskId = crate::store::task_id(&held[0], "id").unwrap();
+    let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
+    let ids: Vec<TaskId> = taken.into_iter().map(|fire| fire.unwrap().id).collect();
+    assert!(ids.len() == 1 && ids[0] != held, "it neither waits nor takes the same: {ids:?}");
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
+    let test = database().await;
+    let none = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    assert!(none.schedules.is_empty() && none.next_wake_at.is_none());
+    added(&test, "due").await;
+    let soon = added(&test, "soon").await;
+    sqlx::query("UPDATE duetime.schedule SET wake_at = clock_timestamp() + interval '1 hour' WHERE name = 'soon'")
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    assert_eq!(due.schedules.len(), 1);
+    let found = due.schedules[0].as_ref().unwrap();
+    assert_eq!((found.record.name.as_str(), found.pending), ("due", false));
+    assert!(due.next_wake_at.is_some_and(|next| next > due.now));
+
+    test.database.schedule_postpone(&found.record.name, found.record.revision, Duration::ZERO).await.unwrap();
+    test.database.schedule_postpone(&soon.name, found.record.revision, Duration::ZERO).await.unwrap();
+    assert!(test.database.schedule_due(Duration::from_secs(60), 10).await.unwrap().schedules.is_empty());
+    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    assert_eq!(due.schedules.len(), 1, "what was not as it was read is not postponed");
+
+    decide(&test, &due.schedules[0].as_ref().unwrap().record, fixture::fresh_id()).await.expect("decided");
+    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    assert!(due.schedules[0].as_ref().unwrap().pending, "its task is not known to be written");
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
+    let test = database().await;
+    added(&test, "good").await;
+    added(&test, "newer").await;
+    sqlx::query(r#"UPDATE duetime.schedule SET rules = '{"moon": true}' WHERE name = 'newer'"#)
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
+    let (good, bad): (Vec<_>, Vec<_>) = due.schedules.into_iter().partition(Result::is_ok);
+    assert_eq!((good.len(), bad.len()), (1, 1));
+}
