@@ -1,5 +1,6 @@
 //! A desk before real databases, without a cluster or a broker.
 
+mod bulk;
 mod queues;
 mod receive;
 mod submit;

@@ -9,6 +9,7 @@ use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     task::{
         TaskState,
+        bulk::{Act, Seen, Target},
         state::{CancelOutcome, Event, cancel_outcome},
     },
     time::UnixMicros,
@@ -17,6 +18,7 @@ use common::{
 
 use super::super::{fixture, fixture::TestDatabase, new_task, node, pick};
 use crate::store::{
+    bulk::{Done, Found},
     change::{Cancelled, Guarded, Keep},
     claim::Claimed,
     rows::TaskRecord,
@@ -57,10 +59,14 @@ pub(super) enum Statement {
     Revive,
     Expire,
     SubmitAgain,
+    BulkCancel,
+    BulkRun,
+    BulkMove,
+    BulkRevive,
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 19] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -80,6 +86,10 @@ impl Statement {
         Self::Revive,
         Self::Expire,
         Self::SubmitAgain,
+        Self::BulkCancel,
+        Self::BulkRun,
+        Self::BulkMove,
+        Self::BulkRevive,
     ];
 
     /// What it writes; `None`: it never changes a state.
@@ -93,9 +103,9 @@ impl Statement {
             Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
-            Self::Cancel => Event::Cancel,
-            Self::Run | Self::ChangeDueTime => Event::Move,
-            Self::Revive => Event::Revive,
+            Self::Cancel | Self::BulkCancel => Event::Cancel,
+            Self::Run | Self::ChangeDueTime | Self::BulkRun | Self::BulkMove => Event::Move,
+            Self::Revive | Self::BulkRevive => Event::Revive,
             Self::Expire => Event::Expire,
             Self::ClaimUnderDeadEpoch | Self::ChangeContent | Self::SubmitAgain => return None,
         })
@@ -226,7 +236,25 @@ impl<'a> Subject<'a> {
                 self.submit(Sending::Again).await;
                 Answer::default()
             }
+            S::BulkCancel => self.act(Act::Cancel).await,
+            S::BulkRun => self.act(Act::Run).await,
+            S::BulkMove => self.act(Act::Move(Target::By { shift_ms: 60_000 })).await,
+            S::BulkRevive => self.act(Act::Retry).await,
         }
+    }
+
+    /// To this task, as to many. Whatever it was when it was seen: the statement alone decides.
+    async fn act(&self, act: Act) -> Answer {
+        let day = sqlx::query_scalar("SELECT drop_on FROM duetime.archive WHERE id = $1").bind(self.id.uuid());
+        let drop_on = day.fetch_optional(&self.test.pool).await.unwrap();
+        let (state, due_at) = (TaskState::Scheduled, self.now);
+        let seen = Seen { id: self.id, state, due_at, expires_at: None, key_taken: false };
+        let done = self.test.database.bulk_act(act, &[Found { seen, drop_on, bytes: 0 }], &keep()).await.unwrap();
+        let promised = done.first().and_then(|done| match done {
+            Done::Cancelled { attempt, .. } => cancel_outcome(TaskState::Cancelled, *attempt).ok(),
+            Done::Woken { .. } => None,
+        });
+        Answer { done: Some(!done.is_empty()), promised, ..Answer::default() }
     }
 
     /// As a task that depends on others, which no statement writes yet.
