@@ -1,5 +1,7 @@
 //! Asks a node over HTTP. What comes back is an answer, a refusal, or not known; nobody guesses which.
 
+mod pieces;
+
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
@@ -11,6 +13,8 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
 };
 use serde::de::DeserializeOwned;
+
+use self::pieces::Pieces;
 
 /// A node that has not taken the connection by then is passed over for the next.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
@@ -157,26 +161,6 @@ pub(super) struct Client {
     timeout: Duration,
 }
 
-/// An answer that comes piece by piece and may take as long as there are pieces.
-#[derive(Debug)]
-pub(super) struct Pieces {
-    node: Url,
-    response: reqwest::Response,
-    timeout: Duration,
-}
-
-impl Pieces {
-    /// The next piece; `None`: the node has said that this was all.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
-        let unreadable = |why: String| Failure::Unreachable(format!("{}: the answer broke off: {why}", self.node));
-        match tokio::time::timeout(self.timeout, self.response.chunk()).await {
-            Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
-            Ok(Err(error)) => Err(unreadable(super::explained(&error.without_url()))),
-            Err(_) => Err(unreadable(format!("nothing came for {:?}", self.timeout))),
-        }
-    }
-}
-
 impl Client {
     pub(super) fn new(nodes: Vec<Url>, authorization: Option<HeaderValue>, timeout: Duration) -> reqwest::Result<Self> {
         let mut http = reqwest::Client::builder()
@@ -214,7 +198,7 @@ impl Client {
                 Err(_) => return Err(Failure::Unreachable(format!("{node}: no answer within {:?}", self.timeout))),
             };
             if response.status().is_success() {
-                return Ok(Pieces { node: node.clone(), response, timeout: self.timeout });
+                return Ok(Pieces::new(node.clone(), response, self.timeout));
             }
             Err(read(node, request, response).await.err().unwrap_or_else(|| Failure::Unreachable(node.to_string())))
         })

@@ -1,27 +1,26 @@
 //! `duetime import`: exported tasks submitted again, some batches at a time. Each line gets its own answer.
 
 mod line;
+mod tally;
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use clap::Args;
 use common::wire::{ExportEnd, Problem, batch::MAX_TASKS};
 use futures::TryStreamExt;
-use indicatif::HumanCount;
 use serde::Deserialize;
-use serde_json::{json, value::RawValue};
+use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
 
-use self::line::{Choice, Line};
+use self::{
+    line::{Choice, Line},
+    tally::{Outcome, Tally},
+};
 use super::{
     Error, Form,
     ask::Asked,
-    client::{Client, Request, sentence},
-    complain, progress, say,
+    client::{Client, Request},
+    complain, progress,
 };
 
 /// Half of what a node reads of all batches at a time, over those in flight.
@@ -32,8 +31,6 @@ const CHUNK_TASKS: usize = MAX_TASKS / 10;
 const IN_FLIGHT: usize = 4;
 /// Longer than any exported task may be: payload and result of 1 MiB each in base64, its history, and what is around them.
 const LINE_BYTES: usize = 16 << 20;
-/// So many refusals are told one by one; the rest is only counted.
-const TOLD: usize = 100;
 
 /// Which of the exported tasks are submitted again, and as what.
 #[derive(Debug, Args)]
@@ -146,84 +143,6 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
     }
 }
 
-/// What became of the lines so far.
-#[derive(Debug, Default)]
-struct Tally {
-    accepted: u64,
-    duplicates: u64,
-    skipped: u64,
-    refused: u64,
-    /// Of a node that could not do it at the moment.
-    failed: u64,
-    file: Option<BufWriter<File>>,
-}
-
-/// One answer of a batch, as far as it matters here: accepted where there is no error.
-#[derive(Debug, Deserialize)]
-struct Outcome {
-    error: Option<Problem>,
-    #[serde(default)]
-    duplicate: bool,
-}
-
-impl Tally {
-    fn take(&mut self, text: &str, number: u64, outcome: Outcome) -> Result<(), Error> {
-        match outcome.error {
-            Some(problem) => return self.refuse(number, text, &problem),
-            None if outcome.duplicate => self.duplicates += 1,
-            None => self.accepted += 1,
-        }
-        Ok(())
-    }
-
-    fn refuse(&mut self, number: u64, text: &str, problem: &Problem) -> Result<(), Error> {
-        if problem.status < 500 {
-            self.refused += 1;
-        } else {
-            self.failed += 1;
-        }
-        let told = usize::try_from(self.refused + self.failed).unwrap_or(usize::MAX);
-        if told <= TOLD {
-            complain(format_args!("line {number}: {}", sentence(problem)));
-        }
-        if told == TOLD + 1 {
-            complain("more lines were refused; --refused keeps them all");
-        }
-        let Some(file) = &mut self.file else { return Ok(()) };
-        let unwritable = |error| Error::Broken(format!("`--refused` cannot be written: {error}"));
-        let line = line::refused(number, problem, text).map_err(Error::Unwritable)?;
-        writeln!(file, "{line}").map_err(unwritable)
-    }
-
-    fn end(self, form: Form, broken: Option<Error>) -> Result<(), Error> {
-        let Self { accepted, duplicates, skipped, refused, failed, file } = self;
-        if let Some(Err(error)) = file.map(|mut file| file.flush()) {
-            return Err(Error::Broken(format!("`--refused` cannot be written: {error}")));
-        }
-        match form {
-            Form::Text => say(format_args!(
-                "{} imported, {} there already, {} finished and passed over, {} refused, {} not done or unknown",
-                HumanCount(accepted),
-                HumanCount(duplicates),
-                HumanCount(skipped),
-                HumanCount(refused),
-                HumanCount(failed)
-            )),
-            Form::Json | Form::Jsonl => say(json!({
-                "imported": accepted, "duplicates": duplicates, "finished": skipped, "refused": refused, "failed": failed,
-            })),
-        }
-        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
-        let all = accepted + duplicates + refused + failed;
-        match broken {
-            Some(error) => Err(error),
-            None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
-            None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
-            None => Ok(()),
-        }
-    }
-}
-
 pub(super) async fn import(asked: &Asked<Wish>) -> Result<(), Error> {
     let (client, wish) = (asked.client()?, &asked.wish);
     let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", wish.file.display()));
@@ -235,7 +154,7 @@ pub(super) async fn import(asked: &Asked<Wish>) -> Result<(), Error> {
 }
 
 async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
-    let mut tally = Tally { file: wish.refused.as_deref().map(create).transpose()?, ..Tally::default() };
+    let mut tally = Tally::new(wish.refused.as_deref())?;
     let choice = Choice::new(wish.key_from_id, wish.all_states);
     let source = Source { lines, choice, from_line: wish.from_line, number: 0, tasks: 0, end: None, over: false };
     let chunks = futures::stream::try_unfold(source, async |mut source| {
@@ -247,18 +166,13 @@ async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBuf
     let broken = loop {
         match answered.try_next().await {
             Ok(None) => break None,
-            Ok(Some((chunk, outcomes))) => progress.suspend(|| note(&mut tally, chunk, outcomes))?,
+            Ok(Some((chunk, outcomes))) => progress.suspend(|| tally.note(&chunk, outcomes))?,
             Err(error) => break Some(error),
         }
-        progress.set_position(tally.accepted + tally.duplicates + tally.skipped + tally.refused + tally.failed);
+        progress.set_position(tally.lines());
     };
     progress.finish_and_clear();
     tally.end(form, broken)
-}
-
-fn create(file: &Path) -> Result<BufWriter<File>, Error> {
-    let refuse = |error| Error::Usage(format!("`--refused {}` cannot be made: {error}", file.display()));
-    File::create_new(file).map(BufWriter::new).map_err(refuse)
 }
 
 async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Error> {
@@ -280,16 +194,7 @@ async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Er
     if results.len() != chunk.lines.len() {
         return Err(broken(format!("{} answers came for {} tasks", results.len(), chunk.lines.len())));
     }
-    let read =
-        |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or(Outcome { error: None, duplicate: false });
+    let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
     let outcomes = results.into_iter().map(read).collect();
     Ok((chunk, outcomes))
-}
-
-fn note(tally: &mut Tally, chunk: Chunk, outcomes: Vec<Outcome>) -> Result<(), Error> {
-    tally.skipped += chunk.skipped;
-    for ((number, text), outcome) in chunk.lines.iter().zip(outcomes) {
-        tally.take(text, *number, outcome)?;
-    }
-    chunk.refused.iter().try_for_each(|(number, text, problem)| tally.refuse(*number, text, problem))
 }

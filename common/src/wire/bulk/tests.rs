@@ -1,4 +1,5 @@
 use super::*;
+use crate::ids::TaskId;
 
 const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 

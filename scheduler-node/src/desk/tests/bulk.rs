@@ -99,6 +99,34 @@ async fn a_task_that_is_claimed_meanwhile_is_refused_and_one_whose_claim_is_undo
 }
 
 #[tokio::test]
+async fn a_client_that_hangs_up_stops_the_work_after_the_batch_at_hand() {
+    let (counter, test) = fresh().await;
+    sqlx::query(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT (left(gen_random_uuid()::text, 32) || '0000')::uuid, 0, 'a', 'scheduled', due, due, '{}', 'application/json'
+           FROM generate_series(1, 1200) AS g, LATERAL (SELECT now() + g * interval '1 min' AS due) AS moment",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let first: uuid::Uuid =
+        sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at LIMIT 1").fetch_one(&test.pool).await.unwrap();
+    let lock = test.lock_row(TaskId::from_uuid(first)).await;
+    let desk = counter.desk.clone();
+    let request = BulkRequest::parse(r#"{"action":"cancel","all":true}"#).expect("a request");
+    let asking = spawn_child(async move { desk.bulk(request).await });
+    test.until_waiting(1).await;
+    asking.abort();
+    assert!(asking.await.expect_err("it has gone").is_cancelled());
+    lock.release().await;
+    // The batch is written to its end: then nobody waits for anything any more.
+    while test.live().await > 1_200 - 500 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("the rest").matched, 700);
+}
+
+#[tokio::test]
 async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
     let (counter, _test) = fresh().await;
     let mut ids = Vec::new();
