@@ -47,6 +47,11 @@ impl UnixMicros {
         Self(self.0.saturating_sub(micros))
     }
 
+    /// Later, or with a negative number earlier, by so many milliseconds; at most [`Self::LAST`].
+    pub fn shifted(self, by_ms: i64) -> Self {
+        Self(self.0.saturating_add(by_ms.saturating_mul(1_000))).min(Self::LAST)
+    }
+
     /// How long after `earlier` this is; zero when it is not after it.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

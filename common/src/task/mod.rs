@@ -1,5 +1,6 @@
 //! A task: what is asked for, what is handed over, what is kept.
 
+pub mod bulk;
 pub mod dependency;
 pub mod envelope;
 pub mod pick;

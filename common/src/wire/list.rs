@@ -64,20 +64,31 @@ impl ListFilter {
     }
 }
 
-/// A query string has only text: a moment in it is RFC 3339 or digits.
-fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let read = match text.parse::<i64>() {
-        Ok(millis) => UnixMicros::from_millis(millis).filter(UnixMicros::is_writable),
-        // A `+` in a query string is a blank: the offset of a time zone comes as one.
-        Err(_) => chrono::DateTime::parse_from_rfc3339(&text.replace(' ', "+"))
-            .ok()
-            .map(|time| UnixMicros::from(time.to_utc()))
-            .filter(UnixMicros::is_writable),
+/// A moment as JSON or a query string writes it: RFC 3339, or digits.
+pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Millis(i64),
+        Text(String),
+    }
+    let Some(written) = Option::<Written>::deserialize(deserializer)? else { return Ok(None) };
+    let (read, text) = match written {
+        Written::Millis(millis) => (UnixMicros::from_millis(millis), millis.to_string()),
+        Written::Text(text) => (of_text(&text), text),
     };
     let refused =
         || serde::de::Error::custom(format!("`{text}` is neither an RFC 3339 time nor integer Unix milliseconds"));
-    read.map(Some).ok_or_else(refused)
+    read.filter(UnixMicros::is_writable).map(Some).ok_or_else(refused)
+}
+
+fn of_text(text: &str) -> Option<UnixMicros> {
+    if let Ok(millis) = text.parse::<i64>() {
+        return UnixMicros::from_millis(millis);
+    }
+    // A `+` in a query string is a blank: the offset of a time zone comes as one.
+    let read = chrono::DateTime::parse_from_rfc3339(&text.replace(' ', "+"));
+    read.ok().map(|time| UnixMicros::from(time.to_utc()))
 }
 
 pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {

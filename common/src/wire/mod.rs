@@ -5,9 +5,11 @@
 
 pub mod amqp;
 pub mod batch;
+pub mod bulk;
 pub mod change;
 pub mod check;
 pub mod cluster;
+pub mod export;
 pub mod list;
 pub mod problem;
 pub mod queue;
@@ -19,9 +21,11 @@ pub mod task;
 pub mod view;
 
 pub use batch::{BatchAnswer, BatchRequest, BatchResult};
+pub use bulk::{BulkAnswer, BulkCursor, BulkRequest, TaskFilter, ValidBulk};
 pub use change::{ChangeRequest, ValidChange};
 pub use check::{Limits, check_key};
 pub use cluster::ClusterReport;
+pub use export::{ExportEnd, ExportedTask};
 pub use list::{Cursor, KeyQuery, ListAnswer, ListFilter};
 pub use problem::Problem;
 pub use queue::{QueueRequest, QueueView};

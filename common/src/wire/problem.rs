@@ -126,6 +126,19 @@ impl Problem {
         }
     }
 
+    /// A dead task cannot live again beside another with its key and version.
+    pub fn key_taken(id: TaskId) -> Self {
+        let detail = format!(
+            "another task with the key and version of {id} is not finished; cancel that one, or wait for its end"
+        );
+        Self {
+            kind: Cow::Borrowed("urn:duetime:problem:duplicate"),
+            title: Cow::Borrowed("The key is taken"),
+            state: Some(TaskState::Dead),
+            ..Self::conflict(detail)
+        }
+    }
+
     /// A newer version of the task is known.
     pub fn stale_version(id: TaskId, version: i64, state: TaskState) -> Self {
         let detail = format!("task {id} has this key with the newer version {version} and is {state}");
@@ -209,6 +222,7 @@ mod tests {
             (Problem::conflict(""), 409, "conflict"),
             (Problem::stale_attempt(""), 409, "stale_attempt"),
             (Problem::in_flight(TaskState::Running), 409, "in_flight"),
+            (Problem::key_taken(TaskId::from_uuid(uuid::Uuid::nil())), 409, "duplicate"),
             (Problem::payload_too_large(""), 413, "payload_too_large"),
             (Problem::invalid_field("f", ""), 422, "invalid_field"),
             (Problem::not_available("key"), 422, "invalid_field"),

@@ -13,14 +13,14 @@ use crate::{in_state, scenario};
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
 
 /// A terminal from which all commands go to the same cluster.
-struct Terminal {
+pub(crate) struct Terminal {
     urls: String,
     token: String,
 }
 
 impl Terminal {
     /// The first address is one where nobody listens: every command passes it over.
-    fn of(sandbox: &Sandbox) -> Self {
+    pub(crate) fn of(sandbox: &Sandbox) -> Self {
         let urls: Vec<String> = sandbox.nodes().iter().map(|node| node.url()).collect();
         Self {
             urls: format!("http://127.0.0.1:{},{}", free_port(), urls.join(",")),
@@ -36,7 +36,7 @@ impl Terminal {
     }
 
     /// What it prints when it ends with `code`.
-    async fn ends(&self, code: i32, words: &[&str], input: &str) -> Result<(String, String)> {
+    pub(crate) async fn ends(&self, code: i32, words: &[&str], input: &str) -> Result<(String, String)> {
         let output = self.typed(words, input).await?;
         let (out, error) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         ensure!(output.status.code() == Some(code), "{words:?}: {} instead of {code}\n{out}\n{error}", output.status);
@@ -44,12 +44,12 @@ impl Terminal {
     }
 
     /// What a person reads.
-    async fn text(&self, words: &[&str]) -> Result<String> {
+    pub(crate) async fn text(&self, words: &[&str]) -> Result<String> {
         Ok(self.ends(0, words, "").await?.0)
     }
 
     /// What a program reads.
-    async fn json(&self, words: &[&str]) -> Result<Value> {
+    pub(crate) async fn json(&self, words: &[&str]) -> Result<Value> {
         let (out, _) = self.ends(0, &[words, &["--output", "json"]].concat(), "").await?;
         serde_json::from_str(&out).with_context(|| format!("{words:?}: {out}"))
     }
@@ -60,11 +60,11 @@ impl Terminal {
     }
 
     /// What it says on standard error when the node refuses.
-    async fn refused(&self, words: &[&str]) -> Result<String> {
+    pub(crate) async fn refused(&self, words: &[&str]) -> Result<String> {
         Ok(self.ends(1, words, "").await?.1)
     }
 
-    async fn submitted(&self, words: &[&str]) -> Result<String> {
+    pub(crate) async fn submitted(&self, words: &[&str]) -> Result<String> {
         let task = self.json(&[&["submit"], words].concat()).await?;
         Ok(task["id"].as_str().context("an id")?.to_owned())
     }
@@ -296,6 +296,8 @@ async fn what_cannot_be_reached_or_was_never_answered_is_said_to_be_so() {
             &["result", NOBODY, "--attempt", "1", "--status", "running"],
             &["queue", "list"],
             &["queue", "set", "q", "settle=result"],
+            &["bulk", "cancel", "--all", "--yes"],
+            &["export"],
             &["cluster"],
             &["top", "--once"],
         ] {
@@ -347,6 +349,11 @@ async fn a_mistake_in_the_words_ends_with_two_and_asks_nobody() -> Result<()> {
         &["top", "--output", "json"],
         &["completions", "abacus"],
         &["list", "--token-file", "/nowhere"],
+        &["get", NOBODY, "--queue", "q", "--key", "k"],
+        &["get", "--key", "k"],
+        &["bulk", "cancel", "--all"],
+        &["bulk", "forget", "--all"],
+        &["import", "/nowhere"],
         &["lst"],
     ] {
         terminal.ends(2, words, "").await?;

@@ -3,6 +3,7 @@
 //! Run one after another (`make test` does): each takes the whole machine.
 #![allow(clippy::disallowed_methods, reason = "what is spawned here dies with its scenario")]
 
+mod bulk;
 mod command;
 mod crash;
 mod cut;

@@ -5,8 +5,9 @@ use clap::{Args, Subcommand};
 use super::{
     Error, Form, Output,
     access::Access,
+    bulk,
     client::{Answer, Client},
-    cluster, list, queue, say, schedule, submit, task, top,
+    cluster, export, import, list, queue, say, schedule, submit, task, top,
 };
 
 /// What a node is asked for.
@@ -17,7 +18,9 @@ pub enum Ask {
                             duetime submit --batch tasks.jsonl")]
     Submit(Asked<submit::Wish>),
     /// Show a task with its attempts and its result.
-    #[command(after_help = "Example:\n  duetime get 0199f3a0-0000-7000-8000-000000000005")]
+    #[command(
+        after_help = "Example:\n  duetime get 0199f3a0-0000-7000-8000-000000000005\n  duetime get --queue mails --key order-7"
+    )]
     Get(Asked<task::One>),
     /// List tasks, a page at a time or all of them.
     #[command(after_help = "Example:\n  duetime list --queue mails --state dead --all --output jsonl")]
@@ -39,6 +42,19 @@ pub enum Ask {
         after_help = "Example:\n  duetime result 0199f3a0-0000-7000-8000-000000000005 --attempt 1 --status succeeded"
     )]
     Result(Asked<task::Report>),
+    /// Do one thing to all tasks that a filter finds.
+    #[command(
+        after_help = "Examples:\n  duetime bulk cancel --queue mails --due-before 2030-01-01T00:00:00Z --dry-run\n  \
+                            duetime bulk move --queue mails --shift 2h --yes\n  \
+                            duetime bulk retry --queue mails --error 'no route' --yes"
+    )]
+    Bulk(Asked<bulk::Wish>),
+    /// Print tasks whole, one a line, for `import`.
+    #[command(after_help = "Example:\n  duetime export --queue mails > mails.jsonl")]
+    Export(Asked<export::Wish>),
+    /// Submit exported tasks again, here or to another cluster.
+    #[command(after_help = "Example:\n  duetime import mails.jsonl --refused refused.jsonl")]
+    Import(Asked<import::Wish>),
     /// Queues: their policies and counts, pause and resume.
     #[command(subcommand)]
     Queue(queue::Command),
@@ -98,6 +114,9 @@ pub async fn ask(question: &Ask) -> Result<(), Error> {
         Ask::Run(asked) => task::run(asked).await,
         Ask::Retry(asked) => task::retry(asked).await,
         Ask::Result(asked) => task::report(asked).await,
+        Ask::Bulk(asked) => bulk::bulk(asked).await,
+        Ask::Export(asked) => export::export(asked).await,
+        Ask::Import(asked) => import::import(asked).await,
         Ask::Queue(command) => queue::queue(command).await,
         Ask::Schedule(command) => schedule::schedule(command).await,
         Ask::Cluster(asked) => cluster::cluster(asked).await,

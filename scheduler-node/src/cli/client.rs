@@ -1,5 +1,7 @@
 //! Asks a node over HTTP. What comes back is an answer, a refusal, or not known; nobody guesses which.
 
+mod pieces;
+
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
@@ -12,8 +14,13 @@ use reqwest::{
 };
 use serde::de::DeserializeOwned;
 
+use self::pieces::Pieces;
+
 /// A node that has not taken the connection by then is passed over for the next.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
+
+/// An answer in pieces is bounded piece by piece; as a whole it may take a week.
+const LONGEST_ANSWER: Duration = Duration::from_secs(7 * 86_400);
 
 /// So much of an answer that is none of ours is shown.
 const SHOWN_CHARS: usize = 200;
@@ -150,6 +157,8 @@ pub(super) struct Client {
     authorization: Option<HeaderValue>,
     /// The node that was reached last is asked first.
     first: AtomicUsize,
+    /// How long an answer may take, or a piece of one that comes in pieces.
+    timeout: Duration,
 }
 
 impl Client {
@@ -164,7 +173,7 @@ impl Client {
             // A machine without certificates can speak http all the same.
             http = http.tls_certs_only([]);
         }
-        Ok(Self { http: http.build()?, nodes, authorization, first: AtomicUsize::new(0) })
+        Ok(Self { http: http.build()?, nodes, authorization, first: AtomicUsize::new(0), timeout })
     }
 
     pub(super) fn nodes(&self) -> &[Url] {
@@ -177,11 +186,31 @@ impl Client {
 
     /// Asks the nodes in turn until one has an answer or may have done it.
     pub(super) async fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
+        self.in_turn(async |node| self.ask_at(node, request).await).await
+    }
+
+    /// The same, for an answer that is too long to be kept.
+    pub(super) async fn ask_for_pieces(&self, request: &Request<'_>) -> Result<Pieces, Failure> {
+        self.in_turn(async |node| {
+            let sent = self.sent(node, request).timeout(LONGEST_ANSWER).send();
+            let response = match tokio::time::timeout(self.timeout, sent).await {
+                Ok(response) => response.map_err(|error| lost(node, &request.method, error))?,
+                Err(_) => return Err(Failure::Unreachable(format!("{node}: no answer within {:?}", self.timeout))),
+            };
+            if response.status().is_success() {
+                return Ok(Pieces::new(node.clone(), response, self.timeout));
+            }
+            Err(read(node, request, response).await.err().unwrap_or_else(|| Failure::Unreachable(node.to_string())))
+        })
+        .await
+    }
+
+    async fn in_turn<T>(&self, ask: impl AsyncFn(&Url) -> Result<T, Failure>) -> Result<T, Failure> {
         let first = self.first.load(Ordering::Relaxed);
         let mut silent: Vec<String> = Vec::new();
         for turn in 0..self.nodes.len() {
             let index = (first + turn) % self.nodes.len();
-            match self.ask_at(&self.nodes[index], request).await {
+            match ask(&self.nodes[index]).await {
                 Err(Failure::Unreachable(why)) => silent.push(why),
                 outcome => {
                     self.first.store(index, Ordering::Relaxed);
@@ -194,6 +223,11 @@ impl Client {
 
     /// Asks this node and no other.
     pub(super) async fn ask_at(&self, node: &Url, request: &Request<'_>) -> Result<Answer, Failure> {
+        let response = self.sent(node, request).send().await.map_err(|error| lost(node, &request.method, error))?;
+        read(node, request, response).await
+    }
+
+    fn sent(&self, node: &Url, request: &Request<'_>) -> reqwest::RequestBuilder {
         let mut sent = self.http.request(request.method.clone(), request.url(node));
         if let Some(authorization) = &self.authorization {
             sent = sent.header(AUTHORIZATION, authorization);
@@ -201,18 +235,20 @@ impl Client {
         if let Some(body) = &request.body {
             sent = sent.header(CONTENT_TYPE, "application/json").body(body.clone());
         }
-        let lost = |error: reqwest::Error| lost(node, &request.method, error);
-        let response = sent.send().await.map_err(lost)?;
-        let status = response.status();
-        let text = response.text().await.map_err(lost)?;
-        if status.is_success() {
-            return Ok(Answer { node: node.clone(), text });
-        }
-        let problem = serde_json::from_str(&text).ok();
-        let said = Box::new(Said { node: node.clone(), status, problem, text });
-        // A redirection is nobody's answer either.
-        Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
+        sent
     }
+}
+
+async fn read(node: &Url, request: &Request<'_>, response: reqwest::Response) -> Result<Answer, Failure> {
+    let status = response.status();
+    let text = response.text().await.map_err(|error| lost(node, &request.method, error))?;
+    if status.is_success() {
+        return Ok(Answer { node: node.clone(), text });
+    }
+    let problem = serde_json::from_str(&text).ok();
+    let said = Box::new(Said { node: node.clone(), status, problem, text });
+    // A redirection is nobody's answer either.
+    Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
 }
 
 /// A question that only looks has done nothing, whatever became of it: it counts as not sent.

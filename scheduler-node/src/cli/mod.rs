@@ -6,13 +6,18 @@
 
 mod access;
 mod ask;
+mod bulk;
 mod check;
 mod client;
 mod cluster;
+mod export;
+mod filter;
+mod import;
 mod list;
 mod migrate;
 mod moment;
 mod print;
+mod progress;
 mod queue;
 mod schedule;
 mod signals;

@@ -16,7 +16,7 @@ pub(super) use self::sheet::sheet;
 use super::{
     Error, Form,
     ask::Asked,
-    client::{Answer, Failure, Request},
+    client::{Answer, Client, Failure, Request},
     complain, moment,
     print::Listing,
     say,
@@ -27,15 +27,57 @@ use crate::clock;
 #[derive(Debug, Args)]
 pub struct One {
     /// The task's id, as the answer to its submission had it.
-    id: TaskId,
+    #[arg(required_unless_present = "key", conflicts_with = "key")]
+    id: Option<TaskId>,
+    #[command(flatten)]
+    key: ByKey,
 }
 
 /// One task or more, each with its own answer.
 #[derive(Debug, Args)]
 pub struct Many {
     /// Ids of the tasks.
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required_unless_present = "key", conflicts_with = "key", value_name = "ID")]
     ids: Vec<TaskId>,
+    #[command(flatten)]
+    key: ByKey,
+}
+
+/// The newest task with a business key, instead of one by its id.
+#[derive(Debug, Args)]
+struct ByKey {
+    /// The queue of a task that is named by its key.
+    #[arg(long, value_name = "NAME", requires = "key")]
+    queue: Option<String>,
+    /// The task's business key, instead of its id.
+    #[arg(long, value_name = "KEY", requires = "queue")]
+    key: Option<String>,
+    /// The partition key beside it, where the task has one.
+    #[arg(long, value_name = "KEY", requires = "key")]
+    partition_key: Option<String>,
+}
+
+impl ByKey {
+    fn request(&self) -> Request<'_> {
+        let (queue, key) = (self.queue.as_deref().unwrap_or_default(), self.key.as_deref().unwrap_or_default());
+        let partition = self.partition_key.iter().map(|key| ("partition_key", key.clone())).collect();
+        Request::get(&["v1", "queues", queue, "keys", key]).query(partition)
+    }
+
+    /// Which task that is at the moment.
+    async fn find(&self, client: &Client) -> Result<TaskId, Error> {
+        Ok(client.ask(&self.request()).await?.read::<TaskView>()?.id)
+    }
+}
+
+impl One {
+    async fn id(&self, client: &Client) -> Result<String, Error> {
+        let id = match self.id {
+            Some(id) => id,
+            None => self.key.find(client).await?,
+        };
+        Ok(id.to_string())
+    }
 }
 
 /// Where a task is moved to.
@@ -107,9 +149,10 @@ pub(super) fn json_text(text: &str) -> Result<Box<RawValue>, String> {
 }
 
 pub(super) async fn get(asked: &Asked<One>) -> Result<(), Error> {
-    let id = asked.wish.id.to_string();
-    let answer = asked.client()?.ask(&Request::get(&["v1", "tasks", &id])).await?;
-    asked.print(&answer, shown)
+    let One { id, key } = &asked.wish;
+    let id = id.map(|id| id.to_string());
+    let request = id.as_deref().map_or_else(|| key.request(), |id| Request::get(&["v1", "tasks", id]));
+    asked.print(&asked.client()?.ask(&request).await?, shown)
 }
 
 pub(super) async fn cancel(asked: &Asked<Many>) -> Result<(), Error> {
@@ -131,16 +174,18 @@ pub(super) async fn shift(asked: &Asked<Move>) -> Result<(), Error> {
         (None, Some(due_at)) => json!({ "due_at": due_at }),
         (None, None) => return Err(Error::Usage("say where to: --delay 30m, or --at 2030-01-31T09:00:00Z".into())),
     };
-    let id = task.id.to_string();
+    let client = asked.client()?;
+    let id = task.id(&client).await?;
     let request = Request::new(Method::PATCH, &["v1", "tasks", &id]).body(change.to_string());
-    asked.print(&asked.client()?.ask(&request).await?, moved)
+    asked.print(&client.ask(&request).await?, moved)
 }
 
 pub(super) async fn report(asked: &Asked<Report>) -> Result<(), Error> {
-    let id = asked.wish.task.id.to_string();
+    let client = asked.client()?;
+    let id = asked.wish.task.id(&client).await?;
     let body = serde_json::to_string(&Body::of(&asked.wish)).map_err(Error::Unwritable)?;
     let request = Request::post(&["v1", "tasks", &id, "result"]).body(body);
-    asked.print(&asked.client()?.ask(&request).await?, moved)
+    asked.print(&client.ask(&request).await?, moved)
 }
 
 /// A report as it is sent.
@@ -185,14 +230,15 @@ async fn each(
     line: impl Fn(&Answer) -> Result<String, Error>,
 ) -> Result<(), Error> {
     let client = asked.client()?;
-    let ids = &asked.wish.ids;
+    let Many { ids, key } = &asked.wish;
+    let ids = if ids.is_empty() { vec![key.find(&client).await?] } else { ids.clone() };
     if let [id] = ids.as_slice() {
         return asked.print(&client.ask(&request(&id.to_string())).await?, line);
     }
     let mut listing = Listing::open(asked.form(), "results");
     let mut refused = 0;
     let mut broken = None;
-    for id in ids {
+    for id in &ids {
         match client.ask(&request(&id.to_string())).await {
             Ok(answer) if asked.form() == Form::Text => say(line(&answer)?),
             Ok(answer) => listing.add(&answer.text),

@@ -4,8 +4,10 @@
 //! Whatever writes runs in a task of its own, so that a client that hangs up does not leave it half done. No outcome is
 //! guessed at: where nobody knows whether something was done, the answer says so.
 
+mod bulk;
 mod cluster;
 mod collect;
+mod export;
 mod keys;
 mod list;
 mod queues;

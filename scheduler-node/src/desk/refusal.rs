@@ -70,7 +70,8 @@ fn refused(error: &Error) -> bool {
     // 08: the connection; 53: out of connections, memory or disk; 57: shutting down or starting.
     let passing = ["08", "53", "57"].iter().any(|class| code.starts_with(class));
     // The archive has no partition yet that is kept for as long as a queue keeps its tasks: it is new, or has just been told so.
-    let finishes = [StoreOp::TaskCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
+    let finishes =
+        [StoreOp::TaskCancel, StoreOp::BulkCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
     let unprepared = finishes && code == "23514";
     !passing && !unprepared && !error.is_contention()
 }
@@ -84,6 +85,9 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::TaskList
             | StoreOp::TaskDependencies
             | StoreOp::TaskStanding
+            | StoreOp::BulkLook
+            | StoreOp::BulkQueue
+            | StoreOp::ExportRead
             | StoreOp::QueueRevision
             | StoreOp::QueueRead
             | StoreOp::QueueCounts

@@ -108,7 +108,12 @@ impl Desk {
     pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
-            match desk.database(id)?.task_revive(id).await.map_err(|error| failed(&error))? {
+            let database = desk.database(id)?;
+            let revived = match database.task_revive(id).await {
+                Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
+                revived => revived.map_err(|error| failed(&error))?,
+            };
+            match revived {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => {
                     let detail = format!("only a dead task can be retried, and this one is {}", task.state);

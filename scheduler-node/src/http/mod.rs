@@ -4,6 +4,7 @@
 //! What a request means is decided in `common` and done by the desk. The heap, the stores and the loops are absent on purpose.
 
 mod body;
+mod bulk;
 mod cluster;
 mod gate;
 mod keys;
@@ -22,7 +23,7 @@ use axum::{
     Router,
     extract::{FromRequestParts, Path},
     http::{Method, request::Parts},
-    routing::{any, get, post},
+    routing::{get, post},
 };
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
@@ -36,6 +37,8 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/v1/tasks"),
     (Method::GET, "/v1/tasks"),
     (Method::POST, "/v1/tasks/batch"),
+    (Method::POST, "/v1/tasks/bulk"),
+    (Method::GET, "/v1/tasks/export"),
     (Method::GET, "/v1/tasks/{id}"),
     (Method::PATCH, "/v1/tasks/{id}"),
     (Method::DELETE, "/v1/tasks/{id}"),
@@ -111,8 +114,8 @@ fn routes() -> Router<Api> {
     Router::new()
         .route("/v1/tasks", post(tasks::submit).get(tasks::list))
         .route("/v1/tasks/batch", post(tasks::submit_batch))
-        // Without it, the next route would take `bulk` for an id.
-        .route("/v1/tasks/bulk", any(shell::nothing_here))
+        .route("/v1/tasks/bulk", post(bulk::act))
+        .route("/v1/tasks/export", get(bulk::export))
         .route("/v1/tasks/{id}", get(tasks::show).patch(tasks::change).delete(tasks::cancel))
         .route("/v1/tasks/{id}/stop", post(tasks::stop))
         .route("/v1/tasks/{id}/run", post(tasks::run))

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, read};
+use common::wire::{KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, read};
 use serde::de::DeserializeOwned;
 
 /// What axum puts before the reason.
@@ -12,6 +12,12 @@ const PREAMBLE: &str = "Failed to deserialize query string: ";
 /// The filter of a list; the problem names the parameter that is to blame.
 pub(super) fn filter(uri: &Uri) -> Result<ListFilter, Problem> {
     let filter: ListFilter = parameters(uri)?;
+    filter.validate().map(|()| filter)
+}
+
+/// The filter of an export, as that of a list.
+pub(super) fn task_filter(uri: &Uri) -> Result<TaskFilter, Problem> {
+    let filter: TaskFilter = parameters(uri)?;
     filter.validate().map(|()| filter)
 }
 

@@ -53,6 +53,12 @@ impl Error {
         }
     }
 
+    /// Another task that is not finished has this key and version.
+    pub fn is_key_taken(&self) -> bool {
+        let Some(sqlx::Error::Database(answer)) = &self.source else { return false };
+        answer.is_unique_violation() && answer.constraint() == Some("task_key_version")
+    }
+
     /// Two statements met in opposite order, or one waited too long for a lock: the same statement may well pass now.
     pub fn is_contention(&self) -> bool {
         matches!(self.sqlstate().as_deref(), Some("40P01" | "40001" | "55P03" | "57014"))

@@ -4,11 +4,13 @@
 //! measurements, the deadline and the split of errors into "not done" and "nobody knows". Transactions are absent on
 //! purpose: a cancelled `begin()` would hand a connection with an open transaction to the next caller.
 
+pub mod bulk;
 pub mod change;
 pub mod claim;
 pub mod connect;
 pub mod depend;
 pub mod error;
+pub mod export;
 pub mod fence;
 pub mod inbox;
 pub mod lane;

@@ -1,9 +1,9 @@
 //! Many tasks, one JSON object a line, sent in batches. Each line gets its own answer.
 
-use std::{io::IsTerminal, path::Path, time::Duration};
+use std::path::Path;
 
 use common::wire::{Problem, batch::MAX_TASKS};
-use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
@@ -15,7 +15,7 @@ use crate::cli::{
     client::{Client, Failure, Request, sentence},
     complain,
     print::Listing,
-    say,
+    progress, say,
 };
 
 /// Half of what a node takes in one request, so that a line more never makes it too much.
@@ -24,8 +24,6 @@ const BATCH_BYTES: usize = 32 << 20;
 const LINE_BYTES: usize = 4 << 20;
 /// So many refusals are told one by one; the rest is only counted.
 const TOLD: usize = 100;
-/// How often the progress is drawn anew while nothing comes.
-const DRAWN_EVERY: Duration = Duration::from_millis(200);
 
 /// Lines that go out together. The number of each line is kept, for blank lines are passed over.
 #[derive(Debug, Default)]
@@ -108,7 +106,7 @@ pub(super) async fn submit(asked: &Asked<Wish>, file: &Path) -> Result<(), Error
 
 async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
     let mut tally = Tally { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
-    let progress = progress();
+    let progress = progress::of_tasks();
     let mut number = 0;
     let sent = loop {
         let (batch, ended) = match gather(&mut lines, &mut number).await {
@@ -203,17 +201,6 @@ fn close(form: Form, tally: Tally, sent: Result<(), Error>) -> Result<(), Error>
         Ok(()) if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
         Ok(()) => Ok(()),
     }
-}
-
-/// Drawn on a terminal only.
-fn progress() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{spinner} {human_pos} tasks, {per_sec}, {elapsed}");
-    let progress = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-    progress.enable_steady_tick(DRAWN_EVERY);
-    progress
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! A desk before real databases, without a cluster or a broker.
 
+mod bulk;
 mod collect;
 mod queues;
 mod receive;

@@ -86,6 +86,14 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
             ),
             (include_str!("../queries/task_standing.sql"), "uuid[]", ids.clone()),
             (
+                include_str!("../queries/bulk_cancel.sql"),
+                "uuid[], bigint, text[], bigint[]",
+                format!("{ids}, 1, '{{}}', '{{}}'"),
+            ),
+            (include_str!("../queries/bulk_run.sql"), "uuid[]", ids.clone()),
+            (include_str!("../queries/bulk_move.sql"), "uuid[], timestamptz, interval", format!("{ids}, NULL, '1 h'")),
+            (include_str!("../queries/export_read.sql"), "uuid[]", ids.clone()),
+            (
                 include_str!("../queries/task_retry.sql"),
                 "uuid[], int[], timestamptz[], text[], boolean[], boolean[]",
                 format!(

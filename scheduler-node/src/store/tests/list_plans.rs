@@ -111,3 +111,58 @@ async fn a_filter_that_nothing_passes_ends_the_looking_at_its_bound() {
         }
     }
 }
+
+const LOOKS: [(&str, bool); 4] = [
+    (include_str!("../queries/bulk_look.sql"), false),
+    (include_str!("../queries/bulk_look_back.sql"), true),
+    (include_str!("../queries/bulk_look_failed.sql"), false),
+    (include_str!("../queries/bulk_look_finished.sql"), false),
+];
+
+#[tokio::test]
+async fn a_step_of_a_walk_costs_what_it_finds_and_never_more_than_it_may_look_at() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    as_a_node(&mut connection).await;
+    for (statement, back) in LOOKS {
+        let (from, to) = if back { ("9999-01-01", "1970-01-01") } else { ("1970-01-01", "9999-01-01") };
+        let live = statement.contains("$11::");
+        let more = if live { (", timestamptz", ", NULL") } else { ("", "") };
+        let types = format!("text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint{}", more.0);
+        let nobody = uuid::Uuid::nil();
+        // All pass; none does. Each partition is asked for one row ahead.
+        for (state, look, most) in [("NULL", 20_000, 100), ("'waiting'", 2_000, 2_000)] {
+            let values =
+                format!("'big', '{from}', '{nobody}', '{to}', {state}, NULL, NULL, NULL, {look}, 100{}", more.1);
+            let plan = Plan::of(&mut connection, GENERIC, statement, &types, &values).await;
+            assert!(plan.rows_touched() < most + 300, "{} rows\n{statement}", plan.rows_touched());
+        }
+    }
+}
+
+#[tokio::test]
+async fn finished_tasks_are_read_and_revived_by_their_primary_key() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    let some = "SELECT string_agg(format('%L', drop_on), ','), string_agg(format('%L', id), ',')
+                  FROM (SELECT drop_on, id FROM duetime.archive WHERE state = 'dead' LIMIT 50) AS picked";
+    let row = connection.fetch_one(some).await.unwrap();
+    let values = format!("ARRAY[{}]::date[], ARRAY[{}]::uuid[]", row.get::<String, _>(0), row.get::<String, _>(1));
+    as_a_node(&mut connection).await;
+    let statements = [include_str!("../queries/export_read_finished.sql"), include_str!("../queries/bulk_revive.sql")];
+    for statement in statements {
+        let plan = Plan::of(&mut connection, GENERIC, statement, "date[], uuid[]", &values).await;
+        assert!(plan.rows_touched() < 50 * 5, "{} rows\n{statement}", plan.rows_touched());
+    }
+}
+
+/// The one kind of plan that a node allows.
+const GENERIC: &str = "force_generic_plan";
+
+async fn as_a_node(connection: &mut PgConnection) {
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+}

@@ -1,5 +1,6 @@
 //! Against a real PostgreSQL.
 
+mod bulk;
 mod change;
 mod claim;
 mod collect;

@@ -9,6 +9,7 @@ use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     task::{
         TaskState,
+        bulk::{Act, Seen, Target},
         state::{CancelOutcome, Event, cancel_outcome},
     },
     time::UnixMicros,
@@ -17,6 +18,7 @@ use common::{
 
 use super::super::{fixture, fixture::TestDatabase, new_task, node, pick};
 use crate::store::{
+    bulk::{Done, Found},
     change::{Cancelled, Guarded, Keep},
     claim::Claimed,
     rows::TaskRecord,
@@ -60,10 +62,14 @@ pub(super) enum Statement {
     Expire,
     Release,
     SubmitAgain,
+    BulkCancel,
+    BulkRun,
+    BulkMove,
+    BulkRevive,
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 22] = [
+    pub(super) const ALL: [Self; 26] = [
         Self::Claim,
         Self::Pick,
         Self::ClaimInClosedLane,
@@ -86,6 +92,10 @@ impl Statement {
         Self::Expire,
         Self::Release,
         Self::SubmitAgain,
+        Self::BulkCancel,
+        Self::BulkRun,
+        Self::BulkMove,
+        Self::BulkRevive,
     ];
 
     /// What it writes; `None`: it never changes a state.
@@ -99,10 +109,10 @@ impl Statement {
             Self::FinishByConfirm | Self::FinishByReport => Event::Succeed,
             Self::FinishAsDead => Event::Bury,
             Self::Retry => Event::Retry,
-            Self::Cancel | Self::CancelInSql => Event::Cancel,
+            Self::Cancel | Self::CancelInSql | Self::BulkCancel => Event::Cancel,
             Self::FinishAsStopped => Event::Stop,
-            Self::Run | Self::ChangeDueTime => Event::Move,
-            Self::Revive => Event::Revive,
+            Self::Run | Self::ChangeDueTime | Self::BulkRun | Self::BulkMove => Event::Move,
+            Self::Revive | Self::BulkRevive => Event::Revive,
             Self::Expire => Event::Expire,
             Self::Release => Event::Unblock,
             Self::ClaimUnderDeadEpoch | Self::ChangeContent | Self::SubmitAgain => return None,
@@ -246,7 +256,25 @@ impl<'a> Subject<'a> {
                 self.submit(Sending::Again).await;
                 Answer::default()
             }
+            S::BulkCancel => self.act(Act::Cancel).await,
+            S::BulkRun => self.act(Act::Run).await,
+            S::BulkMove => self.act(Act::Move(Target::By { shift_ms: 60_000 })).await,
+            S::BulkRevive => self.act(Act::Retry).await,
         }
+    }
+
+    /// To this task, as to many. Whatever it was when it was seen: the statement alone decides.
+    async fn act(&self, act: Act) -> Answer {
+        let day = sqlx::query_scalar("SELECT drop_on FROM duetime.archive WHERE id = $1").bind(self.id.uuid());
+        let drop_on = day.fetch_optional(&self.test.pool).await.unwrap();
+        let (state, due_at) = (TaskState::Scheduled, self.now);
+        let seen = Seen { id: self.id, state, due_at, expires_at: None, key_taken: false };
+        let done = self.test.database.bulk_act(act, &[Found { seen, drop_on, bytes: 0 }], &keep()).await.unwrap();
+        let promised = done.first().and_then(|done| match done {
+            Done::Cancelled { attempt, .. } => cancel_outcome(TaskState::Cancelled, *attempt).ok(),
+            Done::Woken { .. } => None,
+        });
+        Answer { done: Some(!done.is_empty()), promised, ..Answer::default() }
     }
 
     /// Refused with an exception; asked again it repeats its answer, so that it does not say whether it was done.

@@ -1,0 +1,129 @@
+//! One thing done to many tasks: which of those that were found it may be done to.
+//!
+//! The statements that do it check the same on the rows themselves; what is decided here is which rows need not be asked for, and
+//! what a dry run answers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ids::TaskId, task::TaskState, time::UnixMicros};
+
+/// What is done to each task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Cancel,
+    /// Dead tasks are given new attempts.
+    Retry,
+    Run,
+    Move(Target),
+}
+
+/// Where tasks are moved to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To one moment; one that has passed means now.
+    At(UnixMicros),
+    /// Each by so many milliseconds from where it is, to no earlier than now.
+    By { shift_ms: i64 },
+}
+
+/// A task as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub id: TaskId,
+    pub state: TaskState,
+    pub due_at: UnixMicros,
+    pub expires_at: Option<UnixMicros>,
+    /// Another task that is not finished has its key and version.
+    pub key_taken: bool,
+}
+
+/// Why a task that was found is left as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Left {
+    /// It is claimed, or it has finished.
+    InFlight,
+    /// It would expire before it is due.
+    WouldExpire,
+    /// A dead task whose key another one has by now.
+    KeyTaken,
+}
+
+impl Act {
+    /// Whether it may be done to a task that is as it was seen.
+    pub fn check(self, seen: &Seen, now: UnixMicros) -> Result<(), Left> {
+        match self {
+            Self::Retry if seen.state != TaskState::Dead => Err(Left::InFlight),
+            Self::Retry if seen.key_taken => Err(Left::KeyTaken),
+            Self::Retry => Ok(()),
+            Self::Cancel if !seen.state.may_be_cancelled() => Err(Left::InFlight),
+            Self::Run | Self::Move(_) if !seen.state.may_be_changed() => Err(Left::InFlight),
+            Self::Move(target) => match seen.expires_at {
+                Some(expires_at) if expires_at <= target.of(seen.due_at, now) => Err(Left::WouldExpire),
+                _ => Ok(()),
+            },
+            Self::Cancel | Self::Run => Ok(()),
+        }
+    }
+}
+
+impl Target {
+    /// When a task is due after the move that was due at `due_at` before.
+    pub fn of(self, due_at: UnixMicros, now: UnixMicros) -> UnixMicros {
+        let moved = match self {
+            Self::At(moment) => moment,
+            Self::By { shift_ms } => due_at.shifted(shift_ms),
+        };
+        moved.max(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
+    const ACTS: [Act; 4] = [Act::Cancel, Act::Retry, Act::Run, Act::Move(Target::At(NOW))];
+
+    fn seen(state: TaskState) -> Seen {
+        Seen { id: TaskId::from_uuid(uuid::Uuid::nil()), state, due_at: NOW, expires_at: None, key_taken: false }
+    }
+
+    #[test]
+    fn what_may_be_done_to_one_task_may_be_done_to_many_and_nothing_else() {
+        use crate::task::state::{Event, transition};
+        for state in TaskState::ALL {
+            for (act, event) in ACTS.into_iter().zip([Event::Cancel, Event::Revive, Event::Move, Event::Move]) {
+                let allowed = act.check(&seen(state), NOW);
+                assert_eq!(allowed.is_ok(), transition(state, event).is_ok(), "{act:?} of a {state} task");
+                assert!(matches!(allowed, Ok(()) | Err(Left::InFlight)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_move_may_not_lead_past_the_expiry_and_a_retry_not_to_a_key_that_is_taken() {
+        let later = |ms| NOW.shifted(ms);
+        let expiring = Seen { expires_at: Some(later(1_000)), ..seen(TaskState::Scheduled) };
+        for (target, allowed) in [
+            (Target::At(later(999)), Ok(())),
+            (Target::At(later(1_000)), Err(Left::WouldExpire)),
+            (Target::By { shift_ms: 999 }, Ok(())),
+            (Target::By { shift_ms: 1_000 }, Err(Left::WouldExpire)),
+            (Target::By { shift_ms: -5 }, Ok(())),
+        ] {
+            assert_eq!(Act::Move(target).check(&expiring, NOW), allowed, "{target:?}");
+        }
+        assert_eq!(Act::Run.check(&expiring, NOW), Ok(()));
+        let taken = Seen { key_taken: true, ..seen(TaskState::Dead) };
+        assert_eq!(Act::Retry.check(&taken, NOW), Err(Left::KeyTaken));
+    }
+
+    #[test]
+    fn nothing_is_moved_into_the_past_or_out_of_time() {
+        assert_eq!(Target::At(UnixMicros::new(5)).of(NOW, NOW), NOW);
+        assert_eq!(Target::By { shift_ms: -1 }.of(NOW, NOW), NOW);
+        assert_eq!(Target::By { shift_ms: i64::MAX }.of(NOW, NOW), UnixMicros::LAST);
+        assert_eq!(Target::By { shift_ms: i64::MIN }.of(NOW, NOW), NOW);
+    }
+}

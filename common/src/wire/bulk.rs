@@ -1,0 +1,244 @@
+//! One thing done to all tasks that a filter finds, so many a request.
+
+mod cursor;
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    field::FieldError,
+    ids::QueueName,
+    queue,
+    task::{
+        TaskState,
+        bulk::{Act, Left, Target},
+    },
+    time::UnixMicros,
+    wire::{
+        Problem,
+        check::{check_key, due},
+        list::moment,
+        read,
+    },
+};
+
+pub use self::cursor::{BulkCursor, Edge, NotACursor, Place, Position};
+
+/// Tasks one request may find: about as many as are done in the time an answer should take.
+pub const MAX_LIMIT: u32 = 100_000;
+pub const DEFAULT_LIMIT: u32 = 10_000;
+/// A hundred years: longer shifts than this are mistakes.
+const LONGEST_SHIFT_MS: i64 = 3_155_760_000_000;
+
+/// Which tasks. Everything given must apply; nothing given means all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TaskFilter {
+    pub queue: Option<QueueName>,
+    pub state: Option<TaskState>,
+    pub key: Option<String>,
+    pub partition_key: Option<String>,
+    /// Not before.
+    #[serde(deserialize_with = "moment")]
+    pub due_after: Option<UnixMicros>,
+    /// Before, not at.
+    #[serde(deserialize_with = "moment")]
+    pub due_before: Option<UnixMicros>,
+    /// Part of what was said of the last attempt that failed.
+    pub error: Option<String>,
+}
+
+impl TaskFilter {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Refuses what can find nothing; the problem names the field.
+    pub fn validate(&self) -> Result<(), Problem> {
+        if let Some(name) = &self.queue {
+            queue::check_name(name.as_str())?;
+        }
+        for (field, text) in [("key", &self.key), ("partition_key", &self.partition_key), ("error", &self.error)] {
+            if let Some(text) = text {
+                check_key(field, text)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    Cancel,
+    Retry,
+    Run,
+    Move,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cancel => "cancel",
+            Self::Retry => "retry",
+            Self::Run => "run",
+            Self::Move => "move",
+        })
+    }
+}
+
+/// A request as it comes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BulkRequest {
+    pub action: Action,
+    #[serde(default)]
+    pub filter: TaskFilter,
+    /// With an empty filter: every task there is, and that is meant.
+    #[serde(default)]
+    pub all: bool,
+    /// Count, and change nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+    #[serde(default)]
+    pub limit: Option<u32>,
+    /// Go on where the answer before ended; everything else as in that request.
+    #[serde(default)]
+    pub cursor: Option<String>,
+    #[serde(default)]
+    pub due_at: Option<UnixMicros>,
+    #[serde(default)]
+    pub delay_ms: Option<i64>,
+    #[serde(default)]
+    pub shift_ms: Option<i64>,
+}
+
+/// A request that can be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidBulk {
+    pub action: Action,
+    pub act: Act,
+    pub filter: TaskFilter,
+    pub dry_run: bool,
+    /// Tasks that it may find.
+    pub limit: usize,
+    /// When the first request of the series came.
+    pub began_at: UnixMicros,
+    pub cursor: Option<BulkCursor>,
+}
+
+impl BulkRequest {
+    pub fn parse(raw: &str) -> Result<Self, Problem> {
+        read::json(raw)
+    }
+
+    pub fn validate(self, now: UnixMicros) -> Result<ValidBulk, Problem> {
+        self.filter.validate().map_err(|problem| match problem.field.clone() {
+            Some(field) => Problem { field: Some(format!("filter.{field}").into()), ..problem },
+            None => problem,
+        })?;
+        if self.filter.is_empty() && !self.all {
+            let detail = "an empty `filter` means every task; say `\"all\": true` if that is meant";
+            return Err(Problem::invalid_field("filter", detail));
+        }
+        if let Some(state) = self.filter.state.filter(|state| !fits(self.action, *state)) {
+            let detail = format!("nothing that is {state} can be done this to: {}", self.action);
+            return Err(Problem::invalid_field("filter.state", detail));
+        }
+        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
+        FieldError::within("limit", limit, 1, MAX_LIMIT)?;
+        let cursor = self.cursor()?;
+        let began_at = cursor.as_ref().map_or(now, |cursor| cursor.began_at);
+        let act = self.act(began_at)?;
+        Ok(ValidBulk {
+            action: self.action,
+            act,
+            filter: self.filter,
+            dry_run: self.dry_run,
+            limit: usize::try_from(limit).unwrap_or(usize::MAX),
+            began_at,
+            cursor,
+        })
+    }
+
+    fn cursor(&self) -> Result<Option<BulkCursor>, Problem> {
+        let Some(text) = &self.cursor else { return Ok(None) };
+        let refuse = |why: String| Err(Problem::invalid_field("cursor", why));
+        match text.parse::<BulkCursor>() {
+            Ok(cursor) if cursor.action == self.action => Ok(Some(cursor)),
+            Ok(cursor) => refuse(format!("the cursor is of the action `{}`", cursor.action)),
+            Err(error) => refuse(error.to_string()),
+        }
+    }
+
+    /// A delay counts from the first request of the series, so that all tasks go to one moment.
+    fn act(&self, began_at: UnixMicros) -> Result<Act, Problem> {
+        let target = match (due(self.due_at, self.delay_ms, began_at)?, self.shift_ms) {
+            (None, None) => None,
+            (Some((due_at, _)), None) => Some(Target::At(due_at)),
+            (None, Some(shift_ms)) => Some(shift(shift_ms)?),
+            (Some(_), Some(_)) => {
+                return Err(Problem::invalid_field(
+                    "shift_ms",
+                    "give either `shift_ms`, or `due_at` or `delay_ms`, not both",
+                ));
+            }
+        };
+        match (self.action, target) {
+            (Action::Move, Some(target)) => Ok(Act::Move(target)),
+            (Action::Move, None) => {
+                Err(Problem::invalid_field("due_at", "say where to: `due_at`, `delay_ms` or `shift_ms`"))
+            }
+            (_, Some(_)) => {
+                let given = [("due_at", self.due_at.is_some()), ("delay_ms", self.delay_ms.is_some())];
+                let field = given.into_iter().find(|(_, given)| *given).map_or("shift_ms", |(field, _)| field);
+                Err(Problem::invalid_field(field, format!("`{field}` means something only with the action `move`")))
+            }
+            (Action::Cancel, None) => Ok(Act::Cancel),
+            (Action::Retry, None) => Ok(Act::Retry),
+            (Action::Run, None) => Ok(Act::Run),
+        }
+    }
+}
+
+fn shift(shift_ms: i64) -> Result<Target, Problem> {
+    FieldError::within("shift_ms", shift_ms, -LONGEST_SHIFT_MS, LONGEST_SHIFT_MS)?;
+    if shift_ms == 0 {
+        return Err(Problem::invalid_field("shift_ms", "`shift_ms` must not be 0"));
+    }
+    Ok(Target::By { shift_ms })
+}
+
+/// Whether the action can mean tasks in that state. Those in flight can be found, to be counted as refused.
+fn fits(action: Action, state: TaskState) -> bool {
+    if action == Action::Retry { state == TaskState::Dead } else { !state.is_final() }
+}
+
+/// What became of the tasks that one request found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BulkAnswer {
+    pub action: Action,
+    pub dry_run: bool,
+    pub matched: u64,
+    /// Done; of a dry run: what could be.
+    pub done: u64,
+    /// Of those done, cancelled between two attempts: a copy of an earlier one may still be with the broker.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub no_further_attempts: u64,
+    /// Left as they are, by reason.
+    pub refused: BTreeMap<Left, u64>,
+    /// There may be more. `None`: that was all.
+    pub next_cursor: Option<BulkCursor>,
+    /// It ended early. The cursor goes on with the batch that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<Problem>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! Where a series of requests stands. The client keeps it; no node does.
+
+use std::{fmt, str::FromStr};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::Action;
+use crate::{
+    ids::{QueueName, TaskId},
+    time::UnixMicros,
+};
+
+/// Where the next request goes on. Opaque to clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    pub action: Action,
+    #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
+    pub began_at: UnixMicros,
+    /// Which database, in the order of the configuration.
+    pub database: usize,
+    /// In it; `None`: at its start.
+    pub place: Option<Place>,
+}
+
+/// Between two tasks of one queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub queue: QueueName,
+    /// The task before; `None`: at the start of the queue.
+    pub after: Option<Edge>,
+}
+
+/// The task at which a page ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Edge {
+    #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
+    pub due_at: UnixMicros,
+    pub id: TaskId,
+}
+
+/// To the microsecond, where text in answers would be longer.
+fn micros<S: serde::Serializer>(moment: &UnixMicros, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_i64(moment.micros())
+}
+
+fn of_micros<'de, D: Deserializer<'de>>(deserializer: D) -> Result<UnixMicros, D::Error> {
+    let moment = UnixMicros::new(i64::deserialize(deserializer)?);
+    if moment.is_writable() { Ok(moment) } else { Err(serde::de::Error::custom("no such time")) }
+}
+
+/// A position as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BulkCursor(pub Position);
+
+impl std::ops::Deref for BulkCursor {
+    type Target = Position;
+
+    fn deref(&self) -> &Position {
+        &self.0
+    }
+}
+
+impl fmt::Display for BulkCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let json = serde_json::to_vec(&self.0).map_err(|_| fmt::Error)?;
+        f.write_str(&URL_SAFE_NO_PAD.encode(json))
+    }
+}
+
+/// The text was not given out as a cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cursor is not one that an answer to a bulk request had")]
+pub struct NotACursor;
+
+impl FromStr for BulkCursor {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Self, NotACursor> {
+        let json = URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACursor)?;
+        serde_json::from_slice(&json).map(Self).map_err(|_| NotACursor)
+    }
+}
+
+impl Serialize for BulkCursor {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for BulkCursor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

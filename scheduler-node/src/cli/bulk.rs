@@ -1,0 +1,275 @@
+//! `duetime bulk`: one thing done to all tasks that a filter finds, request after request until there are no more.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use clap::{Args, ValueEnum};
+use common::{
+    time::UnixMicros,
+    wire::{BulkAnswer, BulkCursor},
+};
+use indicatif::HumanCount;
+use serde::Serialize;
+
+use super::{
+    Error, Form,
+    ask::Asked,
+    client::{Client, Request, sentence},
+    complain,
+    filter::Filter,
+    moment, progress, say,
+    task::Due,
+};
+
+/// What is done to which tasks.
+#[derive(Debug, Args)]
+pub struct Wish {
+    #[arg(value_enum)]
+    action: Action,
+    #[command(flatten)]
+    filter: Filter,
+    /// Without any filter: every task there is, and that is meant.
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    due: Due,
+    /// move: so much later than each is due, or earlier: -5m.
+    #[arg(long, value_name = "TIME", value_parser = shift_ms, allow_hyphen_values = true, conflicts_with = "Due")]
+    shift: Option<i64>,
+    /// Count the tasks, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask before it is done.
+    #[arg(long)]
+    yes: bool,
+    /// Go on where an earlier one broke off; everything else as it was then.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+/// The actions as they are spelled on the command line and in the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+enum Action {
+    /// Tasks that nobody has claimed.
+    Cancel,
+    /// Dead tasks get new attempts.
+    Retry,
+    /// Tasks are due now.
+    Run,
+    /// Tasks are due at another time: --delay, --at or --shift.
+    Move,
+}
+
+fn shift_ms(text: &str) -> Result<i64, String> {
+    match text.strip_prefix('-') {
+        Some(earlier) => moment::duration_ms(earlier).map(|by_ms| -by_ms),
+        None => moment::duration_ms(text),
+    }
+}
+
+/// A request as it is sent.
+#[derive(Serialize)]
+struct Body<'a> {
+    action: Action,
+    filter: &'a Filter,
+    all: bool,
+    dry_run: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_at: Option<UnixMicros>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shift_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<String>,
+}
+
+pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
+    let (client, wish) = (asked.client()?, &asked.wish);
+    if !wish.dry_run && !wish.yes && !is_meant(&client, wish).await? {
+        return Err(Error::Refused("nothing was changed".into()));
+    }
+    let (sum, broken) = to_the_end(&client, wish, wish.dry_run).await?;
+    match asked.form() {
+        Form::Text => say(told(&sum)),
+        Form::Json | Form::Jsonl => say(serde_json::to_string(&sum).map_err(Error::Unwritable)?),
+    }
+    if let Some(why) = broken {
+        let cursor = sum.next_cursor.map(|cursor| format!("; go on with --cursor {cursor}")).unwrap_or_default();
+        return Err(Error::Broken(format!("{why}{cursor}")));
+    }
+    let refused = sum.refused.values().sum::<u64>();
+    if refused > 0 && !wish.dry_run {
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        return Err(Error::SomeRefused { refused: count(refused), all: count(sum.matched) });
+    }
+    Ok(())
+}
+
+/// Counts, and asks the person at the terminal. A script has to say `--yes`.
+async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Err(Error::Usage("nobody can be asked here: say --yes, or --dry-run to count only".into()));
+    }
+    let (sum, broken) = to_the_end(client, wish, true).await?;
+    if let Some(why) = broken {
+        return Err(Error::Broken(why));
+    }
+    complain(told(&sum));
+    write!(io::stderr(), "go on? [y/N] ").map_err(Error::Terminal)?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(Error::Terminal)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}
+
+/// Request after request; the sum of their answers, and why it broke off before the end, if it did.
+async fn to_the_end(client: &Client, wish: &Wish, dry_run: bool) -> Result<(BulkAnswer, Option<String>), Error> {
+    let progress = progress::of_tasks();
+    let mut sum: Option<BulkAnswer> = None;
+    let broken = loop {
+        let cursor = match &sum {
+            Some(sum) => sum.next_cursor.as_ref().map(BulkCursor::to_string),
+            None => wish.cursor.clone(),
+        };
+        let answer: BulkAnswer = match (asked(client, wish, dry_run, cursor).await, &sum) {
+            (Ok(answer), _) => answer,
+            (Err(error), None) => return Err(error),
+            // What was done before is told all the same.
+            (Err(error), Some(_)) => break Some(super::explained(&error)),
+        };
+        let interrupted = answer.interrupted.as_ref().map(sentence);
+        let next = add(sum, answer);
+        progress.set_position(next.matched);
+        let is_over = next.next_cursor.is_none();
+        sum = Some(next);
+        if interrupted.is_some() || is_over {
+            break interrupted;
+        }
+    };
+    progress.finish_and_clear();
+    Ok((sum.expect("the first answer is there"), broken))
+}
+
+async fn asked(client: &Client, wish: &Wish, dry_run: bool, cursor: Option<String>) -> Result<BulkAnswer, Error> {
+    let body = Body {
+        action: wish.action,
+        filter: &wish.filter,
+        all: wish.all,
+        dry_run,
+        delay_ms: wish.due.delay,
+        due_at: wish.due.at,
+        shift_ms: wish.shift,
+        cursor,
+    };
+    let body = serde_json::to_string(&body).map_err(Error::Unwritable)?;
+    Ok(client.ask(&Request::post(&["v1", "tasks", "bulk"]).body(body)).await?.read()?)
+}
+
+fn add(sum: Option<BulkAnswer>, answer: BulkAnswer) -> BulkAnswer {
+    let Some(before) = sum else { return answer };
+    let mut refused = before.refused;
+    for (why, count) in answer.refused {
+        *refused.entry(why).or_default() += count;
+    }
+    BulkAnswer {
+        matched: before.matched + answer.matched,
+        done: before.done + answer.done,
+        no_further_attempts: before.no_further_attempts + answer.no_further_attempts,
+        refused,
+        ..answer
+    }
+}
+
+fn told(sum: &BulkAnswer) -> String {
+    let done = if sum.dry_run { "could be done" } else { "done" };
+    let mut text = format!("{}: {} found, {} {done}", sum.action, HumanCount(sum.matched), HumanCount(sum.done));
+    if sum.no_further_attempts > 0 {
+        text += &format!(" ({} of them between two attempts)", HumanCount(sum.no_further_attempts));
+    }
+    for (why, count) in &sum.refused {
+        let why = serde_json::to_value(why).ok();
+        let why = why.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().replace('_', " ");
+        text += &format!(", {} left: {why}", HumanCount(*count));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::Parser;
+    use common::{task::bulk::Left, wire::BulkRequest};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Bulked {
+        #[command(flatten)]
+        wish: Wish,
+    }
+
+    fn wish(words: &[&str]) -> Result<Wish, clap::Error> {
+        Bulked::try_parse_from([&["bulk"], words].concat()).map(|bulked| bulked.wish)
+    }
+
+    #[test]
+    fn what_is_typed_is_what_a_node_understands() {
+        for words in [
+            ["cancel", "--queue", "mails", "--state", "ready"].as_slice(),
+            &["retry", "--error", "no route", "--due-after", "1700000000000", "--due-before", "2030-01-31T09:00:00Z"],
+            &["run", "--key", "k", "--partition-key", "p"],
+            &["move", "--all", "--shift", "-5m"],
+            &["move", "--all", "--delay", "5m", "--dry-run", "--yes"],
+        ] {
+            let wish = wish(words).expect("understood");
+            let body = Body {
+                action: wish.action,
+                filter: &wish.filter,
+                all: wish.all,
+                dry_run: wish.dry_run,
+                delay_ms: wish.due.delay,
+                due_at: wish.due.at,
+                shift_ms: wish.shift,
+                cursor: None,
+            };
+            let body = serde_json::to_string(&body).expect("JSON");
+            BulkRequest::parse(&body).and_then(|request| request.validate(UnixMicros::new(0))).expect(&body);
+        }
+        assert_eq!(wish(&["move", "--all", "--shift", "-5m"]).expect("understood").shift, Some(-300_000));
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_a_mistake_of_the_caller() {
+        for words in [
+            [].as_slice(),
+            &["forget"],
+            &["move", "--all", "--shift", "5m", "--delay", "5m"],
+            &["move", "--all", "--shift", "soon"],
+            &["cancel", "--state", "asleep"],
+        ] {
+            assert_eq!(wish(words).expect_err("refused").exit_code(), 2, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_person_reads_what_was_left_and_why() {
+        let action = common::wire::bulk::Action::Cancel;
+        let refused = BTreeMap::from([(Left::InFlight, 1_200)]);
+        let answer = BulkAnswer {
+            action,
+            dry_run: false,
+            matched: 2_500,
+            done: 1_300,
+            no_further_attempts: 7,
+            refused,
+            next_cursor: None,
+            interrupted: None,
+        };
+        let sum = add(Some(answer.clone()), BulkAnswer { matched: 1, done: 1, ..answer });
+        assert_eq!(
+            told(&sum),
+            "cancel: 2,501 found, 1,301 done (14 of them between two attempts), 2,400 left: in flight"
+        );
+    }
+}

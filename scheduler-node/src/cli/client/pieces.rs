@@ -1,0 +1,32 @@
+//! Answers that are too long to be kept.
+
+use std::time::Duration;
+
+use reqwest::Url;
+
+use super::Failure;
+use crate::cli::explained;
+
+/// An answer that comes piece by piece and may take as long as there are pieces.
+#[derive(Debug)]
+pub(in crate::cli) struct Pieces {
+    node: Url,
+    response: reqwest::Response,
+    timeout: Duration,
+}
+
+impl Pieces {
+    pub(super) const fn new(node: Url, response: reqwest::Response, timeout: Duration) -> Self {
+        Self { node, response, timeout }
+    }
+
+    /// The next piece; `None`: the node has said that this was all.
+    pub(in crate::cli) async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let unreadable = |why: String| Failure::Unreachable(format!("{}: the answer broke off: {why}", self.node));
+        match tokio::time::timeout(self.timeout, self.response.chunk()).await {
+            Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
+            Ok(Err(error)) => Err(unreadable(explained(&error.without_url()))),
+            Err(_) => Err(unreadable(format!("nothing came for {:?}", self.timeout))),
+        }
+    }
+}

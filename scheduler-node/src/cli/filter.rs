@@ -1,0 +1,54 @@
+//! Which tasks a command is about that is about many.
+
+use clap::{Args, builder::PossibleValuesParser};
+use common::{task::TaskState, time::UnixMicros};
+use serde::Serialize;
+
+use super::moment;
+
+/// Which tasks. Everything given must apply.
+#[derive(Debug, Args, Serialize)]
+pub(super) struct Filter {
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[arg(long, value_parser = PossibleValuesParser::new(TaskState::ALL.map(TaskState::text)))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
+    /// The business key.
+    #[arg(long, value_name = "KEY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[arg(long, value_name = "KEY")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition_key: Option<String>,
+    /// Due at this moment or later: RFC 3339, or Unix milliseconds.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_after: Option<UnixMicros>,
+    /// Due before this moment.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    due_before: Option<UnixMicros>,
+    /// Part of what was said of the last attempt that failed.
+    #[arg(long, value_name = "TEXT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Filter {
+    pub(super) fn query(&self) -> Vec<(&'static str, String)> {
+        [
+            ("queue", self.queue.clone()),
+            ("state", self.state.clone()),
+            ("key", self.key.clone()),
+            ("partition_key", self.partition_key.clone()),
+            ("due_after", self.due_after.map(|moment| moment.to_string())),
+            ("due_before", self.due_before.map(|moment| moment.to_string())),
+            ("error", self.error.clone()),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}

@@ -1,0 +1,200 @@
+//! `duetime import`: exported tasks submitted again, some batches at a time. Each line gets its own answer.
+
+mod line;
+mod tally;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use common::wire::{ExportEnd, Problem, batch::MAX_TASKS};
+use futures::TryStreamExt;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
+
+use self::{
+    line::{Choice, Line},
+    tally::{Outcome, Tally},
+};
+use super::{
+    Error, Form,
+    ask::Asked,
+    client::{Client, Request},
+    complain, progress,
+};
+
+/// Half of what a node reads of all batches at a time, over those in flight.
+const CHUNK_BYTES: usize = 8 << 20;
+/// A tenth of what a node takes in one request, so that several may be on their way.
+const CHUNK_TASKS: usize = MAX_TASKS / 10;
+/// Chunks on their way at the same time: while one is committed the next ones are read.
+const IN_FLIGHT: usize = 4;
+/// Longer than any exported task may be: payload and result of 1 MiB each in base64, its history, and what is around them.
+const LINE_BYTES: usize = 16 << 20;
+
+/// Which of the exported tasks are submitted again, and as what.
+#[derive(Debug, Args)]
+pub struct Wish {
+    /// File that `duetime export` wrote; `-` for standard input.
+    file: PathBuf,
+    /// Give each task without a key its old id as one, so that importing it twice makes one task.
+    #[arg(long)]
+    key_from_id: bool,
+    /// Submit finished tasks too, as new ones.
+    #[arg(long)]
+    all_states: bool,
+    /// File for the lines that were refused, each with the reason. It can be imported in its turn.
+    #[arg(long, value_name = "FILE")]
+    refused: Option<PathBuf>,
+    /// Begin at this line: where an earlier import broke off.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    from_line: u64,
+}
+
+/// Tasks that go out together, with the numbers of their lines and what stood there.
+#[derive(Debug, Default)]
+struct Chunk {
+    body: String,
+    lines: Vec<(u64, String)>,
+    /// Refused without asking.
+    refused: Vec<(u64, String, Problem)>,
+    skipped: u64,
+}
+
+impl Chunk {
+    fn is_full(&self) -> bool {
+        self.lines.len() + self.refused.len() >= CHUNK_TASKS || self.body.len() >= CHUNK_BYTES
+    }
+
+    fn add(&mut self, number: u64, text: String, line: Line) {
+        match line {
+            Line::Task(request) => {
+                self.body.push(if self.lines.is_empty() { '[' } else { ',' });
+                self.body.push_str(&request);
+                self.lines.push((number, text));
+            }
+            Line::Finished => self.skipped += 1,
+            Line::Refused(problem) => self.refused.push((number, text, *problem)),
+            Line::End(_) | Line::Blank => {}
+        }
+    }
+}
+
+/// What is read, line by line.
+struct Source<R> {
+    lines: R,
+    choice: Choice,
+    from_line: u64,
+    number: u64,
+    tasks: u64,
+    end: Option<ExportEnd>,
+    over: bool,
+}
+
+impl<R: AsyncBufRead + Unpin> Source<R> {
+    /// The next lines that go out together; `None`: there are no more.
+    async fn chunk(&mut self) -> Result<Option<Chunk>, Error> {
+        let mut chunk = Chunk::default();
+        while !self.over && !chunk.is_full() {
+            let Some(text) = self.line().await? else {
+                self.over = true;
+                self.check_end()?;
+                break;
+            };
+            let line = self.choice.of(&text);
+            match line {
+                Line::End(end) => self.end = Some(end),
+                Line::Blank => {}
+                _ => self.tasks += 1,
+            }
+            if self.number >= self.from_line {
+                chunk.add(self.number, text, line);
+            }
+        }
+        let is_empty = chunk.lines.is_empty() && chunk.refused.is_empty() && chunk.skipped == 0;
+        Ok((!is_empty || !self.over).then_some(chunk))
+    }
+
+    async fn line(&mut self) -> Result<Option<String>, Error> {
+        let refuse = |number: u64, why: String| Error::Usage(format!("line {number} cannot be read: {why}"));
+        let mut bytes = Vec::new();
+        let mut bounded = (&mut self.lines).take(LINE_BYTES as u64);
+        let read = bounded.read_until(b'\n', &mut bytes).await;
+        if read.map_err(|error| refuse(self.number + 1, error.to_string()))? == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        if bytes.len() >= LINE_BYTES {
+            return Err(refuse(self.number, format!("it is longer than any exported task ({LINE_BYTES} bytes)")));
+        }
+        String::from_utf8(bytes).map(Some).map_err(|error| refuse(self.number, error.to_string()))
+    }
+
+    /// Says so when the file is not a whole export. What it has is imported all the same.
+    fn check_end(&self) -> Result<(), Error> {
+        match self.end {
+            Some(end) if end.exported == self.tasks => {}
+            Some(end) => complain(format_args!("{} tasks were exported, the file has {}", end.exported, self.tasks)),
+            // Lines that an import refused have no end.
+            None if self.choice.was_refused_before() => {}
+            None => complain("the file has no last line with the number of tasks: the export was cut off"),
+        }
+        Ok(())
+    }
+}
+
+pub(super) async fn import(asked: &Asked<Wish>) -> Result<(), Error> {
+    let (client, wish) = (asked.client()?, &asked.wish);
+    let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", wish.file.display()));
+    if wish.file.as_os_str() == "-" {
+        return send_all(asked.form(), &client, wish, BufReader::new(tokio::io::stdin())).await;
+    }
+    let opened = tokio::fs::File::open(&wish.file).await.map_err(unreadable)?;
+    send_all(asked.form(), &client, wish, BufReader::new(opened)).await
+}
+
+async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
+    let mut tally = Tally::new(wish.refused.as_deref())?;
+    let choice = Choice::new(wish.key_from_id, wish.all_states);
+    let source = Source { lines, choice, from_line: wish.from_line, number: 0, tasks: 0, end: None, over: false };
+    let chunks = futures::stream::try_unfold(source, async |mut source| {
+        Ok::<_, Error>(source.chunk().await?.map(|chunk| (chunk, source)))
+    });
+    // In the order of the lines, so that all before the one that broke are known.
+    let mut answered = std::pin::pin!(chunks.map_ok(|chunk| send(client, chunk)).try_buffered(IN_FLIGHT));
+    let progress = progress::of_tasks();
+    let broken = loop {
+        match answered.try_next().await {
+            Ok(None) => break None,
+            Ok(Some((chunk, outcomes))) => progress.suspend(|| tally.note(&chunk, outcomes))?,
+            Err(error) => break Some(error),
+        }
+        progress.set_position(tally.lines());
+    };
+    progress.finish_and_clear();
+    tally.end(form, broken)
+}
+
+async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Error> {
+    #[derive(Deserialize)]
+    struct Results {
+        results: Vec<Box<RawValue>>,
+    }
+    let (Some((first, _)), Some((last, _))) = (chunk.lines.first(), chunk.lines.last()) else {
+        return Ok((chunk, Vec::new()));
+    };
+    let broken = |why: String| {
+        Error::Broken(format!(
+            "lines {first} to {last}: {why}; all before are in, some after may be: go on with --from-line {first}"
+        ))
+    };
+    let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));
+    let answer = client.ask(&request).await.map_err(|failure| broken(failure.to_string()))?;
+    let Results { results } = answer.read()?;
+    if results.len() != chunk.lines.len() {
+        return Err(broken(format!("{} answers came for {} tasks", results.len(), chunk.lines.len())));
+    }
+    let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
+    let outcomes = results.into_iter().map(read).collect();
+    Ok((chunk, outcomes))
+}

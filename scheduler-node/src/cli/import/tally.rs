@@ -1,0 +1,118 @@
+//! What becomes of imported lines: counted, told, and kept where they were refused.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use common::wire::Problem;
+use indicatif::HumanCount;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Chunk, line};
+use crate::cli::{Error, Form, client::sentence, complain, say};
+
+/// So many refusals are told one by one; the rest is only counted.
+const TOLD: usize = 100;
+
+/// What became of the lines so far.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    accepted: u64,
+    duplicates: u64,
+    skipped: u64,
+    refused: u64,
+    /// Of a node that could not do it at the moment.
+    failed: u64,
+    file: Option<BufWriter<File>>,
+}
+
+/// One answer of a batch, as far as it matters here: accepted where there is no error.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Outcome {
+    error: Option<Problem>,
+    #[serde(default)]
+    duplicate: bool,
+}
+
+impl Tally {
+    /// `refused`: the file that keeps what was refused; it must not be there yet.
+    pub(super) fn new(refused: Option<&Path>) -> Result<Self, Error> {
+        let create = |file: &Path| {
+            let refuse = |error| Error::Usage(format!("`--refused {}` cannot be made: {error}", file.display()));
+            File::create_new(file).map(BufWriter::new).map_err(refuse)
+        };
+        Ok(Self { file: refused.map(create).transpose()?, ..Self::default() })
+    }
+
+    /// The answers to a chunk, in the order of its lines.
+    pub(super) fn note(&mut self, chunk: &Chunk, outcomes: Vec<Outcome>) -> Result<(), Error> {
+        self.skipped += chunk.skipped;
+        for ((number, text), outcome) in chunk.lines.iter().zip(outcomes) {
+            self.take(text, *number, outcome)?;
+        }
+        chunk.refused.iter().try_for_each(|(number, text, problem)| self.refuse(*number, text, problem))
+    }
+
+    pub(super) const fn lines(&self) -> u64 {
+        self.accepted + self.duplicates + self.skipped + self.refused + self.failed
+    }
+
+    fn take(&mut self, text: &str, number: u64, outcome: Outcome) -> Result<(), Error> {
+        match outcome.error {
+            Some(problem) => return self.refuse(number, text, &problem),
+            None if outcome.duplicate => self.duplicates += 1,
+            None => self.accepted += 1,
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, number: u64, text: &str, problem: &Problem) -> Result<(), Error> {
+        if problem.status < 500 {
+            self.refused += 1;
+        } else {
+            self.failed += 1;
+        }
+        let told = usize::try_from(self.refused + self.failed).unwrap_or(usize::MAX);
+        if told <= TOLD {
+            complain(format_args!("line {number}: {}", sentence(problem)));
+        }
+        if told == TOLD + 1 {
+            complain("more lines were refused; --refused keeps them all");
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let unwritable = |error| Error::Broken(format!("`--refused` cannot be written: {error}"));
+        let line = line::refused(number, problem, text).map_err(Error::Unwritable)?;
+        writeln!(file, "{line}").map_err(unwritable)
+    }
+
+    pub(super) fn end(self, form: Form, broken: Option<Error>) -> Result<(), Error> {
+        let Self { accepted, duplicates, skipped, refused, failed, file } = self;
+        if let Some(Err(error)) = file.map(|mut file| file.flush()) {
+            return Err(Error::Broken(format!("`--refused` cannot be written: {error}")));
+        }
+        match form {
+            Form::Text => say(format_args!(
+                "{} imported, {} there already, {} finished and passed over, {} refused, {} not done or unknown",
+                HumanCount(accepted),
+                HumanCount(duplicates),
+                HumanCount(skipped),
+                HumanCount(refused),
+                HumanCount(failed)
+            )),
+            Form::Json | Form::Jsonl => say(json!({
+                "imported": accepted, "duplicates": duplicates, "finished": skipped, "refused": refused, "failed": failed,
+            })),
+        }
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        let all = accepted + duplicates + refused + failed;
+        match broken {
+            Some(error) => Err(error),
+            None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
+            None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
+            None => Ok(()),
+        }
+    }
+}

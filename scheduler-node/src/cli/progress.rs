@@ -1,0 +1,19 @@
+//! How far a longer piece of work is, for a person who waits for it.
+
+use std::{io::IsTerminal, time::Duration};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How often it is drawn anew while nothing comes.
+const DRAWN_EVERY: Duration = Duration::from_millis(200);
+
+/// A count of tasks, drawn on a terminal only.
+pub(super) fn of_tasks() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {human_pos} tasks, {per_sec}, {elapsed}");
+    let progress = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    progress.enable_steady_tick(DRAWN_EVERY);
+    progress
+}

@@ -1,0 +1,202 @@
+//! One thing done to all tasks that a filter finds, over all databases.
+//!
+//! Nothing runs on behind a request: each does so much, a batch at a time, and answers where the next one goes on. A client that
+//! hangs up stops the work after the batch at hand.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::TaskId,
+    task::{
+        TaskState,
+        bulk::{Act, Left, Target},
+        state::CancelOutcome,
+    },
+    wire::{
+        BulkAnswer, BulkCursor, BulkRequest, ChangeRequest, Problem, ValidBulk,
+        bulk::{Place, Position},
+    },
+};
+
+use super::{Desk, refusal::failed, to_its_end};
+use crate::store::{
+    Database,
+    bulk::{BATCH, Done, Found, Walk},
+    change::Keep,
+};
+
+/// An answer comes after this at the latest, give or take a batch: clients wait for 30 s.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// What became of one batch.
+#[derive(Debug, Default)]
+struct Tally {
+    matched: u64,
+    done: u64,
+    no_further_attempts: u64,
+    refused: BTreeMap<Left, u64>,
+}
+
+impl Tally {
+    fn refuse(&mut self, why: Left) {
+        *self.refused.entry(why).or_default() += 1;
+    }
+
+    fn add(&mut self, other: Self) {
+        self.matched += other.matched;
+        self.done += other.done;
+        self.no_further_attempts += other.no_further_attempts;
+        for (why, count) in other.refused {
+            *self.refused.entry(why).or_default() += count;
+        }
+    }
+}
+
+impl Desk {
+    /// Does it to as many tasks as one request may, from its cursor on.
+    pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
+        let bulk = request.validate(self.now())?;
+        let started = Instant::now();
+        let (mut tally, mut interrupted) = (Tally::default(), None);
+        let mut position = match &bulk.cursor {
+            Some(cursor) => Some(cursor.0.clone()),
+            None => Some(Position { action: bulk.action, began_at: bulk.began_at, database: 0, place: None }),
+        };
+        while let Some(at) = &position {
+            let room = bulk.limit.saturating_sub(usize::try_from(tally.matched).unwrap_or(usize::MAX));
+            if room == 0 || started.elapsed() > ANSWER_WITHIN {
+                break;
+            }
+            match self.step(&bulk, at, room.min(BATCH)).await {
+                Ok((batch, next)) => {
+                    tally.add(batch);
+                    position = next;
+                }
+                // What was done before it is told with it.
+                Err(problem) if tally.matched > 0 => {
+                    interrupted = Some(problem);
+                    break;
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        let Tally { matched, done, no_further_attempts, refused } = tally;
+        tracing::info!(action = %bulk.action, dry_run = bulk.dry_run, matched, done, ended = position.is_none(), "bulk request");
+        Ok(BulkAnswer {
+            action: bulk.action,
+            dry_run: bulk.dry_run,
+            matched,
+            done,
+            no_further_attempts,
+            refused,
+            next_cursor: position.map(BulkCursor),
+            interrupted,
+        })
+    }
+
+    /// One batch, and where the next one is.
+    async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<(Tally, Option<Position>), Problem> {
+        let databases = self.parts().store.databases();
+        let Some(database) = databases.get(at.database) else {
+            return Err(Problem::invalid_field("cursor", "the cursor is of a cluster with more databases"));
+        };
+        let looked = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await;
+        let step = looked.map_err(|error| failed(&error))?;
+        let mut tally = Tally { matched: step.found.len() as u64, ..Tally::default() };
+        let now = self.now();
+        let mut fit = Vec::with_capacity(step.found.len());
+        for found in step.found {
+            match bulk.act.check(&found.seen, now) {
+                Ok(()) => fit.push(found),
+                Err(why) => tally.refuse(why),
+            }
+        }
+        if bulk.dry_run {
+            tally.done = fit.len() as u64;
+        } else if !fit.is_empty() {
+            let (desk, database, act) = (self.clone(), Arc::clone(database), bulk.act);
+            tally.add(to_its_end(async move { desk.act(&database, act, fit).await }).await?);
+        }
+        Ok((tally, self.after(at, step.next)))
+    }
+
+    fn after(&self, at: &Position, place: Option<Place>) -> Option<Position> {
+        if place.is_some() {
+            return Some(Position { place, ..at.clone() });
+        }
+        let next = at.database + 1;
+        let has_next = next < self.parts().store.databases().len();
+        has_next.then(|| Position { database: next, place: None, ..at.clone() })
+    }
+
+    /// Does it to a batch: together to those that nobody holds, one by one to the rest.
+    async fn act(&self, database: &Database, act: Act, batch: Vec<Found>) -> Result<Tally, Problem> {
+        let keep = Keep::of(&self.parts().books.load());
+        let done = database.bulk_act(act, &batch, &keep).await.map_err(|error| failed(&error))?;
+        let mut tally = self.noted(&done);
+        let done: BTreeSet<TaskId> = done.iter().map(Done::id).collect();
+        for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {
+            match self.act_singly(act, found).await {
+                Ok(cancelled) => {
+                    tally.done += 1;
+                    tally.no_further_attempts += u64::from(cancelled == Some(CancelOutcome::NoFurtherAttempts));
+                }
+                Err(problem) if problem.status >= 500 => return Err(problem),
+                Err(problem) => tally.refuse(why(&problem)),
+            }
+        }
+        Ok(tally)
+    }
+
+    /// Tells whoever has to know of what was done, and counts it.
+    fn noted(&self, done: &[Done]) -> Tally {
+        let mut tally = Tally { done: done.len() as u64, ..Tally::default() };
+        let mut cancelled: BTreeMap<_, u64> = BTreeMap::new();
+        for done in done {
+            if let Done::Cancelled { queue, attempt, .. } = done {
+                *cancelled.entry(queue).or_default() += 1;
+                tally.no_further_attempts += u64::from(attempt.number() > 0);
+            }
+        }
+        for (queue, count) in cancelled {
+            self.parts().metrics.finished(queue, TaskState::Cancelled.text(), count);
+        }
+        self.parts().nudger.written_all(done.iter().filter_map(|done| match done {
+            Done::Woken { id, wake_at } => Some((*id, *wake_at)),
+            Done::Cancelled { .. } => None,
+        }));
+        tally
+    }
+
+    /// As a request about this task alone would.
+    async fn act_singly(&self, act: Act, found: &Found) -> Result<Option<CancelOutcome>, Problem> {
+        let id = found.seen.id;
+        match act {
+            Act::Cancel => return Ok(Some(self.cancel(id).await?.outcome)),
+            Act::Run => drop(self.run(id).await?),
+            Act::Retry => drop(self.retry(id).await?),
+            Act::Move(target) => {
+                let due_at = match target {
+                    Target::At(moment) => moment,
+                    Target::By { shift_ms } => found.seen.due_at.shifted(shift_ms),
+                };
+                self.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Why one task was refused, in a word.
+fn why(problem: &Problem) -> Left {
+    match (problem.status, problem.slug()) {
+        (422, _) => Left::WouldExpire,
+        (_, "duplicate") => Left::KeyTaken,
+        // Finished, or even dropped, since it was seen.
+        _ => Left::InFlight,
+    }
+}

@@ -1,0 +1,165 @@
+//! Tells all tasks that a filter finds, one a line, over all databases.
+//!
+//! No snapshot: what changes meanwhile is told as it is when its turn comes. Live tasks are told before finished ones, so that
+//! one that finishes meanwhile is told at least once.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use common::{
+    task::TaskState,
+    wire::{ExportEnd, ExportedTask, Problem, TaskFilter, bulk::Place, view::Body},
+};
+use futures::Stream;
+use serde_json::value::RawValue;
+
+use super::{Desk, refusal::failed};
+use crate::store::{
+    Database,
+    bulk::{BATCH, Found, Walk},
+    export::WholeTask,
+};
+
+/// So much is read at a time, give or take one task: what an export may take of a node's memory.
+const READ_BYTES: u64 = 4 << 20;
+
+/// An export under way.
+struct Export {
+    filter: TaskFilter,
+    /// What is still to be walked over, the present one first.
+    walks: VecDeque<(Arc<Database>, Walk)>,
+    place: Option<Place>,
+    /// The present walk has come to its end.
+    walked: bool,
+    /// Found, not read yet.
+    found: VecDeque<Found>,
+    exported: u64,
+    ended: bool,
+}
+
+impl Desk {
+    /// Lines of JSON in chunks of many lines; the last line counts them. A problem ends it early.
+    pub fn export(&self, filter: TaskFilter) -> impl Stream<Item = Result<Vec<u8>, Problem>> + use<> {
+        let databases = self.parts().store.databases();
+        let of_database = |database: &Arc<Database>| {
+            walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()
+        };
+        let walks = databases.iter().flat_map(of_database).collect();
+        let export =
+            Export { filter, walks, place: None, walked: false, found: VecDeque::new(), exported: 0, ended: false };
+        futures::stream::try_unfold(export, |mut export| async move {
+            Ok(export.next().await?.map(|chunk| (chunk, export)))
+        })
+    }
+}
+
+/// The tables that tasks in `state` are in.
+fn walks(state: Option<TaskState>) -> &'static [Walk] {
+    const LIVE: Walk = Walk::Live { moved_to: None };
+    match state {
+        None => &[LIVE, Walk::Finished],
+        Some(TaskState::Succeeded) => &[Walk::Finished],
+        Some(state) if state.is_final() => &[Walk::Failed],
+        Some(_) => &[LIVE],
+    }
+}
+
+impl Export {
+    /// The next lines; `None`: the last one has been told.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, Problem> {
+        loop {
+            let Some((database, walk)) = self.walks.front().cloned() else { return self.end() };
+            if self.found.is_empty() && std::mem::take(&mut self.walked) {
+                self.walks.pop_front();
+                continue;
+            }
+            if self.found.is_empty() {
+                self.look(&database, walk).await?;
+            }
+            let some = self.take();
+            if some.is_empty() {
+                continue;
+            }
+            let tasks = database.export_read(walk, &some).await.map_err(|error| failed(&error))?;
+            if !tasks.is_empty() {
+                return self.lines(tasks).map(Some);
+            }
+        }
+    }
+
+    async fn look(&mut self, database: &Database, walk: Walk) -> Result<(), Problem> {
+        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await;
+        let step = step.map_err(|error| failed(&error))?;
+        self.walked = step.next.is_none();
+        (self.found, self.place) = (step.found.into(), step.next);
+        Ok(())
+    }
+
+    fn take(&mut self) -> Vec<Found> {
+        let mut bytes = 0;
+        let mut some = Vec::new();
+        while let Some(found) = self.found.pop_front_if(|found| some.is_empty() || bytes + found.bytes <= READ_BYTES) {
+            bytes += found.bytes;
+            some.push(found);
+        }
+        some
+    }
+
+    fn lines(&mut self, tasks: Vec<WholeTask>) -> Result<Vec<u8>, Problem> {
+        let mut lines = Vec::new();
+        for task in tasks {
+            self.exported += 1;
+            add(&mut lines, &exported(task))?;
+        }
+        Ok(lines)
+    }
+
+    fn end(&mut self) -> Result<Option<Vec<u8>>, Problem> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(None);
+        }
+        let mut line = Vec::new();
+        add(&mut line, &ExportEnd { exported: self.exported })?;
+        Ok(Some(line))
+    }
+}
+
+fn add(lines: &mut Vec<u8>, line: &impl serde::Serialize) -> Result<(), Problem> {
+    let unwritable = |error| Problem::internal(format!("a task cannot be written as JSON: {error}"));
+    serde_json::to_writer(&mut *lines, line).map_err(unwritable)?;
+    lines.push(b'\n');
+    Ok(())
+}
+
+fn exported(task: WholeTask) -> ExportedTask {
+    let WholeTask { record, timeout_ms, retry, envelope } = task;
+    let body = Body::of(record.payload.unwrap_or_default(), &record.content_type);
+    ExportedTask {
+        id: record.id,
+        queue: record.queue,
+        state: record.state,
+        due_at: record.due_at,
+        created_at: record.created_at,
+        attempt: record.attempt,
+        priority: record.priority,
+        version: record.key.is_some().then_some(record.version),
+        key: record.key,
+        partition_key: record.partition_key,
+        payload: body.payload,
+        payload_base64: body.payload_base64,
+        content_type: record.content_type,
+        headers: record.headers,
+        expires_at: record.expires_at,
+        max_attempts: record.max_attempts,
+        timeout_ms,
+        retry,
+        envelope,
+        delivered_at: record.delivered_at,
+        finished_at: record.finished_at,
+        result: record.result.and_then(|text| RawValue::from_string(text).ok()),
+        status_code: record.status_code,
+        status_msg: record.status_msg,
+        progress: record.progress,
+        worker: record.worker,
+        attempts: record.history,
+    }
+}

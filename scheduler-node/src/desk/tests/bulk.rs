@@ -1,0 +1,249 @@
+//! Many tasks at once: done to, and told.
+
+use common::{
+    ids::{Epoch, TaskId},
+    task::{TaskState, bulk::Left},
+    wire::{BulkAnswer, BulkRequest, ExportedTask, Problem, TaskFilter},
+};
+use futures::{StreamExt, TryStreamExt};
+use serde_json::Value;
+
+use super::{Counter, claim, fresh, request, with_one_of_two_gone, with_two_databases};
+use crate::supervise::spawn_child;
+
+async fn bulk(counter: &Counter, json: &str) -> Result<BulkAnswer, Problem> {
+    counter.desk.bulk(BulkRequest::parse(json).expect("a request")).await
+}
+
+async fn submitted(counter: &Counter, json: &str) -> TaskId {
+    counter.desk.submit(request(json)).await.expect("accepted").view.id
+}
+
+async fn state(counter: &Counter, id: TaskId) -> TaskState {
+    counter.desk.get(id).await.expect("it is there").state
+}
+
+async fn export(counter: &Counter, filter: TaskFilter) -> Result<Vec<Value>, Problem> {
+    let chunks: Vec<Vec<u8>> = counter.desk.export(filter).try_collect().await?;
+    let text = String::from_utf8(chunks.concat()).expect("UTF-8");
+    Ok(text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect())
+}
+
+#[tokio::test]
+async fn a_dry_run_counts_what_is_done_then_to_the_last_task_in_every_database() {
+    let (counter, tests) = with_two_databases().await;
+    for nth in 0..40 {
+        submitted(&counter, &format!(r#"{{"queue":"q{}","delay_ms":{}}}"#, nth % 3, 60_000 + nth * 1_000)).await;
+    }
+    let claimed = submitted(&counter, r#"{"queue":"q0"}"#).await;
+    claim(&counter, claimed).await;
+    let kept = submitted(&counter, r#"{"queue":"kept","delay_ms":60000}"#).await;
+    assert!(tests[0].live().await > 0 && tests[1].live().await > 0, "some in each");
+    let mut counted = (0, 0, 0);
+    for dry_run in [true, false] {
+        for queue in ["q0", "q1", "q2"] {
+            let mut cursor = "null".to_owned();
+            loop {
+                let json = format!(
+                    r#"{{"action":"cancel","filter":{{"queue":"{queue}"}},"limit":7,"dry_run":{dry_run},"cursor":{cursor}}}"#
+                );
+                let answer = bulk(&counter, &json).await.expect("two databases");
+                assert!(answer.matched <= 7 && answer.dry_run == dry_run && answer.interrupted.is_none(), "{answer:?}");
+                counted.0 += answer.matched;
+                counted.1 += answer.done;
+                counted.2 += answer.refused.get(&Left::InFlight).copied().unwrap_or(0);
+                match answer.next_cursor {
+                    Some(next) => cursor = format!("\"{next}\""),
+                    None => break,
+                }
+            }
+        }
+        assert_eq!(counted, (41, 40, 1), "dry run: {dry_run}");
+        let live = tests[0].live().await + tests[1].live().await;
+        assert_eq!(live, if dry_run { 42 } else { 2 });
+        counted = (0, 0, 0);
+    }
+    assert_eq!(
+        (state(&counter, claimed).await, state(&counter, kept).await),
+        (TaskState::Dispatching, TaskState::Scheduled)
+    );
+    let rest = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("every task there is");
+    assert_eq!((rest.matched, rest.done), (2, 1));
+}
+
+/// The claim as another node would hold it open: one statement, not yet committed.
+const CLAIM: &str =
+    "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
+                      WHERE id = $1 AND state = 'scheduled'";
+
+#[tokio::test]
+async fn a_task_that_is_claimed_meanwhile_is_refused_and_one_whose_claim_is_undone_is_not() {
+    for (end, done, refused) in [("COMMIT", 2, Some(&1)), ("ROLLBACK", 3, None)] {
+        let (counter, test) = fresh().await;
+        let mut ids = Vec::new();
+        for _ in 0..3 {
+            ids.push(submitted(&counter, r#"{"queue":"a","delay_ms":60000}"#).await);
+        }
+        let mut claiming = test.pool.acquire().await.unwrap();
+        sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
+        sqlx::query(CLAIM).bind(ids[1].uuid()).execute(&mut *claiming).await.unwrap();
+        let desk = counter.desk.clone();
+        let request = BulkRequest::parse(r#"{"action":"cancel","filter":{"queue":"a"}}"#).expect("a request");
+        let asking = spawn_child(async move { desk.bulk(request).await });
+        test.until_waiting(1).await;
+        assert_eq!(test.live().await, 1, "what nobody holds is cancelled before");
+        sqlx::raw_sql(end).execute(&mut *claiming).await.unwrap();
+        let answer = asking.await.unwrap().expect("answered");
+        assert_eq!((answer.matched, answer.done, answer.refused.get(&Left::InFlight)), (3, done, refused), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_stops_the_work_after_the_batch_at_hand() {
+    let (counter, test) = fresh().await;
+    sqlx::query(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT (left(gen_random_uuid()::text, 32) || '0000')::uuid, 0, 'a', 'scheduled', due, due, '{}', 'application/json'
+           FROM generate_series(1, 1200) AS g, LATERAL (SELECT now() + g * interval '1 min' AS due) AS moment",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let first: uuid::Uuid =
+        sqlx::query_scalar("SELECT id FROM duetime.task ORDER BY due_at LIMIT 1").fetch_one(&test.pool).await.unwrap();
+    let lock = test.lock_row(TaskId::from_uuid(first)).await;
+    let desk = counter.desk.clone();
+    let request = BulkRequest::parse(r#"{"action":"cancel","all":true}"#).expect("a request");
+    let asking = spawn_child(async move { desk.bulk(request).await });
+    test.until_waiting(1).await;
+    asking.abort();
+    assert!(asking.await.expect_err("it has gone").is_cancelled());
+    lock.release().await;
+    // The batch is written to its end: then nobody waits for anything any more.
+    while test.live().await > 1_200 - 500 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("the rest").matched, 700);
+}
+
+#[tokio::test]
+async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
+    let (counter, _test) = fresh().await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(submitted(&counter, r#"{"queue":"a","delay_ms":600000,"expires_after_ms":900000}"#).await);
+    }
+    let held = &counter.sites.all()[0].held;
+    held.adopt(&ids.iter().map(|id| (id.shard(), Epoch::from_store(1))).collect::<Vec<_>>());
+    let refused = bulk(&counter, r#"{"action":"move","filter":{"queue":"a"},"shift_ms":400000}"#).await.expect("done");
+    assert_eq!((refused.done, refused.refused.get(&Left::WouldExpire)), (0, Some(&5)));
+    assert_eq!(held.heap_len(), 0);
+    let moved = bulk(&counter, r#"{"action":"move","filter":{"queue":"a"},"delay_ms":3000}"#).await.expect("done");
+    assert_eq!((moved.matched, moved.done, held.heap_len()), (5, 5, 5));
+    let run = bulk(&counter, r#"{"action":"run","filter":{"queue":"a"}}"#).await.expect("done");
+    assert_eq!((run.matched, run.done), (5, 5));
+    let again = bulk(&counter, r#"{"action":"run","filter":{"queue":"a"}}"#).await.expect("done");
+    assert_eq!(again.matched, 0, "what is due runs already");
+}
+
+#[tokio::test]
+async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
+    let (counter, _test) = fresh().await;
+    let keyed = r#"{"queue":"a","key":"k","on_duplicate":"version"}"#;
+    let id = submitted(&counter, keyed).await;
+    let attempt = claim(&counter, id).await;
+    let discard = common::wire::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
+    counter.desk.report(id, attempt, discard).await.expect("applied");
+    // Of a dead task of the same version a new one is made.
+    let newer = submitted(&counter, keyed).await;
+    assert_ne!(newer, id);
+    let refused = counter.desk.retry(id).await.expect_err("the key is taken");
+    assert_eq!((refused.status, refused.slug(), refused.state), (409, "duplicate", Some(TaskState::Dead)));
+    let json = r#"{"action":"retry","filter":{"queue":"a"}}"#;
+    let answer = bulk(&counter, json).await.expect("answered");
+    assert_eq!((answer.matched, answer.done, answer.refused.get(&Left::KeyTaken)), (1, 0, Some(&1)));
+    counter.desk.cancel(newer).await.expect("not claimed");
+    assert_eq!(bulk(&counter, json).await.expect("answered").done, 1);
+    assert_eq!(state(&counter, id).await, TaskState::Scheduled);
+}
+
+#[tokio::test]
+async fn what_was_done_before_a_database_was_missed_is_told_with_the_place_to_go_on() {
+    let (counter, _test) = with_one_of_two_gone().await;
+    let refused = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect_err("the second is away");
+    assert_eq!((refused.status, refused.detail.contains("`east`")), (503, true), "{refused}");
+    let id = loop {
+        let near = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await;
+        if let Ok(near) = near {
+            break near.view.id;
+        }
+    };
+    let answer = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("some is done");
+    assert_eq!((answer.matched, answer.done), (1, 1));
+    assert_eq!(answer.interrupted.expect("told").status, 503);
+    assert!(answer.next_cursor.is_some_and(|cursor| cursor.database == 1));
+    assert_eq!(state(&counter, id).await, TaskState::Cancelled);
+}
+
+#[tokio::test]
+async fn an_export_tells_each_task_with_every_field_and_ends_with_their_number() {
+    let (counter, _tests) = with_two_databases().await;
+    let full = concat!(
+        r#"{"queue":"a","payload":{"n": 1.10},"due_at":"2040-01-01T00:00:00.000001Z","priority":2,"key":"k","version":3,"#,
+        r#""partition_key":"p","max_attempts":4,"timeout_ms":5000,"retry":{"kind":"fixed","delay_ms":7},"#,
+        r#""expires_at":"2040-01-02T00:00:00Z","headers":{"h":"v"}}"#,
+    );
+    let id = submitted(&counter, full).await;
+    let bytes = submitted(&counter, r#"{"queue":"b","payload_base64":"AP8=","delay_ms":60000}"#).await;
+    let mut cancelled = Vec::new();
+    for _ in 0..20 {
+        cancelled.push(submitted(&counter, r#"{"queue":"b","delay_ms":60000}"#).await);
+        counter.desk.cancel(*cancelled.last().expect("pushed")).await.expect("cancelled");
+    }
+    let mut lines = export(&counter, TaskFilter::default()).await.expect("two databases");
+    assert_eq!(lines.pop().expect("an end"), serde_json::json!({ "exported": 22 }));
+    assert_eq!(lines.len(), 22);
+    let line = |id: TaskId| lines.iter().find(|line| line["id"] == id.to_string()).expect("told").clone();
+    let task: ExportedTask = serde_json::from_value(line(id)).expect("a task");
+    let sent: Value = serde_json::from_str(full).expect("JSON");
+    let mut again = serde_json::to_value(task.resubmission(false)).expect("JSON");
+    again.as_object_mut().expect("an object").remove("content_type");
+    again["expires_at"] = "2040-01-02T00:00:00Z".into();
+    assert_eq!(again, sent);
+    assert_eq!((&line(bytes)["payload_base64"], &line(bytes)["state"]), (&"AP8=".into(), &"scheduled".into()));
+    let of_state = |state| TaskFilter { state: Some(state), ..TaskFilter::default() };
+    for (filter, count) in
+        [(of_state(TaskState::Cancelled), 20), (of_state(TaskState::Scheduled), 2), (of_state(TaskState::Succeeded), 0)]
+    {
+        assert_eq!(export(&counter, filter).await.expect("two databases").len(), count + 1);
+    }
+}
+
+#[tokio::test]
+async fn large_tasks_are_told_a_few_at_a_time() {
+    let (counter, test) = fresh().await;
+    sqlx::query(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), 0, 'big', 'scheduled', now(), now(), repeat('x', 1000000)::bytea, 'text/plain'
+           FROM generate_series(1, 20)",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let mut chunks = Box::pin(counter.desk.export(TaskFilter::default()));
+    let (mut largest, mut lines) = (0, 0);
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.expect("read");
+        largest = largest.max(chunk.len());
+        lines += chunk.iter().filter(|byte| **byte == b'\n').count();
+    }
+    assert_eq!(lines, 21);
+    assert!(largest < 8 << 20, "{largest} bytes at a time");
+}
+
+#[tokio::test]
+async fn an_export_that_lacks_a_database_breaks_off_without_its_last_line() {
+    let (counter, _test) = with_one_of_two_gone().await;
+    let refused = export(&counter, TaskFilter::default()).await.expect_err("half an export would lie");
+    assert_eq!(refused.status, 503);
+}

@@ -1,0 +1,293 @@
+//! Walks over tasks that a filter finds, queue by queue, and does one thing to many of them.
+//!
+//! No step costs more than looking at a bounded number of rows, or writing a bounded batch: each is a statement of its own. What is
+//! written passes over rows that somebody else holds, so that it never waits while it holds others; those are asked for one by
+//! one, by the statements of [`super::change`].
+
+use chrono::NaiveDate;
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    task::{
+        TaskState,
+        bulk::{Act, Seen, Target},
+    },
+    time::UnixMicros,
+    wire::{
+        TaskFilter,
+        bulk::{Edge, Place},
+    },
+};
+use sqlx::{PgPool, Row, postgres::PgRow};
+
+use super::{Database, Error, StoreOp, change::Keep};
+
+/// Rows looked at in one step: some 20 ms.
+const LOOK: i64 = 20_000;
+
+/// Tasks that are written by one statement: some 10 ms, for so long a claim may have to wait for one of them.
+pub const BATCH: usize = 500;
+
+/// Which tasks are walked over, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walk {
+    /// Those that are not finished, by their due times. With a moment: leave out what a move to there, or to now if that
+    /// is later, has done already.
+    Live {
+        moved_to: Option<UnixMicros>,
+    },
+    /// The same from the last to the first.
+    LiveBack,
+    /// Those that finished without success.
+    Failed,
+    Finished,
+}
+
+/// A task that was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    pub seen: Seen,
+    /// Of a finished task: where it is in the archive.
+    pub drop_on: Option<NaiveDate>,
+    /// About how much there is to read of it.
+    pub bytes: u64,
+}
+
+/// Part of a walk.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    pub found: Vec<Found>,
+    /// Where it goes on; `None`: it has come to its end.
+    pub next: Option<Place>,
+}
+
+/// A task that something was done to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Done {
+    Cancelled {
+        id: TaskId,
+        queue: QueueName,
+        attempt: Attempt,
+    },
+    /// It wakes then.
+    Woken {
+        id: TaskId,
+        wake_at: UnixMicros,
+    },
+}
+
+impl Done {
+    pub const fn id(&self) -> TaskId {
+        match self {
+            Self::Cancelled { id, .. } | Self::Woken { id, .. } => *id,
+        }
+    }
+}
+
+impl Walk {
+    /// A walk that meets each task once, though `act` changes by what it is ordered.
+    pub const fn of(act: Act) -> Self {
+        /// A row that is due is there already.
+        const NOW: Option<UnixMicros> = Some(UnixMicros::FIRST);
+        match act {
+            Act::Cancel => Self::Live { moved_to: None },
+            Act::Run => Self::Live { moved_to: NOW },
+            Act::Move(Target::At(moment)) => Self::Live { moved_to: Some(moment) },
+            Act::Move(Target::By { shift_ms }) if shift_ms > 0 => Self::LiveBack,
+            Act::Move(Target::By { .. }) => Self::Live { moved_to: NOW },
+            Act::Retry => Self::Failed,
+        }
+    }
+
+    const fn statement(self) -> &'static str {
+        match self {
+            Self::Live { .. } => include_str!("queries/bulk_look.sql"),
+            Self::LiveBack => include_str!("queries/bulk_look_back.sql"),
+            Self::Failed => include_str!("queries/bulk_look_failed.sql"),
+            Self::Finished => include_str!("queries/bulk_look_finished.sql"),
+        }
+    }
+
+    const fn queues(self) -> &'static str {
+        match self {
+            Self::Live { .. } | Self::LiveBack => include_str!("queries/bulk_queue.sql"),
+            Self::Failed => include_str!("queries/bulk_queue_failed.sql"),
+            Self::Finished => include_str!("queries/bulk_queue_finished.sql"),
+        }
+    }
+
+    /// Where a queue's tasks begin, and the due time at which they end.
+    fn span(self, filter: &TaskFilter) -> (Edge, UnixMicros) {
+        let nobody = TaskId::from_uuid(uuid::Uuid::nil());
+        let first = filter.due_after.unwrap_or(UnixMicros::FIRST);
+        // One microsecond more: the last moment is a due time too.
+        let last = filter.due_before.unwrap_or(UnixMicros::new(UnixMicros::LAST.micros() + 1));
+        let (from, to) = if self == Self::LiveBack { (last, first) } else { (first, last) };
+        (Edge { due_at: from, id: nobody }, to)
+    }
+}
+
+impl Database {
+    /// The next part of a walk from `place` on, or from its start; at most `most` tasks, maybe none though there are more.
+    pub async fn bulk_look(
+        &self,
+        walk: Walk,
+        filter: &TaskFilter,
+        place: Option<&Place>,
+        most: usize,
+    ) -> Result<Step, Error> {
+        let place = match (place, &filter.queue) {
+            (Some(place), _) => place.clone(),
+            (None, Some(queue)) => Place { queue: queue.clone(), after: None },
+            (None, None) => match self.next_queue(walk, "").await? {
+                Some(queue) => Place { queue, after: None },
+                None => return Ok(Step::default()),
+            },
+        };
+        let (found, end) =
+            self.run(StoreOp::BulkLook, async |pool| look(&pool, walk, filter, &place, most).await).await?;
+        let next = match end {
+            Some(end) => Some(Place { after: Some(end), ..place }),
+            None if filter.queue.is_some() => None,
+            None => self.next_queue(walk, place.queue.as_str()).await?.map(|queue| Place { queue, after: None }),
+        };
+        Ok(Step { found, next })
+    }
+
+    async fn next_queue(&self, walk: Walk, after: &str) -> Result<Option<QueueName>, Error> {
+        self.run(StoreOp::BulkQueue, |pool| async move {
+            let row = sqlx::query(walk.queues()).bind(after).fetch_optional(&pool).await?;
+            row.as_ref().map(|row| super::queue(row, "queue")).transpose()
+        })
+        .await
+    }
+
+    /// Does it to those of `tasks` that are still fit for it and that nobody else holds at the moment; returns those.
+    pub async fn bulk_act(&self, act: Act, tasks: &[Found], keep: &Keep) -> Result<Vec<Done>, Error> {
+        let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
+        match act {
+            Act::Cancel => self.bulk_cancel(&ids, keep).await,
+            Act::Run => self.bulk_run(&ids).await,
+            Act::Move(target) => self.bulk_move(&ids, target).await,
+            Act::Retry => self.bulk_revive(tasks).await,
+        }
+    }
+
+    async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<Done>, Error> {
+        let (queues, kept_ms): (Vec<&str>, Vec<i64>) =
+            keep.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip();
+        self.run(StoreOp::BulkCancel, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/bulk_cancel.sql"))
+                .bind(super::uuids(ids))
+                .bind(keep.default_ms)
+                .bind(queues)
+                .bind(kept_ms)
+                .fetch_all(&pool)
+                .await?;
+            rows.iter().map(cancelled).collect()
+        })
+        .await
+    }
+
+    async fn bulk_run(&self, ids: &[TaskId]) -> Result<Vec<Done>, Error> {
+        self.run(StoreOp::BulkRun, |pool| async move {
+            let run = sqlx::query(include_str!("queries/bulk_run.sql")).bind(super::uuids(ids));
+            run.fetch_all(&pool).await?.iter().map(woken).collect()
+        })
+        .await
+    }
+
+    async fn bulk_move(&self, ids: &[TaskId], target: Target) -> Result<Vec<Done>, Error> {
+        let (at, by_ms) = match target {
+            Target::At(moment) => (Some(moment.to_utc()), 0),
+            Target::By { shift_ms } => (None, shift_ms),
+        };
+        let by = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: by_ms.saturating_mul(1_000) };
+        self.run(StoreOp::BulkMove, |pool| async move {
+            let moving = sqlx::query(include_str!("queries/bulk_move.sql")).bind(super::uuids(ids)).bind(at).bind(by);
+            moving.fetch_all(&pool).await?.iter().map(woken).collect()
+        })
+        .await
+    }
+
+    async fn bulk_revive(&self, tasks: &[Found]) -> Result<Vec<Done>, Error> {
+        let (days, ids) = archived(tasks);
+        let revived = self
+            .run(StoreOp::BulkRevive, |pool| async move {
+                let revive = sqlx::query(include_str!("queries/bulk_revive.sql")).bind(days).bind(ids);
+                revive.fetch_all(&pool).await?.iter().map(woken).collect()
+            })
+            .await;
+        match revived {
+            // Somebody submitted a task with one of the keys at this very moment: one by one, the others are not held up.
+            Err(error) if error.is_key_taken() => Ok(Vec::new()),
+            revived => revived,
+        }
+    }
+}
+
+/// The tasks found, and where the looking ended; `None`: with the queue.
+async fn look(
+    pool: &PgPool,
+    walk: Walk,
+    filter: &TaskFilter,
+    place: &Place,
+    most: usize,
+) -> Result<(Vec<Found>, Option<Edge>), sqlx::Error> {
+    let (start, to) = walk.span(filter);
+    let after = place.after.unwrap_or(start);
+    let query = sqlx::query(walk.statement())
+        .bind(place.queue.as_str())
+        .bind(after.due_at.to_utc())
+        .bind(after.id.uuid())
+        .bind(to.to_utc())
+        .bind(filter.state.map(TaskState::text))
+        .bind(filter.partition_key.as_deref())
+        .bind(filter.key.as_deref())
+        .bind(filter.error.as_deref())
+        .bind(LOOK)
+        .bind(i64::try_from(most).unwrap_or(i64::MAX));
+    let query = match walk {
+        Walk::Live { moved_to } => query.bind(moved_to.map(UnixMicros::to_utc)),
+        _ => query,
+    };
+    let rows = query.fetch_all(pool).await?;
+    let mut found = Vec::with_capacity(rows.len());
+    for row in &rows {
+        if row.try_get("hit")? {
+            found.push(read(row)?);
+        }
+    }
+    let Some(last) = rows.last() else { return Ok((found, None)) };
+    let looked_up_to = last.try_get::<i64, _>("nth")? == LOOK;
+    let end = Edge { due_at: super::moment(last, "due_at")?, id: super::task_id(last, "id")? };
+    Ok((found, (rows.len() == most || looked_up_to).then_some(end)))
+}
+
+fn read(row: &PgRow) -> Result<Found, sqlx::Error> {
+    let seen = Seen {
+        id: super::task_id(row, "id")?,
+        state: super::state(row, "state")?,
+        due_at: super::moment(row, "due_at")?,
+        expires_at: super::optional_moment(row, "expires_at")?,
+        key_taken: row.try_get("key_taken")?,
+    };
+    let bytes = u64::try_from(row.try_get::<i64, _>("bytes")?).unwrap_or(0);
+    Ok(Found { seen, drop_on: row.try_get("drop_on")?, bytes })
+}
+
+/// Where finished tasks are: their days and their ids, pairwise.
+pub(super) fn archived(tasks: &[Found]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
+    tasks.iter().filter_map(|found| Some((found.drop_on?, found.seen.id.uuid()))).unzip()
+}
+
+fn cancelled(row: &PgRow) -> Result<Done, sqlx::Error> {
+    Ok(Done::Cancelled {
+        id: super::task_id(row, "id")?,
+        queue: super::queue(row, "queue")?,
+        attempt: Attempt::new(row.try_get("attempt")?),
+    })
+}
+
+fn woken(row: &PgRow) -> Result<Done, sqlx::Error> {
+    Ok(Done::Woken { id: super::task_id(row, "id")?, wake_at: super::moment(row, "wake_at")? })
+}

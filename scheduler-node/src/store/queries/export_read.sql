@@ -1,0 +1,8 @@
+-- Tasks that are not finished, whole. $1 ids. One that has finished meanwhile does not come back: it is found in the archive then.
+SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+       t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, t.history,
+       t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
+       t.timeout_ms, t.retry, t.envelope
+  FROM unnest($1::uuid[]) AS asked (id)
+  JOIN duetime.task AS t ON t.id = asked.id
+ ORDER BY t.due_at, t.id

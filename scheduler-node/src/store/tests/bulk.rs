@@ -1,0 +1,301 @@
+//! One thing done to many: walks that meet each task once, batches that pass over what others hold. That a batch does to a task in
+//! each state what a request about it alone does is in `conformance`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use common::{
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    task::{
+        Keyed, NewTask, OnDuplicate, TaskState,
+        bulk::{Act, Seen, Target},
+    },
+    time::UnixMicros,
+    wire::TaskFilter,
+};
+use sqlx::AssertSqlSafe;
+
+use super::{claim, fixture, fixture::TestDatabase, new_task, own, state_of, submitted, until_waiting};
+use crate::{
+    store::{
+        bulk::{Done, Found, Walk},
+        change::{Guarded, Keep},
+        settle::{Finish, Report},
+        submit::Sending,
+    },
+    supervise::spawn_child,
+};
+
+const DAY_MS: i64 = 86_400_000;
+const LIVE: Walk = Walk::Live { moved_to: None };
+
+fn keep() -> Keep {
+    Keep { default_ms: DAY_MS, others: Vec::new() }
+}
+
+/// Tasks of three queues, a minute apart: the first two of each are overdue.
+async fn filled(test: &TestDatabase) -> Vec<NewTask> {
+    let now = fixture::now(&test.pool).await;
+    let mut tasks = Vec::new();
+    for queue in ["a", "b", "c"] {
+        for nth in 0..10 {
+            let mut task = new_task(fixture::fresh_id());
+            (task.queue, task.asked_now) = (QueueName::new(queue), false);
+            task.due_at = now.shifted((nth - 2) * 60_000 + 1);
+            tasks.push(task);
+        }
+    }
+    test.database.task_submit(&tasks, Sending::First).await.unwrap();
+    tasks
+}
+
+/// Does it to all that the filter finds, `most` at a time; how often each was met.
+async fn act_on_all(test: &TestDatabase, act: Act, filter: &TaskFilter, most: usize) -> BTreeMap<TaskId, usize> {
+    let (mut met, mut place) = (BTreeMap::new(), None);
+    loop {
+        let step = test.database.bulk_look(Walk::of(act), filter, place.as_ref(), most).await.unwrap();
+        assert!(step.found.len() <= most);
+        step.found.iter().for_each(|found| *met.entry(found.seen.id).or_default() += 1);
+        let done = test.database.bulk_act(act, &step.found, &keep()).await.unwrap();
+        assert_eq!(done.len(), step.found.len(), "nobody holds one of them");
+        place = step.next;
+        assert!(met.len() < 1_000, "it comes to an end");
+        if place.is_none() {
+            return met;
+        }
+    }
+}
+
+async fn due_at(test: &TestDatabase, id: TaskId) -> UnixMicros {
+    test.database.task_read(id).await.unwrap().expect("it is there").due_at
+}
+
+async fn found(test: &TestDatabase, walk: Walk, filter: &TaskFilter) -> Vec<Found> {
+    test.database.bulk_look(walk, filter, None, 1_000).await.unwrap().found
+}
+
+/// A dead task with this key.
+async fn dead(test: &TestDatabase, key: Option<&str>) -> TaskId {
+    let fences = own(test, "a").await;
+    let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    task.keyed = key.map(|key| Keyed { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    claim(test, &[task.id], &fences).await;
+    let finish = Finish {
+        id: task.id,
+        attempt: Attempt::new(1),
+        final_state: TaskState::Dead,
+        was: &[TaskState::Dispatching],
+        keep_ms: DAY_MS,
+        report: Report::default(),
+        entry: Some(r#"{"attempt":1,"reason":"failed","error":"no route to host"}"#.to_owned()),
+        at_deadline: false,
+    };
+    assert_eq!(test.database.task_finish(&[finish]).await.unwrap().ids, [task.id]);
+    task.id
+}
+
+#[tokio::test]
+async fn whatever_is_done_along_the_way_each_task_is_met_once() {
+    for most in [1, 3, 7, 100] {
+        let overdue_too = [
+            Act::Move(Target::At(UnixMicros::new(4_000_000_000_000_000))),
+            Act::Move(Target::By { shift_ms: 90_000 }),
+            Act::Move(Target::By { shift_ms: 86_400_000 }),
+            Act::Cancel,
+        ];
+        for act in overdue_too {
+            let test = fixture::database().await;
+            let tasks = filled(&test).await;
+            let met = act_on_all(&test, act, &TaskFilter::default(), most).await;
+            assert_eq!((met.len(), met.values().max()), (tasks.len(), Some(&1)), "{act:?}, {most} at a time");
+        }
+        // What is due is there already, wherever in the past it was to go.
+        let to_now = [
+            Act::Run,
+            Act::Move(Target::At(UnixMicros::new(5))),
+            Act::Move(Target::By { shift_ms: -90_000 }),
+            Act::Move(Target::By { shift_ms: -86_400_000 }),
+        ];
+        for act in to_now {
+            let test = fixture::database().await;
+            let (tasks, now) = (filled(&test).await, fixture::now(&test.pool).await);
+            let met = act_on_all(&test, act, &TaskFilter::default(), most).await;
+            let waiting = tasks.iter().filter(|task| task.due_at > now.shifted(1_000)).count();
+            assert_eq!((met.len(), met.values().max()), (waiting, Some(&1)), "{act:?}, {most} at a time");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shift_counts_from_where_each_task_is_and_a_move_leads_all_to_one_moment() {
+    let test = fixture::database().await;
+    let tasks = filled(&test).await;
+    let of_a = TaskFilter { queue: Some(QueueName::new("a")), ..TaskFilter::default() };
+    act_on_all(&test, Act::Move(Target::By { shift_ms: 600_000 }), &of_a, 3).await;
+    let moment = tasks[0].due_at.shifted(DAY_MS);
+    let of_b =
+        TaskFilter { queue: Some(QueueName::new("b")), due_after: Some(tasks[14].due_at), ..TaskFilter::default() };
+    act_on_all(&test, Act::Move(Target::At(moment)), &of_b, 3).await;
+    for (nth, task) in tasks.iter().enumerate() {
+        let expected = match nth {
+            0..10 => task.due_at.shifted(600_000),
+            14..20 => moment,
+            _ => task.due_at,
+        };
+        assert_eq!(due_at(&test, task.id).await, expected, "task {nth}");
+    }
+    let far = Act::Move(Target::By { shift_ms: i64::MAX / 2_000 });
+    act_on_all(&test, far, &of_a, 3).await;
+    assert_eq!(due_at(&test, tasks[0].id).await, UnixMicros::LAST, "no later than can be written");
+}
+
+#[tokio::test]
+async fn everything_a_filter_says_must_apply_and_errors_are_searched() {
+    let test = fixture::database().await;
+    let tasks = filled(&test).await;
+    let (dead_one, other) = (dead(&test, None).await, dead(&test, None).await);
+    sqlx::query("UPDATE duetime.archive SET status_msg = 'timed out' WHERE id = $1")
+        .bind(other.uuid())
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let filter = TaskFilter {
+        queue: Some(QueueName::new("b")),
+        state: Some(TaskState::Scheduled),
+        due_after: Some(tasks[12].due_at),
+        due_before: Some(tasks[15].due_at),
+        ..TaskFilter::default()
+    };
+    for walk in [LIVE, Walk::LiveBack] {
+        let mut ids: Vec<_> = found(&test, walk, &filter).await.iter().map(|found| found.seen.id).collect();
+        ids.sort_unstable();
+        let mut expected: Vec<_> = tasks[12..15].iter().map(|task| task.id).collect();
+        expected.sort_unstable();
+        assert_eq!(ids, expected, "{walk:?}: from the one moment, before the other");
+    }
+    for (text, expected) in [("no route", vec![dead_one]), ("timed out", vec![other]), ("disk", vec![])] {
+        let filter = TaskFilter { error: Some(text.to_owned()), state: Some(TaskState::Dead), ..TaskFilter::default() };
+        for walk in [Walk::Failed, Walk::Finished] {
+            let ids: Vec<_> = found(&test, walk, &filter).await.iter().map(|found| found.seen.id).collect();
+            assert_eq!(ids, expected, "{walk:?}: {text}");
+        }
+    }
+}
+
+/// The claim as another node would hold it open: one statement, not yet committed.
+const CLAIM: &str =
+    "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
+                      WHERE id = $1 AND state = 'scheduled'";
+
+#[tokio::test]
+async fn a_task_that_is_being_claimed_is_passed_over_and_holds_nothing_up() {
+    for act in [Act::Cancel, Act::Run, Act::Move(Target::By { shift_ms: 1 })] {
+        let test = fixture::database().await;
+        let ids = submitted(&test, 3).await;
+        let seen = found(&test, LIVE, &TaskFilter::default()).await;
+        let mut claiming = test.pool.acquire().await.unwrap();
+        sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
+        sqlx::query(CLAIM).bind(ids[1].uuid()).execute(&mut *claiming).await.unwrap();
+        // The claim is committed only after this: it does not wait for it.
+        let mut done: Vec<_> =
+            test.database.bulk_act(act, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
+        sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
+        done.sort_unstable();
+        let mut others = vec![ids[0], ids[2]];
+        others.sort_unstable();
+        assert_eq!(done, others, "{act:?}");
+        assert_eq!(state_of(&test.pool, ids[1]).await.as_deref(), Some("dispatching"));
+        assert!(test.database.bulk_act(act, &seen[..], &keep()).await.unwrap().iter().all(|done| done.id() != ids[1]));
+    }
+}
+
+/// G3. The same statement without its guard takes a task that is in flight.
+#[tokio::test]
+async fn without_its_guard_a_batch_would_cancel_what_may_have_been_published() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let id = submitted(&test, 1).await[0];
+    claim(&test, &[id], &fences).await;
+    let guarded = include_str!("../queries/bulk_cancel.sql");
+    let unguarded = guarded.replace("t.state::text IN ('waiting', 'scheduled', 'ready')", "true");
+    for (statement, taken) in [(guarded.to_owned(), 0), (unguarded, 1)] {
+        let cancel = sqlx::query(AssertSqlSafe(statement))
+            .bind(vec![id.uuid()])
+            .bind(DAY_MS)
+            .bind(Vec::<String>::new())
+            .bind(Vec::<i64>::new());
+        assert_eq!(cancel.fetch_all(&test.pool).await.unwrap().len(), taken);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_moves_nothing_past_its_expiry() {
+    let test = fixture::database().await;
+    let mut task = new_task(fixture::fresh_id());
+    (task.asked_now, task.due_at) = (false, fixture::now(&test.pool).await.plus(Duration::from_secs(60)));
+    task.expires_at = Some(task.due_at.shifted(1_000));
+    test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
+    let seen = found(&test, LIVE, &TaskFilter::default()).await;
+    for (shift_ms, moved) in [(1_000, 0), (999, 1)] {
+        let act = Act::Move(Target::By { shift_ms });
+        assert_eq!(test.database.bulk_act(act, &seen, &keep()).await.unwrap().len(), moved, "by {shift_ms} ms");
+    }
+}
+
+#[tokio::test]
+async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task() {
+    let test = fixture::database().await;
+    let (first, second, plain) = (dead(&test, Some("k")).await, dead(&test, Some("k")).await, dead(&test, None).await);
+    let taken = dead(&test, Some("taken")).await;
+    let mut newer = new_task(fixture::fresh_id());
+    newer.keyed = Some(Keyed { key: "taken".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    test.database.task_submit(&[newer], Sending::First).await.unwrap();
+    let seen = found(&test, Walk::Failed, &TaskFilter::default()).await;
+    let known: Vec<_> = seen.iter().filter(|found| found.seen.key_taken).map(|found| found.seen.id).collect();
+    assert_eq!(known, [taken]);
+    let done: Vec<_> = test.database.bulk_act(Act::Retry, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
+    assert_eq!(done.len(), 2, "{done:?}");
+    assert!(done.contains(&plain) && done.contains(&second), "of two the newer one");
+    assert_eq!(state_of(&test.pool, first).await.as_deref(), Some("dead"));
+    // Alone it is refused for the same reason, and stays where it is.
+    for id in [first, taken] {
+        assert!(test.database.task_revive(id).await.expect_err("its key is taken").is_key_taken());
+        assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("dead"));
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
+    let test = fixture::database().await;
+    let (keyed, plain) = (dead(&test, Some("k")).await, dead(&test, None).await);
+    let seen = found(&test, Walk::Failed, &TaskFilter::default()).await;
+    let mut taking = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *taking).await.unwrap();
+    sqlx::query(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, key)
+         VALUES ($1, 0, 'orders', 'scheduled', now(), now(), '{}', 'application/json', 'k')",
+    )
+    .bind(fixture::fresh_id().uuid())
+    .execute(&mut *taking)
+    .await
+    .unwrap();
+    let database = test.database.clone();
+    let reviving = spawn_child(async move { database.bulk_act(Act::Retry, &seen, &keep()).await.unwrap() });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *taking).await.unwrap();
+    assert_eq!(reviving.await.unwrap(), [], "all are left to be asked for one by one");
+    assert!(test.database.task_revive(keyed).await.expect_err("its key is taken").is_key_taken());
+    assert!(matches!(test.database.task_revive(plain).await.unwrap(), Guarded::Done(_)));
+}
+
+#[tokio::test]
+async fn what_is_seen_is_what_is_there() {
+    let test = fixture::database().await;
+    let id = dead(&test, None).await;
+    let dead = found(&test, Walk::Finished, &TaskFilter::default()).await[0];
+    let due_at = due_at(&test, id).await;
+    assert_eq!(dead.seen, Seen { id, state: TaskState::Dead, due_at, expires_at: None, key_taken: false });
+    assert!(dead.drop_on.is_some() && dead.bytes > 2, "{dead:?}");
+    let whole = test.database.export_read(Walk::Finished, &[dead]).await.unwrap().remove(0);
+    assert_eq!((whole.record.id, whole.record.history.len()), (id, 1));
+}
