@@ -8,6 +8,7 @@ pub mod batch;
 pub mod change;
 pub mod check;
 pub mod cluster;
+pub mod format;
 pub mod list;
 pub mod problem;
 pub mod queue;

@@ -54,6 +54,25 @@ const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
 
 impl ResultBody {
+    /// Nothing but how the attempt stands.
+    pub const fn new(status: ReportStatus) -> Self {
+        Self {
+            status,
+            status_code: None,
+            status_msg: None,
+            result: None,
+            retry_in_ms: None,
+            progress: None,
+            worker: None,
+            attempt: None,
+        }
+    }
+
+    /// Not worth another attempt, and why.
+    pub fn discard(why: String) -> Self {
+        Self { status_msg: Some(why), ..Self::new(ReportStatus::Discard) }
+    }
+
     /// Reads a report from the broker. Fields it does not know are passed over: a consumer's library may be newer than
     /// this node, and a success that is refused would be done again.
     pub fn parse(raw: &str) -> Result<Self, Problem> {

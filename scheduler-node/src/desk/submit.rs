@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use common::{
     ids::{QueueName, TaskId},
     task::TaskState,
-    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask},
+    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
 use super::{Desk, refusal};
@@ -88,9 +88,14 @@ impl Desk {
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
     }
 
-    /// Refuses a task of a queue that is not there, where queues are made by hand only.
+    /// Refuses a task of a queue that is not there, where queues are made by hand only, and a payload that cannot have its
+    /// queue's format.
     pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
-        if self.parts().auto_create || self.parts().books.load().find(&task.queue).is_some() {
+        let book = self.parts().books.load();
+        if let Some(queue) = book.find(&task.queue) {
+            return Ok(format::check(queue.policy.format, &task.content.payload)?);
+        }
+        if self.parts().auto_create {
             return Ok(());
         }
         let detail = format!("there is no queue `{}`, and queues are not made by submitting to them here", task.queue);

@@ -12,16 +12,22 @@ use std::{
 };
 
 use common::{
+    field::FieldError,
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
-    queue::{Queue, Settle},
+    queue::{Format, Queue, Settle},
     task::{Delivery, Envelope},
+    wire::{
+        ResultBody,
+        format::{self, Shaped},
+    },
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
     lanes::Lanes,
     queue_reader::Books,
+    reporter::Reporter,
     settler::{Confirmed, Settlements},
     site::Sites,
 };
@@ -62,6 +68,7 @@ pub struct Publisher {
     pub lanes: Arc<Lanes>,
     /// One settler a site.
     pub settlements: Vec<Settlements>,
+    pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
 }
 
@@ -199,9 +206,14 @@ impl Publisher {
             return;
         }
         let policy = self.books.load().get(queue);
+        let batch = self.shape(batch, &policy).await;
+        if batch.is_empty() {
+            return;
+        }
         let places: HashMap<TaskId, Place> =
-            batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
-        let outgoing: Vec<Outgoing> = batch.into_iter().map(|dispatch| outgoing(dispatch.delivery, &policy)).collect();
+            batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
+        let outgoing: Vec<Outgoing> =
+            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy)).collect();
         let messages = outgoing.len();
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
@@ -220,6 +232,34 @@ impl Publisher {
             self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LONGEST_HOLD);
         }
         fresh
+    }
+
+    /// Brings each into its queue's format. What cannot have it would not have it the next time either: it is given up, in the
+    /// words of a consumer that discards it.
+    async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {
+        let mut fit = Vec::with_capacity(batch.len());
+        for dispatch in batch {
+            // A message that goes on as it came has a form of its own.
+            let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
+            match format::shape(of, &dispatch.delivery) {
+                Ok(shaped) => fit.push((dispatch, shaped)),
+                Err(error) => self.give_up(&dispatch, &error).await,
+            }
+        }
+        fit
+    }
+
+    async fn give_up(&self, dispatch: &Dispatch, error: &FieldError) {
+        let Delivery { id, attempt, queue, .. } = &dispatch.delivery;
+        tracing::warn!(task = %id, %queue, %error, "a payload cannot have its queue's format; the task is dead");
+        let site = &self.sites.all()[dispatch.site];
+        match self.reporter.report(*id, *attempt, ResultBody::discard(error.to_string())).await {
+            Ok(_) => site.held.end([*id]),
+            Err(error) => {
+                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "it could not be written; looking again");
+                site.look_again([*id], LONGEST_HOLD);
+            }
+        }
     }
 
     async fn settle(
@@ -321,12 +361,13 @@ impl Place {
     }
 }
 
-fn outgoing(delivery: Delivery, queue: &Queue) -> Outgoing {
+fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue) -> Outgoing {
     let budget = delivery.max_attempts.unwrap_or(queue.policy.max_attempts);
     Outgoing {
         max_attempts: delivery.attempts_base.number().saturating_add(budget),
         wants_result: queue.policy.settle == Settle::Result,
         delivery,
+        shaped,
     }
 }
 
