@@ -116,7 +116,7 @@ fn tidy(text: &mut String) {
 
 /// The result if `jsonb` can hold it: not too long, not too deep, numbers and characters that exist. An escaped NUL,
 /// the one character `jsonb` refuses, becomes U+FFFD.
-fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
+pub fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
     let refuse = |detail: String| Problem::invalid_field("result", detail);
     if result.get().len() > MAX_RESULT_BYTES {
         let detail = format!("`result` may have {MAX_RESULT_BYTES} bytes, not {}", result.get().len());

@@ -15,6 +15,7 @@ mod language;
 mod membership;
 mod outage;
 mod refusal;
+mod relay;
 mod route;
 mod settlement;
 mod submission;
