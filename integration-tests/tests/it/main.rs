@@ -7,6 +7,7 @@ mod command;
 mod crash;
 mod cut;
 mod delay_exchange;
+mod example;
 mod formats;
 mod journey;
 mod keys;
