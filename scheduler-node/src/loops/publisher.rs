@@ -4,6 +4,10 @@
 //! of its own; a lane that is slow fills up and the others do not notice. Whatever is not confirmed stays
 //! `dispatching` and comes back through a rescue. If this loop stops, nothing is published by this node.
 
+mod shape;
+#[cfg(test)]
+mod tests;
+
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
@@ -12,15 +16,11 @@ use std::{
 };
 
 use common::{
-    field::FieldError,
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
-    queue::{Format, Queue, Settle},
+    queue::{Queue, Settle},
     task::{Delivery, Envelope},
-    wire::{
-        ResultBody,
-        format::{self, Shaped},
-    },
+    wire::format::Shaped,
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -234,34 +234,6 @@ impl Publisher {
         fresh
     }
 
-    /// Brings each into its queue's format. What cannot have it would not have it the next time either: it is given up, in the
-    /// words of a consumer that discards it.
-    async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {
-        let mut fit = Vec::with_capacity(batch.len());
-        for dispatch in batch {
-            // A message that goes on as it came has a form of its own.
-            let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
-            match format::shape(of, &dispatch.delivery) {
-                Ok(shaped) => fit.push((dispatch, shaped)),
-                Err(error) => self.give_up(&dispatch, &error).await,
-            }
-        }
-        fit
-    }
-
-    async fn give_up(&self, dispatch: &Dispatch, error: &FieldError) {
-        let Delivery { id, attempt, queue, .. } = &dispatch.delivery;
-        tracing::warn!(task = %id, %queue, %error, "a payload cannot have its queue's format; the task is dead");
-        let site = &self.sites.all()[dispatch.site];
-        match self.reporter.report(*id, *attempt, ResultBody::discard(error.to_string())).await {
-            Ok(_) => site.held.end([*id]),
-            Err(error) => {
-                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "it could not be written; looking again");
-                site.look_again([*id], LONGEST_HOLD);
-            }
-        }
-    }
-
     async fn settle(
         &self,
         queue: &QueueName,
@@ -362,9 +334,8 @@ impl Place {
 }
 
 fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue) -> Outgoing {
-    let budget = delivery.max_attempts.unwrap_or(queue.policy.max_attempts);
     Outgoing {
-        max_attempts: delivery.attempts_base.number().saturating_add(budget),
+        max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
         wants_result: queue.policy.settle == Settle::Result,
         delivery,
         shaped,
