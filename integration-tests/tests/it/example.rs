@@ -9,10 +9,10 @@ use integration_tests::{
 };
 use lapin::{Connection, ConnectionProperties, options::QueueDeclareOptions, types::FieldTable};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use crate::{language, scenario, until};
+use crate::{language, put_queues, scenario, until};
 
 /// All languages at once on a small machine, one of them with a virtual machine to start.
 const SOON: Duration = Duration::from_secs(60);
@@ -123,17 +123,29 @@ impl Example {
     }
 }
 
-/// A queue that is there for consumers: RabbitMQ's comes with the first task.
-async fn open_queue(sandbox: &Sandbox, queue: &str, settle: &str) -> Result<()> {
-    let retry = json!({ "kind": "fixed", "delay_ms": 200 });
-    let policy = json!({ "settle": settle, "max_attempts": 2, "timeout_ms": TIMEOUT_MS, "retry": retry });
-    sandbox.client(0).put_queue(queue, &policy).await?;
-    let first = sandbox.client(0).submit(&json!({ "queue": queue, "payload": { "n": -1 }, "max_attempts": 1 })).await?;
-    let published = || async {
-        let task = sandbox.client(0).get(&first.id).await.ok()?;
-        (!["scheduled", "ready", "dispatching"].contains(&task.state.as_str())).then_some(())
+/// Queues that are there for consumers, of each language: RabbitMQ's come with the first task.
+async fn open_queues(sandbox: &Sandbox, examples: &[Example]) -> Result<()> {
+    let policy = |settle: &str| {
+        let retry = json!({ "kind": "fixed", "delay_ms": 200 });
+        json!({ "settle": settle, "max_attempts": 2, "timeout_ms": TIMEOUT_MS, "retry": retry })
     };
-    until(&format!("{queue} is there"), SOON, published).await
+    let kinds = [("results", policy("result")), ("plain", policy("reject"))];
+    let queues: Vec<(String, Value)> = examples
+        .iter()
+        .flat_map(|example| kinds.iter().map(|(kind, policy)| (format!("{}-{kind}", example.language), policy.clone())))
+        .collect();
+    let client = sandbox.client(0);
+    let set: Vec<(&str, Value)> = queues.iter().map(|(queue, policy)| (queue.as_str(), policy.clone())).collect();
+    put_queues(&client, &set).await?;
+    for (queue, _) in &queues {
+        let first = client.submit(&json!({ "queue": queue, "payload": { "n": -1 }, "max_attempts": 1 })).await?;
+        let published = || async {
+            let task = client.get(&first.id).await.ok()?;
+            (!["scheduled", "ready", "dispatching"].contains(&task.state.as_str())).then_some(())
+        };
+        until(&format!("{queue} is there"), SOON, published).await?;
+    }
+    Ok(())
 }
 
 /// Waits until somebody consumes from the queue.
@@ -166,10 +178,7 @@ async fn the_examples_submit_and_consume_in_every_language_that_is_here() {
                 _ => Example::php().await?,
             });
         }
-        for example in &examples {
-            open_queue(sandbox, &format!("{}-results", example.language), "result").await?;
-            open_queue(sandbox, &format!("{}-plain", example.language), "reject").await?;
-        }
+        open_queues(sandbox, &examples).await?;
         let played = examples.iter().map(|example| async {
             let began = std::time::Instant::now();
             example.play(sandbox).await.with_context(|| example.language)?;
