@@ -15,6 +15,7 @@
 //!   [`cluster::ownership`], what a node has to do about its shards.
 //! - [`delay`]: [`delay::heap`], what comes due next; [`delay::horizon`], what to read into it.
 //! - [`wire`]: what is said over HTTP and AMQP.
+//! - [`relay`]: what the end of a call means to a consumer that turns tasks into calls, and when it leaves its target alone.
 
 pub mod field;
 pub mod ids;
@@ -32,3 +33,5 @@ pub mod cluster;
 pub mod delay;
 
 pub mod wire;
+
+pub mod relay;

@@ -67,6 +67,11 @@ pub enum Format {
     /// Body and headers as submitted.
     #[default]
     Raw,
+    /// The call of a Celery task.
+    Celery,
+    /// A CloudEvent in structured mode.
+    #[serde(rename = "cloudevents")]
+    CloudEvents,
 }
 
 /// How a queue treats its tasks. What is absent where it is read takes its default, so that a policy stored by an
@@ -171,6 +176,11 @@ impl QueuePolicy {
             FieldError::within("max_running", most, 1, MAX_RUNNING)?;
             needs("max_running", self.settle == Settle::Result, "`settle` = `result`")?;
             needs("max_running", self.placement == Placement::Single, "`placement` = `single`")?;
+        }
+        if self.settle == Settle::Result && self.format == Format::Celery {
+            let detail = "a Celery worker does not report: `settle` = `result` does not go with `format` = `celery`, set \
+                          `reject` or `confirm`";
+            return Err(FieldError::new("settle", detail));
         }
         match self.rate_per_second {
             Some(rate) => FieldError::within("rate_per_second", rate, MIN_RATE, MAX_RATE),

@@ -14,6 +14,8 @@ pub mod desk;
 
 pub mod loops;
 
+pub mod relay;
+
 pub mod supervise;
 
 pub mod alarm;

@@ -404,6 +404,7 @@ impl Shared {
             books: Arc::clone(&self.books),
             lanes: Arc::clone(&self.lanes),
             settlements,
+            reporter: reporter.clone(),
             metrics: Arc::clone(&self.metrics),
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));

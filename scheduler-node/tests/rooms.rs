@@ -62,7 +62,7 @@ fn each_store_has_one_room_that_speaks_to_it() {
         ("etcd_client::", &["coordination/"]),
         ("lapin::", &["broker/"]),
         ("axum::", &["http/"]),
-        ("reqwest::", &["cli/"]),
+        ("reqwest::", &["cli/", "relay/"]),
     ] {
         assert_eq!(strangers(word, rooms), Vec::<String>::new(), "only {rooms:?} mention {word}");
     }
@@ -80,6 +80,16 @@ fn adapters_never_speak_to_one_another() {
             let word = format!("crate::{other}");
             let mention = code(&text).find(|(_, line)| line.contains(&word));
             assert_eq!(mention, None, "{name} speaks to {other}/; a fact crosses through a loop or the desk");
+        }
+    }
+}
+
+#[test]
+fn a_relay_is_a_consumer_like_any_other() {
+    for (name, text) in sources(&root().join("scheduler-node/src/relay")) {
+        for room in ["store", "coordination", "http", "desk", "loops", "cli"] {
+            let mention = code(&text).find(|(_, line)| line.contains(&format!("crate::{room}")));
+            assert_eq!(mention, None, "relay/{name} speaks to {room}/; it speaks to the broker and to its target");
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod change;
 pub mod check;
 pub mod cluster;
 pub mod export;
+pub mod format;
 pub mod list;
 pub mod problem;
 pub mod queue;

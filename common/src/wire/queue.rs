@@ -33,7 +33,7 @@ pub struct QueueRequest {
     pub rate_per_second: Option<f64>,
     pub ordered: Option<bool>,
     pub retry_priority_drop: Option<bool>,
-    pub format: Option<String>,
+    pub format: Option<Format>,
 }
 
 impl QueueRequest {
@@ -43,7 +43,6 @@ impl QueueRequest {
 
     /// The policy asked for, checked; the problem names the field that is to blame.
     pub fn into_policy(self) -> Result<QueuePolicy, Problem> {
-        let format = format_of(self.format.as_deref())?;
         let default = QueuePolicy::default();
         let policy = QueuePolicy {
             settle: self.settle.unwrap_or(default.settle),
@@ -63,21 +62,10 @@ impl QueueRequest {
             rate_per_second: self.rate_per_second,
             ordered: self.ordered.unwrap_or(default.ordered),
             retry_priority_drop: self.retry_priority_drop.unwrap_or(default.retry_priority_drop),
-            format,
+            format: self.format.unwrap_or(default.format),
         };
         policy.validate()?;
         Ok(policy)
-    }
-}
-
-fn format_of(text: Option<&str>) -> Result<Format, Problem> {
-    match text {
-        None | Some("raw") => Ok(Format::Raw),
-        Some(later @ ("celery" | "cloudevents")) => {
-            let detail = format!("the format `{later}` is not available in this version");
-            Err(Problem::invalid_field("format", detail))
-        }
-        Some(other) => Err(Problem::invalid_field("format", format!("there is no format `{other}`"))),
     }
 }
 
@@ -174,6 +162,13 @@ mod tests {
     }
 
     #[test]
+    fn each_format_has_its_word() {
+        for (word, format) in [("raw", Format::Raw), ("celery", Format::Celery), ("cloudevents", Format::CloudEvents)] {
+            assert_eq!(policy(&format!(r#"{{"format":"{word}"}}"#)).unwrap().format, format);
+        }
+    }
+
+    #[test]
     fn a_policy_that_is_shown_can_be_set_again() {
         let json = serde_json::to_string(&QueuePolicy::default()).unwrap();
         assert_eq!(policy(&json).unwrap(), QueuePolicy::default());
@@ -186,7 +181,7 @@ mod tests {
             (r#"{"colour":"red"}"#, "colour"),
             (r#"{"max_attempts":0}"#, "max_attempts"),
             (r#"{"retry":{"kind":"fixed","delay_ms":-1}}"#, "retry.delay_ms"),
-            (r#"{"format":"celery"}"#, "format"),
+            (r#"{"format":"celery","settle":"result"}"#, "settle"),
             (r#"{"format":"xml"}"#, "format"),
             (r#"{"ordered":true}"#, "ordered"),
             (r#"{"max_running":3}"#, "max_running"),

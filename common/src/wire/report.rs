@@ -54,6 +54,25 @@ const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
 
 impl ResultBody {
+    /// Nothing but how the attempt stands.
+    pub const fn new(status: ReportStatus) -> Self {
+        Self {
+            status,
+            status_code: None,
+            status_msg: None,
+            result: None,
+            retry_in_ms: None,
+            progress: None,
+            worker: None,
+            attempt: None,
+        }
+    }
+
+    /// Not worth another attempt, and why.
+    pub fn discard(why: String) -> Self {
+        Self { status_msg: Some(why), ..Self::new(ReportStatus::Discard) }
+    }
+
     /// Reads a report from the broker. Fields it does not know are passed over: a consumer's library may be newer than
     /// this node, and a success that is refused would be done again.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
@@ -97,7 +116,7 @@ fn tidy(text: &mut String) {
 
 /// The result if `jsonb` can hold it: not too long, not too deep, numbers and characters that exist. An escaped NUL,
 /// the one character `jsonb` refuses, becomes U+FFFD.
-fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
+pub fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
     let refuse = |detail: String| Problem::invalid_field("result", detail);
     if result.get().len() > MAX_RESULT_BYTES {
         let detail = format!("`result` may have {MAX_RESULT_BYTES} bytes, not {}", result.get().len());

@@ -9,12 +9,16 @@ mod crash;
 mod cut;
 mod delay_exchange;
 mod dependency;
+mod example;
+mod formats;
 mod journey;
 mod keys;
 mod lanes;
+mod language;
 mod membership;
 mod outage;
 mod refusal;
+mod relay;
 mod route;
 mod schedule;
 mod settlement;
@@ -86,6 +90,15 @@ fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinH
     let clients: Vec<Client> = nodes.iter().map(|number| sandbox.client(*number)).collect();
     let ledger = Arc::clone(&sandbox.ledger);
     tokio::spawn(async move { load.run(&clients, &ledger, time).await })
+}
+
+/// Sets queues' policies, and waits until they are in force on every node: a second after the last answer.
+async fn put_queues(client: &Client, queues: &[(&str, Value)]) -> Result<()> {
+    for (queue, policy) in queues {
+        client.put_queue(queue, policy).await?;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
 }
 
 /// Waits until `check` answers something.

@@ -47,12 +47,12 @@ async fn send_one(
     outgoing: &Outgoing,
 ) -> (lapin::Result<PublisherConfirm>, Instant) {
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-    let payload = outgoing.delivery.content.payload.as_slice();
     let (routing_key, properties) = match &outgoing.delivery.envelope {
         Some(own) => (envelope::short(&own.routing_key), envelope::properties(outgoing, own, &address.user)),
         None => (address.routing_key.clone(), address.envelope.properties(outgoing)),
     };
-    let confirm = channel.basic_publish(address.exchange.clone(), routing_key, options, payload, properties).await;
+    let confirm =
+        channel.basic_publish(address.exchange.clone(), routing_key, options, outgoing.body(), properties).await;
     (confirm, Instant::now())
 }
 

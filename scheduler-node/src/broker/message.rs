@@ -3,7 +3,10 @@
 use common::{
     ids::QueueName,
     task::Delivery,
-    wire::amqp::{HEADER_ATTEMPT, HEADER_KEY, HEADER_VERSION, HeaderValue, RESULTS},
+    wire::{
+        amqp::{HEADER_ATTEMPT, HEADER_KEY, HEADER_VERSION, HeaderValue, RESULTS},
+        format::Shaped,
+    },
 };
 use lapin::{
     BasicProperties,
@@ -21,6 +24,14 @@ pub struct Outgoing {
     pub max_attempts: i32,
     /// The consumer is asked to report; otherwise silence is an answer too.
     pub wants_result: bool,
+    /// In its queue's format; `None`: as it was submitted.
+    pub shaped: Option<Shaped>,
+}
+
+impl Outgoing {
+    pub(super) fn body(&self) -> &[u8] {
+        self.shaped.as_ref().map_or(&self.delivery.content.payload, |shaped| &shaped.body)
+    }
 }
 
 /// What all messages of one batch share.
@@ -43,19 +54,24 @@ impl Envelope {
             .with_delivery_mode(PERSISTENT)
             .with_priority(delivery.amqp_priority())
             .with_timestamp(delivery.amqp_timestamp_s())
-            .with_headers(headers(delivery, outgoing.max_attempts));
-        let properties = match ShortString::try_new(delivery.content.content_type.as_str()) {
-            Ok(content_type) => properties.with_content_type(content_type),
+            .with_headers(headers(outgoing));
+        let properties = match (&outgoing.shaped, ShortString::try_new(delivery.content.content_type.as_str())) {
+            (Some(shaped), _) => properties
+                .with_content_type(shaped.content_type.into())
+                .with_content_encoding(shaped.content_encoding.into()),
+            (None, Ok(content_type)) => properties.with_content_type(content_type),
             // Refused where a task comes in; a message without it is better than none.
-            Err(_) => properties,
+            (None, Err(_)) => properties,
         };
         if outgoing.wants_result { properties.with_reply_to(RESULTS.into()) } else { properties }
     }
 }
 
-fn headers(delivery: &Delivery, max_attempts: i32) -> FieldTable {
+fn headers(outgoing: &Outgoing) -> FieldTable {
+    let delivery = &outgoing.delivery;
     let mut table = FieldTable::default();
-    for (name, value) in delivery.headers(max_attempts) {
+    let shaped = outgoing.shaped.iter().flat_map(|shaped| shaped.headers.iter().cloned());
+    for (name, value) in delivery.headers(outgoing.max_attempts).into_iter().chain(shaped) {
         // A longer name than AMQP allows was refused where the task came in.
         if let Ok(name) = ShortString::try_new(name) {
             table.insert(name, amqp(value));

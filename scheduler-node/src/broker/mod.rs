@@ -2,7 +2,8 @@
 //!
 //! In reading order: a [`keeper`] holds a connection for publishing and one for consuming, and replaces each at the first
 //! doubt; [`publisher`] sends each batch over a channel of its own and says what became of every message; [`consumer`]
-//! brings back results and rejections; [`intake`] brings what is submitted. What is said of a message is never a guess: taken, refused, or not known.
+//! brings back results and rejections; [`intake`] brings what is submitted; [`worker`] is the other side,
+//! a consumer of tasks. What is said of a message is never a guess: taken, refused, or not known.
 
 mod channels;
 mod connection;
@@ -19,6 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod worker;
 
 use std::{
     sync::Arc,
@@ -49,6 +51,7 @@ pub use self::{
     routes::Route,
     state::BrokerState,
     topology::QueueDeclaration,
+    worker::{Handed, Reply, Worker},
 };
 
 /// An orderly good-bye on both connections; the process does not wait longer.

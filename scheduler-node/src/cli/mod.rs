@@ -19,6 +19,7 @@ mod moment;
 mod print;
 mod progress;
 mod queue;
+mod relay;
 mod schedule;
 mod signals;
 mod submit;
@@ -46,6 +47,7 @@ pub use self::{
     ask::{Ask, ask},
     check::check,
     migrate::migrate,
+    relay::relay,
     signals::stop_on_signal,
     token::token,
 };
@@ -68,6 +70,11 @@ pub enum Command {
     Migrate(Checked),
     /// Check the configuration and every connection, one line each.
     Check(Checked),
+    /// Turn a queue's tasks into HTTP calls or runs of a command, and report how each ended.
+    #[command(after_help = "Examples:\n  \
+        duetime relay --queue orders --to https://shop.example/hooks --secret-file hooks.secret\n  \
+        duetime relay --queue reports --command /usr/local/bin/report -- --format pdf")]
+    Relay(Box<relay::Wish>),
     /// Make a token, and the section that lets it in.
     Token(token::Wish),
     #[command(flatten)]

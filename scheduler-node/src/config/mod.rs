@@ -26,12 +26,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use figment::{
-    Figment,
-    error::Kind,
-    providers::Serialized,
-    value::{Dict, Value},
-};
+use figment::{Figment, error::Kind, providers::Serialized};
 use serde::Deserialize;
 
 use self::tree::Tree;
@@ -113,18 +108,30 @@ struct Written {
 impl Config {
     /// Reads the file, if there is one, and the process's environment.
     pub fn load(file: Option<&Path>) -> Result<Self, Error> {
-        // A variable that is not UTF-8 cannot be one of ours.
-        let environment =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        Self::read(file, environment)
+        Self::read(file, environment())
+    }
+
+    /// Only what a consumer is told: where the broker is, and what to log. The other sections may be missing.
+    pub fn load_for_consumer(file: Option<&Path>) -> Result<(Amqp, Telemetry), Error> {
+        let mut complaints = Complaints::default();
+        let mut tree = Tree::of(file, environment(), &mut complaints)?;
+        tree.root.retain(|section, _| ["amqp", "telemetry"].contains(&section.as_str()));
+        let written = shape(&mut tree, &mut complaints);
+        if let Some(written) = &written {
+            written.amqp.check(&mut complaints);
+            written.telemetry.check(&mut complaints);
+        }
+        complaints.name_variables(&tree.variables);
+        match written {
+            Some(written) if complaints.is_empty() => Ok((written.amqp, written.telemetry)),
+            _ => Err(Error::Refused(complaints)),
+        }
     }
 
     /// Reads the file, if there is one, and `environment` over it.
     pub fn read(file: Option<&Path>, environment: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut complaints = Complaints::default();
-        let mut tree = file.map_or_else(|| Ok(Tree::default()), |path| Tree::of_file(path, &mut complaints))?;
-        tree.overlay(environment, &mut complaints);
-        tree.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+        let mut tree = Tree::of(file, environment, &mut complaints)?;
         let config = shape(&mut tree, &mut complaints).map(|written| validate(written, &mut complaints));
         complaints.name_variables(&tree.variables);
         match config {
@@ -157,6 +164,11 @@ impl Config {
         let _ = write!(line, " auto_create={auto_create} max_payload_bytes={max_payload_bytes}");
         line
     }
+}
+
+/// The process's own. A variable that is not UTF-8 cannot be one of ours.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// Gives the values their types. A value that cannot have its type is complained about and left out, so that the next mistake

@@ -20,7 +20,19 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub(super) fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
+    /// What the file says, if there is one, and `environment` over it.
+    pub(super) fn of(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+        complaints: &mut Complaints,
+    ) -> Result<Self, Error> {
+        let mut tree = file.map_or_else(|| Ok(Self::default()), |path| Self::of_file(path, complaints))?;
+        tree.overlay(environment, complaints);
+        tree.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+        Ok(tree)
+    }
+
+    fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
         let parsed = Toml::string(&text).data();
         let mut profiles =

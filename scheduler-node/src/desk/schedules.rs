@@ -35,7 +35,7 @@ impl Desk {
     pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.know([&valid.rules.queue]).await;
-        self.admit_queue(&valid.rules.queue)?;
+        self.admit_payload(&valid.rules.queue, &valid.payload)?;
         let desk = self.clone();
         to_its_end(async move {
             for _ in 0..TRIES {

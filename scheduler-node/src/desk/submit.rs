@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use common::{
     ids::QueueName,
     task::{TaskState, dependency::check_colocated},
-    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask},
+    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
 use super::{Desk, refusal};
@@ -93,16 +93,21 @@ impl Desk {
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
     }
 
-    /// Refuses a task of a queue that is not there, where queues are made by hand only, and one that waits for tasks it cannot hear of.
+    /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.
     pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
         let book = self.parts().books.load();
         let placement = |queue: &QueueName| book.get(queue).policy.placement;
         check_colocated(&task.depends_on, &task.queue, task.partition_key.as_deref(), placement)?;
-        self.admit_queue(&task.queue)
+        self.admit_payload(&task.queue, &task.content.payload)
     }
 
-    pub(super) fn admit_queue(&self, queue: &QueueName) -> Result<(), Problem> {
-        if self.parts().auto_create || self.parts().books.load().find(queue).is_some() {
+    /// Refuses a queue that is not there, where queues are made by hand only, and a payload that cannot have its queue's format.
+    pub(super) fn admit_payload(&self, queue: &QueueName, payload: &[u8]) -> Result<(), Problem> {
+        let book = self.parts().books.load();
+        if let Some(queue) = book.find(queue) {
+            return Ok(format::check(queue.policy.format, payload)?);
+        }
+        if self.parts().auto_create {
             return Ok(());
         }
         let detail = format!("there is no queue `{queue}`, and queues are not made by submitting to them here");

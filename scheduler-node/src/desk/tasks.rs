@@ -7,7 +7,7 @@ use common::{
         TaskState,
         state::{CancelOutcome, cancel_outcome},
     },
-    wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange},
+    wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange, format},
 };
 
 use super::{Desk, refusal::failed, to_its_end, view::view};
@@ -37,6 +37,7 @@ impl Desk {
         let change = request.validate(self.now(), &self.limits())?;
         let desk = self.clone();
         to_its_end(async move {
+            desk.check_format(id, &change).await?;
             match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(unchanged(&task, &change)),
@@ -44,6 +45,16 @@ impl Desk {
             }
         })
         .await
+    }
+
+    /// Refuses a new payload that cannot have the format of the task's queue.
+    async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
+        let Some(payload) = &change.payload else { return Ok(()) };
+        // A task keeps its queue, so what is read here is still so when the change is written.
+        match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
+            Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
+            None => Err(self.missing(id).await),
+        }
     }
 
     /// Cancels a task that is not claimed yet; asked again, it repeats its answer.

@@ -4,6 +4,10 @@
 //! of its own; a lane that is slow fills up and the others do not notice. Whatever is not confirmed stays
 //! `dispatching` and comes back through a rescue. If this loop stops, nothing is published by this node.
 
+mod shape;
+#[cfg(test)]
+mod tests;
+
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
@@ -16,12 +20,14 @@ use common::{
     outcome::Outcome,
     queue::{Queue, Settle},
     task::{Delivery, Envelope},
+    wire::format::Shaped,
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
     lanes::Lanes,
     queue_reader::Books,
+    reporter::Reporter,
     settler::{Confirmed, Settlements},
     site::Sites,
 };
@@ -62,6 +68,7 @@ pub struct Publisher {
     pub lanes: Arc<Lanes>,
     /// One settler a site.
     pub settlements: Vec<Settlements>,
+    pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
 }
 
@@ -199,9 +206,14 @@ impl Publisher {
             return;
         }
         let policy = self.books.load().get(queue);
+        let batch = self.shape(batch, &policy).await;
+        if batch.is_empty() {
+            return;
+        }
         let places: HashMap<TaskId, Place> =
-            batch.iter().map(|dispatch| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
-        let outgoing: Vec<Outgoing> = batch.into_iter().map(|dispatch| outgoing(dispatch.delivery, &policy)).collect();
+            batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
+        let outgoing: Vec<Outgoing> =
+            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy)).collect();
         let messages = outgoing.len();
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
@@ -321,12 +333,12 @@ impl Place {
     }
 }
 
-fn outgoing(delivery: Delivery, queue: &Queue) -> Outgoing {
-    let budget = delivery.max_attempts.unwrap_or(queue.policy.max_attempts);
+fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue) -> Outgoing {
     Outgoing {
-        max_attempts: delivery.attempts_base.number().saturating_add(budget),
+        max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
         wants_result: queue.policy.settle == Settle::Result,
         delivery,
+        shaped,
     }
 }
 

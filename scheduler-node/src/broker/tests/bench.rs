@@ -215,6 +215,7 @@ pub(super) fn outgoing(queue: &str) -> Outgoing {
         },
         max_attempts: 25,
         wants_result: false,
+        shaped: None,
     }
 }
 

@@ -1,0 +1,155 @@
+//! What an HTTP answer, or the end of a command, says of the task.
+
+use std::time::Duration;
+
+use chrono::DateTime;
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::{
+    time::UnixMicros,
+    wire::report::{ReportStatus, keepable},
+};
+
+/// A target may ask for a pause this long. Longer ones are taken for a mistake: the queue's policy has its own limits.
+const MAX_RETRY_AFTER: Duration = Duration::from_hours(24);
+/// Of what a target says, this much is kept. As text of control characters it is six times as long, which a report still holds.
+pub const MAX_OUTPUT_BYTES: usize = 32 << 10;
+
+/// The two exit codes of `sysexits.h` that have a meaning of their own. Every other one is a failed attempt.
+const EX_DATAERR: i32 = 65;
+const EX_OK: i32 = 0;
+
+/// What one call came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: ReportStatus,
+    pub retry_in_ms: Option<i64>,
+    /// It says nothing against the target: the next call may do better.
+    pub is_well: bool,
+}
+
+impl Answer {
+    /// Nobody was reached, or nobody answered in time.
+    pub const NONE: Self = Self { status: ReportStatus::Failed, retry_in_ms: None, is_well: false };
+}
+
+/// An HTTP answer. Redirects are not followed, so they are failures as well.
+pub fn of_status(status: u16, retry_after: Option<&str>, now: UnixMicros) -> Answer {
+    match status {
+        200..=299 => Answer { status: ReportStatus::Succeeded, retry_in_ms: None, is_well: true },
+        // Gone: it will not come back.
+        410 => Answer { status: ReportStatus::Discard, retry_in_ms: None, is_well: true },
+        _ => Answer {
+            status: ReportStatus::Failed,
+            retry_in_ms: retry_after.and_then(|text| retry_in_ms(text, now)),
+            is_well: status < 500 && status != 429,
+        },
+    }
+}
+
+/// The end of a command; without a code it was ended by a signal.
+pub fn of_exit(code: Option<i32>) -> Answer {
+    let status = match code {
+        Some(EX_OK) => ReportStatus::Succeeded,
+        Some(EX_DATAERR) => ReportStatus::Discard,
+        _ => ReportStatus::Failed,
+    };
+    Answer { status, retry_in_ms: None, is_well: true }
+}
+
+/// `Retry-After`: seconds, or a date. `None`: it cannot be read.
+fn retry_in_ms(text: &str, now: UnixMicros) -> Option<i64> {
+    let text = text.trim();
+    let wait = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => UnixMicros::from(DateTime::parse_from_rfc2822(text).ok()?.to_utc()).since(now),
+    };
+    i64::try_from(wait.min(MAX_RETRY_AFTER).as_millis()).ok()
+}
+
+/// What a target said, as the result of a task: JSON as it is, anything else as text, cut where it is too long.
+pub fn result(output: &[u8]) -> Option<Box<RawValue>> {
+    if output.trim_ascii().is_empty() {
+        return None;
+    }
+    let json = || keepable(serde_json::from_slice::<Box<RawValue>>(output).ok()?).ok();
+    let whole = if output.len() <= MAX_OUTPUT_BYTES { json() } else { None };
+    whole.or_else(|| to_raw_value(&text(output, MAX_OUTPUT_BYTES)).ok())
+}
+
+/// The beginning of what a target said, for a person to read.
+pub fn text(output: &[u8], most_bytes: usize) -> String {
+    String::from_utf8_lossy(&output[..output.len().min(most_bytes)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ResultBody;
+
+    const NOW: UnixMicros = UnixMicros::new(1_445_412_420_000_000); // Wed, 21 Oct 2015 07:27:00 GMT
+
+    #[test]
+    fn each_status_has_its_meaning() {
+        use ReportStatus::{Discard, Failed, Succeeded};
+        for (status, report, is_well) in [
+            (200, Succeeded, true),
+            (204, Succeeded, true),
+            (302, Failed, true),
+            (400, Failed, true),
+            (404, Failed, true),
+            (410, Discard, true),
+            (429, Failed, false),
+            (500, Failed, false),
+            (503, Failed, false),
+        ] {
+            assert_eq!(of_status(status, None, NOW), Answer { status: report, retry_in_ms: None, is_well }, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_pause_that_is_asked_for_is_kept_within_a_day() {
+        for (text, wait) in [
+            ("7", Some(7_000)),
+            (" 0 ", Some(0)),
+            ("Wed, 21 Oct 2015 07:28:00 GMT", Some(60_000)),
+            ("Wed, 21 Oct 2015 07:20:00 GMT", Some(0)),
+            ("18446744073709551615", Some(86_400_000)),
+            ("-1", None),
+            ("soon", None),
+        ] {
+            assert_eq!(of_status(503, Some(text), NOW).retry_in_ms, wait, "{text}");
+        }
+        assert_eq!(of_status(200, Some("7"), NOW).retry_in_ms, None);
+    }
+
+    #[test]
+    fn each_exit_code_has_its_meaning() {
+        use ReportStatus::{Discard, Failed, Succeeded};
+        for (code, report) in
+            [(Some(0), Succeeded), (Some(65), Discard), (Some(75), Failed), (Some(1), Failed), (None, Failed)]
+        {
+            assert_eq!(of_exit(code).status, report, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_target_said_can_always_be_kept() {
+        let long = "\u{1}".repeat(2 * MAX_OUTPUT_BYTES);
+        let deep = "[".repeat(500) + &"]".repeat(500);
+        for (output, result_is) in [
+            (&b" {\"a\": 1.0} \n"[..], Some("{\"a\": 1.0}")),
+            (b"", None),
+            (b" \n", None),
+            (b"done", Some("\"done\"")),
+            (b"\xff", Some("\"\u{fffd}\"")),
+            (br#""\ud800""#, Some(r#""\"\\ud800\"""#)),
+        ] {
+            assert_eq!(result(output).as_deref().map(RawValue::get), result_is);
+        }
+        for output in [long.as_bytes(), deep.as_bytes(), b"\0", br#""\u0000""#] {
+            let result = result(output).expect("something was said");
+            ResultBody::parse(&format!(r#"{{"status":"succeeded","result":{result}}}"#)).expect("a node takes it");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A CloudEvent 1.0 in structured mode: the whole event is the body.
+//!
+//! A task is one event, however often it is attempted: `id` is the task's. A reader that remembers what it has done with an
+//! `id` is right to pass over it; which attempt it is, is an extension attribute.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Shaped;
+use crate::{ids::TaskId, task::Delivery, time::UnixMicros, wire::amqp::HEADER_TRACEPARENT};
+
+const CONTENT_TYPE: &str = "application/cloudevents+json";
+
+#[derive(Serialize)]
+struct Event<'a> {
+    specversion: &'static str,
+    id: TaskId,
+    source: String,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    /// When it is due.
+    time: UnixMicros,
+    datacontenttype: &'a str,
+    duetimeattempt: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duetimekey: Option<&'a str>,
+    /// As the extension of that name defines it; so is the next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partitionkey: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_base64: Option<String>,
+}
+
+pub(super) fn shape(delivery: &Delivery) -> Shaped {
+    let content = &delivery.content;
+    let json: Option<&RawValue> =
+        if is_json(&content.content_type) { serde_json::from_slice(&content.payload).ok() } else { None };
+    let queue = delivery.queue.as_str();
+    let event = Event {
+        specversion: "1.0",
+        id: delivery.id,
+        source: format!("/v1/queues/{queue}"),
+        kind: queue,
+        time: delivery.due_at,
+        datacontenttype: &content.content_type,
+        duetimeattempt: delivery.attempt.number(),
+        duetimekey: delivery.key.as_deref(),
+        partitionkey: delivery.partition_key.as_deref(),
+        traceparent: content.headers.get(HEADER_TRACEPARENT).map(String::as_str),
+        data: json,
+        data_base64: if json.is_none() { Some(STANDARD.encode(&content.payload)) } else { None },
+    };
+    let body = serde_json::to_vec(&event).expect("text, numbers and JSON that was read are JSON");
+    Shaped { body, content_type: CONTENT_TYPE, content_encoding: "utf-8", headers: Vec::new() }
+}
+
+/// `application/json`, or a type that says it is written in it.
+fn is_json(content_type: &str) -> bool {
+    let name = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    name == "application/json" || name.ends_with("+json")
+}

@@ -1,0 +1,46 @@
+// Works on the tasks of one queue until it is stopped: node consumer.js QUEUE
+import { setTimeout as sleep } from "node:timers/promises";
+import amqp from "amqplib";
+
+const STEPS = 3;
+const STEP_MS = 1200;
+
+// Some steps, each of which says how far it is. An exception is a failed attempt.
+async function work({ n }, progress) {
+  if (n < 0) throw new Error("n must not be negative");
+  for (let step = 0; step < STEPS; step++) {
+    await progress(Math.floor((100 * step) / STEPS));
+    await sleep(STEP_MS);
+  }
+  return { square: n ** 2 };
+}
+
+async function onTask(message) {
+  const { replyTo, correlationId, messageId, headers } = message.properties;
+  const report = async (what) => {
+    // Only a queue with `settle = result` wants to be told.
+    if (!replyTo) return;
+    channel.sendToQueue(replyTo, Buffer.from(JSON.stringify(what)), {
+      contentType: "application/json",
+      persistent: true,
+      correlationId,
+      headers: { "duetime-attempt": headers["duetime-attempt"] },
+    });
+    await channel.waitForConfirms();
+  };
+  try {
+    // Each report of `running` moves the deadline.
+    const result = await work(JSON.parse(message.content), (progress) => report({ status: "running", progress }));
+    await report({ status: "succeeded", result });
+  } catch (error) {
+    await report({ status: "failed", status_msg: error.message });
+    if (!replyTo) return channel.nack(message, false, false);
+  }
+  channel.ack(message);
+  console.log(messageId);
+}
+
+const connection = await amqp.connect(process.env.AMQP_URL);
+const channel = await connection.createConfirmChannel();
+await channel.prefetch(1);
+await channel.consume(process.argv[2], onTask);

@@ -1,0 +1,20 @@
+<?php
+
+require __DIR__ . '/vendor/autoload.php';
+
+use PhpAmqpLib\Channel\AMQPChannel;
+use PhpAmqpLib\Connection\AMQPConnectionConfig;
+use PhpAmqpLib\Connection\AMQPConnectionFactory;
+
+/** A channel at the broker that AMQP_URL names. */
+function channel(): AMQPChannel
+{
+    $url = parse_url(getenv('AMQP_URL'));
+    $config = new AMQPConnectionConfig();
+    $config->setHost($url['host']);
+    $config->setPort($url['port'] ?? 5672);
+    $config->setUser(urldecode($url['user'] ?? 'guest'));
+    $config->setPassword(urldecode($url['pass'] ?? 'guest'));
+    $config->setVhost(urldecode(substr($url['path'] ?? '', 1)) ?: '/');
+    return AMQPConnectionFactory::create($config)->channel();
+}

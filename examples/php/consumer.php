@@ -1,0 +1,61 @@
+<?php
+
+// Works on the tasks of one queue until it is stopped: php consumer.php QUEUE
+require __DIR__ . '/connect.php';
+
+use PhpAmqpLib\Message\AMQPMessage;
+use PhpAmqpLib\Wire\AMQPTable;
+
+const STEPS = 3;
+const STEP_US = 1_200_000;
+
+/** Some steps, each of which says how far it is. An exception is a failed attempt. */
+function work(array $payload, callable $progress): array
+{
+    if ($payload['n'] < 0) {
+        throw new InvalidArgumentException('n must not be negative');
+    }
+    for ($step = 0; $step < STEPS; $step++) {
+        $progress(intdiv(100 * $step, STEPS));
+        usleep(STEP_US);
+    }
+    return ['square' => $payload['n'] ** 2];
+}
+
+function on_task(AMQPMessage $task): void
+{
+    $wants_report = $task->has('reply_to');
+    $report = function (array $what) use ($task, $wants_report): void {
+        // Only a queue with `settle = result` wants to be told.
+        if (!$wants_report) {
+            return;
+        }
+        $attempt = $task->get('application_headers')->getNativeData()['duetime-attempt'];
+        $task->getChannel()->basic_publish(new AMQPMessage(json_encode($what), [
+            'content_type' => 'application/json',
+            'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT,
+            'correlation_id' => $task->get('correlation_id'),
+            'application_headers' => new AMQPTable(['duetime-attempt' => $attempt]),
+        ]), '', $task->get('reply_to'));
+        $task->getChannel()->wait_for_pending_acks(10);
+    };
+    try {
+        // Each report of `running` moves the deadline.
+        $running = fn (int $percent) => $report(['status' => 'running', 'progress' => $percent]);
+        $report(['status' => 'succeeded', 'result' => work(json_decode($task->getBody(), true), $running)]);
+    } catch (InvalidArgumentException $error) {
+        $report(['status' => 'failed', 'status_msg' => $error->getMessage()]);
+        if (!$wants_report) {
+            $task->reject(false);
+            return;
+        }
+    }
+    $task->ack();
+    echo $task->get('message_id'), "\n";
+}
+
+$channel = channel();
+$channel->confirm_select();
+$channel->basic_qos(0, 1, false);
+$channel->basic_consume($argv[1], callback: on_task(...));
+$channel->consume();

@@ -1,0 +1,57 @@
+"""Works on the tasks of one queue until it is stopped: consumer.py QUEUE"""
+
+import json
+import os
+import sys
+
+import pika
+
+STEPS = 3
+STEP_S = 1.2
+
+
+def work(payload, progress):
+    """Some steps, each of which says how far it is. An exception is a failed attempt."""
+    if payload["n"] < 0:
+        raise ValueError("n must not be negative")
+    for step in range(STEPS):
+        progress(100 * step // STEPS)
+        connection.sleep(STEP_S)
+    return {"square": payload["n"] ** 2}
+
+
+def on_task(channel, method, properties, body):
+    def report(**what):
+        # Only a queue with `settle = result` wants to be told.
+        if properties.reply_to:
+            channel.basic_publish(
+                exchange="",
+                routing_key=properties.reply_to,
+                body=json.dumps(what),
+                properties=pika.BasicProperties(
+                    content_type="application/json",
+                    delivery_mode=pika.DeliveryMode.Persistent,
+                    correlation_id=properties.correlation_id,
+                    headers={"duetime-attempt": properties.headers["duetime-attempt"]},
+                ),
+            )
+
+    try:
+        # Each report of `running` moves the deadline.
+        result = work(json.loads(body), lambda percent: report(status="running", progress=percent))
+    except Exception as error:
+        report(status="failed", status_msg=str(error))
+        if not properties.reply_to:
+            return channel.basic_reject(method.delivery_tag, requeue=False)
+    else:
+        report(status="succeeded", result=result)
+    channel.basic_ack(method.delivery_tag)
+    print(properties.message_id, flush=True)
+
+
+connection = pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"]))
+channel = connection.channel()
+channel.confirm_delivery()
+channel.basic_qos(prefetch_count=1)
+channel.basic_consume(sys.argv[1], on_task)
+channel.start_consuming()

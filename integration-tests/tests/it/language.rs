@@ -1,0 +1,72 @@
+//! Programs in other languages beside the cluster, with their libraries in a folder that is kept from one run to the next.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use tokio::process::{Child, Command};
+
+/// What comes over the network the first time: a few megabytes a language.
+const FETCHED_WITHIN: Duration = Duration::from_secs(300);
+
+/// The repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate lies in its workspace").to_owned()
+}
+
+/// The folder for what `name` fetches and builds; git ignores it.
+pub(crate) fn kept(name: &str) -> Result<PathBuf> {
+    let folder = root().join(".local/languages").join(name);
+    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Whether `program` can be run here. A scenario that needs it is left out where it cannot, and says so.
+pub(crate) fn is_here(program: &str) -> bool {
+    let found = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "command -v \"$0\" >/dev/null && \"$0\" --version >/dev/null 2>&1 || \"$0\" version >/dev/null 2>&1",
+            program,
+        ])
+        .status();
+    let is_here = found.is_ok_and(|status| status.success());
+    if !is_here {
+        println!("{program} is not on this machine: what needs it is not run");
+    }
+    is_here
+}
+
+/// Runs it to its end and gives back what it printed; the error has everything.
+pub(crate) async fn run(command: &mut Command) -> Result<String> {
+    let output = tokio::time::timeout(FETCHED_WITHIN, command.stdin(Stdio::null()).kill_on_drop(true).output());
+    let output = output.await.with_context(|| format!("{command:?} takes too long"))??;
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{command:?}: {}\n{out}\n{error}", output.status);
+    Ok(out.into_owned())
+}
+
+/// Starts it beside the scenario; it ends with its handle. What it says goes to `log`.
+pub(crate) fn start(command: &mut Command, log: &Path) -> Result<Child> {
+    let log = fs::File::options().create(true).append(true).open(log)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+    command.spawn().with_context(|| format!("starting {command:?}"))
+}
+
+/// A virtual environment with exactly what the file of requirements names; made anew when the file changes.
+pub(crate) async fn python(requirements: &Path, name: &str) -> Result<PathBuf> {
+    let folder = kept(name)?;
+    let (bin, mark) = (folder.join("bin"), folder.join("installed"));
+    let wanted = fs::read_to_string(requirements)?;
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(bin);
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder)).await?;
+    run(Command::new(bin.join("pip")).args(["install", "--quiet", "-r"]).arg(requirements)).await?;
+    fs::write(&mark, wanted)?;
+    Ok(bin)
+}

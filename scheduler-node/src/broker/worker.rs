@@ -1,0 +1,222 @@
+//! A consumer of one queue, as an application has it: takes tasks, and answers for each by a report, an ack or a rejection.
+//!
+//! It declares nothing: the queue is there once a node has published to it.
+
+use std::{sync::Arc, time::Duration};
+
+use common::wire::{
+    ResultBody,
+    amqp::{HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_TRACEPARENT},
+};
+use futures::{FutureExt, StreamExt};
+use lapin::{
+    BasicProperties, Channel, Consumer,
+    message::Delivery,
+    options::{
+        BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
+        BasicRejectOptions,
+    },
+    types::{FieldTable, ShortString},
+};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+
+use super::{
+    connection::{ANSWER_WITHIN, Link},
+    consumer::AckHandle,
+    error::{Error, answer},
+    message::{PERSISTENT, json_of},
+};
+
+/// A report that is not confirmed by then is not known to be kept; the task comes again.
+const REPORTED_WITHIN: Duration = Duration::from_secs(30);
+/// How often a connection that says nothing is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// One connection to the broker. Dropped, everything that was taken and not answered comes again.
+pub struct Worker {
+    queue: String,
+    link: Arc<Link>,
+    channel: Arc<Channel>,
+    /// Confirms what is published on it.
+    reports: Channel,
+    consumer: Option<Consumer>,
+}
+
+/// A task that was taken. Anyone with access to the broker may have written it: nothing in it is checked.
+#[derive(Debug)]
+pub struct Handed {
+    /// `None`: it is no task of ours.
+    pub task: Option<String>,
+    pub attempt: Option<i64>,
+    pub due_ms: Option<i64>,
+    pub key: Option<String>,
+    pub partition_key: Option<String>,
+    pub traceparent: Option<String>,
+    pub content_type: Option<String>,
+    pub body: Vec<u8>,
+    pub reply: Reply,
+}
+
+/// Answers for one task. Dropped unused, the task comes again when the connection ends.
+#[derive(Debug)]
+pub struct Reply {
+    channel: Arc<Channel>,
+    delivery_tag: u64,
+    reports: Channel,
+    /// Where it wants to be reported to, and whose report it will be.
+    address: Option<(ShortString, ShortString)>,
+    attempt: Option<i64>,
+}
+
+impl Worker {
+    pub async fn open(url: &SecretString, queue: &str) -> Result<Self, String> {
+        Self::try_open(url, queue).await.map_err(|error| error.explained())
+    }
+
+    async fn try_open(url: &SecretString, queue: &str) -> Result<Self, Error> {
+        let (link, _) = Link::open(url.expose_secret(), &format!("duetime relay: {queue}")).await?;
+        let channel = Arc::new(link.channel().await?);
+        let reports = link.confirming_channel().await?;
+        Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
+    }
+
+    /// Has the broker hand out tasks, at most `prefetch` of them unanswered. Instead of the subscription there was, if any.
+    pub async fn subscribe(&mut self, prefetch: u16) -> Result<(), String> {
+        self.unsubscribe().await?;
+        let subscribed = async {
+            let qos = self.channel.basic_qos(prefetch, BasicQosOptions::default());
+            answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
+            let queue = self.queue.as_str();
+            let consume = self.channel.basic_consume(
+                queue.into(),
+                "".into(),
+                BasicConsumeOptions::default(),
+                FieldTable::default(),
+            );
+            answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await
+        };
+        self.consumer = Some(subscribed.await.map_err(|error: Error| error.explained())?);
+        Ok(())
+    }
+
+    /// Has the broker hand out nothing more. What it has handed out and nobody has taken goes back to the queue.
+    pub async fn unsubscribe(&mut self) -> Result<(), String> {
+        let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
+        let cancel = self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
+        answer(|| "end the subscription".to_owned(), ANSWER_WITHIN, cancel).await.map_err(|error| error.explained())?;
+        let given_back = async {
+            while let Some(Ok(delivery)) = consumer.next().await {
+                self.read(delivery).reply.requeue();
+            }
+        };
+        let silent = |_| "the subscription does not end".to_owned();
+        tokio::time::timeout(ANSWER_WITHIN, given_back).await.map_err(silent)
+    }
+
+    /// The next task; an error when the connection or the subscription is over. May be dropped and asked again.
+    pub async fn next(&mut self) -> Result<Handed, String> {
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            let delivery = async {
+                match self.consumer.as_mut() {
+                    Some(consumer) => consumer.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                delivery = delivery => return match delivery {
+                    Some(Ok(delivery)) => Ok(self.read(delivery)),
+                    Some(Err(error)) => Err(error.to_string()),
+                    None => Err(Error::Unsubscribed { queue: self.queue.clone() }.explained()),
+                },
+                _ = look.tick() => if !self.link.is_connected() {
+                    return Err(self.link.reason());
+                },
+            }
+        }
+    }
+
+    /// Says good-bye; what was answered before is surely taken.
+    pub async fn close(self) {
+        self.link.close().await;
+    }
+
+    fn read(&self, delivery: Delivery) -> Handed {
+        let properties = &delivery.properties;
+        let text = |of: &Option<ShortString>| of.as_ref().map(ToString::to_string);
+        let headers = properties.headers().as_ref().map(json_of).unwrap_or_default();
+        let header = |name: &str| headers.get(name).and_then(Value::as_str).map(ToOwned::to_owned);
+        let attempt = headers.get(HEADER_ATTEMPT).and_then(Value::as_i64);
+        let address = properties.reply_to().clone().zip(properties.correlation_id().clone());
+        Handed {
+            task: text(properties.correlation_id()),
+            attempt,
+            due_ms: headers.get(HEADER_DUE_MS).and_then(Value::as_i64),
+            key: header(HEADER_KEY),
+            partition_key: header(HEADER_PARTITION_KEY),
+            traceparent: header(HEADER_TRACEPARENT),
+            content_type: text(properties.content_type()),
+            reply: Reply {
+                channel: Arc::clone(&self.channel),
+                delivery_tag: delivery.delivery_tag,
+                reports: self.reports.clone(),
+                address,
+                attempt,
+            },
+            body: delivery.data,
+        }
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl Reply {
+    /// Its queue settles by results.
+    pub fn wants_report(&self) -> bool {
+        self.address.is_some()
+    }
+
+    /// Sends a report where it is wanted. Done when the broker has confirmed it.
+    pub async fn report(&self, body: &ResultBody) -> Result<(), String> {
+        let Some((to, task)) = self.address.clone() else { return Ok(()) };
+        let json = serde_json::to_vec(body).map_err(|error| error.to_string())?;
+        let mut headers = FieldTable::default();
+        if let Some(attempt) = self.attempt {
+            headers.insert(HEADER_ATTEMPT.into(), attempt.into());
+        }
+        let properties = BasicProperties::default()
+            .with_correlation_id(task)
+            .with_content_type("application/json".into())
+            .with_delivery_mode(PERSISTENT)
+            .with_headers(headers);
+        let confirmed = async {
+            self.reports.basic_publish("".into(), to, BasicPublishOptions::default(), &json, properties).await?.await
+        };
+        match answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await {
+            Ok(confirmation) if confirmation.is_ack() => Ok(()),
+            Ok(_) => Err("the broker did not keep the report".to_owned()),
+            Err(error) => Err(error.explained()),
+        }
+    }
+
+    pub async fn ack(self) {
+        AckHandle::new(&self.channel, self.delivery_tag).ack().await;
+    }
+
+    /// A failed attempt, where the queue settles by rejections.
+    pub fn reject(self) {
+        // The frame is queued by the first poll.
+        let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();
+    }
+
+    /// Gives the task back: it comes again, to any consumer.
+    pub fn requeue(self) {
+        let options = BasicNackOptions { requeue: true, ..Default::default() };
+        let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
+    }
+}

@@ -1,0 +1,113 @@
+//! `duetime relay`: a queue's tasks as HTTP calls or runs of a command.
+
+use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
+
+use clap::Args;
+use common::{ids::QueueName, queue};
+use ipnet::IpNet;
+use reqwest::Url;
+
+use super::{ConfigFile, Error, stop_on_signal};
+use crate::{
+    config::Config,
+    relay::{self, Callback, Command, Secret, Settings, Target},
+    telemetry,
+};
+
+/// What to do with which tasks.
+#[derive(Debug, Args)]
+pub struct Wish {
+    /// Queue to take tasks from.
+    #[arg(long, value_parser = name)]
+    queue: QueueName,
+    /// Address to POST each task's payload to. 2xx is a success, 410 discards the task, everything else is a failed attempt.
+    #[arg(long, value_name = "URL", value_parser = target, required_unless_present = "command", conflicts_with = "command")]
+    to: Option<Url>,
+    /// File with the secret that signs the calls (Standard Webhooks), `whsec_…`; while it is changed several, one a line.
+    #[arg(long, value_name = "FILE", requires = "to")]
+    secret_file: Option<PathBuf>,
+    /// Network that may be called although it is not public; can be given again.
+    #[arg(long, value_name = "CIDR", requires = "to")]
+    allow_network: Vec<IpNet>,
+    /// Program to run for each task, with the payload on its standard input. Exit code 0 is a success, 65 discards the
+    /// task, everything else is a failed attempt.
+    #[arg(long, value_name = "PROGRAM")]
+    command: Option<PathBuf>,
+    /// Words for the program.
+    #[arg(last = true, requires = "command")]
+    args: Vec<OsString>,
+    /// Calls at a time.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    concurrency: u16,
+    /// How long one call may take.
+    #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    timeout_ms: u64,
+    /// Between two reports that a call is still at it; less than the queue's `timeout_ms`.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
+    heartbeat_ms: u64,
+    /// Failures in a row (no answer, 429 or 5xx) after which the target is left alone for a while.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    break_after: u32,
+    /// How long SIGTERM waits for calls that are out.
+    #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    grace_ms: u64,
+    #[command(flatten)]
+    file: ConfigFile,
+}
+
+fn name(text: &str) -> Result<QueueName, String> {
+    queue::check_name(text).map_err(|error| error.detail)?;
+    Ok(QueueName::new(text))
+}
+
+fn target(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|error| error.to_string())?;
+    if ["http", "https"].contains(&url.scheme()) && url.has_host() {
+        return Ok(url);
+    }
+    Err("it must begin with http:// or https://".to_owned())
+}
+
+impl Wish {
+    fn target(&self) -> Result<Target, Error> {
+        let timeout = Duration::from_millis(self.timeout_ms);
+        match (&self.command, &self.to) {
+            (Some(program), _) => {
+                Ok(Target::Command(Command { program: program.clone(), args: self.args.clone(), timeout }))
+            }
+            (None, Some(to)) => {
+                let made = Callback::new(to.clone(), self.secrets()?, self.allow_network.clone(), timeout);
+                made.map(Target::Callback).map_err(|why| Error::Usage(format!("`--to`: {why}")))
+            }
+            (None, None) => Err(Error::Usage("give `--to` or `--command`".to_owned())),
+        }
+    }
+
+    fn secrets(&self) -> Result<Vec<Secret>, Error> {
+        let Some(file) = &self.secret_file else { return Ok(Vec::new()) };
+        let refuse = |why: String| Error::Usage(format!("`--secret-file {}`: {why}", file.display()));
+        let text = fs::read_to_string(file).map_err(|error| refuse(error.to_string()))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let secrets: Vec<Secret> =
+            lines.map(Secret::parse).collect::<Result<_, _>>().map_err(|why| refuse(format!("a secret {why}")))?;
+        if secrets.is_empty() { Err(refuse("it is empty".to_owned())) } else { Ok(secrets) }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT; a second one exits at once.
+pub async fn relay(wish: &Wish) -> Result<(), Error> {
+    let (amqp, telemetry) = Config::load_for_consumer(wish.file.config.as_deref()).map_err(Error::Config)?;
+    let settings = Settings {
+        amqp_url: amqp.url,
+        queue: wish.queue.clone(),
+        target: wish.target()?,
+        concurrency: wish.concurrency,
+        break_after: wish.break_after,
+        heartbeat: Duration::from_millis(wish.heartbeat_ms),
+        grace: Duration::from_millis(wish.grace_ms),
+    };
+    telemetry::start(&telemetry)?;
+    let stop = stop_on_signal().map_err(Error::Signals)?;
+    relay::run(settings, stop).await;
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Messages in their queue's format, and what becomes of those that cannot have it.
+
+use common::{
+    field::FieldError,
+    queue::{Format, Queue},
+    task::Delivery,
+    wire::{
+        ResultBody,
+        format::{self, Shaped},
+    },
+};
+
+use futures::future::join_all;
+
+use super::{Dispatch, LONGEST_HOLD, Publisher};
+
+impl Publisher {
+    /// Brings each into its queue's format. What cannot have it would not have it the next time either: it is given up.
+    pub(super) async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {
+        let mut fit = Vec::with_capacity(batch.len());
+        let mut unfit = Vec::new();
+        for dispatch in batch {
+            // A message that goes on as it came has a form of its own.
+            let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
+            match format::shape(of, &dispatch.delivery) {
+                Ok(shaped) => fit.push((dispatch, shaped)),
+                Err(error) => unfit.push((dispatch, error)),
+            }
+        }
+        if let Some((_, error)) = unfit.first() {
+            let tasks = unfit.len();
+            tracing::warn!(queue = %queue.name, tasks, %error, "payloads cannot have their queue's format; the tasks are dead");
+            join_all(unfit.iter().map(|(dispatch, error)| self.give_up(dispatch, error))).await;
+        }
+        fit
+    }
+
+    /// In the words of a consumer that discards it.
+    async fn give_up(&self, dispatch: &Dispatch, why: &FieldError) {
+        let Delivery { id, attempt, .. } = dispatch.delivery;
+        let site = &self.sites.all()[dispatch.site];
+        match self.reporter.report(id, attempt, ResultBody::discard(why.to_string())).await {
+            Ok(_) => site.held.end([id]),
+            Err(error) => {
+                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "it could not be written; looking again");
+                site.look_again([id], LONGEST_HOLD);
+            }
+        }
+    }
+}

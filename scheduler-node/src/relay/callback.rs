@@ -1,0 +1,170 @@
+//! Calls over HTTP, signed as Standard Webhooks are.
+
+use std::time::Duration;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use common::{
+    relay::answer::{self, MAX_OUTPUT_BYTES},
+    wire::report::{ReportStatus, ResultBody},
+};
+use hmac::{Hmac, Mac};
+use ipnet::IpNet;
+use reqwest::{
+    Response, Url,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
+    redirect,
+};
+use secrecy::{ExposeSecret, SecretSlice};
+use sha2::Sha256;
+
+use super::{Ended, guard::Guard};
+use crate::{broker::Handed, clock};
+
+/// A target that has not taken the connection by then counts as down.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+/// Of an answer that is no success, for a person to read.
+const SHOWN_BYTES: usize = 1_000;
+/// What the standard asks of a secret.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
+const SECRET_PREFIX: &str = "whsec_";
+
+/// What calls are signed with.
+#[derive(Debug)]
+pub struct Secret(SecretSlice<u8>);
+
+impl Secret {
+    /// `whsec_` and base64; the error tells what is wrong and not what it is.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let coded = text.strip_prefix(SECRET_PREFIX).ok_or_else(|| format!("must begin with {SECRET_PREFIX}"))?;
+        let bytes = STANDARD.decode(coded).map_err(|_| format!("must be base64 after {SECRET_PREFIX}"))?;
+        if !SECRET_BYTES.contains(&bytes.len()) {
+            return Err(format!("must have 24 to 64 bytes, not {}", bytes.len()));
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    fn signature(&self, id: &str, timestamp_s: i64, body: &[u8]) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect("HMAC takes keys of any length");
+        mac.update(format!("{id}.{timestamp_s}.").as_bytes());
+        mac.update(body);
+        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+    }
+}
+
+/// Where to call, and as whom.
+#[derive(Debug)]
+pub struct Callback {
+    http: reqwest::Client,
+    to: Url,
+    /// Several while they are changed: the receiver accepts any of them.
+    secrets: Vec<Secret>,
+}
+
+impl Callback {
+    /// `allowed`: networks that may be called although they are not public.
+    pub fn new(to: Url, secrets: Vec<Secret>, allowed: Vec<IpNet>, timeout: Duration) -> Result<Self, String> {
+        let guard = Guard::new(allowed);
+        guard.check_literal(to.host_str().unwrap_or_default()).map_err(|error| error.to_string())?;
+        let mut http = reqwest::Client::builder()
+            .user_agent(concat!("duetime/", env!("CARGO_PKG_VERSION")))
+            // A target points nobody to an address that was not checked; a proxy would connect on its own.
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .dns_resolver(guard)
+            .connect_timeout(CONNECTS_WITHIN.min(timeout))
+            .timeout(timeout);
+        if to.scheme() == "http" {
+            // A machine without certificates can speak http all the same.
+            http = http.tls_certs_only([]);
+        }
+        let http = http.build().map_err(|error| format!("cannot make a client for HTTP: {error}"))?;
+        Ok(Self { http, to, secrets })
+    }
+
+    pub(super) async fn call(&self, queue: &str, handed: &Handed) -> Ended {
+        let headers = self.headers(queue, handed, clock::now().millis() / 1_000);
+        match self.http.post(self.to.clone()).headers(headers).body(handed.body.clone()).send().await {
+            Ok(response) => read(response).await,
+            Err(error) => Ended::not_called(explained(error)),
+        }
+    }
+
+    /// The id is the task's, the same in each attempt: what was done for it once is not to be done again.
+    fn headers(&self, queue: &str, handed: &Handed, timestamp_s: i64) -> HeaderMap {
+        let id = handed.task.as_deref().unwrap_or_default();
+        let signatures: Vec<String> =
+            self.secrets.iter().map(|secret| secret.signature(id, timestamp_s, &handed.body)).collect();
+        let number = |number: Option<i64>| number.map(|number| number.to_string());
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            (CONTENT_TYPE, handed.content_type.clone()),
+            (HeaderName::from_static("webhook-id"), Some(id.to_owned())),
+            (HeaderName::from_static("webhook-timestamp"), Some(timestamp_s.to_string())),
+            (HeaderName::from_static("webhook-signature"), (!signatures.is_empty()).then(|| signatures.join(" "))),
+            (HeaderName::from_static("duetime-queue"), Some(queue.to_owned())),
+            (HeaderName::from_static("duetime-attempt"), number(handed.attempt)),
+            (HeaderName::from_static("duetime-due-ms"), number(handed.due_ms)),
+            (HeaderName::from_static("duetime-key"), handed.key.clone()),
+            (HeaderName::from_static("duetime-partition-key"), handed.partition_key.clone()),
+            (HeaderName::from_static("traceparent"), handed.traceparent.clone()),
+        ] {
+            // A key with control characters has no place in a header.
+            if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
+                headers.insert(name, value);
+            }
+        }
+        headers
+    }
+}
+
+async fn read(mut response: Response) -> Ended {
+    let status = response.status().as_u16();
+    let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let answer = answer::of_status(status, retry_after, clock::now());
+    let mut output = Vec::new();
+    // One byte more shows that there was more. Whatever breaks off now, the status was given.
+    while output.len() <= MAX_OUTPUT_BYTES
+        && let Ok(Some(chunk)) = response.chunk().await
+    {
+        output.extend_from_slice(&chunk);
+    }
+    let mut ended = Ended::new(answer);
+    ended.report.status_code = Some(status.into());
+    match answer.status {
+        ReportStatus::Succeeded => ended.report.result = answer::result(&output),
+        _ => {
+            let said = answer::text(&output, SHOWN_BYTES);
+            ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", said.trim())), ..ended.report };
+        }
+    }
+    ended
+}
+
+/// With its causes, without the address: it may hold a secret.
+fn explained(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_the_one_of_the_standard() {
+        let secret = Secret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
+        let signature = secret.signature("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
+        assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused_without_being_shown() {
+        for text in ["", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_???", "whsec_aGFsbG8="] {
+            let refused = Secret::parse(text).expect_err("it is none");
+            assert!(text.is_empty() || !refused.contains(text), "{refused}");
+        }
+        let secret = Secret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
+        assert!(!format!("{secret:?}").contains("49"), "{secret:?}");
+    }
+}

@@ -1,0 +1,184 @@
+//! Runs of a command on this machine: no shell, the payload on standard input, what it prints is the result.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use common::{
+    relay::answer::{self, Answer, MAX_OUTPUT_BYTES},
+    wire::report::{ReportStatus, ResultBody},
+};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::Ended;
+use crate::broker::Handed;
+
+/// Between the request to end and the end of a command that takes too long.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// What a command left behind may hold its output open; nobody waits longer for that.
+const LINGERS: Duration = Duration::from_secs(1);
+/// Of what a failed command said, the last of it.
+const SHOWN_BYTES: usize = 1_000;
+const READ_BYTES: usize = 8 << 10;
+/// What our own settings are called, secrets among them.
+const OURS: &str = "DUETIME_";
+
+/// The standard ends of a child: in, out, error.
+type Ends = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
+
+/// What to run.
+#[derive(Debug)]
+pub struct Command {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    pub timeout: Duration,
+}
+
+/// A command with all that it started, as long as it has not ended. Dropped, it is killed.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| Pid::from_raw(id.cast_signed())))
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.0 {
+            // It fails only when nobody is left.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+impl Command {
+    pub(super) async fn call(&self, queue: &str, handed: &Handed) -> Ended {
+        let mut child = match self.spawn(queue, handed) {
+            Ok(child) => child,
+            Err(error) => return Ended::not_called(format!("{} cannot be run: {error}", self.program.display())),
+        };
+        let mut group = Group::of(&child);
+        let (mut output, mut said) = (Vec::new(), Vec::new());
+        let ends = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let talk = talk(ends, &handed.body, &mut output, &mut said);
+        let exited = CancellationToken::new();
+        let talk = async {
+            tokio::select! {
+                () = talk => true,
+                () = async { exited.cancelled().await; tokio::time::sleep(LINGERS).await } => false,
+            }
+        };
+        let wait = async {
+            let status = self.wait(&mut child, &group).await;
+            exited.cancel();
+            status
+        };
+        let (status, is_all_said) = tokio::join!(wait, talk);
+        if is_all_said {
+            // Nobody is left, and its number may soon be someone else's.
+            group.0 = None;
+        }
+        ended(status, self.timeout, &output, &said)
+    }
+
+    fn spawn(&self, queue: &str, handed: &Handed) -> std::io::Result<Child> {
+        let mut command = tokio::process::Command::new(&self.program);
+        command.args(&self.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with(OURS)) {
+            command.env_remove(name);
+        }
+        let number = |number: Option<i64>| number.map(|number| number.to_string());
+        for (name, value) in [
+            ("DUETIME_QUEUE", Some(queue.to_owned())),
+            ("DUETIME_TASK_ID", handed.task.clone()),
+            ("DUETIME_ATTEMPT", number(handed.attempt)),
+            ("DUETIME_DUE_MS", number(handed.due_ms)),
+            ("DUETIME_KEY", handed.key.clone()),
+            ("DUETIME_PARTITION_KEY", handed.partition_key.clone()),
+            ("DUETIME_CONTENT_TYPE", handed.content_type.clone()),
+            ("TRACEPARENT", handed.traceparent.clone()),
+        ] {
+            // No variable can hold a NUL.
+            if let Some(value) = value.filter(|value| !value.contains('\0')) {
+                command.env(name, value);
+            }
+        }
+        command.process_group(0).kill_on_drop(true).spawn()
+    }
+
+    /// `None`: it took too long and was ended.
+    async fn wait(&self, child: &mut Child, group: &Group) -> Option<std::io::Result<ExitStatus>> {
+        if let Ok(status) = tokio::time::timeout(self.timeout, child.wait()).await {
+            return Some(status);
+        }
+        group.signal(Signal::TERM);
+        if tokio::time::timeout(ENDS_WITHIN, child.wait()).await.is_err() {
+            group.signal(Signal::KILL);
+            let _ = child.wait().await;
+        }
+        None
+    }
+}
+
+/// Hands it the payload and takes what it prints, until it has closed all three ends.
+async fn talk(ends: Ends, payload: &[u8], output: &mut Vec<u8>, said: &mut Vec<u8>) {
+    let (stdin, stdout, stderr) = ends;
+    let give = async {
+        if let Some(mut stdin) = stdin {
+            // It need not read everything, or anything.
+            let _ = stdin.write_all(payload).await;
+        }
+    };
+    // One byte more shows that there was more.
+    let first = take(stdout, |bytes| {
+        let room = (MAX_OUTPUT_BYTES + 1).saturating_sub(output.len());
+        output.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    });
+    let last = take(stderr, |bytes| {
+        said.extend_from_slice(bytes);
+        said.drain(..said.len().saturating_sub(SHOWN_BYTES));
+    });
+    tokio::join!(give, first, last);
+}
+
+async fn take(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8])) {
+    let Some(mut from) = from else { return };
+    let mut buffer = vec![0; READ_BYTES];
+    while let Ok(bytes @ 1..) = from.read(&mut buffer).await {
+        keep(&buffer[..bytes]);
+    }
+}
+
+fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], said: &[u8]) -> Ended {
+    let said = answer::text(said, SHOWN_BYTES);
+    let failed = |why: String| {
+        let status_msg = Some(format!("{why}: {}", said.trim()));
+        let answer = Answer { status: ReportStatus::Failed, retry_in_ms: None, is_well: true };
+        Ended { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_well: answer.is_well }
+    };
+    let status = match status {
+        Some(Ok(status)) => status,
+        Some(Err(error)) => return failed(format!("nobody knows how it ended: {error}")),
+        None => return failed(format!("it took longer than {} ms", timeout.as_millis())),
+    };
+    let mut ended = Ended::new(answer::of_exit(status.code()));
+    ended.report.status_code = status.code().map(i64::from);
+    match ended.report.status {
+        ReportStatus::Succeeded => ended.report.result = answer::result(output),
+        _ => ended.report.status_msg = Some(format!("{status}: {}", said.trim())),
+    }
+    ended
+}
