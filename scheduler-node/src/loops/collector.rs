@@ -90,13 +90,14 @@ impl Collector {
     fn told<T>(&self, answer: Result<T, Error>) -> Option<T> {
         answer
             .inspect_err(|error| {
-                let database = self.home().name();
+                let database = self.source().name();
                 tracing::debug!(%database, error = error as &dyn std::error::Error, "an inbox is not looked after; trying again");
             })
             .ok()
     }
 
-    fn home(&self) -> &Database {
+    /// The database whose inbox this is.
+    fn source(&self) -> &Database {
         &self.sites.all()[self.index].database
     }
 
@@ -115,7 +116,7 @@ impl Collector {
             .flat_map(|site| site.database.shards().iter())
             .collect();
         let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
-        let rows = self.home().inbox_read(wanted).await?;
+        let rows = self.source().inbox_read(wanted).await?;
         let mut refused = Vec::new();
         let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
         for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
@@ -141,10 +142,10 @@ impl Collector {
 
     /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
     async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>) -> Result<(), Error> {
-        let home = self.home();
+        let source = self.source();
         let away = index != self.index;
         if away {
-            let may_go = home.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
+            let may_go = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             tasks.retain(|task| may_go.contains(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
         }
@@ -156,7 +157,7 @@ impl Collector {
         arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused).await?;
         if away && !arrived.is_empty() {
-            home.inbox_delete(&arrived).await?;
+            source.inbox_delete(&arrived).await?;
         }
         Ok(())
     }
@@ -165,7 +166,7 @@ impl Collector {
         if tasks.is_empty() {
             return Ok(());
         }
-        let source = (index != self.index).then(|| self.home().name());
+        let source = (index != self.index).then(|| self.source().name());
         let made = self.sites.all()[index].database.task_collect(&tasks, source).await?;
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
@@ -181,7 +182,7 @@ impl Collector {
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
-        let source = (index != self.index).then(|| self.home().name());
+        let source = (index != self.index).then(|| self.source().name());
         let collected = self.sites.all()[index].database.task_collect_keyed(&tasks, &holds, source).await?;
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         let mut refused = Vec::new();
@@ -213,9 +214,9 @@ impl Collector {
             return Ok(());
         }
         let reasons: Vec<(TaskId, String)> = refused.iter().map(|(id, problem)| (*id, problem.to_string())).collect();
-        let just_now = self.home().inbox_refuse(&reasons).await?;
+        let just_now = self.source().inbox_refuse(&reasons).await?;
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
-            tracing::warn!(task = %id, database = %self.home().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
+            tracing::warn!(task = %id, database = %self.source().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
             self.metrics.inbox_refused(problem.slug());
         }
         Ok(())
@@ -223,24 +224,24 @@ impl Collector {
 
     /// How the inbox stands. `copied`: the revision of the queues that this database has.
     async fn look_after(&self, copied: &mut Option<i64>) -> Result<(), Error> {
-        let home = self.home();
-        let standing = home.inbox_standing().await?;
-        self.metrics.inbox_stands(home.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
+        let source = self.source();
+        let standing = source.inbox_standing().await?;
+        self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is where they are kept.
         if self.index > 0 && book.is_read() && *copied != Some(book.revision()) {
-            home.queue_copy(book.iter().map(AsRef::as_ref)).await?;
+            source.queue_copy(book.iter().map(AsRef::as_ref)).await?;
             *copied = Some(book.revision());
         }
         Ok(())
     }
 
     async fn forget(&self) -> Result<(), Error> {
-        let home = self.home();
-        while home.inbox_forget(REFUSED_KEPT).await? {}
-        let age = home.inbox_standing().await?.oldest + RECEIVED_KEPT;
+        let source = self.source();
+        while source.inbox_forget(REFUSED_KEPT).await? {}
+        let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
         for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
-            while site.database.received_forget(home.name(), age).await? {}
+            while site.database.received_forget(source.name(), age).await? {}
         }
         Ok(())
     }
