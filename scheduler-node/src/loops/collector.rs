@@ -23,7 +23,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error,
-        inbox::{Collected, Wanted},
+        inbox::{Collected, InboxRow, Wanted},
         migrate::DEFAULT_KEEP_DAYS,
         put::{Hold, PutOutcome},
     },
@@ -44,6 +44,10 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// A row is left to the owner of its shard for this long: a hundred times what it takes one.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
+/// A database that did not take its rows is left alone for this long, by when the prober has found out what is wrong with it: its rows
+/// would stand before all others.
+const AVOIDED: Duration = Duration::from_secs(5);
+
 /// What was refused is kept for as long as dead tasks are by default.
 const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
 
@@ -63,14 +67,23 @@ pub struct Collector {
     pub metrics: Arc<Metrics>,
 }
 
+/// What one pass leaves to the next.
+#[derive(Debug, Default)]
+struct Passed {
+    /// The oldest row it read.
+    head: Option<TaskId>,
+    /// Databases in trouble, and since when.
+    avoided: BTreeMap<usize, Instant>,
+}
+
 impl Collector {
     /// Until told to stop; what was begun is finished.
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
-        let (mut before, mut copied) = (None, None);
-        let (mut looked, mut forgot) = (None, None);
+        let mut passed = Passed::default();
+        let (mut looked, mut forgot, mut copied) = (None, None, None);
         while !stop.is_cancelled() {
-            let more = self.told(self.collect(&mut before).await).unwrap_or(false);
+            let more = self.told(self.collect(&mut passed).await).unwrap_or(false);
             if turn(&mut looked, LOOK_EVERY) {
                 self.told(self.look_after(&mut copied).await);
             }
@@ -101,22 +114,14 @@ impl Collector {
         &self.sites.all()[self.index].database
     }
 
-    /// One pass. Whether there is more to collect at once. `before`: the oldest row of the last pass.
-    async fn collect(&self, before: &mut Option<TaskId>) -> Result<bool, Error> {
+    /// One pass. Whether there is more to collect at once.
+    async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
         // Without the queues nobody can tell what may be refused.
         if !self.books.load().is_read() {
             return Ok(false);
         }
-        let fitness = self.fitness.borrow().clone();
-        let sites = self.sites.all();
-        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
-        let reachable: Vec<ShardId> = sites
-            .iter()
-            .filter(|site| fitness.is_fit(site.name()))
-            .flat_map(|site| site.database.shards().iter())
-            .collect();
-        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
-        let rows = self.source().inbox_read(wanted).await?;
+        passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
+        let rows = self.read(&passed.avoided).await?;
         let mut refused = Vec::new();
         let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
         for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
@@ -127,17 +132,31 @@ impl Collector {
             }
         }
         self.refuse(refused).await?;
-        let mut failed = None;
+        if let Some(own) = parts.remove(&self.index) {
+            self.hand_over(self.index, own).await?;
+        }
         for (index, tasks) in parts {
-            // One database in trouble does not keep the others waiting.
-            if let Err(error) = self.hand_over(index, tasks).await {
-                failed = Some(error);
+            if self.told(self.hand_over(index, tasks).await).is_none() {
+                passed.avoided.insert(index, Instant::now());
             }
         }
         // The same rows again: somebody is about to cancel them.
         let head = rows.first().map(|row| row.id);
-        let more = rows.len() == BATCH && std::mem::replace(before, head) != head;
-        failed.map_or(Ok(more), Err)
+        Ok(rows.len() == BATCH && std::mem::replace(&mut passed.head, head) != head)
+    }
+
+    async fn read(&self, avoided: &BTreeMap<usize, Instant>) -> Result<Vec<InboxRow>, Error> {
+        let fitness = self.fitness.borrow().clone();
+        let sites = self.sites.all();
+        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
+        let reachable: Vec<ShardId> = sites
+            .iter()
+            .enumerate()
+            .filter(|(index, site)| fitness.is_fit(site.name()) && !avoided.contains_key(index))
+            .flat_map(|(_, site)| site.database.shards().iter())
+            .collect();
+        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
+        self.source().inbox_read(wanted).await
     }
 
     /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
