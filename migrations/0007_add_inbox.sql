@@ -77,7 +77,7 @@ $$;
 
 -- Raises an exception about the first field of a submission that cannot be right, as far as that is cheap to tell here. The node that takes
 -- the row in checks everything.
-CREATE FUNCTION duetime.submit_check(p_queue text, p_due_at timestamptz, p_key text, p_options jsonb)
+CREATE FUNCTION duetime.submit_check(p_queue text, p_payload jsonb, p_due_at timestamptz, p_key text, p_options jsonb)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
     v_field text;
@@ -90,6 +90,10 @@ BEGIN
     ELSIF p_due_at IS NULL OR p_due_at >= '9999-12-31 23:59:59+00' THEN
         v_field := 'due_at';
         v_must := 'a time before the end of the year 9999';
+    -- No configuration allows more.
+    ELSIF octet_length(p_payload::text) > 1048576 THEN
+        v_field := 'payload';
+        v_must := '1 MiB at most';
     ELSIF length(p_key) NOT BETWEEN 1 AND 256 THEN
         v_field := 'key';
         v_must := '1 to 256 characters';
@@ -141,7 +145,7 @@ DECLARE
     v_id uuid;
     v_now timestamptz := clock_timestamp();
 BEGIN
-    PERFORM duetime.submit_check(submit.queue, submit.due_at, submit.key, submit.options);
+    PERFORM duetime.submit_check(submit.queue, submit.payload, submit.due_at, submit.key, submit.options);
     SELECT m.* INTO STRICT v_meta FROM duetime.meta AS m;
     v_shard := coalesce(
         duetime.shard_of(

@@ -128,6 +128,6 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
 }
 
 /// The last 16 bits of a task's id are its shard.
-fn shard_of(task: &str) -> Result<u16> {
+pub(crate) fn shard_of(task: &str) -> Result<u16> {
     Ok(u16::from_str_radix(&task[task.len().saturating_sub(4)..], 16)?)
 }

@@ -11,7 +11,7 @@ use integration_tests::{
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::{confirm, id_of, scenario, until};
+use crate::{confirm, outage::shard_of, scenario, until};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -169,6 +169,45 @@ async fn crash_at(failpoint: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_for_a_database_that_is_away_waits_and_stands_in_nobodys_way() {
+    scenario(two_databases(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let fault = sandbox.ledger.fault("the second database stopped");
+        sandbox.postgres(1).stop_immediately().await?;
+        let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let (mut here, mut away) = (Vec::new(), Vec::new());
+        // More than one pass reads, so that those which wait would fill it.
+        for count in 0..600 {
+            let options = json!({ "partition_key": format!("customer {count}") });
+            let (number, id) = submit(&mut connection, &sandbox.ledger, now_ms(), None, options).await?;
+            sandbox.ledger.accepted(number, &id);
+            if shard_of(&id)? < 64 { here.push(number) } else { away.push(number) }
+        }
+        for number in &here {
+            sandbox.ledger.wait_delivered(*number, 1, SOON).await?;
+        }
+        let late = |numbers: &[Number]| {
+            let of = |number: &Number| {
+                let delivery = sandbox.ledger.deliveries(*number).into_iter().next()?;
+                Some(delivery.at_us / 1_000 - delivery.due_ms?)
+            };
+            numbers.iter().filter_map(of).max().unwrap_or(0)
+        };
+        println!("here: at the most {} ms late", late(&here));
+        // Every few seconds a pass waits for the one that is away.
+        ensure!(late(&here) < 8_000, "those that are for this database wait for the other one");
+        ensure!(away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()), "they have come from nowhere");
+        sandbox.postgres(1).restart().await?;
+        sandbox.ledger.heal(fault);
+        let back = Instant::now();
+        ensure!(sandbox.ledger.wait_all(SOON * 2).await, "tasks are outstanding");
+        println!("away: {} ms late, {:?} after it was back", late(&away), back.elapsed());
+        inboxes_are_empty(sandbox).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_a_task_stays_in_the_inbox_and_is_told_by_its_id() {
     scenario(two_databases(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
@@ -225,8 +264,7 @@ async fn a_queue_on_one_shard_is_submitted_to_in_every_database_and_cancelled_wi
             ensure!(outcome == "cancelled", "{outcome}");
             sandbox.ledger.refused(cancelled);
             transaction.commit().await?;
-            let id = id_of(&sandbox.ledger, number)?;
-            shards.push(id.chars().rev().take(4).collect::<String>());
+            shards.push(shard_of(&id)?);
         }
         ensure!(shards[0] == shards[1], "{shards:?}");
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");

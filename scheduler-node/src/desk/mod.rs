@@ -107,9 +107,11 @@ impl Desk {
 
     /// Why there is no such task: what was submitted in SQL may still be in an inbox.
     async fn missing(&self, id: TaskId) -> Problem {
-        for database in self.parts().store.databases() {
+        let databases = self.parts().store.databases();
+        let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
+        for (database, found) in databases.iter().zip(found) {
             // An inbox that cannot be read says nothing.
-            if let Ok(Some(error)) = database.inbox_find(id).await {
+            if let Ok(Some(error)) = found {
                 let name = database.name();
                 return Problem::not_found(match error {
                     Some(why) => format!("{id} was submitted in SQL in database `{name}` and cannot be a task: {why}"),

@@ -23,7 +23,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error,
-        inbox::{Collected, Wanted},
+        inbox::{Collected, InboxRow, Wanted},
         migrate::DEFAULT_KEEP_DAYS,
         put::{Hold, PutOutcome},
     },
@@ -44,6 +44,10 @@ const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// A row is left to the owner of its shard for this long: a hundred times what it takes one.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
+/// A database that did not take its rows is left alone for this long, by when the prober has found out what is wrong with it: its rows
+/// would stand before all others.
+const AVOIDED: Duration = Duration::from_secs(5);
+
 /// What was refused is kept for as long as dead tasks are by default.
 const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
 
@@ -63,14 +67,23 @@ pub struct Collector {
     pub metrics: Arc<Metrics>,
 }
 
+/// What one pass leaves to the next.
+#[derive(Debug, Default)]
+struct Passed {
+    /// The oldest row it read.
+    head: Option<TaskId>,
+    /// Databases in trouble, and since when.
+    avoided: BTreeMap<usize, Instant>,
+}
+
 impl Collector {
     /// Until told to stop; what was begun is finished.
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
-        let (mut before, mut copied) = (None, None);
-        let (mut looked, mut forgot) = (None, None);
+        let mut passed = Passed::default();
+        let (mut looked, mut forgot, mut copied) = (None, None, None);
         while !stop.is_cancelled() {
-            let more = self.told(self.collect(&mut before).await).unwrap_or(false);
+            let more = self.told(self.collect(&mut passed).await).unwrap_or(false);
             if turn(&mut looked, LOOK_EVERY) {
                 self.told(self.look_after(&mut copied).await);
             }
@@ -90,32 +103,25 @@ impl Collector {
     fn told<T>(&self, answer: Result<T, Error>) -> Option<T> {
         answer
             .inspect_err(|error| {
-                let database = self.home().name();
+                let database = self.source().name();
                 tracing::debug!(%database, error = error as &dyn std::error::Error, "an inbox is not looked after; trying again");
             })
             .ok()
     }
 
-    fn home(&self) -> &Database {
+    /// The database whose inbox this is.
+    fn source(&self) -> &Database {
         &self.sites.all()[self.index].database
     }
 
-    /// One pass. Whether there is more to collect at once. `before`: the oldest row of the last pass.
-    async fn collect(&self, before: &mut Option<TaskId>) -> Result<bool, Error> {
+    /// One pass. Whether there is more to collect at once.
+    async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
         // Without the queues nobody can tell what may be refused.
         if !self.books.load().is_read() {
             return Ok(false);
         }
-        let fitness = self.fitness.borrow().clone();
-        let sites = self.sites.all();
-        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
-        let reachable: Vec<ShardId> = sites
-            .iter()
-            .filter(|site| fitness.is_fit(site.name()))
-            .flat_map(|site| site.database.shards().iter())
-            .collect();
-        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
-        let rows = self.home().inbox_read(wanted).await?;
+        passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
+        let rows = self.read(&passed.avoided).await?;
         let mut refused = Vec::new();
         let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
         for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
@@ -126,25 +132,39 @@ impl Collector {
             }
         }
         self.refuse(refused).await?;
-        let mut failed = None;
+        if let Some(own) = parts.remove(&self.index) {
+            self.hand_over(self.index, own).await?;
+        }
         for (index, tasks) in parts {
-            // One database in trouble does not keep the others waiting.
-            if let Err(error) = self.hand_over(index, tasks).await {
-                failed = Some(error);
+            if self.told(self.hand_over(index, tasks).await).is_none() {
+                passed.avoided.insert(index, Instant::now());
             }
         }
         // The same rows again: somebody is about to cancel them.
         let head = rows.first().map(|row| row.id);
-        let more = rows.len() == BATCH && std::mem::replace(before, head) != head;
-        failed.map_or(Ok(more), Err)
+        Ok(rows.len() == BATCH && std::mem::replace(&mut passed.head, head) != head)
+    }
+
+    async fn read(&self, avoided: &BTreeMap<usize, Instant>) -> Result<Vec<InboxRow>, Error> {
+        let fitness = self.fitness.borrow().clone();
+        let sites = self.sites.all();
+        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
+        let reachable: Vec<ShardId> = sites
+            .iter()
+            .enumerate()
+            .filter(|(index, site)| fitness.is_fit(site.name()) && !avoided.contains_key(index))
+            .flat_map(|(_, site)| site.database.shards().iter())
+            .collect();
+        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
+        self.source().inbox_read(wanted).await
     }
 
     /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
     async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>) -> Result<(), Error> {
-        let home = self.home();
+        let source = self.source();
         let away = index != self.index;
         if away {
-            let may_go = home.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
+            let may_go = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             tasks.retain(|task| may_go.contains(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
         }
@@ -156,7 +176,7 @@ impl Collector {
         arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused).await?;
         if away && !arrived.is_empty() {
-            home.inbox_delete(&arrived).await?;
+            source.inbox_delete(&arrived).await?;
         }
         Ok(())
     }
@@ -165,7 +185,7 @@ impl Collector {
         if tasks.is_empty() {
             return Ok(());
         }
-        let source = (index != self.index).then(|| self.home().name());
+        let source = (index != self.index).then(|| self.source().name());
         let made = self.sites.all()[index].database.task_collect(&tasks, source).await?;
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
@@ -181,7 +201,7 @@ impl Collector {
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
-        let source = (index != self.index).then(|| self.home().name());
+        let source = (index != self.index).then(|| self.source().name());
         let collected = self.sites.all()[index].database.task_collect_keyed(&tasks, &holds, source).await?;
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         let site = &self.sites.all()[index];
@@ -217,9 +237,9 @@ impl Collector {
             return Ok(());
         }
         let reasons: Vec<(TaskId, String)> = refused.iter().map(|(id, problem)| (*id, problem.to_string())).collect();
-        let just_now = self.home().inbox_refuse(&reasons).await?;
+        let just_now = self.source().inbox_refuse(&reasons).await?;
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
-            tracing::warn!(task = %id, database = %self.home().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
+            tracing::warn!(task = %id, database = %self.source().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
             self.metrics.inbox_refused(problem.slug());
         }
         Ok(())
@@ -227,24 +247,24 @@ impl Collector {
 
     /// How the inbox stands. `copied`: the revision of the queues that this database has.
     async fn look_after(&self, copied: &mut Option<i64>) -> Result<(), Error> {
-        let home = self.home();
-        let standing = home.inbox_standing().await?;
-        self.metrics.inbox_stands(home.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
+        let source = self.source();
+        let standing = source.inbox_standing().await?;
+        self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is where they are kept.
         if self.index > 0 && book.is_read() && *copied != Some(book.revision()) {
-            home.queue_copy(book.iter().map(AsRef::as_ref)).await?;
+            source.queue_copy(book.iter().map(AsRef::as_ref)).await?;
             *copied = Some(book.revision());
         }
         Ok(())
     }
 
     async fn forget(&self) -> Result<(), Error> {
-        let home = self.home();
-        while home.inbox_forget(REFUSED_KEPT).await? {}
-        let age = home.inbox_standing().await?.oldest + RECEIVED_KEPT;
+        let source = self.source();
+        while source.inbox_forget(REFUSED_KEPT).await? {}
+        let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
         for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
-            while site.database.received_forget(home.name(), age).await? {}
+            while site.database.received_forget(source.name(), age).await? {}
         }
         Ok(())
     }

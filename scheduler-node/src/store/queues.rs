@@ -1,4 +1,4 @@
-//! The queues, kept in the first database only, and how many tasks they have, in every database.
+//! The queues, kept in the first database (others have a copy, for what is submitted in SQL), and how many tasks they have, in every database.
 
 use std::collections::BTreeMap;
 

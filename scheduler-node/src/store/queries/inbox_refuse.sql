@@ -1,8 +1,11 @@
 -- Keeps rows that cannot be tasks, with the reason.
--- Guard: not refused yet; who comes second changes nothing. A row that is gone has been moved or cancelled.
+-- Guard: not refused yet; who comes second changes nothing. A row that is being cancelled is left alone (SKIP LOCKED), and comes again if
+-- that is rolled back.
 -- $1 ids, $2 reasons, pairwise. Returns the ids that were refused just now.
 UPDATE duetime.inbox AS i
    SET error = f.error, refused_at = clock_timestamp(), leaving_at = NULL
   FROM unnest($1::uuid[], $2::text[]) AS f (id, error)
- WHERE i.id = f.id AND i.error IS NULL
+ WHERE i.id = f.id
+   AND i.id = ANY(ARRAY(
+       SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.error IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
 RETURNING i.id

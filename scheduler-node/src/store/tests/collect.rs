@@ -66,6 +66,7 @@ async fn a_row_that_is_being_cancelled_is_left_alone() {
     assert_eq!(outcome, "cancelled");
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), []);
     assert_eq!(test.database.inbox_leave(&[id]).await.unwrap(), []);
+    assert_eq!(test.database.inbox_refuse(&[(id, "no".to_owned())]).await.unwrap(), []);
     sqlx::query("ROLLBACK").execute(&mut *cancelling).await.unwrap();
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), [id]);
 }

@@ -181,6 +181,7 @@ async fn what_cannot_be_right_raises_an_exception_that_names_the_field() {
         ("'a b', '{}'".to_owned(), "queue"),
         ("'mail', '{}', NULL".to_owned(), "due_at"),
         ("'mail', '{}', 'infinity'".to_owned(), "due_at"),
+        ("'mail', to_jsonb(repeat('x', 1048576))".to_owned(), "payload"),
         ("'mail', '{}', key => ''".to_owned(), "key"),
         (format!("'mail', '{{}}', key => '{long}'"), "key"),
         ("'mail', '{}', options => NULL".to_owned(), "options"),

@@ -4,6 +4,7 @@ use common::{
     ids::{DatabaseName, ShardId},
     shard::range::ShardRange,
 };
+use integration_tests::sandbox::shared;
 
 use super::fixture;
 use crate::store::{
@@ -53,6 +54,29 @@ async fn the_shards_of_a_database_are_fixed_at_its_first_migration() {
     let misfit = migrate(&DatabaseName::new("main"), half, 64, &options(&test.url)).await.unwrap_err();
     let text = misfit.to_string();
     assert!(text.contains("0-127") && text.contains("0-63"), "{text}");
+}
+
+/// On a server where no other test has made the role.
+#[tokio::test]
+async fn who_may_not_make_the_producers_role_is_told_and_grants_it_once_somebody_has() {
+    let server = shared::second_postgres().await.unwrap();
+    server.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'").await.unwrap();
+    server.execute("CREATE DATABASE plain OWNER plain").await.unwrap();
+    let url = format!("postgres://plain:plain@127.0.0.1:{}/plain", server.port());
+    let migrated =
+        async || migrate(&DatabaseName::new("main"), fixture::all_shards(), 128, &options(&url)).await.unwrap();
+    assert!(!migrated().await.producer);
+    server.execute("CREATE ROLE duetime_producer NOLOGIN").await.unwrap();
+    assert!(migrated().await.producer);
+    let pool = sqlx::PgPool::connect(&server.url("plain")).await.unwrap();
+    let granted: bool = sqlx::query_scalar(
+        "SELECT bool_and(has_function_privilege('duetime_producer', p.oid, 'EXECUTE'))
+           FROM pg_proc AS p WHERE p.pronamespace = 'duetime'::regnamespace AND p.proname IN ('submit', 'cancel')",
+    )
+    .fetch_one(&pool)
+    .await
+    .unwrap();
+    assert!(granted);
 }
 
 #[tokio::test]
