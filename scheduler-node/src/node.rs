@@ -131,15 +131,7 @@ impl Node {
         let at_once = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
         let submitter = shared.take_in(&mut work, &at_once, &nudger);
-        let firer = Firer::new(
-            shared.store.clone(),
-            submitter.clone(),
-            Arc::clone(&shared.books),
-            mastership,
-            shared.fitness.subscribe(),
-            Arc::clone(&shared.metrics),
-        );
-        intake.spawn(LoopKind::Firer, firer.run(shared.stop.intake.clone()));
+        shared.fire(&mut intake, &submitter, mastership);
         let readiness = Readiness::new(
             shared.fitness.subscribe(),
             broker.state(),
@@ -425,6 +417,19 @@ impl Shared {
             };
             crew.spawn(LoopKind::Collector, collector.run(self.stop.intake.clone()));
         }
+    }
+
+    /// What makes tasks by the calendar. It submits, so it ends with what comes in.
+    fn fire(&self, crew: &mut Crew, submitter: &Submitter, mastership: watch::Receiver<Mastership>) {
+        let firer = Firer::new(
+            self.store.clone(),
+            submitter.clone(),
+            Arc::clone(&self.books),
+            mastership,
+            self.fitness.subscribe(),
+            Arc::clone(&self.metrics),
+        );
+        crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }
 
     fn take_in(&self, crew: &mut Crew, at_once: &AtOnce, nudger: &Nudger) -> Submitter {

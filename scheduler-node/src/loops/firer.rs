@@ -111,26 +111,26 @@ impl Firer {
                 self.count().await;
                 counted = Some(Instant::now());
             }
-            let pause = match self.look().await {
-                Ok(pause) => {
-                    told = false;
-                    pause
+            let pause = self.look_if_fit().await.unwrap_or_else(|error| {
+                if !told {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "the schedules cannot be looked at; what is missed is made up later");
                 }
-                Err(error) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "the schedules cannot be looked at; what is missed is made up later"
-                        );
-                    }
-                    LOOK_EVERY
-                }
-            };
+                told = true;
+                None
+            });
+            told = told && pause.is_none();
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(pause.unwrap_or(LOOK_EVERY)) => {}
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// `None`: the home database is not known to answer. A node that starts would decide what it cannot make yet.
+    async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
+        let fit = self.fitness.borrow().is_fit(self.store.home().name());
+        if fit { self.look().await.map(Some) } else { Ok(None) }
     }
 
     fn is_master(&self) -> bool {
@@ -142,10 +142,10 @@ impl Firer {
         let home = self.store.home();
         let lag = if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER };
         let due = home.schedule_due(lag, READ_AT_ONCE).await?;
-        let (now, arrived, next_wake_at) = (due.now, due.arrived, due.next_wake_at);
+        let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
         let woken = self.decide_all(due).await;
         let left = home.fire_take(HOLD, READ_AT_ONCE).await?;
-        let more = left.len() >= usize::try_from(READ_AT_ONCE).unwrap_or(usize::MAX);
+        let more = i64::try_from(found.max(left.len())).is_ok_and(|read| read >= READ_AT_ONCE);
         self.make(left.into_iter().filter_map(readable).collect());
         if more {
             return Ok(Duration::ZERO);
@@ -301,14 +301,7 @@ impl Firer {
         }
     }
 
-    /// Waits until every task that is being made is.
-    #[cfg(test)]
-    pub(crate) async fn until_made(&self) {
-        let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
-        drop(self.making.acquire_many(all).await.expect("it is never closed"));
-    }
-
-    /// What it decides, it does not make: as if it died in between.
+    /// Waits until every task that is being made is, and keeps others from it: as if the firer died after it decided.
     #[cfg(test)]
     pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
         let all = u32::try_from(MADE_AT_ONCE).expect("a small number");

@@ -54,7 +54,7 @@ fn made(metrics: &Metrics) -> u64 {
 
 async fn look(firer: &Firer) {
     firer.look().await.expect("the database answers");
-    firer.until_made().await;
+    drop(firer.keep_from_making().await);
 }
 
 /// Sets the schedule back: its last `hours` fire times have come and nobody has looked.
@@ -359,4 +359,25 @@ async fn others_than_the_master_act_only_on_what_it_leaves() {
         .unwrap();
     look(&other).await;
     assert_each_once(&test, 1).await;
+}
+
+#[tokio::test]
+async fn more_than_one_look_can_read_are_decided_by_looks_without_a_pause() {
+    let (counter, test) = fresh().await;
+    counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
+    sqlx::query(
+        "INSERT INTO duetime.schedule (name, rules, payload, since)
+         SELECT name || g, rules, payload, since FROM duetime.schedule, generate_series(1, 120) AS g",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    set_back(&test, 1).await;
+    let (firer, _) = firer(&counter, true);
+    assert_eq!(firer.look().await.expect("it answers"), Duration::ZERO);
+    look(&firer).await;
+    let made: i64 =
+        sqlx::query_scalar("SELECT count(DISTINCT key) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(made + left, 121, "{made} made, {left} left to whoever takes them on");
 }
