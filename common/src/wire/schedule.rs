@@ -72,18 +72,20 @@ impl ScheduleRequest {
         let calendar = when.calendar_that_fires(now)?;
         let catch_up_ms = self.catch_up_ms.unwrap_or(DEFAULT_CATCH_UP_MS);
         FieldError::within("catch_up_ms", catch_up_ms, MIN_CATCH_UP_MS, MAX_CATCH_UP_MS)?;
-        let mut request = TaskRequest::default();
-        request.queue = self.queue;
-        request.payload = self.payload;
-        request.payload_base64 = self.payload_base64;
-        request.content_type = self.content_type;
-        request.headers = self.headers;
-        request.priority = self.priority;
-        request.partition_key = self.partition_key;
-        request.max_attempts = self.max_attempts;
-        request.timeout_ms = self.timeout_ms;
-        request.retry = self.retry;
-        request.expires_after_ms = self.expires_after_ms;
+        let request = TaskRequest {
+            queue: self.queue,
+            payload: self.payload,
+            payload_base64: self.payload_base64,
+            content_type: self.content_type,
+            headers: self.headers,
+            priority: self.priority,
+            partition_key: self.partition_key,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout_ms,
+            retry: self.retry,
+            expires_after_ms: self.expires_after_ms,
+            ..TaskRequest::default()
+        };
         let limits = Limits { max_payload_bytes: limits.max_payload_bytes.min(MAX_PAYLOAD_BYTES) };
         let task = request.validate(now, &limits)?;
         let rules = Rules {
