@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::QueueName,
@@ -14,7 +14,7 @@ use crate::{
 pub const MAX_DEPENDENCIES: usize = 100;
 
 /// A task that has to succeed first. Whether it is there already does not matter.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Dependency {
     pub queue: QueueName,
     pub key: String,
@@ -24,6 +24,12 @@ impl Dependency {
     /// As it is stored: a queue's name has no blank, so the first one ends it.
     pub fn name(&self) -> String {
         format!("{} {}", self.queue, self.key)
+    }
+
+    /// Of such a name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let (queue, key) = name.split_once(' ')?;
+        Some(Self { queue: QueueName::new(queue), key: key.to_owned() })
     }
 }
 

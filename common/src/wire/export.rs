@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     ids::{Attempt, QueueName, TaskId},
-    task::{Envelope, TaskState, retry::RetryPolicy},
+    task::{Dependency, Envelope, TaskState, retry::RetryPolicy},
     time::UnixMicros,
     wire::{AttemptView, read::present},
 };
@@ -47,6 +47,9 @@ pub struct ExportedTask {
     pub timeout_ms: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
+    /// What it still waits for: others that have not succeeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub depends_on: Vec<Dependency>,
     /// Of a message that waits here for a delay exchange. It cannot be submitted as a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envelope: Option<Box<Envelope>>,
@@ -102,6 +105,8 @@ pub struct Resubmission<'a> {
     pub timeout_ms: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
+    #[serde(skip_serializing_if = "<[Dependency]>::is_empty")]
+    pub depends_on: &'a [Dependency],
 }
 
 impl ExportedTask {
@@ -123,6 +128,7 @@ impl ExportedTask {
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
             retry: self.retry,
+            depends_on: &self.depends_on,
         }
     }
 }
@@ -137,7 +143,7 @@ mod tests {
         r#""due_at":"2033-05-18T03:33:20.000001Z","created_at":"1970-01-01T00:00:00.000000Z","attempt":2,"priority":1,"#,
         r#""key":"k","version":7,"partition_key":"p","payload":{"b": 1.0},"content_type":"application/json","#,
         r#""headers":{"a":"b"},"expires_at":"2033-05-18T03:33:21.000000Z","max_attempts":3,"timeout_ms":9,"#,
-        r#""retry":{"kind":"fixed","delay_ms":5},"finished_at":"1970-01-01T00:00:00.000000Z","#,
+        r#""retry":{"kind":"fixed","delay_ms":5},"depends_on":[{"queue":"r","key":"first"}],"finished_at":"1970-01-01T00:00:00.000000Z","#,
         r#""attempts":[{"attempt":1,"reason":"failed","error":"no"}]}"#,
     );
 

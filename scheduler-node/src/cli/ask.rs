@@ -28,6 +28,9 @@ pub enum Ask {
     /// Cancel tasks. `cancelled`: nothing is delivered afterwards.
     #[command(after_help = "Example:\n  duetime cancel 0199f3a0-0000-7000-8000-000000000005")]
     Cancel(Asked<task::Many>),
+    /// Cancel tasks, and ask the consumers of those that are out to stop. `stopping`: told with the next sign of life.
+    #[command(after_help = "Example:\n  duetime stop 0199f3a0-0000-7000-8000-000000000005")]
+    Stop(Asked<task::Many>),
     /// Move a task to another due time.
     #[command(after_help = "Example:\n  duetime move 0199f3a0-0000-7000-8000-000000000005 --at 2030-01-31T09:00:00Z")]
     Move(Asked<task::Move>),
@@ -110,6 +113,7 @@ pub async fn ask(question: &Ask) -> Result<(), Error> {
         Ask::Get(asked) => task::get(asked).await,
         Ask::List(asked) => list::list(asked).await,
         Ask::Cancel(asked) => task::cancel(asked).await,
+        Ask::Stop(asked) => task::stop(asked).await,
         Ask::Move(asked) => task::shift(asked).await,
         Ask::Run(asked) => task::run(asked).await,
         Ask::Retry(asked) => task::retry(asked).await,

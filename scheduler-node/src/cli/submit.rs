@@ -48,6 +48,18 @@ pub struct Wish {
     /// Tasks with the same one live on one shard.
     #[arg(long, value_name = "KEY")]
     partition_key: Option<String>,
+    /// Business key: at most one task that is not finished has it, in its queue and partition.
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Of the key; counts with --on-duplicate version.
+    #[arg(long, value_name = "NUMBER", requires = "key")]
+    key_version: Option<i64>,
+    /// When the key is there already: keep, reject, replace or version.
+    #[arg(long, value_name = "MODE", requires = "key")]
+    on_duplicate: Option<String>,
+    /// A task that has to succeed first, by its key or as QUEUE/KEY, of the same partition; can be given again.
+    #[arg(long = "depends-on", value_name = "KEY")]
+    depends_on: Vec<String>,
     #[arg(long, value_name = "NUMBER")]
     max_attempts: Option<i32>,
     /// How long a delivered attempt may be silent (--timeout is how long this command waits for its answer).
@@ -61,7 +73,7 @@ pub struct Wish {
     headers: Vec<(String, String)>,
     /// File with many tasks, one JSON object a line, as the API takes them; `-` for standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["queue", "body", "content_type", "Due", "priority",
-        "partition_key", "max_attempts", "attempt_timeout", "expires_in", "headers"])]
+        "partition_key", "key", "depends_on", "max_attempts", "attempt_timeout", "expires_in", "headers"])]
     batch: Option<PathBuf>,
 }
 
@@ -85,6 +97,14 @@ struct Task<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     partition_key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_duplicate: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    depends_on: Vec<Other<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_attempts: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<i64>,
@@ -92,6 +112,21 @@ struct Task<'a> {
     expires_after_ms: Option<i64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<&'a str, &'a str>,
+}
+
+/// A task that has to succeed first.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Other<'a> {
+    Key(&'a str),
+    Named { queue: &'a str, key: &'a str },
+}
+
+impl<'a> Other<'a> {
+    /// A queue's name has no slash.
+    fn of(text: &'a str) -> Self {
+        text.split_once('/').map_or(Self::Key(text), |(queue, key)| Self::Named { queue, key })
+    }
 }
 
 /// What the consumer gets.
@@ -152,6 +187,10 @@ fn written(wish: &Wish, body: Body) -> Result<String, Error> {
         due_at: wish.due.at,
         priority: wish.priority,
         partition_key: wish.partition_key.as_deref(),
+        key: wish.key.as_deref(),
+        version: wish.key_version,
+        on_duplicate: wish.on_duplicate.as_deref(),
+        depends_on: wish.depends_on.iter().map(|other| Other::of(other)).collect(),
         max_attempts: wish.max_attempts,
         timeout_ms: wish.attempt_timeout,
         expires_after_ms: wish.expires_in,
@@ -204,6 +243,16 @@ mod tests {
             "2h",
             "--header",
             "a=b=c",
+            "--key",
+            "k",
+            "--key-version",
+            "2",
+            "--on-duplicate",
+            "version",
+            "--depends-on",
+            "a",
+            "--depends-on",
+            "pay/b/c",
         ])
         .await;
         assert!(text.contains("{\"n\": 1.10}"), "byte for byte: {text}");
@@ -212,7 +261,8 @@ mod tests {
             task,
             json!({
                 "queue": "mails", "payload": {"n": 1.10}, "delay_ms": 1_800_000, "priority": 1, "partition_key": "p",
-                "max_attempts": 3, "timeout_ms": 60_000, "expires_after_ms": 7_200_000, "headers": {"a": "b=c"},
+                "max_attempts": 3, "timeout_ms": 60_000, "expires_after_ms": 7_200_000, "headers": {"a": "b=c"}, "key": "k", "version": 2, "on_duplicate": "version",
+                "depends_on": ["a", { "queue": "pay", "key": "b/c" }],
             })
         );
         assert!(TaskRequest::parse(&text).is_ok(), "{text}");

@@ -159,6 +159,10 @@ pub(super) async fn cancel(asked: &Asked<Many>) -> Result<(), Error> {
     each(asked, |id| Request::new(Method::DELETE, &["v1", "tasks", id]), cancelled).await
 }
 
+pub(super) async fn stop(asked: &Asked<Many>) -> Result<(), Error> {
+    each(asked, |id| Request::post(&["v1", "tasks", id, "stop"]), cancelled).await
+}
+
 pub(super) async fn run(asked: &Asked<Many>) -> Result<(), Error> {
     each(asked, |id| Request::post(&["v1", "tasks", id, "run"]), moved).await
 }

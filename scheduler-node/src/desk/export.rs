@@ -131,7 +131,7 @@ fn add(lines: &mut Vec<u8>, line: &impl serde::Serialize) -> Result<(), Problem>
 }
 
 fn exported(task: WholeTask) -> ExportedTask {
-    let WholeTask { record, timeout_ms, retry, envelope } = task;
+    let WholeTask { record, timeout_ms, retry, envelope, depends_on } = task;
     let body = Body::of(record.payload.unwrap_or_default(), &record.content_type);
     ExportedTask {
         id: record.id,
@@ -153,6 +153,7 @@ fn exported(task: WholeTask) -> ExportedTask {
         timeout_ms,
         retry,
         envelope,
+        depends_on,
         delivered_at: record.delivered_at,
         finished_at: record.finished_at,
         result: record.result.and_then(|text| RawValue::from_string(text).ok()),

@@ -1,6 +1,6 @@
 //! Reads tasks whole, with everything that a submission can say.
 
-use common::task::{Envelope, retry::RetryPolicy};
+use common::task::{Dependency, Envelope, retry::RetryPolicy};
 use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{
@@ -16,6 +16,8 @@ pub struct WholeTask {
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub envelope: Option<Box<Envelope>>,
+    /// What it still waits for.
+    pub depends_on: Vec<Dependency>,
 }
 
 impl Database {
@@ -42,10 +44,12 @@ impl Database {
 fn whole(row: &PgRow) -> Result<WholeTask, sqlx::Error> {
     let retry: Option<Json<RetryPolicy>> = row.try_get("retry")?;
     let envelope: Option<Json<Box<Envelope>>> = row.try_get("envelope")?;
+    let names: Option<Vec<String>> = row.try_get("depends_on")?;
     Ok(WholeTask {
         record: TaskRecord::read(row)?,
         timeout_ms: row.try_get("timeout_ms")?,
         retry: retry.map(|retry| retry.0),
         envelope: envelope.map(|envelope| envelope.0),
+        depends_on: names.iter().flatten().filter_map(|name| Dependency::of_name(name)).collect(),
     })
 }

@@ -1,8 +1,9 @@
 //! A task as a person reads it.
 
 use common::{
+    task::TaskState,
     time::UnixMicros,
-    wire::{AttemptView, TaskView},
+    wire::{AttemptView, DependencyView, TaskView},
 };
 
 use crate::cli::{moment, print};
@@ -26,7 +27,10 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
         ("attempt", Some(format!("{} of {}", task.attempt, task.max_attempts))),
         ("priority", Some(task.priority.to_string())),
         ("shard", Some(task.shard.to_string())),
+        ("key", task.key.as_ref().map(|key| format!("{key}, version {}", task.version.unwrap_or_default()))),
         ("partition key", task.partition_key.clone()),
+        ("waits for", waits_for(task)),
+        ("stopping", task.stopping.then(|| "its consumer is asked to stop".to_owned())),
         ("expires", task.expires_at.map(at)),
         ("delivered", task.delivered_at.map(at)),
         ("finished", task.finished_at.map(at)),
@@ -44,6 +48,16 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
         return sheet;
     }
     format!("{sheet}\n\n{}", attempts(&task.attempts, now))
+}
+
+/// Each with how it stands.
+fn waits_for(task: &TaskView) -> Option<String> {
+    let one = |other: &DependencyView| {
+        let state = other.state.map_or("not submitted", TaskState::text);
+        format!("{}/{} ({state})", other.queue, other.key)
+    };
+    let others: Vec<String> = task.depends_on.iter().map(one).collect();
+    (!others.is_empty()).then(|| others.join(", "))
 }
 
 fn attempts(attempts: &[AttemptView], now: UnixMicros) -> String {
