@@ -144,7 +144,7 @@ impl BulkRequest {
             return Err(Problem::invalid_field("filter", detail));
         }
         if let Some(state) = self.filter.state.filter(|state| !fits(self.action, *state)) {
-            let detail = format!("nothing that is {state} can be done this to: {}", self.action);
+            let detail = format!("`{}` is not for tasks that are {state}", self.action);
             return Err(Problem::invalid_field("filter.state", detail));
         }
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);

@@ -359,3 +359,17 @@ fn the_defaults_in_the_table_are_the_defaults_in_force() {
     let silent = read(SMALLEST, &[]).expect("accepted");
     assert_eq!(format!("{written:?}"), format!("{silent:?}"));
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 500, ..Default::default() })]
+
+    /// The password may be in the line that is wrong.
+    #[test]
+    fn whatever_stands_in_the_file_is_accepted_or_refused_in_words_that_hold_no_secret(
+        line in "[a-z_.\\[\\]=\"'0-9 {}#ß-]{0,60}", at in 0..SMALLEST.len()
+    ) {
+        let text = format!("{}{line}\n{}", &SMALLEST[..at], &SMALLEST[at..]);
+        let told = complaints(&text, &[]).join("; ");
+        proptest::prop_assert!(!told.contains("s3cret"), "{}", told);
+    }
+}
