@@ -45,7 +45,8 @@ impl Example {
 
     async fn go() -> Result<Self> {
         let kept = language::kept("go")?;
-        let bin = kept.join("bin");
+        // Two programs: Go wants the folder to be there.
+        let bin = language::kept("go/bin")?;
         let mut build = Command::new("go");
         build.args(["build", "-o"]).arg(&bin).arg("./...").current_dir(folder("go"));
         // Module caches are read-only otherwise, and then nobody can remove them.
