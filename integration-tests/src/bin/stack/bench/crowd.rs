@@ -77,6 +77,9 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
         report.figure(part, &format!("{kind} published"), count / options.time().as_secs_f64(), "/s");
     }
     watch.end(part, report)?;
+    if options.details {
+        nodes.details(part, options.time().as_secs_f64(), report);
+    }
     drop((_drains, _workers));
     super::end(cluster).await
 }
