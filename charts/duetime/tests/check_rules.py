@@ -223,6 +223,9 @@ def main():
     known = registered(source)
     named = {name for name in re.findall(r'"(duetime_\w+)"', source) if name in known or f"{name}_count" in known}
     expect(len(named) > 35, f"the source is read: {sorted(named)}")
+    reference = (ROOT / "docs/reference.md").read_text()
+    for name in sorted(named):
+        expect(re.search(rf"`{name}[`{{]", reference), f"docs/reference.md: {name} is missing")
     known |= NOT_OURS
     alerts = check_rules(known, source)
     check_runbooks(alerts)
