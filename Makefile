@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test bench lint fmt
+.PHONY: help stores build demo up down test alerts-test bench lint fmt
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -9,7 +9,7 @@ TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
 STACK := target/release/stack
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
 	@integration-tests/install
@@ -30,6 +30,12 @@ down: ## Stop what `make up` started
 test: stores ## Run all tests
 	$(TEST)
 	$(TEST) --test it -- --test-threads=1
+
+alerts-test: ## Check alerts, runbooks and dashboards, and when each alert fires
+	@integration-tests/install prometheus
+	@promtool check rules charts/duetime/files/rules.yaml
+	@promtool test rules charts/duetime/tests/rules_test.yaml
+	@charts/duetime/tests/check_rules.py
 
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)
