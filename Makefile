@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test alerts-test bench lint fmt
+.PHONY: help stores build demo up down test alerts-test bench lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -9,7 +9,7 @@ TEST := $(CARGO) test --workspace --features scheduler-node/failpoints
 STACK := target/release/stack
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 stores: ## Install what is missing of PostgreSQL, etcd and RabbitMQ
 	@integration-tests/install
@@ -47,3 +47,12 @@ lint: ## Check the format, clippy's opinion, and licences and sources where carg
 
 fmt: ## Format the code
 	$(CARGO) fmt --all
+
+chart-test: ## Test the Helm chart with Helm 3 and 4; with KUBECONFIG set, in that cluster too
+	@charts/test $(ARGS)
+
+chart-readme: ## Write the chart's snapshots and the tables of its README anew
+	@charts/test update
+
+image: ## Build a static binary and an image with nothing else; IMAGE names it, BINARY is a static binary already there
+	@tools/image

@@ -1,0 +1,343 @@
+{{/* Names */}}
+{{- define "duetime.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 40 characters, so that what is put behind it fits a label. */}}
+{{- define "duetime.fullname" -}}
+{{- $name := include "duetime.name" . }}
+{{- $full := .Values.fullnameOverride | default (contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name)) }}
+{{- $full | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "duetime.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "duetime.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "duetime.chart" -}}
+{{- printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Labels: "component" is node, relay, migration, test or a throw-away store. */}}
+{{- define "duetime.selector" -}}
+app.kubernetes.io/name: {{ include "duetime.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "duetime.labels" -}}
+helm.sh/chart: {{ include "duetime.chart" .root }}
+{{ include "duetime.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Of pods: nothing that changes with the chart's version alone, which would restart them. */}}
+{{- define "duetime.podLabels" -}}
+{{ include "duetime.selector" . }}
+{{- $labels := merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+{{- with $labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* metadata of an object: root, component, name; labels and annotations of its own */}}
+{{- define "duetime.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "duetime.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* image, with its digest or tag */}}
+{{- define "duetime.image" -}}
+{{- with .Values.image }}
+{{- $name := empty .registry | ternary .repository (printf "%s/%s" .registry .repository) }}
+{{- if .digest }}{{ $name }}@{{ .digest }}{{ else }}{{ $name }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The stores as they are used: those of the values, or the throw-away ones. Each as JSON. */}}
+{{- define "duetime.databases" -}}
+{{- if .Values.tryIt.enabled }}
+{{- list (dict "name" "main" "url" (printf "postgres://duetime:duetime@%s-try-postgresql:5432/duetime" (include "duetime.fullname" .))) | toJson }}
+{{- else }}
+{{- .Values.databases | toJson }}
+{{- end }}
+{{- end }}
+
+{{- define "duetime.amqp" -}}
+{{- if .Values.tryIt.enabled }}
+{{- dict "url" (printf "amqp://duetime:duetime@%s-try-rabbitmq:5672/%%2f" (include "duetime.fullname" .)) | toJson }}
+{{- else }}
+{{- .Values.amqp | toJson }}
+{{- end }}
+{{- end }}
+
+{{- define "duetime.etcdEndpoints" -}}
+{{- if .Values.tryIt.enabled }}
+{{- list (printf "http://%s-try-etcd:2379" (include "duetime.fullname" .)) | toJson }}
+{{- else }}
+{{- .Values.etcd.endpoints | toJson }}
+{{- end }}
+{{- end }}
+
+{{- define "duetime.migrationsMode" -}}
+{{- if and .Values.tryIt.enabled (eq .Values.migrations.mode "hook") }}job{{ else }}{{ .Values.migrations.mode }}{{ end }}
+{{- end }}
+
+{{/* One value in TOML. YAML's numbers come as floats. */}}
+{{- define "duetime.toml" -}}
+{{- if kindIs "string" . }}{{ toJson . }}
+{{- else if kindIs "slice" . }}{{ toJson . }}
+{{- else if kindIs "bool" . }}{{ . }}
+{{- else }}{{ int64 . }}
+{{- end }}
+{{- end }}
+
+{{/* The configuration, without any secret */}}
+{{- define "duetime.config" -}}
+[etcd]
+endpoints = {{ include "duetime.etcdEndpoints" . }}
+prefix = {{ .Values.etcd.prefix | default (printf "/duetime/%s/%s" .Release.Namespace (include "duetime.fullname" .)) | toJson }}
+lease_ttl_ms = {{ int64 .Values.etcd.leaseTtlMs }}
+{{- with .Values.etcd }}
+{{- if .username }}
+username = {{ toJson .username }}
+password_file = "/etc/duetime/secrets/etcd/password"
+{{- end }}
+{{- if .tls.existingSecret }}
+{{- with .tls.caKey }}
+ca_file = {{ printf "/etc/duetime/secrets/etcd-tls/%s" . | toJson }}
+{{- end }}
+{{- with .tls.certKey }}
+cert_file = {{ printf "/etc/duetime/secrets/etcd-tls/%s" . | toJson }}
+{{- end }}
+{{- with .tls.keyKey }}
+key_file = {{ printf "/etc/duetime/secrets/etcd-tls/%s" . | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $index, $database := include "duetime.databases" . | fromJsonArray }}
+
+[[database]]
+name = {{ .name | default "main" | toJson }}
+url_file = "/etc/duetime/secrets/database-{{ $index }}/url"
+{{- with .shards }}
+shards = {{ toJson . }}
+{{- end }}
+{{- with .maxConnections }}
+max_connections = {{ int64 . }}
+{{- end }}
+{{- end }}
+
+[amqp]
+url_file = "/etc/duetime/secrets/amqp/url"
+{{- range .Values.delayExchanges }}
+
+[[delay_exchange]]
+name = {{ toJson .name }}
+type = {{ .type | default "topic" | toJson }}
+deliver_to = {{ toJson .deliverTo }}
+{{- end }}
+
+[http]
+listen = "0.0.0.0:8080"
+{{- range .Values.auth.tokens }}
+
+[[auth.token]]
+name = {{ toJson .name }}
+role = {{ toJson .role }}
+{{- with .sha256 }}
+sha256 = {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- range $section := list "scheduler" "queues" "telemetry" }}
+{{- with index $.Values.config $section }}
+
+[{{ $section }}]
+{{- range $key, $value := . }}
+{{ $key }} = {{ include "duetime.toml" $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The secrets that stand in the values, by file. Empty when all are in Secrets of yours. */}}
+{{- define "duetime.secrets" -}}
+{{- range $index, $database := include "duetime.databases" . | fromJsonArray }}
+{{- if not .existingSecret }}
+database-{{ $index }}: {{ .url | toString | b64enc }}
+{{- end }}
+{{- end }}
+{{- with include "duetime.amqp" . | fromJson }}
+{{- if not .existingSecret }}
+amqp: {{ .url | toString | b64enc }}
+{{- end }}
+{{- end }}
+{{- with .Values.etcd }}
+{{- if and .username (not .existingSecret) }}
+etcd: {{ .password | toString | b64enc }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* One source of a projected volume: root, existingSecret, existingSecretKey, own (key in the chart's Secret), secrets (its name), path */}}
+{{- define "duetime.source" -}}
+- secret:
+    name: {{ .existingSecret | default .secrets }}
+    items:
+      - key: {{ if .existingSecret }}{{ .existingSecretKey | default .key }}{{ else }}{{ .own }}{{ end }}
+        path: {{ .path }}
+{{- end }}
+
+{{/* Volumes with configuration and secrets: root, config and secrets (names of the objects they come from) */}}
+{{- define "duetime.volumes" -}}
+- name: config
+  configMap:
+    name: {{ .config }}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- range $index, $database := include "duetime.databases" .root | fromJsonArray }}
+      {{- $own := printf "database-%d" $index }}
+      {{- include "duetime.source" (dict "existingSecret" (.existingSecret | default "") "existingSecretKey" .existingSecretKey "key" "url" "secrets" $.secrets "own" $own "path" (printf "%s/url" $own)) | nindent 6 }}
+      {{- end }}
+      {{- include "duetime.amqpSource" . | nindent 6 }}
+      {{- with .root.Values.etcd }}
+      {{- if .username }}
+      {{- include "duetime.source" (dict "existingSecret" .existingSecret "existingSecretKey" .existingSecretKey "key" "password" "secrets" $.secrets "own" "etcd" "path" "etcd/password") | nindent 6 }}
+      {{- end }}
+      {{- if .tls.existingSecret }}
+      - secret:
+          name: {{ .tls.existingSecret }}
+          items:
+            {{- range compact (list .tls.caKey .tls.certKey .tls.keyKey) }}
+            - key: {{ . }}
+              path: etcd-tls/{{ . }}
+            {{- end }}
+      {{- end }}
+      {{- end }}
+{{- include "duetime.caVolume" .root }}
+{{- end }}
+
+{{- define "duetime.amqpSource" -}}
+{{- $amqp := include "duetime.amqp" .root | fromJson }}
+{{- include "duetime.source" (dict "existingSecret" ($amqp.existingSecret | default "") "existingSecretKey" $amqp.existingSecretKey "key" "url" "secrets" .secrets "own" "amqp" "path" "amqp/url") }}
+{{- end }}
+
+{{- define "duetime.caVolume" -}}
+{{- with .Values.caBundle }}
+{{- if .existingConfigMap }}
+- name: ca
+  configMap:
+    name: {{ .existingConfigMap }}
+    items:
+      - key: {{ .key }}
+        path: ca.crt
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "duetime.caMount" -}}
+{{- if .Values.caBundle.existingConfigMap }}
+- name: ca
+  mountPath: /etc/duetime/ca
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "duetime.caEnv" -}}
+{{- if .Values.caBundle.existingConfigMap }}
+- name: SSL_CERT_FILE
+  value: /etc/duetime/ca/ca.crt
+{{- end }}
+{{- end }}
+
+{{- define "duetime.mounts" -}}
+- name: config
+  mountPath: /etc/duetime/config
+  readOnly: true
+- name: secrets
+  mountPath: /etc/duetime/secrets
+  readOnly: true
+{{- include "duetime.caMount" . }}
+{{- end }}
+
+{{/* Variables of everything that reads the whole configuration */}}
+{{- define "duetime.env" -}}
+- name: DUETIME_CONFIG
+  value: /etc/duetime/config/duetime.toml
+{{- include "duetime.caEnv" . }}
+{{- range $index, $token := .Values.auth.tokens }}
+{{- if .existingSecret }}
+- name: DUETIME_AUTH__TOKEN__{{ $index }}__SHA256
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .existingSecretKey | default "sha256" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What rolls the pods when it changes. Secrets of yours are not seen: restart the nodes after changing one. */}}
+{{- define "duetime.checksums" -}}
+checksum/config: {{ include "duetime.config" . | sha256sum }}
+{{- with include "duetime.secrets" . }}
+checksum/secrets: {{ . | sha256sum }}
+{{- end }}
+{{- end }}
+
+{{/* What all pods have in common */}}
+{{- define "duetime.pod" -}}
+automountServiceAccountToken: false
+# The variables of Services begin with the Service's name, and so might Duetime's own.
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .Values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The first lines of a container that runs Duetime: root, and an image where it is another one */}}
+{{- define "duetime.container" -}}
+image: {{ .image | default (include "duetime.image" .root) }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- with .root.Values.securityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
