@@ -245,22 +245,28 @@ impl Picker {
         if ready == [0; LEVELS] {
             return Ok(Looked::Nothing);
         }
+        // A fence is a lock that is written down: only of shards from which something may be taken.
+        let fences: BTreeMap<ShardId, Epoch> = fences
+            .iter()
+            .filter(|(shard, _)| counts.shards.contains(shard))
+            .map(|(shard, epoch)| (*shard, *epoch))
+            .collect();
         let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
         let mut room = most.min(below);
-        let mut started = 0;
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
-            let taken = self.pick(queue, fences, turn, wanted).await?;
+            let taken = self.pick(queue, &fences, turn, wanted).await?;
             for level in 0..LEVELS {
                 // Less than asked for: what is left of it cannot be started now.
                 ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
             }
-            let taken: usize = taken.iter().sum();
-            room = room.saturating_sub(taken);
-            started += taken;
+            room = room.saturating_sub(taken.iter().sum());
         }
-        let is_full = limit.is_some() && started == below;
-        Ok(if started == 0 || is_full { Looked::Blocked } else { Looked::Started })
+        // Else whatever is left waits for an outcome. A walk through more lanes than one pick sees goes on where it ended.
+        let started = most.min(below) - room;
+        let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
+        let is_more = most <= below && (room == 0 || is_long);
+        Ok(if is_more { Looked::Started } else { Looked::Blocked })
     }
 
     /// One pick, handed to the publisher. Answers how many of each priority were started.
@@ -315,6 +321,6 @@ enum Looked {
     Nothing,
     /// Something was started, and more may be.
     Started,
-    /// Something waits and nothing more can be started now.
+    /// Whatever still waits cannot be started now.
     Blocked,
 }

@@ -1,6 +1,6 @@
 //! What waits for room: how much there is of it, and starting it, lane by lane.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::{
     ids::{Epoch, QueueName, ShardId},
@@ -17,10 +17,12 @@ use super::{
 const STEPS: i32 = 1_000;
 
 /// How a queue stands in some shards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
     /// What waits for room, counted up to a bound.
     pub ready: Levels,
+    /// Where that is.
+    pub shards: BTreeSet<ShardId>,
     /// Started, without an outcome, and counted by the queue's limit.
     pub out: usize,
 }
@@ -67,10 +69,11 @@ impl Database {
                 .bind(limit.unwrap_or(0))
                 .fetch_all(&pool)
                 .await?;
-            let mut counts = LaneCounts { ready: [0; LEVELS], out: 0 };
+            let mut counts = LaneCounts::default();
             for (row, ready) in rows.iter().zip(&mut counts.ready) {
                 *ready = count(row, "ready")?;
                 counts.out = count(row, "out")?;
+                counts.shards.extend(super::shards(row, "shards")?);
             }
             Ok(counts)
         })

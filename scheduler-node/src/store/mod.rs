@@ -195,11 +195,12 @@ fn shard(row: &PgRow, column: &str) -> Result<ShardId, sqlx::Error> {
     u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
 }
 
-/// A column of shard numbers.
+/// A column of shard numbers; NULL: none.
 fn shards(row: &PgRow, column: &str) -> Result<BTreeSet<ShardId>, sqlx::Error> {
-    let numbers: Vec<i32> = row.try_get(column)?;
+    let numbers: Option<Vec<i32>> = row.try_get(column)?;
     numbers
         .into_iter()
+        .flatten()
         .map(|number| u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string())))
         .collect()
 }

@@ -160,7 +160,10 @@ async fn each_lane_gives_its_oldest_and_each_priority_what_is_wanted_of_it() {
         .execute(&test.pool)
         .await
         .unwrap();
-    assert_eq!(picker.counts(10, None).await, LaneCounts { ready: [0, 0, 3, 0, 1], out: 0 });
+    assert_eq!(
+        picker.counts(10, None).await,
+        LaneCounts { ready: [0, 0, 3, 0, 1], shards: [ShardId::new(0)].into(), out: 0 }
+    );
     assert_eq!(picker.counts(2, None).await.ready, [0, 0, 2, 0, 1], "no further than asked for");
     let taken: BTreeSet<TaskId> =
         picker.pick([0, 0, 2, 0, 1]).await.deliveries.iter().map(|delivery| delivery.id).collect();
@@ -232,7 +235,10 @@ async fn a_limit_counts_what_is_out_until_it_has_an_outcome() {
     picker.counted = true;
     ready(&test, &["", "", "", ""]).await;
     let out: Vec<TaskId> = picker.ids(3).await.into_iter().collect();
-    assert_eq!(picker.counts(10, Some(10)).await, LaneCounts { ready: [0, 0, 1, 0, 0], out: 3 });
+    assert_eq!(
+        picker.counts(10, Some(10)).await,
+        LaneCounts { ready: [0, 0, 1, 0, 0], shards: [ShardId::new(0)].into(), out: 3 }
+    );
     assert_eq!(picker.counts(10, Some(2)).await.out, 2, "no further than asked for");
     fail(&test, out[0], false).await;
     finish(&test, out[1], 1).await;
