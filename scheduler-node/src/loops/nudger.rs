@@ -22,7 +22,10 @@ use tokio_util::sync::CancellationToken;
 use super::site::Sites;
 use crate::{
     clock,
-    store::watch::{Heard, Lost},
+    store::{
+        Database, Error,
+        watch::{Heard, Lost},
+    },
 };
 
 /// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
@@ -38,8 +41,15 @@ struct Inner {
     sites: Sites,
     horizon: Duration,
     /// One set a database, in the order of the sites.
-    pending: Vec<Mutex<BTreeSet<ShardId>>>,
+    pending: Vec<Mutex<Pending>>,
     wanted: Notify,
+}
+
+/// What the other nodes of one database are to be told.
+#[derive(Debug, Default)]
+struct Pending {
+    shards: BTreeSet<ShardId>,
+    room: BTreeSet<QueueName>,
 }
 
 impl Nudger {
@@ -70,7 +80,7 @@ impl Nudger {
                 entries.iter().map(|entry| entry.id.shard()).filter(|shard| !site.held.is_claimable(*shard)).collect();
             site.held.offer(entries);
             if !away.is_empty() {
-                pending.lock().extend(away);
+                pending.lock().shards.extend(away);
                 inner.wanted.notify_one();
             }
         }
@@ -83,7 +93,7 @@ impl Nudger {
             if site.held.is_claimable(id.shard()) {
                 site.waiting.room_in([queue], Instant::now());
             } else {
-                self.inner.pending[index].lock().insert(id.shard());
+                self.inner.pending[index].lock().room.insert(queue.clone());
                 self.inner.wanted.notify_one();
             }
         }
@@ -98,15 +108,23 @@ impl Nudger {
             }
             tokio::time::sleep(GATHER).await;
             for (site, pending) in self.inner.sites.all().iter().zip(&self.inner.pending) {
-                let shards: Vec<ShardId> = std::mem::take(&mut *pending.lock()).into_iter().collect();
-                if !shards.is_empty()
-                    && let Err(error) = site.database.nudge(&shards).await
-                {
-                    tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next repair read finds the rows");
+                let Pending { shards, room } = std::mem::take(&mut *pending.lock());
+                if let Err(error) = tell(&site.database, shards, room).await {
+                    tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
                 }
             }
         }
     }
+}
+
+async fn tell(database: &Database, shards: BTreeSet<ShardId>, room: BTreeSet<QueueName>) -> Result<(), Error> {
+    if !shards.is_empty() {
+        database.nudge(&shards.into_iter().collect::<Vec<_>>()).await?;
+    }
+    if !room.is_empty() {
+        database.tell_room(&room.into_iter().collect::<Vec<_>>()).await?;
+    }
+    Ok(())
 }
 
 /// Hears the other nodes' nudges for one database, and that something was submitted in SQL. A gap in the connection makes the preloader read everything again.
@@ -120,18 +138,15 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
             site.inbox.notify_one();
             loop {
                 match nudges.next().await? {
-                    Heard::Inbox => {
-                        site.inbox.notify_one();
-                        continue;
-                    }
+                    Heard::Inbox => site.inbox.notify_one(),
+                    Heard::Room(queues) => site.waiting.room_in(&queues, Instant::now()),
                     Heard::Shards(shards) => site.held.nudge(shards),
                     Heard::Gap => {
                         site.held.nudge(site.held.owned().into_keys());
                         site.inbox.notify_one();
+                        site.waiting.room_in_all(Instant::now());
                     }
                 }
-                // A nudge carries no data: a row that comes due, or room for one that waits.
-                site.waiting.room_in_all(Instant::now());
             }
         };
         let ended: Result<std::convert::Infallible, Lost> = tokio::select! {

@@ -9,6 +9,11 @@ use super::{Database, Error, StoreOp};
 
 const NUDGE_CHANNEL: &str = "duetime_nudge";
 
+const ROOM_CHANNEL: &str = "duetime_room";
+
+/// Names of queues in one notification: PostgreSQL carries 8,000 bytes, and a name has 128 at the most.
+const QUEUES_TOLD: usize = 60;
+
 /// As duetime.submit spells it.
 const INBOX_CHANNEL: &str = "duetime_inbox";
 
@@ -42,8 +47,21 @@ impl Database {
     /// Tells the other nodes to read these shards now.
     pub async fn nudge(&self, shards: &[ShardId]) -> Result<(), Error> {
         let list = shards.iter().map(|shard| shard.number().to_string()).collect::<Vec<_>>().join(",");
+        self.tell(NUDGE_CHANNEL, &list).await
+    }
+
+    /// Tells the other nodes that there may be room in these queues.
+    pub async fn tell_room(&self, queues: &[QueueName]) -> Result<(), Error> {
+        for some in queues.chunks(QUEUES_TOLD) {
+            let list = some.iter().map(QueueName::as_str).collect::<Vec<_>>().join(",");
+            self.tell(ROOM_CHANNEL, &list).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell(&self, channel: &'static str, list: &str) -> Result<(), Error> {
         self.run(StoreOp::Nudge, |pool| async move {
-            sqlx::query(include_str!("queries/nudge.sql")).bind(list).execute(&pool).await?;
+            sqlx::query(include_str!("queries/nudge.sql")).bind(channel).bind(list).execute(&pool).await?;
             Ok(())
         })
         .await
@@ -56,7 +74,7 @@ impl Database {
             .acquire_timeout(PING_DEADLINE)
             .connect_lazy_with(self.options.connection());
         let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen_all([NUDGE_CHANNEL, INBOX_CHANNEL]).await?;
+        listener.listen_all([NUDGE_CHANNEL, ROOM_CHANNEL, INBOX_CHANNEL]).await?;
         Ok(Nudges { listener })
     }
 
@@ -99,6 +117,8 @@ pub struct Lost(#[from] sqlx::Error);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Shards(Vec<ShardId>),
+    /// There may be room in these.
+    Room(Vec<QueueName>),
     /// Something was submitted in SQL.
     Inbox,
     /// The connection was lost and is back; what was sent in between is gone.
@@ -110,6 +130,9 @@ impl Nudges {
     pub async fn next(&mut self) -> Result<Heard, Lost> {
         Ok(match self.listener.try_recv().await? {
             Some(heard) if heard.channel() == INBOX_CHANNEL => Heard::Inbox,
+            Some(heard) if heard.channel() == ROOM_CHANNEL => {
+                Heard::Room(heard.payload().split(',').map(QueueName::new).collect())
+            }
             Some(nudge) => Heard::Shards(
                 nudge.payload().split(',').filter_map(|number| number.parse().ok().map(ShardId::new)).collect(),
             ),
