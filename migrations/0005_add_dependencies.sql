@@ -29,7 +29,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Whether a task with that key would in the end wait for itself: follows what its dependencies wait for. `cycle`: it would; `deep`: more
--- than 10,000 tasks stand before it, so nobody looked further; NULL: no. The partition's lock (in task_put.sql) keeps two tasks
+-- than 10,000 tasks stand before it, so nobody looked further; NULL: no. The partition's lock (lock_partitions) keeps two tasks
 -- that are submitted at one moment from closing a circle unseen.
 CREATE FUNCTION duetime.depends_on_itself(p_queue text, p_partition_key text, p_key text, p_depends_on text[]) RETURNS text
 LANGUAGE sql VOLATILE AS $$
@@ -49,6 +49,20 @@ LANGUAGE sql VOLATILE AS $$
         SELECT name FROM before LIMIT 10001
     )
     SELECT CASE WHEN bool_or(name = p_queue || ' ' || p_key) THEN 'cycle' WHEN count(*) > 10000 THEN 'deep' END FROM looked
+$$;
+
+-- Locks the partitions in which something is to wait for others, in one order, so that two callers never wait for each other. Called once for
+-- a batch, before any lock of a key.
+CREATE FUNCTION duetime.lock_partitions(p_partition_keys text[], p_depends_on text[]) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT count(*)
+      FROM (SELECT pg_advisory_xact_lock(partition.number)
+              FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
+                      FROM unnest(p_partition_keys, p_depends_on) AS f (partition_key, depends_on)
+                     WHERE f.depends_on IS NOT NULL
+                     ORDER BY number
+                    OFFSET 0) AS partition
+            OFFSET 0) AS locked                                          -- each lock is taken, though nobody reads it
 $$;
 
 -- The task of that id, wherever it is. The archive is asked partition by partition, one probe each.

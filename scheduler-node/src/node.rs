@@ -123,7 +123,6 @@ impl Node {
         let reporter = Reporter {
             sites: shared.sites.clone(),
             books: Arc::clone(&shared.books),
-            nudger: nudger.clone(),
             releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
         };

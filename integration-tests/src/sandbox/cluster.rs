@@ -151,8 +151,7 @@ impl Sandbox {
         policy: &Value,
         script: impl Fn(&crate::ledger::Delivery) -> Answer + Send + Sync + 'static,
     ) -> Result<()> {
-        self.live()?.put_queue(queue, policy).await?;
-        tokio::time::sleep(IN_FORCE_WITHIN).await;
+        self.put_queues(&[(queue, policy.clone())]).await?;
         let script: Script = Arc::new(script);
         let consumer = Consumer::scripted(&self.amqp_url(), queue, &self.ledger, script);
         // The queue exists at the latest when something has been published to it.
@@ -162,6 +161,16 @@ impl Sandbox {
         consumer.attached(READY_WITHIN).await?;
         self.consumers.lock().push(consumer);
         self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
+    }
+
+    /// Sets queues' policies, and waits until they are in force on every node: so long after the last answer.
+    pub async fn put_queues(&self, queues: &[(&str, Value)]) -> Result<()> {
+        let client = self.live()?;
+        for (queue, policy) in queues {
+            client.put_queue(queue, policy).await?;
+        }
+        tokio::time::sleep(IN_FORCE_WITHIN).await;
+        Ok(())
     }
 
     /// A consumer that acks everything.

@@ -12,7 +12,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use crate::{language, put_queues, scenario, until};
+use crate::{language, scenario, until};
 
 /// All languages at once on a small machine, one of them with a virtual machine to start.
 const SOON: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ async fn open_queues(sandbox: &Sandbox, examples: &[Example]) -> Result<()> {
         .collect();
     let client = sandbox.client(0);
     let set: Vec<(&str, Value)> = queues.iter().map(|(queue, policy)| (queue.as_str(), policy.clone())).collect();
-    put_queues(&client, &set).await?;
+    sandbox.put_queues(&set).await?;
     for (queue, _) in &queues {
         let first = client.submit(&json!({ "queue": queue, "payload": { "n": -1 }, "max_attempts": 1 })).await?;
         let published = || async {

@@ -7,7 +7,7 @@ use integration_tests::sandbox::{Sandbox, scratch};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::{in_state, language, put_queues, scenario, until};
+use crate::{in_state, language, scenario, until};
 
 /// A worker starts, connects and runs a task.
 const SOON: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ async fn an_unmodified_celery_worker_runs_each_task_once_and_a_failed_one_again(
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let bin = python().await?;
         let retry = json!({ "kind": "fixed", "delay_ms": 300 });
-        put_queues(&sandbox.client(0), &[("sums", json!({ "format": "celery", "retry": retry }))]).await?;
+        sandbox.put_queues(&[("sums", json!({ "format": "celery", "retry": retry }))]).await?;
         let call = json!({ "task": "app.add", "args": [2, 3], "kwargs": { "text": "é=" } });
         let sum = submitted(sandbox, "sums", json!({ "payload": call, "headers": { "task": "mine" } })).await?;
         // The worker declares nothing, so the queue must be there before it.
@@ -74,7 +74,7 @@ async fn a_cloudevents_library_reads_a_task_of_json_and_one_of_bytes() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let bin = python().await?;
         let policy = json!({ "format": "cloudevents", "settle": "confirm" });
-        put_queues(&sandbox.client(0), &[("events", policy)]).await?;
+        sandbox.put_queues(&[("events", policy)]).await?;
         let json = json!({ "payload": { "n": [1, "é"] }, "key": "order-1", "due_at": 1_700_000_000_000_i64 });
         let bytes = json!({ "payload_base64": "AP8=", "content_type": "image/x-small" });
         for (task, content_type, data) in
@@ -115,7 +115,7 @@ async fn a_payload_that_cannot_have_its_queues_format_is_refused_or_given_up_wit
         let attempt = &dead.rest["attempts"][0];
         ensure!(attempt["reason"] == "discarded" && attempt["error"].to_string().contains("celery"), "{dead:?}");
         // Given a queue it can be sent in, it goes.
-        put_queues(&client, &[("sums", json!({ "settle": "confirm" }))]).await?;
+        sandbox.put_queues(&[("sums", json!({ "settle": "confirm" }))]).await?;
         client.retry(&early).await?;
         in_state(&client, &early, "succeeded").await?;
         let refused = client.put_queue("sums", &json!({ "format": "celery", "settle": "result" })).await;

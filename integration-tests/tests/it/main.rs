@@ -92,15 +92,6 @@ fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinH
     tokio::spawn(async move { load.run(&clients, &ledger, time).await })
 }
 
-/// Sets queues' policies, and waits until they are in force on every node: a second after the last answer.
-async fn put_queues(client: &Client, queues: &[(&str, Value)]) -> Result<()> {
-    for (queue, policy) in queues {
-        client.put_queue(queue, policy).await?;
-    }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    Ok(())
-}
-
 /// Waits until `check` answers something.
 async fn until<T, F>(what: &str, within: Duration, mut check: impl FnMut() -> F) -> Result<T>
 where

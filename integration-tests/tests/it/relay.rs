@@ -16,7 +16,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{in_state, language, put_queues, scenario, until};
+use crate::{in_state, language, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
 const LOOPBACK: [&str; 2] = ["--allow-network", "127.0.0.0/8"];
@@ -101,7 +101,7 @@ fn reasons(task: &Task) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_comes_to_what_its_target_answers() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        put_queues(&sandbox.client(0), &[("hooks", policy("result"))]).await?;
+        sandbox.put_queues(&[("hooks", policy("result"))]).await?;
         let (hooks, port) = (Hooks::default(), free_port());
         let _server = hooks.serve(port).await?;
         let secret = scratch().join(format!("secret-{port}"));
@@ -139,7 +139,7 @@ async fn a_callback_comes_to_what_its_target_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_reports_an_ack_is_a_success_and_a_rejection_a_failure() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        put_queues(&sandbox.client(0), &[("hooks", policy("reject"))]).await?;
+        sandbox.put_queues(&[("hooks", policy("reject"))]).await?;
         let (hooks, port) = (Hooks::default(), free_port());
         let _server = hooks.serve(port).await?;
         let to = format!("http://127.0.0.1:{port}/hook");
@@ -158,7 +158,7 @@ async fn without_reports_an_ack_is_a_success_and_a_rejection_a_failure() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_is_down_is_left_alone_until_it_is_back() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        put_queues(&sandbox.client(0), &[("hooks", policy("result"))]).await?;
+        sandbox.put_queues(&[("hooks", policy("result"))]).await?;
         let (hooks, port) = (Hooks::default(), free_port());
         let to = format!("http://127.0.0.1:{port}/hook");
         let words = ["--to", &to, "--concurrency", "4", "--break-after", "3"];
@@ -191,7 +191,7 @@ async fn a_target_that_is_down_is_left_alone_until_it_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_is_not_public_is_not_called() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        put_queues(&sandbox.client(0), &[("hooks", policy("result"))]).await?;
+        sandbox.put_queues(&[("hooks", policy("result"))]).await?;
         let (hooks, port) = (Hooks::default(), free_port());
         let _server = hooks.serve(port).await?;
         let url = sandbox.amqp_url();
@@ -231,7 +231,7 @@ async fn a_command_gets_the_payload_and_its_end_is_the_outcome() {
         // Shorter than the longest run: heartbeats carry it.
         policy["timeout_ms"] = 1_500.into();
         policy["max_attempts"] = 2.into();
-        put_queues(&sandbox.client(0), &[("runs", policy)]).await?;
+        sandbox.put_queues(&[("runs", policy)]).await?;
         let words = [
             "--timeout-ms",
             "5000",
@@ -270,7 +270,7 @@ async fn a_command_gets_the_payload_and_its_end_is_the_outcome() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_is_told_to_stop_ends_what_it_began_and_leaves_the_rest() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
-        put_queues(&sandbox.client(0), &[("runs", policy("result"))]).await?;
+        sandbox.put_queues(&[("runs", policy("result"))]).await?;
         let words = ["--concurrency", "1", "--command", "/bin/sh", "--", "-c", "sleep 2; echo $DUETIME_ATTEMPT"];
         let mut relay = Relay::start(sandbox, "runs", &[&["--heartbeat-ms", "100"], &words[..]].concat())?;
         let client = sandbox.client(0);

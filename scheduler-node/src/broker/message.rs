@@ -4,7 +4,7 @@ use common::{
     ids::QueueName,
     task::Delivery,
     wire::{
-        amqp::{HEADER_ATTEMPT, HEADER_KEY, HEADER_VERSION, HeaderValue, RESULTS},
+        amqp::{HEADER_ATTEMPT, HeaderValue, RESULTS},
         format::Shaped,
     },
 };
@@ -76,10 +76,6 @@ fn headers(outgoing: &Outgoing) -> FieldTable {
         if let Ok(name) = ShortString::try_new(name) {
             table.insert(name, amqp(value));
         }
-    }
-    if let Some(key) = &delivery.key {
-        table.insert(HEADER_KEY.into(), AMQPValue::LongString(key.as_str().into()));
-        table.insert(HEADER_VERSION.into(), delivery.version.into());
     }
     table
 }

@@ -1,8 +1,8 @@
 //! Sees to it that a row somebody wrote is woken in time, wherever its shard is owned.
 //!
 //! A row of one of our own shards goes straight into the heap. For another node's shard its owner is nudged when the row is due within
-//! the horizon; later ones it finds by itself. Nudges carry no data and are coalesced; one that is lost costs at most the
-//! owner's next repair read. If this loop stops, that is what every such row waits for.
+//! the horizon; later ones it finds by itself. Nudges say where to look and no more, and are coalesced; one that is lost
+//! costs at most the owner's next repair read, or the picker's next look. If this loop stops, that is what every such row waits for.
 
 use std::{
     collections::BTreeSet,

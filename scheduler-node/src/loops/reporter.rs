@@ -25,7 +25,6 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    nudger::Nudger,
     queue_reader::Books,
     releaser::Releaser,
     site::{Site, Sites},
@@ -96,7 +95,6 @@ pub enum Reported {
 pub struct Reporter {
     pub sites: Sites,
     pub books: Books,
-    pub nudger: Nudger,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
@@ -350,7 +348,7 @@ impl Reporter {
         }
         if !writes.retry.is_empty() {
             let retried = site.database.task_retry(&writes.retry).await?;
-            self.nudger.written_all(
+            self.releaser.nudger.written_all(
                 writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
             );
             written.extend(retried);
@@ -359,7 +357,7 @@ impl Reporter {
             written.extend(site.database.task_extend(&writes.extend).await?);
         }
         let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
-        self.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
+        self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
         for id in &written {
             self.count(*id, &writes.facts[id]);
         }

@@ -106,7 +106,6 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
     let reporter = Reporter {
         sites: sites.clone(),
         books: Arc::clone(&books),
-        nudger: nudger.clone(),
         releaser: Releaser { nudger: nudger.clone() },
         metrics: Arc::clone(&metrics),
     };

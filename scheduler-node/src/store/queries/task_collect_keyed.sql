@@ -7,12 +7,7 @@
 WITH taken AS MATERIALIZED (
     SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL FOR UPDATE SKIP LOCKED
 ), locked AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock(partition.number)
-      FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
-              FROM unnest($9::text[], $20::text[]) AS f (partition_key, depends_on)
-             WHERE f.depends_on IS NOT NULL
-             ORDER BY number
-            OFFSET 0) AS partition
+    SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
 ), fresh AS MATERIALIZED (
     SELECT f.*, CASE WHEN $21 IS NULL THEN f.id = ANY(ARRAY(SELECT id FROM taken)) ELSE duetime.receive_begin(f.id, $21) END AS first
       FROM unnest(
@@ -21,7 +16,7 @@ WITH taken AS MATERIALIZED (
            $17::text[], $18::bigint[], $19::bigint[], $20::text[])
         AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
               retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-     WHERE (SELECT count(*) FROM locked) >= 0                            -- the partitions' locks come first
+     WHERE (SELECT partitions FROM locked) >= 0                           -- the partitions' locks come first
      ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
 ), put AS MATERIALIZED (
     SELECT f.id AS asked_id, f.first,

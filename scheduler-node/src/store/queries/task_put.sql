@@ -7,12 +7,7 @@
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
 -- one is kept, $20 what it waits for (JSON array of names). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
 WITH locked AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock(partition.number)
-      FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
-              FROM unnest($9::text[], $20::text[]) AS f (partition_key, depends_on)
-             WHERE f.depends_on IS NOT NULL
-             ORDER BY number
-            OFFSET 0) AS partition
+    SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
 )
 SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.created_at, p.version, p.superseded,
        clock_timestamp() AS now
@@ -23,11 +18,11 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
                $17::text[], $18::bigint[], $19::bigint[], $20::text[])
             AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
                   retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-         WHERE (SELECT count(*) FROM locked) >= 0                       -- the partitions' locks come first
+         WHERE (SELECT partitions FROM locked) >= 0                      -- the partitions' locks come first
          ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
         OFFSET 0) AS f                                                  -- keeps the order before the function is called
  CROSS JOIN LATERAL duetime.task_put(
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
-       f.window_ms * interval '1 ms', f.keep_ms, 
+       f.window_ms * interval '1 ms', f.keep_ms,
        CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END) AS p
