@@ -1,18 +1,18 @@
 //! Sees to it that a row somebody wrote is woken in time, wherever its shard is owned.
 //!
 //! A row of one of our own shards goes straight into the heap. For another node's shard its owner is nudged when the row is due within
-//! the horizon; later ones it finds by itself. Nudges say where to look and no more, and are coalesced; one that is lost
-//! costs at most the owner's next repair read, or the picker's next look. If this loop stops, that is what every such row waits for.
+//! the horizon; later ones it finds by itself. A nudge names the row and its moment, so the owner need not read; where there are too many
+//! it names their shards. Nudges are coalesced; one that is lost costs at most the owner's next repair read, or the picker's next look.
+//! If this loop stops, that is what every such row waits for.
 
 use std::{
-    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
     delay::heap::{Entry, WakeKind},
-    ids::{QueueName, ShardId, TaskId},
+    ids::{QueueName, TaskId},
     time::UnixMicros,
 };
 use parking_lot::Mutex;
@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 use super::site::Sites;
 use crate::{
     clock,
-    store::{
-        Database, Error,
-        watch::{Heard, Lost},
-    },
+    store::watch::{Heard, Lost, Nudge},
 };
 
 /// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
 const GATHER: Duration = Duration::from_millis(20);
+
+/// Rows named one by one in one gathering, some 50 KB; of more, the shards are told.
+const ROWS_NAMED: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Nudger {
@@ -40,16 +40,9 @@ pub struct Nudger {
 struct Inner {
     sites: Sites,
     horizon: Duration,
-    /// One set a database, in the order of the sites.
-    pending: Vec<Mutex<Pending>>,
+    /// What the other nodes of each database are to be told, in the order of the sites.
+    pending: Vec<Mutex<Nudge>>,
     wanted: Notify,
-}
-
-/// What the other nodes of one database are to be told.
-#[derive(Debug, Default)]
-struct Pending {
-    shards: BTreeSet<ShardId>,
-    room: BTreeSet<QueueName>,
 }
 
 impl Nudger {
@@ -76,13 +69,23 @@ impl Nudger {
             }
         }
         for ((site, entries), pending) in inner.sites.all().iter().zip(near).zip(&inner.pending) {
-            let away: BTreeSet<ShardId> =
-                entries.iter().map(|entry| entry.id.shard()).filter(|shard| !site.held.is_claimable(*shard)).collect();
+            let away: Vec<(TaskId, UnixMicros)> = entries
+                .iter()
+                .filter(|entry| !site.held.is_claimable(entry.id.shard()))
+                .map(|entry| (entry.id, entry.wake_at))
+                .collect();
             site.held.offer(entries);
-            if !away.is_empty() {
-                pending.lock().shards.extend(away);
-                inner.wanted.notify_one();
+            if away.is_empty() {
+                continue;
             }
+            let mut pending = pending.lock();
+            if pending.rows.len() + away.len() > ROWS_NAMED {
+                pending.shards.extend(away.iter().map(|(id, _)| id.shard()));
+            } else {
+                pending.rows.extend(away);
+            }
+            drop(pending);
+            inner.wanted.notify_one();
         }
     }
 
@@ -93,7 +96,7 @@ impl Nudger {
             if site.held.is_claimable(id.shard()) {
                 site.waiting.room_in([queue], Instant::now());
             } else {
-                self.inner.pending[index].lock().room.insert(queue.clone());
+                self.inner.pending[index].lock().room.insert((id.shard(), queue.clone()));
                 self.inner.wanted.notify_one();
             }
         }
@@ -108,23 +111,16 @@ impl Nudger {
             }
             tokio::time::sleep(GATHER).await;
             for (site, pending) in self.inner.sites.all().iter().zip(&self.inner.pending) {
-                let Pending { shards, room } = std::mem::take(&mut *pending.lock());
-                if let Err(error) = tell(&site.database, shards, room).await {
+                let nudge = std::mem::take(&mut *pending.lock());
+                if nudge.is_empty() {
+                    continue;
+                }
+                if let Err(error) = site.database.tell(&nudge).await {
                     tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
                 }
             }
         }
     }
-}
-
-async fn tell(database: &Database, shards: BTreeSet<ShardId>, room: BTreeSet<QueueName>) -> Result<(), Error> {
-    if !shards.is_empty() {
-        database.nudge(&shards.into_iter().collect::<Vec<_>>()).await?;
-    }
-    if !room.is_empty() {
-        database.tell_room(&room.into_iter().collect::<Vec<_>>()).await?;
-    }
-    Ok(())
 }
 
 /// Hears the other nodes' nudges for one database, and that something was submitted in SQL. A gap in the connection makes the preloader read everything again.
@@ -139,7 +135,18 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
             loop {
                 match nudges.next().await? {
                     Heard::Inbox => site.inbox.notify_one(),
-                    Heard::Room(queues) => site.waiting.room_in(&queues, Instant::now()),
+                    Heard::Room(queues) => {
+                        let ours =
+                            queues.iter().filter(|(shard, _)| site.held.is_claimable(*shard)).map(|(_, queue)| queue);
+                        site.waiting.room_in(ours, Instant::now());
+                    }
+                    Heard::Rows(rows) => {
+                        site.held.offer(rows.into_iter().map(|(id, wake_at)| Entry {
+                            wake_at,
+                            id,
+                            kind: WakeKind::Claim,
+                        }));
+                    }
                     Heard::Shards(shards) => site.held.nudge(shards),
                     Heard::Gap => {
                         site.held.nudge(site.held.owned().into_keys());

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Confirms are gathered for this long: the write is off the path of any delivery, so fewer, larger statements win.
-const GATHER: Duration = Duration::from_millis(25);
+const GATHER: Duration = Duration::from_millis(50);
 
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;

@@ -403,6 +403,7 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
         .unwrap();
     for (call, most) in [
         ("counting ('orders', '{0}', 500, 100)", 600.0),
+        ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100)", 620.0),
         ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true)", 200.0),
         ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true)", 3_000.0),
         ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true)", 3_000.0),

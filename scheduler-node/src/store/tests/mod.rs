@@ -25,6 +25,7 @@ mod settle;
 mod stop;
 mod submit;
 mod submit_claimed;
+mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

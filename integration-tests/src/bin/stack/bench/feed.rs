@@ -185,7 +185,8 @@ impl Batch {
                 write!(body, ",\"due_at\":{}", due_ms[place]).ok();
             }
             if *partitions > 0 {
-                write!(body, ",\"partition_key\":\"{}\"", serial % partitions).ok();
+                // Queues take turns: what falls to this one is every so many-th serial.
+                write!(body, ",\"partition_key\":\"{}\"", serial / ways.len() as u64 % partitions).ok();
             }
             body.push('}');
             tasks.push(Accepted { serial, due_us });
