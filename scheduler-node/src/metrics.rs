@@ -53,6 +53,7 @@ pub struct Metrics {
     inbox_rows: IntGaugeVec,
     inbox_oldest_s: GaugeVec,
     pub lanes_closed: IntGauge,
+    pub failure_alert_threshold: IntGaugeVec,
     pub schedules: IntGauge,
     /// Fire times, by what became of them.
     pub schedule_fires: IntCounterVec,
@@ -137,6 +138,11 @@ impl Metrics {
                 &["database"],
             )?,
             lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
+            failure_alert_threshold: book.gauges(
+                "duetime_queue_failure_alert_threshold",
+                "tasks of the queue that may die in 15 minutes before somebody is told, as its policy says",
+                &["queue"],
+            )?,
             schedules: book.gauge("duetime_schedules", "schedules there are, read now and then by the master; 0 elsewhere")?,
             schedule_fires: book.counters(
                 "duetime_schedule_fires_total",

@@ -333,8 +333,12 @@ impl Shared {
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
         }
         let reader = QueueReader { store: self.store.clone(), books: Arc::clone(&self.books) };
-        let gauger =
-            Gauger { sites: self.sites.clone(), lanes: Arc::clone(&self.lanes), metrics: Arc::clone(&self.metrics) };
+        let gauger = Gauger {
+            sites: self.sites.clone(),
+            lanes: Arc::clone(&self.lanes),
+            books: Arc::clone(&self.books),
+            metrics: Arc::clone(&self.metrics),
+        };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
         crew.spawn(LoopKind::Gauger, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));

@@ -26,7 +26,7 @@ PROCESS = {"cpu_seconds_total", "open_fds", "max_fds", "resident_memory_bytes", 
            "start_time_seconds", "threads"}
 NOT_OURS = {"up": set(), "ALERTS": {"alertname", "alertstate"}} | {f"process_{name}": set() for name in PROCESS}
 # Series that an operator may record (see the head of the rules).
-OPERATORS = {"duetime:lateness_exempt": {"queue"}, "duetime:dead_limit": {"queue"}}
+OPERATORS = {"duetime:lateness_exempt": {"queue"}}
 
 NAME = re.compile(r"(?<![\w:])(duetime[:_][\w:]+|process_\w+|up|ALERTS)(?![\w:(])(\{[^{}]*\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')

@@ -11,7 +11,7 @@ use integration_tests::{
 };
 use serde_json::json;
 
-use crate::{confirm, load, scenario};
+use crate::{confirm, load, scenario, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_waits_and_delays_no_other() {
@@ -84,4 +84,23 @@ async fn pause_or_resume(sandbox: &Sandbox, verb: &str) -> Result<()> {
     let path = format!("/v1/queues/mail/{verb}");
     sandbox.client(1).call::<serde_json::Value>(reqwest::Method::POST, &path, None).await?;
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_tells_how_many_of_its_tasks_may_die() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        for (threshold, told) in [(json!(7), Some(7.0)), (json!(null), None)] {
+            sandbox.client(0).put_queue("mail", &json!({ "failure_alert_threshold": threshold })).await?;
+            for node in 0..3 {
+                let client = sandbox.client(node);
+                until("each node tells the limit", Duration::from_secs(15), || async {
+                    let now = client.metric("duetime_queue_failure_alert_threshold").await.ok()?;
+                    (now == told).then_some(())
+                })
+                .await?;
+            }
+        }
+        Ok(())
+    })
+    .await;
 }

@@ -1,13 +1,15 @@
-//! Reads the gauges that no event moves: how much is held, how full the pools are.
+//! Reads the gauges that no event moves: how much is held, how full the pools are, what limits queues have set for alerts.
 
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use common::ids::QueueName;
 use tokio_util::sync::CancellationToken;
 
-use super::{lanes::Lanes, site::Sites};
+use super::{lanes::Lanes, queue_reader::Books, site::Sites};
 use crate::metrics::Metrics;
 
 const READ_EVERY: Duration = Duration::from_secs(2);
@@ -16,13 +18,16 @@ const READ_EVERY: Duration = Duration::from_secs(2);
 pub struct Gauger {
     pub sites: Sites,
     pub lanes: Arc<Lanes>,
+    pub books: Books,
     pub metrics: Arc<Metrics>,
 }
 
 impl Gauger {
     pub async fn run(self, stop: CancellationToken) {
+        let mut with_limit = BTreeSet::new();
         loop {
             self.read();
+            self.tell_limits(&mut with_limit);
             tokio::select! {
                 () = tokio::time::sleep(READ_EVERY) => {}
                 () = stop.cancelled() => return,
@@ -43,6 +48,23 @@ impl Gauger {
         }
         self.metrics.oldest_overdue_s.set(oldest_s);
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
+    }
+
+    /// The alert about tasks that die takes a queue's own limit from here.
+    fn tell_limits(&self, with_limit: &mut BTreeSet<QueueName>) {
+        let limits = &self.metrics.failure_alert_threshold;
+        let mut gone = std::mem::take(with_limit);
+        for queue in self.books.load().iter() {
+            if let Some(threshold) = queue.policy.failure_alert_threshold {
+                limits.with_label_values(&[queue.name.as_str()]).set(threshold);
+                gone.remove(&queue.name);
+                with_limit.insert(queue.name.clone());
+            }
+        }
+        for queue in gone {
+            // It was there; a second removal would not matter.
+            let _ = limits.remove_label_values(&[queue.as_str()]);
+        }
     }
 }
 
