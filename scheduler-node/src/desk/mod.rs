@@ -37,6 +37,7 @@ use crate::{
     readiness::{Readiness, Report},
     store::{Database, Store},
     supervise::spawn_child,
+    traces::Traces,
 };
 
 pub use receive::Taken;
@@ -57,6 +58,7 @@ pub struct Parts {
     pub auto_create: bool,
     pub views: watch::Receiver<Arc<ClusterView>>,
     pub metrics: Arc<Metrics>,
+    pub traces: Traces,
     pub readiness: Readiness,
 }
 

@@ -10,8 +10,9 @@ use common::{
 
 use super::{Desk, refusal};
 use crate::{
-    loops::submitter::{Answer, Stored},
+    loops::submitter::{Answer, Stored, Unstored},
     store::put::{Put, PutOutcome},
+    traces::{self, Done, Hop, Step},
 };
 
 /// As the metrics call it.
@@ -29,6 +30,13 @@ pub struct Submitted {
 struct Placed {
     place: usize,
     queue: QueueName,
+    traced: Option<Traced>,
+}
+
+/// A task on its way into the database, of a trace that is recorded.
+pub(super) struct Traced {
+    hop: Hop,
+    queue: QueueName,
 }
 
 impl Desk {
@@ -37,11 +45,13 @@ impl Desk {
         self.store_one(request.validate(self.now(), &self.limits())?).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
+    pub(super) async fn store_one(&self, mut task: ValidTask) -> Result<Submitted, Problem> {
         self.know(named(&task)).await;
         self.admit(&task)?;
+        let traced = self.traced(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
+        self.trace(traced, SOURCE, &answer);
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
@@ -77,8 +87,9 @@ impl Desk {
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
             match task.and_then(|task| self.admit(&task).map(|()| task)) {
-                Ok(task) => {
-                    placed.push(Placed { place, queue: task.queue.clone() });
+                Ok(mut task) => {
+                    let traced = self.traced(&mut task);
+                    placed.push(Placed { place, queue: task.queue.clone(), traced });
                     tasks.push(task);
                     answers.push(None);
                 }
@@ -86,11 +97,28 @@ impl Desk {
             }
         }
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for (Placed { place, queue }, stored) in placed.into_iter().zip(stored) {
+        for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
+            self.trace(traced, SOURCE, &stored);
             let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
             answers[place] = Some(answer);
         }
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
+    }
+
+    pub(super) fn traced(&self, task: &mut ValidTask) -> Option<Traced> {
+        self.parts().traces.submitting(task).map(|hop| Traced { hop, queue: task.queue.clone() })
+    }
+
+    /// What a submission came to, in the trace of its task.
+    pub(super) fn trace(&self, traced: Option<Traced>, source: &'static str, answer: &Result<Answer, Unstored>) {
+        let Some(Traced { hop, queue }) = traced else { return };
+        let outcome = match answer {
+            Ok(Answer::Stored(stored)) => Ok(stored.id),
+            Ok(Answer::Keyed(put)) => Ok(put.id),
+            Err(error) => Err(error.to_string()),
+        };
+        let done = Done::Submitted(traces::Submitted { source, outcome });
+        self.parts().traces.record(&hop, &Step { queue: &queue, done });
     }
 
     /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.
