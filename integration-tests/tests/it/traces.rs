@@ -52,6 +52,16 @@ async fn submit(sandbox: &Sandbox, node: usize, caller: Option<&str>, task: &Val
     Ok(answer["id"].as_str().context("an id")?.to_owned())
 }
 
+async fn submit_batch(sandbox: &Sandbox, caller: &str, tasks: &[Value]) -> Result<()> {
+    let config = sandbox.node(0).config();
+    let request = integration_tests::http::plain().post(format!("{}/v1/tasks/batch", config.url()));
+    let request = request.bearer_auth(&config.token).header("traceparent", caller).json(&json!({ "tasks": tasks }));
+    let answer: Value = request.send().await?.error_for_status()?.json().await?;
+    let results = answer["results"].as_array().context("results")?;
+    ensure!(results.iter().all(|result| result["id"].is_string()), "{answer}");
+    Ok(())
+}
+
 /// A consumer that goes on with the trace of what it takes.
 struct Hand {
     connection: Connection,
@@ -244,8 +254,12 @@ async fn a_message_carries_its_trace_in_and_each_attempt_is_a_hop_of_it() {
         let submitted = named(&spans, "submit sums")?[0];
         ensure!(submitted.kind == SpanKind::Consumer && submitted.parent == caller[36..52], "{submitted:?}");
         for (attempt, message, is_error) in [("1", &first, true), ("2", &second, false)] {
-            let of_attempt =
-                |name: &str| named(&spans, name)?.into_iter().find(|span| span.attribute("duetime.attempt") == attempt).context("each attempt");
+            let of_attempt = |name: &str| {
+                named(&spans, name)?
+                    .into_iter()
+                    .find(|span| span.attribute("duetime.attempt") == attempt)
+                    .context("each attempt")
+            };
             let (published, settled) = (of_attempt("publish sums")?, of_attempt("settle sums")?);
             ensure!(published.parent == submitted.span_id && settled.parent == published.span_id, "{spans:#?}");
             ensure!(settled.is_error == is_error, "{settled:?}");
@@ -263,7 +277,9 @@ async fn a_task_without_a_trace_says_nothing_of_one_and_a_quiet_one_stays_quiet(
         sandbox.put_queues(&[("sums", json!({ "settle": "result" }))]).await?;
         let mut hand = Hand::open(sandbox).await?;
         let quiet = traceparent(3).replace("-01", "-00");
-        for (caller, carried) in [(None, None), (Some("00-nonsense"), None), (Some(quiet.as_str()), Some(quiet.clone()))] {
+        for (caller, carried) in
+            [(None, None), (Some("00-nonsense"), None), (Some(quiet.as_str()), Some(quiet.clone()))]
+        {
             let id = submit(sandbox, 0, caller, &json!({ "queue": "sums", "payload": 1 })).await?;
             let message = hand.take("sums").await?;
             ensure!(traceparent_of(&message) == carried, "{message:?}");
@@ -275,6 +291,28 @@ async fn a_task_without_a_trace_says_nothing_of_one_and_a_quiet_one_stays_quiet(
         for client in sandbox.clients() {
             ensure!(client.metric("duetime_spans_exported_total").await? == Some(0.0), "something was exported");
         }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_a_hop_above_its_tasks_and_linked_to_those_of_other_traces() {
+    let collector = Collector::start().await.expect("a collector");
+    scenario(Sandbox::builder().nodes(1).config(&config(&collector.endpoint())), async |sandbox| {
+        let (caller, other) = (traceparent(5), traceparent(6));
+        let task = json!({ "queue": "mail", "delay_ms": 3_600_000 });
+        let of_other = json!({ "queue": "mail", "delay_ms": 3_600_000, "headers": { "traceparent": other } });
+        submit_batch(sandbox, &caller, &[task.clone(), of_other, task]).await?;
+        let mine = spans(&collector, &caller, 3).await?;
+        ensure_one_tree(&caller, &mine)?;
+        let batch = named(&mine, "submit batch")?[0];
+        ensure!(batch.attribute("messaging.batch.message_count") == "3" && batch.kind == SpanKind::Server, "{batch:?}");
+        ensure!(batch.links == [trace_id(&other)], "{batch:?}");
+        let below = named(&mine, "submit mail")?;
+        ensure!(below.len() == 2 && below.iter().all(|span| span.parent == batch.span_id), "{mine:#?}");
+        let others = spans(&collector, &other, 1).await?;
+        ensure!(others[0].parent == other[36..52] && others[0].kind == SpanKind::Internal, "{others:#?}");
         Ok(())
     })
     .await;
@@ -293,7 +331,8 @@ async fn a_collector_that_never_answers_slows_and_stops_nobody() {
         for answer in client.batch(&vec![task; 5_000]).await? {
             answer.map_err(|problem| anyhow::anyhow!("{problem}"))?;
         }
-        until("all are handed over", SOON, || async { (finished(&client).await == Some(5_000.0)).then_some(()) }).await?;
+        until("all are handed over", SOON, || async { (finished(&client).await == Some(5_000.0)).then_some(()) })
+            .await?;
         ensure!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         let dropped = client.metric("duetime_spans_dropped_total").await?;
         ensure!(dropped.is_some_and(|count| count > 0.0), "{dropped:?} are counted");

@@ -23,8 +23,6 @@ pub const SECRETS: &[&str] = &["etcd.password", "database[].url", "amqp.url", "t
 pub const STANDARD: &[(&str, &str)] = &[
     ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint"),
-    ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "telemetry.otlp_headers"),
-    ("OTEL_EXPORTER_OTLP_HEADERS", "telemetry.otlp_headers"),
     ("OTEL_SERVICE_NAME", "telemetry.service_name"),
     ("OTEL_TRACES_SAMPLER_ARG", "telemetry.trace_ratio"),
 ];

@@ -225,6 +225,7 @@ fn plain(wanted: &str) -> &str {
     match wanted {
         "u32" | "u64" | "usize" => "a whole number, not negative",
         "a string" | "a borrowed string" | "path string" => "text in quotes",
+        "f64" => "a number",
         "a boolean" => "true or false",
         "a sequence" => "a list",
         _ if wanted.starts_with("struct") => "a section",

@@ -69,6 +69,14 @@ impl Tree {
 
     /// What is said nowhere else is taken from variables that have a meaning for everybody.
     fn fill(&mut self, mut standard: BTreeMap<String, String>, complaints: &mut Complaints) {
+        // Other samplers have other arguments.
+        match standard.get("OTEL_TRACES_SAMPLER").map(String::as_str) {
+            Some("parentbased_traceidratio") => {}
+            Some("parentbased_always_on") => {
+                drop(standard.insert("OTEL_TRACES_SAMPLER_ARG".to_owned(), "1".to_owned()))
+            }
+            _ => drop(standard.remove("OTEL_TRACES_SAMPLER_ARG")),
+        }
         for (variable, key) in keys::STANDARD {
             let steps: Vec<String> = key.split('.').map(str::to_owned).collect();
             if find(&mut self.root, &steps).is_none()

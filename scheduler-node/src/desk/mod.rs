@@ -18,6 +18,7 @@ mod submit;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod view;
 
 use std::{fmt, future::Future, sync::Arc, time::Instant};

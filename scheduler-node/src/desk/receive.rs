@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::{Desk, refusal, submit::named};
-use crate::loops::submitter::Answer;
+use crate::{loops::submitter::Answer, traces::Way};
 
 /// As the metrics call it.
 const SOURCE: &str = "amqp";
@@ -50,7 +50,7 @@ impl Desk {
         }
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
         for ((place, traced), stored) in places.into_iter().zip(stored) {
-            self.trace(traced, SOURCE, &stored);
+            self.trace(traced, Way::Amqp, &stored);
             taken[place] = match stored {
                 Ok(Answer::Stored(_)) => Taken::Durable,
                 Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),

@@ -8,11 +8,11 @@ use common::{
     wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, refusal};
+use super::{Desk, refusal, trace::Traced};
 use crate::{
-    loops::submitter::{Answer, Stored, Unstored},
+    loops::submitter::{Answer, Stored},
     store::put::{Put, PutOutcome},
-    traces::{self, Done, Hop, Step},
+    traces::Way,
 };
 
 /// As the metrics call it.
@@ -33,12 +33,6 @@ struct Placed {
     traced: Option<Traced>,
 }
 
-/// A task on its way into the database, of a trace that is recorded.
-pub(super) struct Traced {
-    hop: Hop,
-    queue: QueueName,
-}
-
 impl Desk {
     /// Answers once the task is durable, from what was written: it is not read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
@@ -51,7 +45,7 @@ impl Desk {
         let traced = self.traced(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
-        self.trace(traced, SOURCE, &answer);
+        self.trace(traced, Way::Http, &answer);
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
@@ -98,27 +92,11 @@ impl Desk {
         }
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
         for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
-            self.trace(traced, SOURCE, &stored);
+            self.trace(traced, Way::Batch, &stored);
             let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
             answers[place] = Some(answer);
         }
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
-    }
-
-    pub(super) fn traced(&self, task: &mut ValidTask) -> Option<Traced> {
-        self.parts().traces.submitting(task).map(|hop| Traced { hop, queue: task.queue.clone() })
-    }
-
-    /// What a submission came to, in the trace of its task.
-    pub(super) fn trace(&self, traced: Option<Traced>, source: &'static str, answer: &Result<Answer, Unstored>) {
-        let Some(Traced { hop, queue }) = traced else { return };
-        let outcome = match answer {
-            Ok(Answer::Stored(stored)) => Ok(stored.id),
-            Ok(Answer::Keyed(put)) => Ok(put.id),
-            Err(error) => Err(error.to_string()),
-        };
-        let done = Done::Submitted(traces::Submitted { source, outcome });
-        self.parts().traces.record(&hop, &Step { queue: &queue, done });
     }
 
     /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.

@@ -42,12 +42,9 @@ pub(super) async fn submit_batch(
     let mut room = api.batches.take(&headers, limit_bytes).await?;
     let text = body::text(&headers, body, limit_bytes).await?;
     room.shrink_to(text.as_str().len());
-    let mut tasks = read_batch(text.as_str()).await?;
+    let tasks = read_batch(text.as_str()).await?;
     drop(text);
-    if let Some(caller) = caller(&headers) {
-        tasks.iter_mut().flatten().for_each(|task| task.caller = Some(caller.clone()));
-    }
-    let answers = api.desk.submit_batch(tasks).await;
+    let answers = api.desk.submit_batch_for(caller(&headers), tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 
 use common::ids::NodeId;
 use opentelemetry::KeyValue;
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::{
     Resource,
     trace::{SpanData, SpanExporter as _},
@@ -67,6 +67,7 @@ impl Exporter {
             .with_http()
             .with_http_client(http.build().map_err(Error::Client)?)
             .with_endpoint(url)
+            .with_protocol(Protocol::HttpBinary)
             .with_headers(headers)
             .with_timeout(EXPORT_WITHIN)
             .build()

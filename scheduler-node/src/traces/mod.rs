@@ -31,7 +31,7 @@ use tracing::field::{DisplayValue, display};
 
 pub use self::{
     exporter::{Error, Exporter},
-    span::{Done, Published, Settled, Step, Submitted},
+    span::{Batch, Done, Published, Settled, Step, Submitted, Way},
 };
 use crate::{clock, config::Telemetry};
 
@@ -139,6 +139,12 @@ impl Traces {
         Some(hop)
     }
 
+    /// Tasks of a client that stands at `caller` come in together.
+    pub fn batching(&self, caller: TraceContext) -> Option<Hop> {
+        self.0.as_ref()?;
+        caller.is_sampled().then(|| Hop::below(caller, caller.at(fresh())))
+    }
+
     /// An attempt is about to be handed over. If its task's trace is recorded, the message names this hop.
     pub fn publishing(&self, delivery: &mut Delivery) -> Option<Hop> {
         self.0.as_ref()?;
@@ -161,7 +167,7 @@ impl Traces {
     }
 
     /// A hop is over.
-    pub fn record(&self, hop: &Hop, step: &Step<'_>) {
+    pub fn record(&self, hop: &Hop, step: Step<'_>) {
         let Some(recorder) = &self.0 else { return };
         let span = span::of(hop, step, clock::now(), recorder.scope.clone());
         if recorder.spans.try_send(span).is_err() {

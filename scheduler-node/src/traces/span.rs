@@ -10,22 +10,24 @@ use common::{
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue, TraceFlags, TraceId, Value,
-    trace::{SpanContext, SpanKind, Status, TraceState},
+    trace::{Link, SpanContext, SpanKind, Status, TraceState},
 };
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::Hop;
 
-/// What a hop did for a task of `queue`.
+/// What a hop did.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    pub queue: &'a QueueName,
+    /// Of the task; `None`: it was about several.
+    pub queue: Option<&'a QueueName>,
     pub done: Done<'a>,
 }
 
 #[derive(Clone, Debug)]
 pub enum Done<'a> {
     Submitted(Submitted),
+    Batch(Batch),
     Published(Published<'a>),
     Settled(Settled),
 }
@@ -33,10 +35,26 @@ pub enum Done<'a> {
 /// A task came in.
 #[derive(Clone, Debug)]
 pub struct Submitted {
-    /// As the metrics call it.
-    pub source: &'static str,
+    pub way: Way,
     /// What is durable, or why nothing is.
     pub outcome: Result<TaskId, String>,
+}
+
+/// How a task came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Http,
+    /// With others over HTTP.
+    Batch,
+    Amqp,
+}
+
+/// Tasks came in together.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    pub tasks: usize,
+    /// Where those of them stand that are in traces of their own.
+    pub links: Vec<TraceContext>,
 }
 
 /// An attempt was handed to the broker.
@@ -64,26 +82,32 @@ pub struct Settled {
     pub failed: Option<FailureReason>,
 }
 
-pub(super) fn of(hop: &Hop, step: &Step<'_>, ended_at: UnixMicros, scope: InstrumentationScope) -> SpanData {
-    let (word, span_kind, mut attributes, status) = match &step.done {
+pub(super) fn of(hop: &Hop, step: Step<'_>, ended_at: UnixMicros, scope: InstrumentationScope) -> SpanData {
+    let mut links = SpanLinks::default();
+    let (word, span_kind, mut attributes, status) = match step.done {
         Done::Submitted(submitted) => submitted.described(),
+        Done::Batch(batch) => {
+            links.links = batch.links.into_iter().map(|of| Link::with_context(context(of))).collect();
+            let count = Value::I64(i64::try_from(batch.tasks).unwrap_or(i64::MAX));
+            ("submit", SpanKind::Server, vec![KeyValue::new("messaging.batch.message_count", count)], Status::Unset)
+        }
         Done::Published(published) => published.described(),
         Done::Settled(settled) => settled.described(),
     };
-    attributes.push(KeyValue::new("duetime.queue", step.queue.as_str().to_owned()));
+    attributes.extend(step.queue.map(|queue| KeyValue::new("duetime.queue", queue.as_str().to_owned())));
     SpanData {
         span_context: context(hop.context),
         parent_span_id: hop.parent.map_or(opentelemetry::SpanId::INVALID, span_id),
         parent_span_is_remote: hop.parent.is_some(),
         span_kind,
-        name: format!("{word} {}", step.queue).into(),
+        name: step.queue.map_or_else(|| "submit batch".into(), |queue| format!("{word} {queue}").into()),
         start_time: moment(hop.began_at),
         // A clock that was set back makes no hop end before it began.
         end_time: moment(ended_at.max(hop.began_at)),
         attributes,
         dropped_attributes_count: 0,
         events: SpanEvents::default(),
-        links: SpanLinks::default(),
+        links,
         status,
         instrumentation_scope: scope,
     }
@@ -92,22 +116,26 @@ pub(super) fn of(hop: &Hop, step: &Step<'_>, ended_at: UnixMicros, scope: Instru
 type Described = (&'static str, SpanKind, Vec<KeyValue>, Status);
 
 impl Submitted {
-    fn described(&self) -> Described {
-        let kind = if self.source == "amqp" { SpanKind::Consumer } else { SpanKind::Server };
-        let mut attributes = vec![KeyValue::new("duetime.source", self.source)];
-        let status = match &self.outcome {
+    fn described(self) -> Described {
+        let (kind, source) = match self.way {
+            Way::Http => (SpanKind::Server, "http"),
+            Way::Batch => (SpanKind::Internal, "http"),
+            Way::Amqp => (SpanKind::Consumer, "amqp"),
+        };
+        let mut attributes = vec![KeyValue::new("duetime.source", source)];
+        let status = match self.outcome {
             Ok(id) => {
-                attributes.push(task(*id));
+                attributes.push(task(id));
                 Status::Unset
             }
-            Err(why) => Status::error(why.clone()),
+            Err(why) => Status::error(why),
         };
         ("submit", kind, attributes, status)
     }
 }
 
 impl Published<'_> {
-    fn described(&self) -> Described {
+    fn described(self) -> Described {
         let mut attributes = of_message(self.message, "publish", "send");
         // The default exchange has no name, and what cannot be told apart is left out.
         attributes.extend(
@@ -115,13 +143,13 @@ impl Published<'_> {
         );
         attributes.push(KeyValue::new("duetime.redelivered", self.redelivered));
         attributes.push(KeyValue::new("duetime.lateness_ms", self.late_by.as_secs_f64() * 1e3));
-        let status = self.error.clone().map_or(Status::Unset, Status::error);
+        let status = self.error.map_or(Status::Unset, Status::error);
         ("publish", SpanKind::Producer, attributes, status)
     }
 }
 
 impl Settled {
-    fn described(&self) -> Described {
+    fn described(self) -> Described {
         let mut attributes = of_message(self.message, "settle", "settle");
         attributes.extend(self.outcome.map(|state| KeyValue::new("duetime.outcome", state.text())));
         attributes.extend(self.failed.map(|reason| KeyValue::new("error.type", reason.text())));

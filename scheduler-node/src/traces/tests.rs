@@ -71,9 +71,9 @@ async fn what_finds_no_room_is_dropped_and_counted_at_once() {
     let (traces, exporter) = traces(1.0);
     let mut one = task("{}");
     let hop = traces.submitting(&mut one).expect("it is recorded");
-    let done = Done::Submitted(Submitted { source: "http", outcome: Err("no room".to_owned()) });
+    let done = Done::Submitted(Submitted { way: Way::Http, outcome: Err("no room".to_owned()) });
     for _ in 0..WAITING + 7 {
-        traces.record(&hop, &Step { queue: &one.queue, done: done.clone() });
+        traces.record(&hop, Step { queue: Some(&one.queue), done: done.clone() });
     }
     assert_eq!(traces.0.as_ref().expect("a recorder").metrics.dropped.get(), 7);
     let stop = tokio_util::sync::CancellationToken::new();

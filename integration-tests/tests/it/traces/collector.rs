@@ -27,6 +27,8 @@ pub(super) struct Span {
     pub parent: String,
     pub is_error: bool,
     pub took_ns: i128,
+    /// The traces it is linked to.
+    pub links: Vec<String>,
     attributes: Vec<KeyValue>,
 }
 
@@ -124,6 +126,7 @@ fn read(resource: &[KeyValue], span: WireSpan) -> Span {
         parent: hex(&span.parent_span_id),
         is_error: span.status.as_ref().is_some_and(|status| status.code() == Status::Error),
         took_ns: i128::from(span.end_time_unix_nano) - i128::from(span.start_time_unix_nano),
+        links: span.links.iter().map(|link| hex(&link.trace_id)).collect(),
         name: span.name,
         attributes: span.attributes,
     }

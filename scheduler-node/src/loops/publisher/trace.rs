@@ -46,7 +46,7 @@ impl Publisher {
                 redelivered: place.redelivered,
                 error,
             });
-            self.traces.record(&hop, &Step { queue, done });
+            self.traces.record(&hop, Step { queue: Some(queue), done });
         }
     }
 }

@@ -34,7 +34,7 @@ impl Reporter {
         let Some(Traced { hop, message, silent }) = fact.traced else { return };
         if fact.outcome.is_some() || fact.failed.is_some() {
             let settled = Settled { message, silent, outcome: fact.outcome, failed: fact.failed };
-            self.traces.record(&hop, &Step { queue: &fact.queue.name, done: Done::Settled(settled) });
+            self.traces.record(&hop, Step { queue: Some(&fact.queue.name), done: Done::Settled(settled) });
         }
     }
 }
