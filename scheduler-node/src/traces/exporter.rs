@@ -26,7 +26,7 @@ const GATHER: Duration = Duration::from_secs(1);
 /// A collector that has not taken a batch by then does not get it.
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 
-/// What is left when the node stops is sent for so long at most.
+/// A request that is under way when the node stops, and one with what is left, may each take so long: both end before the node does.
 const LAST_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why nothing can be exported.
@@ -80,14 +80,16 @@ impl Exporter {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         while stop.run_until_cancelled(self.gather(&mut batch)).await.is_some() {
-            self.export(std::mem::take(&mut batch), EXPORT_WITHIN).await;
+            self.export(std::mem::take(&mut batch), &stop).await;
         }
         self.spans.close();
         while let Ok(span) = self.spans.try_recv() {
             batch.push(span);
         }
-        if !batch.is_empty() {
-            self.export(batch, LAST_WITHIN).await;
+        if self.is_away {
+            self.metrics.dropped.inc_by(batch.len() as u64);
+        } else if !batch.is_empty() {
+            self.export(batch, &stop).await;
         }
     }
 
@@ -102,18 +104,26 @@ impl Exporter {
         let _ = tokio::time::timeout(GATHER, more).await;
     }
 
-    async fn export(&mut self, batch: Vec<SpanData>, within: Duration) {
+    async fn export(&mut self, batch: Vec<SpanData>, stop: &CancellationToken) {
         let spans = batch.len() as u64;
-        let error = match tokio::time::timeout(within, self.collector.export(batch)).await {
-            Ok(Ok(())) => {
+        let stopping = async {
+            stop.cancelled().await;
+            tokio::time::sleep(LAST_WITHIN).await;
+        };
+        let sent = tokio::select! {
+            sent = tokio::time::timeout(EXPORT_WITHIN, self.collector.export(batch)) => sent.ok(),
+            () = stopping => None,
+        };
+        let error = match sent {
+            Some(Ok(())) => {
                 self.metrics.exported.inc_by(spans);
                 if std::mem::take(&mut self.is_away) {
                     tracing::info!("the collector takes spans again");
                 }
                 return;
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {within:?}"),
+            Some(Err(error)) => error.to_string(),
+            None => "it does not answer".to_owned(),
         };
         self.metrics.dropped.inc_by(spans);
         if !std::mem::replace(&mut self.is_away, true) {
