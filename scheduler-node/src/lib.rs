@@ -16,6 +16,8 @@ pub mod loops;
 
 pub mod relay;
 
+pub mod traces;
+
 pub mod supervise;
 
 pub mod alarm;

@@ -31,7 +31,7 @@ async fn main() -> ExitCode {
 
 async fn run(file: &ConfigFile) -> Result<(), Error> {
     let config = file.load()?;
-    telemetry::start(&config.telemetry)?;
+    telemetry::start(&config.telemetry, config.node.name.as_str())?;
     let shutdown = cli::stop_on_signal().map_err(Error::Signals)?;
     let address = config.http.listen;
     // Early, so that an address in use is told before anything else is touched.

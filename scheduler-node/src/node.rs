@@ -55,6 +55,7 @@ use crate::{
     readiness::Readiness,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
     supervise::{Crew, LoopKind, Stop},
+    traces::{Exporter, Traces},
 };
 
 /// Claimed tasks between the dispatchers and the publisher.
@@ -104,14 +105,19 @@ struct Shared {
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
+    traces: Traces,
     stop: Stop,
 }
 
 impl Node {
     async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
         let bound = listener.local_addr().context("cannot tell the address that was bound")?;
-        let shared = Shared::new(config)?;
+        let (shared, exporter) = Shared::new(config)?;
         let (mut intake, mut work, mut cluster) = (Crew::default(), Crew::default(), Crew::default());
+        if let Some(exporter) = exporter {
+            // With the last, so that it sends what the others do until their end.
+            cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
+        }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
         let (coordination, views, session, mastership) = shared.join(&mut cluster, url).await?;
         let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
@@ -125,6 +131,7 @@ impl Node {
             books: Arc::clone(&shared.books),
             releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
+            traces: shared.traces.clone(),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
         let at_once = shared.dispatch(&mut work, &broker, &reporter);
@@ -149,6 +156,7 @@ impl Node {
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
             metrics: Arc::clone(&shared.metrics),
+            traces: shared.traces.clone(),
             readiness,
         });
         let receiver = Receiver {
@@ -169,7 +177,7 @@ impl Node {
                 tracing::error!(%error, "cannot serve HTTP");
             }
         });
-        tracing::info!(node = %shared.me, %bound, "listening");
+        tracing::info!(me = %shared.me, %bound, "listening");
         let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();
         Ok(Self {
             me: shared.me,
@@ -215,17 +223,18 @@ impl Node {
         if !self.cluster.all_end(CLUSTER_END).await {
             tracing::warn!("the registration was not taken back; it runs out by itself");
         }
-        tracing::info!(node = %self.me, "stopped");
+        tracing::info!(me = %self.me, "stopped");
     }
 }
 
 impl Shared {
-    fn new(config: Config) -> anyhow::Result<Self> {
+    fn new(config: Config) -> anyhow::Result<(Self, Option<Exporter>)> {
         let registry = Registry::new();
         register_process(&registry)?;
         let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
         let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
         let metrics = Arc::new(Metrics::register(&registry, &names)?);
+        let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
         let families = StoreMetrics::families(&registry)?;
         let databases: Vec<Arc<Database>> = config
             .databases
@@ -244,7 +253,7 @@ impl Shared {
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
-        Ok(Self {
+        let shared = Self {
             registry,
             me,
             store: Store::new(databases),
@@ -253,9 +262,11 @@ impl Shared {
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
+            traces,
             stop: Stop::default(),
             config,
-        })
+        };
+        Ok((shared, exporter))
     }
 
     /// The life of an ownership.
@@ -401,6 +412,7 @@ impl Shared {
             settlements,
             reporter: reporter.clone(),
             metrics: Arc::clone(&self.metrics),
+            traces: self.traces.clone(),
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
         at_once

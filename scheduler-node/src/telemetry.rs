@@ -1,8 +1,18 @@
 //! What the node says about itself while it runs: log lines on standard error, as text or JSON.
 
-use std::io::IsTerminal;
+use std::{fmt, io::IsTerminal};
 
-use tracing_subscriber::{EnvFilter, filter::ParseError, fmt, util::TryInitError};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::{
+    EnvFilter,
+    filter::ParseError,
+    fmt::{
+        FmtContext, FormatEvent, FormatFields,
+        format::{Format as Lines, Json, Writer},
+    },
+    registry::LookupSpan,
+    util::TryInitError,
+};
 
 use crate::config::telemetry::{Format, Telemetry};
 
@@ -19,18 +29,45 @@ pub enum Error {
     Started(#[source] TryInitError),
 }
 
-/// Starts logging for the whole process.
-pub fn start(telemetry: &Telemetry) -> Result<(), Error> {
+/// Starts logging for the whole process. `node`: who says all this.
+pub fn start(telemetry: &Telemetry, node: &str) -> Result<(), Error> {
     use tracing_subscriber::util::SubscriberInitExt;
 
-    let lines = fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
     match telemetry.format {
         Format::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
         Format::Json => {
-            lines.json().flatten_event(true).with_current_span(false).with_span_list(true).finish().try_init()
+            let json = lines.json().flatten_event(true).with_current_span(false).with_span_list(true);
+            json.map_event_format(|lines| Named::new(lines, node)).finish().try_init()
         }
     }
     .map_err(Error::Started)
+}
+
+/// Lines of JSON with the node's name at the end of each.
+struct Named {
+    lines: Lines<Json>,
+    /// What comes instead of the closing brace.
+    end: String,
+}
+
+impl Named {
+    fn new(lines: Lines<Json>, node: &str) -> Self {
+        Self { lines, end: format!(",\"node\":{}}}", serde_json::Value::from(node)) }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Named
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut line = String::new();
+        self.lines.format_event(context, Writer::new(&mut line), event)?;
+        let open = line.trim_end().strip_suffix('}').ok_or(fmt::Error)?;
+        writeln!(writer, "{open}{}", self.end)
+    }
 }
 
 fn filter(log: &str) -> Result<EnvFilter, Error> {

@@ -62,7 +62,8 @@ fn each_store_has_one_room_that_speaks_to_it() {
         ("etcd_client::", &["coordination/"]),
         ("lapin::", &["broker/"]),
         ("axum::", &["http/"]),
-        ("reqwest::", &["cli/", "relay/"]),
+        ("reqwest::", &["cli/", "relay/", "traces/"]),
+        ("opentelemetry", &["traces/"]),
     ] {
         assert_eq!(strangers(word, rooms), Vec::<String>::new(), "only {rooms:?} mention {word}");
     }

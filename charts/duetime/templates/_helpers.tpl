@@ -101,11 +101,12 @@ annotations:
 {{- if and .Values.tryIt.enabled (eq .Values.migrations.mode "hook") }}job{{ else }}{{ .Values.migrations.mode }}{{ end }}
 {{- end }}
 
-{{/* One value in TOML. YAML's numbers come as floats. */}}
+{{/* One value in TOML. YAML's numbers come as floats, whole ones too. */}}
 {{- define "duetime.toml" -}}
 {{- if kindIs "string" . }}{{ toJson . }}
 {{- else if kindIs "slice" . }}{{ toJson . }}
 {{- else if kindIs "bool" . }}{{ . }}
+{{- else if ne (float64 .) (float64 (int64 .)) }}{{ . }}
 {{- else }}{{ int64 . }}
 {{- end }}
 {{- end }}

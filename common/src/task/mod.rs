@@ -7,6 +7,7 @@ pub mod pick;
 pub mod rate;
 pub mod retry;
 pub mod state;
+pub mod trace;
 pub mod verdict;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ pub use dependency::Dependency;
 pub use envelope::Envelope;
 use retry::RetryPolicy;
 pub use state::TaskState;
+pub use trace::TraceContext;
 
 /// A task as it is first written. Nothing in it is left to be looked up later but the queue's policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +51,11 @@ impl NewTask {
     /// It is decided upon when it is written: its key may be there, or what it waits for may wait for it.
     pub const fn is_put(&self) -> bool {
         self.keyed.is_some() || !self.depends_on.is_empty()
+    }
+
+    /// Where it stands in a trace that is recorded.
+    pub fn trace(&self) -> Option<TraceContext> {
+        TraceContext::carried(&self.content.headers, self.envelope.as_deref()).filter(TraceContext::is_sampled)
     }
 
     /// When it is due, if the database wrote it at `asked_at`.

@@ -29,7 +29,9 @@ pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
 pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";
 /// Why a message cannot be a task.
 pub const HEADER_ERROR: &str = "duetime-error";
+/// A place in a trace, and what tracing systems add to it: W3C Trace Context.
 pub const HEADER_TRACEPARENT: &str = "traceparent";
+pub const HEADER_TRACESTATE: &str = "tracestate";
 
 /// How the publishers of an exchange expect it to route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]

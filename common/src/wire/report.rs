@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     field::FieldError,
+    task::TraceContext,
     wire::{Problem, read},
 };
 
@@ -48,6 +49,9 @@ pub struct ResultBody {
     /// Over HTTP: which attempt it is about; over AMQP a header says so.
     #[serde(default, skip_serializing)]
     pub attempt: Option<i32>,
+    /// Where its sender stands in a trace; said beside the body.
+    #[serde(skip)]
+    pub trace: Option<TraceContext>,
 }
 
 const FIELDS: [&str; 8] =
@@ -65,6 +69,7 @@ impl ResultBody {
             progress: None,
             worker: None,
             attempt: None,
+            trace: None,
         }
     }
 

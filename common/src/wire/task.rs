@@ -13,6 +13,7 @@ use crate::{
         Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate,
         dependency::{DependencyRequest, check_dependencies},
         retry::RetryPolicy,
+        trace::Caller,
     },
     time::UnixMicros,
     wire::{
@@ -62,6 +63,9 @@ pub struct TaskRequest {
     pub on_duplicate: Option<OnDuplicate>,
     #[serde(default)]
     pub depends_on: Option<Vec<DependencyRequest>>,
+    /// Who asks, where that is said beside the task.
+    #[serde(skip)]
+    pub caller: Option<Caller>,
 }
 
 /// A task that can be written once it has an id.
@@ -119,8 +123,11 @@ impl TaskRequest {
         let queue = QueueName::new(&self.queue);
         let key = keyed.as_ref().map(|keyed| keyed.key.as_str());
         let depends_on = check_dependencies(self.depends_on.unwrap_or_default(), &queue, key)?;
-        let headers = self.headers.unwrap_or_default();
+        let mut headers = self.headers.unwrap_or_default();
         check_headers(&headers)?;
+        if let Some(caller) = self.caller {
+            caller.put_into(&mut headers);
+        }
         let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?
             .unwrap_or_else(|| (b"null".to_vec(), JSON.to_owned()));
         Ok(ValidTask {

@@ -9,7 +9,7 @@ use reqwest::Url;
 
 use super::{ConfigFile, Error, stop_on_signal};
 use crate::{
-    config::Config,
+    config::{self, Config},
     relay::{self, Callback, Command, Secret, Settings, Target},
     telemetry,
 };
@@ -106,7 +106,7 @@ pub async fn relay(wish: &Wish) -> Result<(), Error> {
         heartbeat: Duration::from_millis(wish.heartbeat_ms),
         grace: Duration::from_millis(wish.grace_ms),
     };
-    telemetry::start(&telemetry)?;
+    telemetry::start(&telemetry, config::Node::default().name.as_str())?;
     let stop = stop_on_signal().map_err(Error::Signals)?;
     relay::run(settings, stop).await;
     Ok(())

@@ -17,7 +17,15 @@ const fn key(path: &'static str, default: &'static str, meaning: &'static str) -
 }
 
 /// Where a secret may be read from a file instead: `<key>_file` names the file.
-pub const SECRETS: &[&str] = &["etcd.password", "database[].url", "amqp.url"];
+pub const SECRETS: &[&str] = &["etcd.password", "database[].url", "amqp.url", "telemetry.otlp_headers"];
+
+/// Variables of OpenTelemetry, and the keys that they stand for where nothing else says them. The first that is set counts.
+pub const STANDARD: &[(&str, &str)] = &[
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint"),
+    ("OTEL_SERVICE_NAME", "telemetry.service_name"),
+    ("OTEL_TRACES_SAMPLER_ARG", "telemetry.trace_ratio"),
+];
 
 pub const KEYS: &[Key] = &[
     key("node.name", "", "lasting name of this node, the same after a restart; default: the host's name"),
@@ -66,6 +74,11 @@ pub const KEYS: &[Key] = &[
     key("queues.max_payload_bytes", "262144", "largest payload taken, at most 1048576"),
     key("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
     key("telemetry.format", "\"text\"", "text or json"),
+    key("telemetry.otlp_endpoint", "", "http://host:4318 of an OpenTelemetry collector; default: nothing is exported"),
+    key("telemetry.otlp_headers", "", "name=value pairs separated by commas, sent with every export"),
+    key("telemetry.otlp_headers_file", "", "file that holds them"),
+    key("telemetry.service_name", "\"duetime\"", "under which the collector knows the cluster"),
+    key("telemetry.trace_ratio", "0", "of the tasks that come without a trace, how many begin one: 0 to 1"),
 ];
 
 impl Key {

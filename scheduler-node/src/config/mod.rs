@@ -208,7 +208,7 @@ fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
 
 /// Why a value cannot have its type. What was found is told only where it cannot be a secret.
 fn mismatch(path: &[String], kind: &Kind) -> String {
-    let secret = path.last().is_some_and(|name| ["password", "url"].contains(&name.as_str()));
+    let secret = path.last().is_some_and(|name| ["password", "url", "otlp_headers"].contains(&name.as_str()));
     match kind {
         Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
         Kind::InvalidType(found, wanted) | Kind::InvalidValue(found, wanted) => {
@@ -225,6 +225,7 @@ fn plain(wanted: &str) -> &str {
     match wanted {
         "u32" | "u64" | "usize" => "a whole number, not negative",
         "a string" | "a borrowed string" | "path string" => "text in quotes",
+        "f64" => "a number",
         "a boolean" => "true or false",
         "a sequence" => "a list",
         _ if wanted.starts_with("struct") => "a section",

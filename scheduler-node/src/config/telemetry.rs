@@ -1,9 +1,10 @@
 //! `[telemetry]`: what the node says about itself.
 
+use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use super::complaint::Complaints;
+use super::{complaint::Complaints, read};
 
 /// What is logged, and in which form.
 #[derive(Clone, Debug, Deserialize)]
@@ -12,6 +13,23 @@ pub struct Telemetry {
     /// A level, or `target=level` directives separated by commas.
     pub log: String,
     pub format: Format,
+    /// Base address of an OpenTelemetry collector that takes OTLP over HTTP; `None`: nothing is exported.
+    pub otlp_endpoint: Option<String>,
+    /// `name=value` pairs separated by commas, sent with every export.
+    #[serde(deserialize_with = "read::maybe_secret")]
+    pub otlp_headers: Option<SecretString>,
+    /// Under which the collector knows the cluster.
+    pub service_name: String,
+    /// Of the tasks that come without a trace, how many begin one: 0 to 1.
+    pub trace_ratio: f64,
+}
+
+/// Where a collector takes spans, below its base address.
+const TRACES_PATH: &str = "/v1/traces";
+
+fn pairs(text: &str) -> impl Iterator<Item = Option<(&str, &str)>> {
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| part.split_once('=').map(|(name, value)| (name.trim(), value.trim())))
 }
 
 /// The form of a log line.
@@ -26,12 +44,56 @@ pub enum Format {
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self { log: "info".to_owned(), format: Format::Text }
+        Self {
+            log: "info".to_owned(),
+            format: Format::Text,
+            otlp_endpoint: None,
+            otlp_headers: None,
+            service_name: "duetime".to_owned(),
+            trace_ratio: 0.0,
+        }
     }
 }
 
 impl Telemetry {
+    /// Where spans are sent.
+    pub fn traces_url(&self) -> Option<String> {
+        let base = self.otlp_endpoint.as_deref()?.trim_end_matches('/');
+        // The variable for traces alone names the whole address.
+        Some(if base.ends_with(TRACES_PATH) { base.to_owned() } else { format!("{base}{TRACES_PATH}") })
+    }
+
+    /// What is sent with every export. What is no pair was complained about.
+    pub fn headers(&self) -> impl Iterator<Item = (String, String)> {
+        let text = self.otlp_headers.as_ref().map_or("", |headers| headers.expose_secret());
+        pairs(text).flatten().map(|(name, value)| (name.to_owned(), value.to_owned()))
+    }
+
     pub(super) fn check(&self, complaints: &mut Complaints) {
+        self.check_log(complaints);
+        if let Some(endpoint) = &self.otlp_endpoint {
+            complaints.unless(
+                ["http://", "https://"]
+                    .iter()
+                    .any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme)),
+                "telemetry.otlp_endpoint",
+                format!("is {endpoint:?}; it must be an address such as http://collector:4318"),
+            );
+        }
+        let headers = self.otlp_headers.as_ref().map_or("", |headers| headers.expose_secret());
+        complaints.unless(
+            pairs(headers).all(|pair| pair.is_some()),
+            "telemetry.otlp_headers",
+            "must be name=value pairs separated by commas",
+        );
+        complaints.unless(
+            (0.0..=1.0).contains(&self.trace_ratio),
+            "telemetry.trace_ratio",
+            format!("is {}; it must be from 0 to 1", self.trace_ratio),
+        );
+    }
+
+    fn check_log(&self, complaints: &mut Complaints) {
         if let Err(error) = EnvFilter::try_new(&self.log) {
             complaints.add("telemetry.log", format!("is {:?}, which is no log filter: {error}", self.log));
             return;

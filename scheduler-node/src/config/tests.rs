@@ -182,6 +182,10 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[queues]\nmax_payload_bytes = 2000000", "queues.max_payload_bytes", "1048576"),
     ("[telemetry]\nlog = 'inof'", "telemetry.log", "inof"),
     ("[telemetry]\nformat = 'xml'", "telemetry.format", "json"),
+    ("[telemetry]\notlp_endpoint = 'collector:4317'", "telemetry.otlp_endpoint", "http://"),
+    ("[telemetry]\notlp_headers = 'Bearer 12345'", "telemetry.otlp_headers", "name=value"),
+    ("[telemetry]\ntrace_ratio = 1.5", "telemetry.trace_ratio", "0 to 1"),
+    ("[telemetry]\ntrace_ratio = 'some'", "telemetry.trace_ratio", "a number"),
     ("[metrics]\nport = 1", "metrics", "unknown"),
 ];
 
@@ -194,6 +198,27 @@ fn a_mistake_is_refused_by_the_name_of_its_key() {
         assert!(named, "`{added}` should be refused by `{key}` with `{word}`, got {complaints:#?}");
         assert!(!complaints.iter().any(|complaint| complaint.contains("12345")), "{complaints:#?}");
     }
+}
+
+#[test]
+fn variables_of_opentelemetry_count_where_nothing_else_is_said() {
+    let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4318/");
+    let sampler = ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio");
+    let telemetry =
+        read(SMALLEST, &[base, ("OTEL_SERVICE_NAME", "shop"), sampler, ("OTEL_TRACES_SAMPLER_ARG", "0.25")])
+            .expect("accepted")
+            .telemetry;
+    assert_eq!(telemetry.traces_url().as_deref(), Some("http://all:4318/v1/traces"));
+    assert_eq!((telemetry.service_name.as_str(), telemetry.trace_ratio), ("shop", 0.25));
+    let toml = format!("{SMALLEST}\n[telemetry]\notlp_endpoint = 'http://mine:4318'");
+    // The argument of a sampler that is not spoken here, and one that names the whole address.
+    let other = [base, ("OTEL_TRACES_SAMPLER", "jaeger_remote"), ("OTEL_TRACES_SAMPLER_ARG", "endpoint=x")];
+    let mine = read(&toml, &other).expect("accepted").telemetry;
+    assert_eq!((mine.traces_url().as_deref(), mine.trace_ratio), (Some("http://mine:4318/v1/traces"), 0.0));
+    let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4318/v1/traces");
+    let whole = read(SMALLEST, &[base, traces]).expect("accepted").telemetry;
+    assert_eq!(whole.traces_url().as_deref(), Some("http://traces:4318/v1/traces"));
+    assert_eq!(read(SMALLEST, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")]).expect("accepted").telemetry.traces_url(), None);
 }
 
 #[test]

@@ -50,7 +50,12 @@ impl Tree {
         environment: impl IntoIterator<Item = (String, String)>,
         complaints: &mut Complaints,
     ) {
+        let mut standard = BTreeMap::new();
         for (variable, text) in environment {
+            if variable.starts_with("OTEL_") && !text.is_empty() {
+                standard.insert(variable, text);
+                continue;
+            }
             let Some(name) = variable.strip_prefix(PREFIX).filter(|name| name.contains("__")) else { continue };
             let steps: Vec<String> = name.split("__").map(str::to_lowercase).collect();
             if !keys::KEYS.iter().any(|key| key.path == shape(&steps)) {
@@ -58,6 +63,27 @@ impl Tree {
                 continue;
             }
             self.put(variable, &steps, text, complaints);
+        }
+        self.fill(standard, complaints);
+    }
+
+    /// What is said nowhere else is taken from variables that have a meaning for everybody.
+    fn fill(&mut self, mut standard: BTreeMap<String, String>, complaints: &mut Complaints) {
+        // Other samplers have other arguments.
+        match standard.get("OTEL_TRACES_SAMPLER").map(String::as_str) {
+            Some("parentbased_traceidratio") => {}
+            Some("parentbased_always_on") => {
+                drop(standard.insert("OTEL_TRACES_SAMPLER_ARG".to_owned(), "1".to_owned()))
+            }
+            _ => drop(standard.remove("OTEL_TRACES_SAMPLER_ARG")),
+        }
+        for (variable, key) in keys::STANDARD {
+            let steps: Vec<String> = key.split('.').map(str::to_owned).collect();
+            if find(&mut self.root, &steps).is_none()
+                && let Some(text) = standard.remove(*variable)
+            {
+                self.put((*variable).to_owned(), &steps, text, complaints);
+            }
         }
     }
 

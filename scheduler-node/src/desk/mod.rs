@@ -18,6 +18,7 @@ mod submit;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod view;
 
 use std::{fmt, future::Future, sync::Arc, time::Instant};
@@ -37,6 +38,7 @@ use crate::{
     readiness::{Readiness, Report},
     store::{Database, Store},
     supervise::spawn_child,
+    traces::Traces,
 };
 
 pub use receive::Taken;
@@ -57,6 +59,7 @@ pub struct Parts {
     pub auto_create: bool,
     pub views: watch::Receiver<Arc<ClusterView>>,
     pub metrics: Arc<Metrics>,
+    pub traces: Traces,
     pub readiness: Readiness,
 }
 

@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::{Desk, refusal, submit::named};
-use crate::loops::submitter::Answer;
+use crate::{loops::submitter::Answer, traces::Way};
 
 /// As the metrics call it.
 const SOURCE: &str = "amqp";
@@ -40,8 +40,8 @@ impl Desk {
         let (mut places, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in read.into_iter().enumerate() {
             match task.and_then(|task| self.admit_message(&task).map(|()| task)) {
-                Ok(task) => {
-                    places.push(place);
+                Ok(mut task) => {
+                    places.push((place, self.traced(&mut task)));
                     tasks.push(task);
                     taken.push(Taken::Durable);
                 }
@@ -49,7 +49,8 @@ impl Desk {
             }
         }
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for (place, stored) in places.into_iter().zip(stored) {
+        for ((place, traced), stored) in places.into_iter().zip(stored) {
+            self.trace(traced, Way::Amqp, &stored);
             taken[place] = match stored {
                 Ok(Answer::Stored(_)) => Taken::Durable,
                 Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),

@@ -8,10 +8,11 @@ use common::{
     wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, refusal};
+use super::{Desk, refusal, trace::Traced};
 use crate::{
     loops::submitter::{Answer, Stored},
     store::put::{Put, PutOutcome},
+    traces::Way,
 };
 
 /// As the metrics call it.
@@ -29,6 +30,7 @@ pub struct Submitted {
 struct Placed {
     place: usize,
     queue: QueueName,
+    traced: Option<Traced>,
 }
 
 impl Desk {
@@ -37,11 +39,13 @@ impl Desk {
         self.store_one(request.validate(self.now(), &self.limits())?).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
+    pub(super) async fn store_one(&self, mut task: ValidTask) -> Result<Submitted, Problem> {
         self.know(named(&task)).await;
         self.admit(&task)?;
+        let traced = self.traced(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
+        self.trace(traced, Way::Http, &answer);
         let stored = match answer.map_err(|error| refusal::unstored(&error))? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
@@ -77,8 +81,9 @@ impl Desk {
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
             match task.and_then(|task| self.admit(&task).map(|()| task)) {
-                Ok(task) => {
-                    placed.push(Placed { place, queue: task.queue.clone() });
+                Ok(mut task) => {
+                    let traced = self.traced(&mut task);
+                    placed.push(Placed { place, queue: task.queue.clone(), traced });
                     tasks.push(task);
                     answers.push(None);
                 }
@@ -86,7 +91,8 @@ impl Desk {
             }
         }
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for (Placed { place, queue }, stored) in placed.into_iter().zip(stored) {
+        for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
+            self.trace(traced, Way::Batch, &stored);
             let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
             answers[place] = Some(answer);
         }

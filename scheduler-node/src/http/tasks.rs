@@ -9,9 +9,11 @@ use axum::{
 };
 use common::{
     ids::Attempt,
+    task::trace::Caller,
     wire::{
         BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody,
         TaskRequest, TaskView,
+        amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE},
     },
 };
 
@@ -22,7 +24,8 @@ const READ_AT_A_TIME: usize = 64;
 
 pub(super) async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    let task = TaskRequest::parse(text.as_str())?;
+    let mut task = TaskRequest::parse(text.as_str())?;
+    task.caller = caller(&headers);
     drop(text);
     let submitted = api.desk.submit(task).await?;
     let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
@@ -41,7 +44,7 @@ pub(super) async fn submit_batch(
     room.shrink_to(text.as_str().len());
     let tasks = read_batch(text.as_str()).await?;
     drop(text);
-    let answers = api.desk.submit_batch(tasks).await;
+    let answers = api.desk.submit_batch_for(caller(&headers), tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
@@ -103,8 +106,15 @@ pub(super) async fn report(
 ) -> Result<Json<TaskView>, Refusal> {
     let id = api.desk.id(&id)?;
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    let (attempt, report) = read_report(text.as_str())?;
+    let (attempt, mut report) = read_report(text.as_str())?;
+    report.trace = caller(&headers).map(|caller| caller.context);
     Ok(Json(api.desk.report(id, attempt, report).await?))
+}
+
+/// Where the client stands in a trace, as it says with W3C Trace Context.
+fn caller(headers: &HeaderMap) -> Option<Caller> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    Caller::of(text(HEADER_TRACEPARENT), text(HEADER_TRACESTATE))
 }
 
 /// Over HTTP a report says itself which attempt it is about.

@@ -75,10 +75,10 @@ impl Elector {
     fn report(&mut self, master: Option<Candidate>, term: Option<Term>) {
         let before = self.mastership.borrow().term;
         match (before, term) {
-            (None, Some(term)) => tracing::info!(node = %self.me, %term, "this node is the master"),
-            (Some(term), None) => tracing::info!(node = %self.me, %term, "this node is no longer the master"),
+            (None, Some(term)) => tracing::info!(me = %self.me, %term, "this node is the master"),
+            (Some(term), None) => tracing::info!(me = %self.me, %term, "this node is no longer the master"),
             (Some(before), Some(term)) if before != term => {
-                tracing::info!(node = %self.me, %before, %term, "this node is the master for another term");
+                tracing::info!(me = %self.me, %before, %term, "this node is the master for another term");
             }
             _ => {}
         }

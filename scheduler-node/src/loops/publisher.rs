@@ -7,6 +7,7 @@
 mod shape;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::{
     cmp::Reverse,
@@ -35,6 +36,7 @@ use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     metrics::Metrics,
+    traces::{self, Hop, Traces},
 };
 
 /// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
@@ -70,6 +72,7 @@ pub struct Publisher {
     pub settlements: Vec<Settlements>,
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
+    pub traces: Traces,
 }
 
 /// In the order of the due instants.
@@ -201,17 +204,19 @@ impl Publisher {
     }
 
     async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) {
-        let batch = self.fresh(batch);
+        let mut batch = self.fresh(batch);
         if batch.is_empty() {
             return;
         }
         let policy = self.books.load().get(queue);
+        let hops = self.begin_hops(&mut batch);
         let batch = self.shape(batch, &policy).await;
         if batch.is_empty() {
             return;
         }
+        let place = |dispatch: &Dispatch| Place::of(dispatch, &policy, hops.get(&dispatch.delivery.id).copied());
         let places: HashMap<TaskId, Place> =
-            batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, Place::of(dispatch, &policy))).collect();
+            batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, place(dispatch))).collect();
         let outgoing: Vec<Outgoing> =
             batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy)).collect();
         let messages = outgoing.len();
@@ -220,6 +225,7 @@ impl Publisher {
         self.metrics.published(queue, messages as u64);
         let published = self.broker.publish(&route, outgoing).await;
         fail::fail_point!("after_confirm", |_| std::process::abort());
+        self.end_hops(queue, &route.exchange, &places, &published);
         self.settle(queue, &policy, &places, published).await;
     }
 
@@ -250,7 +256,8 @@ impl Publisher {
                 self.metrics.late_by(queue, sent_at.saturating_duration_since(place.publish_at).as_secs_f64());
             }
             if let Outcome::Done(()) = one.outcome {
-                tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, "task confirmed");
+                let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
+                tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, trace_id, span_id, "task confirmed");
                 confirmed[place.site].push(place.confirmed(one.id, one.attempt, queue, policy));
             } else {
                 self.count(queue, one.id, one.attempt, &one.outcome);
@@ -308,16 +315,19 @@ struct Place {
     timeout_ms: i64,
     /// The confirm ends it.
     finishes: bool,
+    /// Of a task whose trace is recorded.
+    hop: Option<Hop>,
 }
 
 impl Place {
-    fn of(dispatch: &Dispatch, queue: &Queue) -> Self {
+    fn of(dispatch: &Dispatch, queue: &Queue, hop: Option<Hop>) -> Self {
         Self {
             site: dispatch.site,
             publish_at: dispatch.publish_at,
             redelivered: dispatch.delivery.redelivered,
             timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
             finishes: queue.policy.settle == Settle::Confirm || dispatch.delivery.envelope.is_some(),
+            hop,
         }
     }
 

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     metrics::Metrics,
     store::put::{Hold, Put, PutOutcome},
+    traces,
 };
 
 /// Keys of one statement. It holds a lock for each until it commits, and the server has room for some ten thousand in all.
@@ -107,7 +108,8 @@ impl Putter {
     fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Put]) {
         let mut created: BTreeMap<(&QueueName, &str), u64> = BTreeMap::new();
         for ((task, source), put) in tasks.iter().zip(sources).zip(puts) {
-            tracing::debug!(task = %put.id, queue = %task.queue, outcome = ?put.outcome, due_at = %put.due_at, "task with a key submitted");
+            let ids = || traces::ids(task.trace());
+            tracing::debug!(task = %put.id, queue = %task.queue, outcome = ?put.outcome, due_at = %put.due_at, trace_id = ids().0, span_id = ids().1, "task with a key submitted");
             if put.outcome == PutOutcome::Created {
                 *created.entry((&task.queue, source)).or_default() += 1;
             }

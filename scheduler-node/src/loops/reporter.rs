@@ -3,6 +3,8 @@
 //! Gather where the tasks stand, decide in `common::task::verdict`, write by compare-and-set, then ack. Results and rejections come to any
 //! node, whoever owns the shard. If this loop stops, they wait in the broker.
 
+mod trace;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
@@ -13,17 +15,18 @@ use common::{
     ids::{Attempt, TaskId},
     queue::{Queue, Settle},
     task::{
-        TaskState,
+        TaskState, TraceContext,
         verdict::{FailureReason, Standing, Verdict},
     },
     wire::{
-        amqp::{MessageId, NotAMessageId},
+        amqp::{HEADER_TRACEPARENT, MessageId, NotAMessageId},
         report::{ReportStatus, ResultBody},
     },
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::trace::Traced;
 use super::{
     queue_reader::Books,
     releaser::Releaser,
@@ -36,6 +39,7 @@ use crate::{
         Error,
         settle::{Extend, Finish, Report, Retry, StandingRow},
     },
+    traces::{self, Traces},
 };
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
@@ -97,6 +101,7 @@ pub struct Reporter {
     pub books: Books,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
+    pub traces: Traces,
 }
 
 /// The writes that a batch of happenings comes to.
@@ -114,6 +119,7 @@ struct Fact {
     queue: Arc<Queue>,
     outcome: Option<TaskState>,
     failed: Option<FailureReason>,
+    traced: Option<Traced>,
 }
 
 impl Fact {
@@ -176,7 +182,8 @@ impl Reporter {
                 let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
                 let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
                 let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
-                let body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
+                let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
+                body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
                 (id, Happening::Reported { attempt: Attempt::new(attempt), body: Box::new(body) })
             }
             Source::Rejected => {
@@ -336,7 +343,8 @@ impl Reporter {
             Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
             Happening::Reported { attempt, body } => standing.after_report(*attempt, body, row.now, dice),
         };
-        writes.add(row, happening, verdict, &queue)
+        let traced = self.traced(row, happening);
+        writes.add(row, happening, verdict, &queue, traced)
     }
 
     async fn write(&self, site: &Site, writes: &Writes) -> Result<Vec<TaskId>, Error> {
@@ -372,12 +380,21 @@ impl Reporter {
         if let Some(outcome) = fact.outcome {
             self.metrics.finished(queue, outcome.text(), 1);
         }
-        tracing::debug!(task = %id, %queue, outcome = ?fact.outcome, failed = ?fact.failed, "task settled");
+        self.trace(fact);
+        let (trace_id, span_id) = traces::ids(fact.traced.map(|traced| traced.hop.context));
+        tracing::debug!(task = %id, %queue, outcome = ?fact.outcome, failed = ?fact.failed, trace_id, span_id, "task settled");
     }
 }
 
 impl Writes {
-    fn add(&mut self, row: &StandingRow, happening: &Happening, verdict: Verdict, queue: &Arc<Queue>) -> bool {
+    fn add(
+        &mut self,
+        row: &StandingRow,
+        happening: &Happening,
+        verdict: Verdict,
+        queue: &Arc<Queue>,
+        traced: Option<Traced>,
+    ) -> bool {
         let at_deadline = matches!(happening, Happening::Deadline);
         let (outcome, failed) = match verdict {
             Verdict::Ignore | Verdict::Deliver { .. } => return false,
@@ -414,7 +431,7 @@ impl Writes {
                 (None, None)
             }
         };
-        self.facts.insert(row.id, Fact { queue: Arc::clone(queue), outcome, failed });
+        self.facts.insert(row.id, Fact { queue: Arc::clone(queue), outcome, failed, traced });
         true
     }
 }

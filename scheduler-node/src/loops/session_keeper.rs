@@ -147,14 +147,14 @@ impl SessionKeeper {
         let term = self.coordination.candidate_put(&wanted.node, lease).await?;
         let joining = self.session.borrow().standing != Standing::Joined;
         if joining {
-            tracing::info!(node = %wanted.node, %lease, %term, "joined the cluster");
+            tracing::info!(me = %wanted.node, %lease, %term, "joined the cluster");
         }
         if wanted.leaving {
-            tracing::info!(node = %wanted.node, "told the cluster that this node is leaving");
+            tracing::info!(me = %wanted.node, "told the cluster that this node is leaving");
         } else if !wanted.unfit.is_empty() || wanted.broker_unfit {
             let databases: Vec<&str> = wanted.unfit.iter().map(DatabaseName::as_str).collect();
             let broker = wanted.broker_unfit;
-            tracing::warn!(node = %wanted.node, ?databases, broker, "told the cluster what this node cannot reach");
+            tracing::warn!(me = %wanted.node, ?databases, broker, "told the cluster what this node cannot reach");
         }
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
         self.session.send_modify(|session| {
@@ -170,7 +170,7 @@ impl SessionKeeper {
         if self.session.borrow().standing != standing {
             let Standing::NameTaken { by } = &standing else { return };
             let by = by.as_ref().map_or_else(|| "something unreadable".to_owned(), NodeId::to_string);
-            tracing::warn!(node = %self.member.node, by, "the name is taken; waiting until its lease has run out");
+            tracing::warn!(me = %self.member.node, by, "the name is taken; waiting until its lease has run out");
         }
         self.registered = None;
         self.session.send_modify(|session| {
@@ -266,7 +266,7 @@ impl SessionKeeper {
             self.coordination.lease_revoke(lease).await
         };
         match tokio::time::timeout(DEPART_TIMEOUT, farewell).await {
-            Ok(Ok(())) => tracing::info!(node = %self.member.node, "left the cluster"),
+            Ok(Ok(())) => tracing::info!(me = %self.member.node, "left the cluster"),
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,

@@ -31,6 +31,7 @@ use crate::{
     clock,
     store::{Database, Effect, Error, put::Put, submit::Sending},
     supervise::spawn_child,
+    traces,
 };
 
 /// One insert takes about this many rows: beyond it the time a row costs no longer falls.
@@ -361,7 +362,8 @@ impl Insert {
     fn note(&self, tasks: &[NewTask], counts: Counts, asked_at: UnixMicros) {
         for task in tasks {
             let due_at = task.due_at_when(asked_at);
-            tracing::debug!(task = %task.id, queue = %task.queue, %due_at, "task submitted");
+            let ids = || traces::ids(task.trace());
+            tracing::debug!(task = %task.id, queue = %task.queue, %due_at, trace_id = ids().0, span_id = ids().1, "task submitted");
         }
         for ((queue, source), count) in counts {
             self.at_once.metrics.submitted(&queue, source, count);

@@ -2,7 +2,7 @@
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
-    task::{TaskState, retry::RetryPolicy},
+    task::{TaskState, TraceContext, retry::RetryPolicy},
     time::UnixMicros,
 };
 use sqlx::Row;
@@ -87,6 +87,8 @@ pub struct StandingRow {
     pub wake_at: UnixMicros,
     /// Its consumer is to stop.
     pub stopping: bool,
+    /// What it carries.
+    pub trace: Option<TraceContext>,
     /// The database's time when it was read.
     pub now: UnixMicros,
 }
@@ -217,6 +219,7 @@ impl Database {
             let rows = sqlx::query(include_str!("queries/task_standing.sql")).bind(ids).fetch_all(&pool).await?;
             rows.iter()
                 .map(|row| {
+                    let traceparent: Option<&str> = row.try_get("traceparent")?;
                     let retry: Option<sqlx::types::Json<RetryPolicy>> = row.try_get("retry")?;
                     Ok(StandingRow {
                         id: super::task_id(row, "id")?,
@@ -230,6 +233,7 @@ impl Database {
                         claimed_at: super::optional_moment(row, "claimed_at")?,
                         wake_at: super::moment(row, "wake_at")?,
                         stopping: row.try_get("stopping")?,
+                        trace: traceparent.and_then(TraceContext::parse),
                         now: super::moment(row, "now")?,
                     })
                 })

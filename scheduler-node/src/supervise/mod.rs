@@ -33,6 +33,7 @@ pub enum LoopKind {
     QueueReader,
     Prober,
     Gauger,
+    Exporter,
     Http,
 }
 

@@ -47,6 +47,7 @@ use crate::{
         tests::fixture::{self, TestDatabase},
     },
     supervise::spawn_child,
+    traces::Traces,
 };
 
 const HORIZON: Duration = Duration::from_secs(10);
@@ -108,6 +109,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         books: Arc::clone(&books),
         releaser: Releaser { nudger: nudger.clone() },
         metrics: Arc::clone(&metrics),
+        traces: Traces::default(),
     };
     let joined = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
     let readiness = Readiness::new(
@@ -130,6 +132,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         auto_create: setup.auto_create,
         views: watch::channel(Arc::default()).1,
         metrics,
+        traces: Traces::default(),
         readiness,
     });
     Counter { desk, sites, books, store }

@@ -31,7 +31,7 @@ pub async fn leave(
     mut views: Views,
     helds: &[Arc<Held>],
 ) -> bool {
-    tracing::info!(node = %me, "leaving: handing over what this node owns");
+    tracing::info!(me = %me, "leaving: handing over what this node owns");
     leaving.cancel();
     let handed_over = async {
         let mut back = Instant::now();
@@ -50,7 +50,7 @@ pub async fn leave(
     };
     let done = tokio::time::timeout(LEAVE_TIMEOUT, handed_over).await.unwrap_or(false);
     if !done {
-        tracing::warn!(node = %me, "leaving without having handed over everything; the others take it when the lease is gone");
+        tracing::warn!(me = %me, "leaving without having handed over everything; the others take it when the lease is gone");
     }
     done
 }

@@ -1,0 +1,145 @@
+//! Sends recorded spans to the collector: OTLP over HTTP, in protobuf, a batch at a time.
+//!
+//! If the collector is away, spans are dropped and counted, and everything else goes on. If this loop stops, they are dropped as well.
+
+use std::{collections::HashMap, time::Duration};
+
+use common::ids::NodeId;
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{ExporterBuildError, Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{SpanData, SpanExporter as _},
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::TraceMetrics;
+use crate::config::Telemetry;
+
+/// Spans of one request.
+const BATCH: usize = 512;
+
+/// Spans are gathered for this long: long enough for a batch under load, short for whoever waits to see one.
+const GATHER: Duration = Duration::from_secs(1);
+
+/// A collector that has not taken a batch by then does not get it.
+const EXPORT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A request that is under way when the node stops, and one with what is left, may each take so long: both end before the node does.
+const LAST_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why nothing can be exported.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot make a client for HTTP")]
+    Client(#[source] reqwest::Error),
+    #[error("`telemetry.otlp_endpoint` cannot be used")]
+    Endpoint(#[source] ExporterBuildError),
+    #[error("its metrics cannot be registered")]
+    Metrics(#[from] prometheus::Error),
+}
+
+#[derive(Debug)]
+pub struct Exporter {
+    collector: SpanExporter,
+    spans: mpsc::Receiver<SpanData>,
+    metrics: TraceMetrics,
+    /// The collector does not take them, and that was said.
+    is_away: bool,
+}
+
+impl Exporter {
+    pub(super) fn new(
+        telemetry: &Telemetry,
+        me: &NodeId,
+        spans: mpsc::Receiver<SpanData>,
+        metrics: TraceMetrics,
+    ) -> Result<Self, Error> {
+        let url = telemetry.traces_url().unwrap_or_default();
+        let mut http = reqwest::Client::builder().timeout(EXPORT_WITHIN);
+        if url.starts_with("http:") {
+            // A machine without certificates can speak http all the same.
+            http = http.tls_certs_only([]);
+        }
+        let headers: HashMap<String, String> = telemetry.headers().collect();
+        let mut collector = SpanExporter::builder()
+            .with_http()
+            .with_http_client(http.build().map_err(Error::Client)?)
+            .with_endpoint(url)
+            .with_protocol(Protocol::HttpBinary)
+            .with_headers(headers)
+            .with_timeout(EXPORT_WITHIN)
+            .build()
+            .map_err(Error::Endpoint)?;
+        collector.set_resource(&resource(&telemetry.service_name, me));
+        Ok(Self { collector, spans, metrics, is_away: false })
+    }
+
+    /// Runs until told to stop; then sends what is left.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while stop.run_until_cancelled(self.gather(&mut batch)).await.is_some() {
+            self.export(std::mem::take(&mut batch), &stop).await;
+        }
+        self.spans.close();
+        while let Ok(span) = self.spans.try_recv() {
+            batch.push(span);
+        }
+        if self.is_away {
+            self.metrics.dropped.inc_by(batch.len() as u64);
+        } else if !batch.is_empty() {
+            self.export(batch, &stop).await;
+        }
+    }
+
+    /// What comes in until there is a batch of it, or for a while. Cancelled, it leaves in `batch` what it has.
+    async fn gather(&mut self, batch: &mut Vec<SpanData>) {
+        if self.spans.recv_many(batch, BATCH).await == 0 {
+            // Nobody records any more.
+            return std::future::pending().await;
+        }
+        let more = async { while batch.len() < BATCH && self.spans.recv_many(batch, BATCH - batch.len()).await > 0 {} };
+        // Either way there is something to export.
+        let _ = tokio::time::timeout(GATHER, more).await;
+    }
+
+    async fn export(&mut self, batch: Vec<SpanData>, stop: &CancellationToken) {
+        let spans = batch.len() as u64;
+        let stopping = async {
+            stop.cancelled().await;
+            tokio::time::sleep(LAST_WITHIN).await;
+        };
+        let sent = tokio::select! {
+            sent = tokio::time::timeout(EXPORT_WITHIN, self.collector.export(batch)) => sent.ok(),
+            () = stopping => None,
+        };
+        let error = match sent {
+            Some(Ok(())) => {
+                self.metrics.exported.inc_by(spans);
+                if std::mem::take(&mut self.is_away) {
+                    tracing::info!("the collector takes spans again");
+                }
+                return;
+            }
+            Some(Err(error)) => error.to_string(),
+            None => "it does not answer".to_owned(),
+        };
+        self.metrics.dropped.inc_by(spans);
+        if !std::mem::replace(&mut self.is_away, true) {
+            tracing::warn!(error, "the collector does not take spans; they are dropped until it does");
+        }
+    }
+}
+
+/// Who records: also as `OTEL_RESOURCE_ATTRIBUTES` says.
+fn resource(service_name: &str, me: &NodeId) -> Resource {
+    Resource::builder()
+        .with_service_name(service_name.to_owned())
+        .with_attributes([
+            KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+            KeyValue::new("service.instance.id", me.to_string()),
+            KeyValue::new("duetime.node", me.name.as_str().to_owned()),
+        ])
+        .build()
+}
