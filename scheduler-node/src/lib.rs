@@ -18,6 +18,7 @@ pub mod relay;
 
 pub mod supervise;
 
+pub mod access;
 pub mod alarm;
 pub mod cli;
 pub mod clock;

@@ -16,6 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    access::{Access, TokenBook},
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
@@ -101,6 +102,7 @@ struct Shared {
     store: Store,
     sites: Sites,
     books: Books,
+    access: Arc<Access>,
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
@@ -162,7 +164,9 @@ impl Node {
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry)?;
-        let router = http::router(desk, &shared.config.auth, limits, shared.registry.clone(), http_metrics);
+        shared.access.put_in_force(TokenBook::default());
+        let gate = http::Gate::new(Arc::clone(&shared.access));
+        let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics);
         let stop_intake = shared.stop.intake.clone();
         intake.spawn(LoopKind::Http, async move {
             if let Err(error) = http::serve(listener, router, stop_intake).await {
@@ -250,6 +254,7 @@ impl Shared {
             store: Store::new(databases),
             sites,
             books: Books::default(),
+            access: Arc::new(Access::new(&config.auth)),
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,

@@ -56,6 +56,7 @@ pub const KEYS: &[Key] = &[
     key("http.advertise", "", "base URL that other nodes and people see; default: from http.listen"),
     key("auth.token[].name", "", "who holds the token"),
     key("auth.token[].role", "", "viewer, producer or operator; each may do what those before it may"),
+    key("auth.token[].queues", "", "the queues it is for: a list of names, or starts of names and `*`; default: all"),
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),

@@ -28,9 +28,13 @@ use axum::{
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
-use self::{body::Room, gate::Gate, refusal::Refusal};
-pub use self::{metrics::HttpMetrics, serve::serve};
-use crate::{config::Auth, desk::Desk};
+use self::{body::Room, refusal::Refusal};
+pub use self::{
+    gate::{Caller, Gate},
+    metrics::HttpMetrics,
+    serve::serve,
+};
+use crate::desk::Desk;
 
 /// Every route there is, as it is matched and as it is counted.
 const ROUTES: &[(Method, &str)] = &[
@@ -103,8 +107,8 @@ struct Api {
 }
 
 /// All of the API.
-pub fn router(desk: Desk, auth: &Auth, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
-    let gate = Arc::new(Gate::new(auth));
+pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
+    let gate = Arc::new(gate);
     let batches = Arc::new(Room::new(limits.batches_bytes));
     let api = Api { desk, gate: Arc::clone(&gate), limits, batches, registry };
     shell::around(routes().with_state(api), gate, metrics)

@@ -35,14 +35,16 @@ pub(super) fn around(routes: Router, gate: Arc<Gate>, metrics: HttpMetrics) -> R
         .layer(middleware::from_fn_with_state(Shell { gate, metrics }, pass))
 }
 
-async fn pass(State(shell): State<Shell>, request: Request, next: Next) -> Response {
+async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let admitted = match gate::needed(&method, route) {
-        Some(role) => shell.gate.admit(request.headers(), role),
+        Some(role) => {
+            shell.gate.admit(request.headers(), role).map(|caller| drop(request.extensions_mut().insert(caller)))
+        }
         None => Ok(()),
     };
     let response = match admitted {
@@ -96,21 +98,32 @@ mod tests {
         http::{StatusCode, header},
         routing::{get, post},
     };
+    use common::access::Scope;
     use prometheus::Registry;
     use serde_json::Value;
     use sha2::{Digest, Sha256};
     use tower::ServiceExt;
 
     use super::*;
-    use crate::config::{Auth, Role, Token};
+    use crate::{
+        access::{Access, TokenBook},
+        config::{Auth, Role, Token},
+    };
+
+    fn gate(auth: &Auth) -> Arc<Gate> {
+        let access = Access::new(auth);
+        access.put_in_force(TokenBook::default());
+        Arc::new(Gate::new(Arc::new(access)))
+    }
 
     fn router(roles: &[Role]) -> Router {
         let token = |role: &Role| Token {
             name: role.text().to_owned(),
             role: *role,
+            queues: Scope::ALL,
             sha256: Sha256::digest(role.text()).into(),
         };
-        let gate = Gate::new(&Auth { token: roles.iter().map(token).collect() });
+        let gate = gate(&Auth { token: roles.iter().map(token).collect() });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
             .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))
@@ -118,7 +131,7 @@ mod tests {
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new()).expect("registered once");
-        around(routes, Arc::new(gate), metrics)
+        around(routes, gate, metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -211,7 +224,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, Arc::new(Gate::new(&Auth::default())), metrics);
+        let router = around(routes, gate(&Auth::default()), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }
