@@ -45,8 +45,7 @@ impl fmt::Display for Role {
 
 /// The queues that somebody may know of: all, or those with these names. A name that ends in `*` stands for every queue that
 /// begins so.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope(Option<Arc<[String]>>);
 
 impl Scope {

@@ -7,9 +7,19 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::access::Caller;
+use tokio::sync::Mutex;
 
 use crate::config::Auth;
+
+/// Before every token, so that one that leaked is recognised as what it is.
+const PREFIX: &str = "duetime_";
+
+/// A new token: 256 random bits.
+pub fn fresh_token() -> String {
+    format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()))
+}
 
 /// A token as it is known here: never itself.
 #[derive(Clone, Debug)]
@@ -46,6 +56,8 @@ pub struct TokenBook {
 pub struct Access {
     configured: Vec<Token>,
     book: ArcSwapOption<TokenBook>,
+    /// Whoever reads the book anew holds this.
+    pub reading: Mutex<()>,
 }
 
 impl Access {
@@ -54,7 +66,7 @@ impl Access {
             let caller = Caller { name: token.name.as_str().into(), role: token.role, queues: token.queues.clone() };
             Token { caller, sha256: token.sha256, ends: None }
         });
-        Self { configured: configured.collect(), book: ArcSwapOption::empty() }
+        Self { configured: configured.collect(), book: ArcSwapOption::empty(), reading: Mutex::default() }
     }
 
     pub fn configured(&self) -> &[Token] {

@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    access::{Access, TokenBook},
+    access::Access,
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
@@ -51,6 +51,7 @@ use crate::{
         settler::{Settlements, Settler},
         site::{Site, Sites},
         submitter::{self, Submitter},
+        token_reader::TokenReader,
     },
     metrics::Metrics,
     readiness::Readiness,
@@ -147,6 +148,7 @@ impl Node {
             nudger: nudger.clone(),
             reporter,
             books: Arc::clone(&shared.books),
+            access: Arc::clone(&shared.access),
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
@@ -164,7 +166,6 @@ impl Node {
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry)?;
-        shared.access.put_in_force(TokenBook::default());
         let gate = http::Gate::new(Arc::clone(&shared.access));
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics);
         let stop_intake = shared.stop.intake.clone();
@@ -341,6 +342,8 @@ impl Shared {
         let gauger =
             Gauger { sites: self.sites.clone(), lanes: Arc::clone(&self.lanes), metrics: Arc::clone(&self.metrics) };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
+        let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
+        crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
         crew.spawn(LoopKind::Gauger, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());

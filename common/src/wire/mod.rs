@@ -19,6 +19,7 @@ pub mod report;
 pub mod schedule;
 pub mod submission;
 pub mod task;
+pub mod token;
 pub mod view;
 
 pub use batch::{BatchAnswer, BatchRequest, BatchResult};
@@ -34,4 +35,5 @@ pub use report::{ReportStatus, ResultBody};
 pub use schedule::{NextQuery, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView};
 pub use submission::{DelayWay, Message};
 pub use task::{TaskRequest, ValidTask};
+pub use token::{TokenList, TokenPage, TokenRequest, TokenView};
 pub use view::{AttemptView, CancelAnswer, DependencyView, TaskReceipt, TaskView};

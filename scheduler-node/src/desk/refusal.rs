@@ -92,6 +92,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueRead
             | StoreOp::QueueCounts
             | StoreOp::ScheduleRead
+            | StoreOp::TokenList
             | StoreOp::ShardRead
             | StoreOp::InboxFind
     )

@@ -3,6 +3,7 @@
 //!
 //! What a request means is decided in `common` and done by the desk. The heap, the stores and the loops are absent on purpose.
 
+mod asked;
 mod body;
 mod bulk;
 mod cluster;
@@ -16,6 +17,7 @@ mod schedules;
 mod serve;
 mod shell;
 mod tasks;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -23,12 +25,16 @@ use axum::{
     Router,
     extract::{FromRequestParts, Path},
     http::{Method, request::Parts},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
-use self::{body::Room, refusal::Refusal};
+use self::{
+    asked::{Asked, Front},
+    body::Room,
+    refusal::Refusal,
+};
 pub use self::{
     gate::{Caller, Gate},
     metrics::HttpMetrics,
@@ -46,6 +52,7 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::GET, "/v1/tasks/{id}"),
     (Method::PATCH, "/v1/tasks/{id}"),
     (Method::DELETE, "/v1/tasks/{id}"),
+    (Method::POST, "/v1/tasks/{id}/stop"),
     (Method::POST, "/v1/tasks/{id}/run"),
     (Method::POST, "/v1/tasks/{id}/retry"),
     (Method::POST, "/v1/tasks/{id}/result"),
@@ -65,6 +72,9 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/v1/schedules/{name}/pause"),
     (Method::POST, "/v1/schedules/{name}/resume"),
     (Method::POST, "/v1/schedules/{name}/run"),
+    (Method::GET, "/v1/tokens"),
+    (Method::POST, "/v1/tokens"),
+    (Method::DELETE, "/v1/tokens/{name}"),
     (Method::GET, "/v1/cluster"),
     (Method::GET, "/healthz"),
     (Method::GET, "/readyz"),
@@ -99,7 +109,7 @@ impl Limits {
 /// What every handler needs.
 #[derive(Clone)]
 struct Api {
-    desk: Desk,
+    front: Front,
     gate: Arc<Gate>,
     limits: Limits,
     batches: Arc<Room>,
@@ -110,7 +120,7 @@ struct Api {
 pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
     let gate = Arc::new(gate);
     let batches = Arc::new(Room::new(limits.batches_bytes));
-    let api = Api { desk, gate: Arc::clone(&gate), limits, batches, registry };
+    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
     shell::around(routes().with_state(api), gate, metrics)
 }
 
@@ -135,6 +145,8 @@ fn routes() -> Router<Api> {
         .route("/v1/schedules/{name}/pause", post(schedules::pause))
         .route("/v1/schedules/{name}/resume", post(schedules::resume))
         .route("/v1/schedules/{name}/run", post(schedules::run))
+        .route("/v1/tokens", get(tokens::list).post(tokens::add))
+        .route("/v1/tokens/{name}", delete(tokens::revoke))
         .route("/v1/cluster", get(cluster::show))
         .route("/healthz", get(cluster::alive))
         .route("/readyz", get(cluster::ready))

@@ -33,4 +33,5 @@ pub mod session_keeper;
 pub mod settler;
 pub mod site;
 pub mod submitter;
+pub mod token_reader;
 pub mod waiting;

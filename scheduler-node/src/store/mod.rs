@@ -26,6 +26,7 @@ pub mod rows;
 pub mod schedules;
 pub mod settle;
 pub mod submit;
+pub mod tokens;
 pub mod watch;
 
 mod clock;

@@ -31,6 +31,7 @@ pub enum LoopKind {
     Firer,
     Archiver,
     QueueReader,
+    TokenReader,
     Prober,
     Gauger,
     Http,

@@ -26,7 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Desk, Parts};
 use crate::{
+    access::Access,
     broker::{BrokerState, DoorTroubles},
+    config::Auth,
     loops::{
         at_once::AtOnce,
         held::Held,
@@ -126,6 +128,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         nudger,
         reporter,
         books: Arc::clone(&books),
+        access: Arc::new(Access::new(&Auth::default())),
         max_payload_bytes: 1_000,
         auto_create: setup.auto_create,
         views: watch::channel(Arc::default()).1,

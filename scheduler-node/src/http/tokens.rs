@@ -1,0 +1,25 @@
+//! Tokens: made, shown, revoked.
+
+use axum::{
+    Json,
+    body::Body,
+    http::{HeaderMap, StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use common::wire::{TokenList, TokenRequest, TokenView};
+
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body, query, refusal::Refusal};
+
+pub(super) async fn add(asked: Asked, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
+    let text = body::text(&headers, body, AROUND_PAYLOAD_BYTES).await?;
+    let token = asked.desk.token_add(TokenRequest::parse(text.as_str())?, &asked.caller.name).await?;
+    Ok((StatusCode::CREATED, Json(token)).into_response())
+}
+
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<TokenList>, Refusal> {
+    Ok(Json(asked.desk.token_list(query::token_page(&uri)?).await?))
+}
+
+pub(super) async fn revoke(asked: Asked, Named(name): Named) -> Result<Json<TokenView>, Refusal> {
+    Ok(Json(asked.desk.token_revoke(&name, &asked.caller.name).await?))
+}
