@@ -20,6 +20,7 @@ pub mod supervise;
 
 pub mod access;
 pub mod alarm;
+pub mod audit;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     access::Access,
+    audit::{Audit, AuditMetrics},
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
@@ -28,6 +29,7 @@ use crate::{
         archiver::Archiver,
         assigner::Assigner,
         at_once::AtOnce,
+        auditor::Auditor,
         collector::Collector,
         dispatcher::{Dispatcher, Pace},
         elector::{Elector, Mastership},
@@ -149,6 +151,7 @@ impl Node {
             reporter,
             books: Arc::clone(&shared.books),
             access: Arc::clone(&shared.access),
+            audit: shared.audit(&mut work)?,
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
@@ -332,8 +335,12 @@ impl Shared {
                 metrics: Arc::clone(&self.metrics),
                 misfit: misfit.clone(),
             };
-            let archiver =
-                Archiver { site: site.clone(), books: Arc::clone(&self.books), metrics: Arc::clone(&self.metrics) };
+            let archiver = Archiver {
+                site: site.clone(),
+                books: Arc::clone(&self.books),
+                metrics: Arc::clone(&self.metrics),
+                audit: (index == 0).then_some(self.config.audit),
+            };
             crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
@@ -349,6 +356,15 @@ impl Shared {
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
         misfits
+    }
+
+    /// Where deeds are noted. It ends with the work, after the last request was answered.
+    fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
+        let metrics = AuditMetrics::register(&self.registry)?;
+        let (audit, notes) = Audit::new(metrics.clone());
+        let auditor = Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics };
+        crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
+        Ok(audit)
     }
 
     /// The life of a task, from the heap to the archive. Answers the short way in for those that are due at once.

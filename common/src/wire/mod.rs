@@ -4,6 +4,7 @@
 //! leniently.
 
 pub mod amqp;
+pub mod audit;
 pub mod batch;
 pub mod bulk;
 pub mod change;
@@ -22,6 +23,7 @@ pub mod task;
 pub mod token;
 pub mod view;
 
+pub use audit::{AuditFilter, AuditList};
 pub use batch::{BatchAnswer, BatchRequest, BatchResult};
 pub use bulk::{BulkAnswer, BulkCursor, BulkRequest, TaskFilter, ValidBulk};
 pub use change::{ChangeRequest, ValidChange};

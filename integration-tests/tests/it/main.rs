@@ -25,6 +25,7 @@ mod settlement;
 mod sql;
 mod stop;
 mod submission;
+mod tokens;
 mod unready;
 
 use std::{future::Future, sync::Arc, time::Duration};

@@ -4,6 +4,7 @@
 //! Whatever writes runs in a task of its own, so that a client that hangs up does not leave it half done. No outcome is
 //! guessed at: where nobody knows whether something was done, the answer says so.
 
+mod audit;
 mod bulk;
 mod cluster;
 mod collect;
@@ -18,7 +19,7 @@ mod scope;
 mod submit;
 mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tokens;
 mod view;
 
@@ -35,6 +36,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::{
     access::Access,
+    audit::Audit,
     clock,
     loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
     metrics::Metrics,
@@ -57,6 +59,7 @@ pub struct Parts {
     pub reporter: Reporter,
     pub books: Books,
     pub access: Arc<Access>,
+    pub audit: Audit,
     pub max_payload_bytes: usize,
     /// A queue comes into being with the first task that names it.
     pub auto_create: bool,

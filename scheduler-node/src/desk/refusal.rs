@@ -93,6 +93,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueCounts
             | StoreOp::ScheduleRead
             | StoreOp::TokenList
+            | StoreOp::AuditList
             | StoreOp::ShardRead
             | StoreOp::InboxFind
     )

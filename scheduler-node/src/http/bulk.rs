@@ -1,7 +1,7 @@
 //! Many tasks at once: one thing done to all of them, or all of them told, one a line.
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::State,
     http::{HeaderMap, Uri, header},
@@ -10,7 +10,7 @@ use axum::{
 use common::wire::{BulkAnswer, BulkRequest};
 use futures::{StreamExt, TryStreamExt};
 
-use super::{Api, Asked, body, query, refusal::Refusal};
+use super::{Api, Asked, audit::Told, body, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
@@ -20,9 +20,13 @@ pub(super) async fn act(
     State(api): State<Api>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<BulkAnswer>, Refusal> {
+) -> Result<(Extension<Told>, Json<BulkAnswer>), Refusal> {
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    Ok(Json(asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?))
+    let answer = asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
+    let BulkAnswer { matched, done, .. } = answer;
+    let told =
+        Told { target: "tasks".to_owned(), detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())) };
+    Ok((Extension(told), Json(answer)))
 }
 
 /// Once lines have been sent there is no other status: an export that fails breaks off, without its last line.

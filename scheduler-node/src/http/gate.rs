@@ -117,7 +117,7 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
         Some("/healthz" | "/readyz") => None,
         // There is nothing behind it; which paths exist is not told to strangers all the same.
         None => Some(Role::Viewer),
-        Some(route) if route.starts_with("/v1/tokens") => Some(Role::Operator),
+        Some(route) if route.starts_with("/v1/tokens") || route == "/v1/audit" => Some(Role::Operator),
         Some(_) if looks => Some(Role::Viewer),
         Some(route) if route.starts_with("/v1/tasks") => Some(Role::Producer),
         Some(_) => Some(Role::Operator),
@@ -265,6 +265,7 @@ mod tests {
             (Method::PUT, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::DELETE, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::POST, Some("/v1/queues/{queue}/pause"), Some(Role::Operator)),
+            (Method::GET, Some("/v1/audit"), Some(Role::Operator)),
             (Method::GET, Some("/v1/tokens"), Some(Role::Operator)),
             (Method::POST, Some("/v1/tokens"), Some(Role::Operator)),
             (Method::POST, Some("/metrics"), Some(Role::Operator)),

@@ -4,6 +4,7 @@
 //! What a request means is decided in `common` and done by the desk. The heap, the stores and the loops are absent on purpose.
 
 mod asked;
+mod audit;
 mod body;
 mod bulk;
 mod cluster;
@@ -17,6 +18,8 @@ mod schedules;
 mod serve;
 mod shell;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod tokens;
 
 use std::sync::Arc;
@@ -75,6 +78,7 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::GET, "/v1/tokens"),
     (Method::POST, "/v1/tokens"),
     (Method::DELETE, "/v1/tokens/{name}"),
+    (Method::GET, "/v1/audit"),
     (Method::GET, "/v1/cluster"),
     (Method::GET, "/healthz"),
     (Method::GET, "/readyz"),
@@ -120,8 +124,9 @@ struct Api {
 pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
     let gate = Arc::new(gate);
     let batches = Arc::new(Room::new(limits.batches_bytes));
+    let audit = desk.audit().clone();
     let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
-    shell::around(routes().with_state(api), gate, metrics)
+    shell::around(routes().with_state(api), gate, audit, metrics)
 }
 
 fn routes() -> Router<Api> {
@@ -147,6 +152,7 @@ fn routes() -> Router<Api> {
         .route("/v1/schedules/{name}/run", post(schedules::run))
         .route("/v1/tokens", get(tokens::list).post(tokens::add))
         .route("/v1/tokens/{name}", delete(tokens::revoke))
+        .route("/v1/audit", get(audit::list))
         .route("/v1/cluster", get(cluster::show))
         .route("/healthz", get(cluster::alive))
         .route("/readyz", get(cluster::ready))

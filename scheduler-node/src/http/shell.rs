@@ -13,10 +13,12 @@ use common::wire::Problem;
 use futures::FutureExt;
 
 use super::{
+    audit::Draft,
     gate::{self, Gate},
     metrics::HttpMetrics,
     refusal::Refusal,
 };
+use crate::audit::Audit;
 
 /// Agreed for the API, but not made yet: said so, that nobody looks for a mistake of his own.
 const LATER: [&str; 5] = ["/", "/openapi.json", "/v1/schedules", "/console", "/v1/docs"];
@@ -24,15 +26,16 @@ const LATER: [&str; 5] = ["/", "/openapi.json", "/v1/schedules", "/console", "/v
 #[derive(Clone)]
 struct Shell {
     gate: Arc<Gate>,
+    audit: Audit,
     metrics: HttpMetrics,
 }
 
 /// Puts the shell around `routes`.
-pub(super) fn around(routes: Router, gate: Arc<Gate>, metrics: HttpMetrics) -> Router {
+pub(super) fn around(routes: Router, gate: Arc<Gate>, audit: Audit, metrics: HttpMetrics) -> Router {
     routes
         .method_not_allowed_fallback(wrong_method)
         .fallback(nothing_here)
-        .layer(middleware::from_fn_with_state(Shell { gate, metrics }, pass))
+        .layer(middleware::from_fn_with_state(Shell { gate, audit, metrics }, pass))
 }
 
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
@@ -41,16 +44,22 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
+    let draft = Draft::of(&request, route);
     let admitted = match gate::needed(&method, route) {
-        Some(role) => {
-            shell.gate.admit(request.headers(), role).map(|caller| drop(request.extensions_mut().insert(caller)))
+        Some(role) => shell.gate.admit(request.headers(), role).map(Some),
+        None => Ok(None),
+    };
+    let (caller, response) = match admitted {
+        Ok(caller) => {
+            if let Some(caller) = &caller {
+                request.extensions_mut().insert(caller.clone());
+            }
+            let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+            (caller, answer.unwrap_or_else(|_| broken(&method, route)))
         }
-        None => Ok(()),
+        Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
-    let response = match admitted {
-        Ok(()) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| broken(&method, route)),
-        Err(refusal) => refusal.into_response(),
-    };
+    draft.note(&shell.audit, caller.as_ref(), &response);
     let took = started.elapsed();
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
@@ -107,8 +116,13 @@ mod tests {
     use super::*;
     use crate::{
         access::{Access, TokenBook},
+        audit::AuditMetrics,
         config::{Auth, Role, Token},
     };
+
+    fn audit() -> Audit {
+        Audit::new(AuditMetrics::register(&Registry::new()).expect("registered once")).0
+    }
 
     fn gate(auth: &Auth) -> Arc<Gate> {
         let access = Access::new(auth);
@@ -131,7 +145,7 @@ mod tests {
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new()).expect("registered once");
-        around(routes, gate, metrics)
+        around(routes, gate, audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -224,7 +238,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, gate(&Auth::default()), metrics);
+        let router = around(routes, gate(&Auth::default()), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }

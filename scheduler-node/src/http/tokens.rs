@@ -1,19 +1,21 @@
 //! Tokens: made, shown, revoked.
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     http::{HeaderMap, StatusCode, Uri},
     response::{IntoResponse, Response},
 };
 use common::wire::{TokenList, TokenRequest, TokenView};
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body, query, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, audit::Told, body, query, refusal::Refusal};
 
 pub(super) async fn add(asked: Asked, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
     let text = body::text(&headers, body, AROUND_PAYLOAD_BYTES).await?;
-    let token = asked.desk.token_add(TokenRequest::parse(text.as_str())?, &asked.caller.name).await?;
-    Ok((StatusCode::CREATED, Json(token)).into_response())
+    let made = asked.desk.token_add(TokenRequest::parse(text.as_str())?, &asked.caller.name).await?;
+    let queues = made.queues.as_ref().map_or_else(|| "all queues".to_owned(), |queues| queues.join(", "));
+    let told = Told { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) };
+    Ok((StatusCode::CREATED, Extension(told), Json(made)).into_response())
 }
 
 pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<TokenList>, Refusal> {
