@@ -70,9 +70,16 @@ async fn a_token_made_on_one_node_is_good_on_all_within_a_second_and_revoked_as_
         }
         let own: Value = operator.call(Method::GET, "/v1/tokens", None).await?;
         ensure!(!own.to_string().contains(&token), "a token is told once: {own}");
-        sandbox.client(0).call::<Value>(Method::POST, "/v1/tasks/bulk", Some(&json!({
-            "action": "cancel", "filter": { "queue": "shop.orders" },
-        }))).await?;
+        sandbox
+            .client(0)
+            .call::<Value>(
+                Method::POST,
+                "/v1/tasks/bulk",
+                Some(&json!({
+                    "action": "cancel", "filter": { "queue": "shop.orders" },
+                })),
+            )
+            .await?;
         let deeds = noted(&operator, "task.bulk", 1).await?;
         ensure!(deeds[0]["detail"].as_str().is_some_and(|detail| detail.contains("done 1")), "{deeds:?}");
         let refused = noted(&operator, "refused", 1).await?;
