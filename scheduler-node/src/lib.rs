@@ -20,7 +20,9 @@ pub mod traces;
 
 pub mod supervise;
 
+pub mod access;
 pub mod alarm;
+pub mod audit;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -23,7 +23,7 @@ async fn main() -> ExitCode {
         Command::Migrate(wish) => cli::migrate(&wish).await,
         Command::Check(wish) => Box::pin(cli::check(&wish)).await,
         Command::Relay(wish) => Box::pin(cli::relay(&wish)).await,
-        Command::Token(wish) => cli::token(&wish),
+        Command::Token(wish) => Box::pin(cli::token(&wish)).await,
         Command::Ask(question) => Box::pin(cli::ask(&question)).await,
         Command::Completions { shell } => cli::completions(shell),
     })

@@ -16,6 +16,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    access::Access,
+    audit::{Audit, AuditMetrics},
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
@@ -27,6 +29,7 @@ use crate::{
         archiver::Archiver,
         assigner::Assigner,
         at_once::AtOnce,
+        auditor::Auditor,
         collector::Collector,
         dispatcher::{Dispatcher, Pace},
         elector::{Elector, Mastership},
@@ -50,6 +53,7 @@ use crate::{
         settler::{Settlements, Settler},
         site::{Site, Sites},
         submitter::{self, Submitter},
+        token_reader::TokenReader,
     },
     metrics::Metrics,
     readiness::Readiness,
@@ -102,6 +106,7 @@ struct Shared {
     store: Store,
     sites: Sites,
     books: Books,
+    access: Arc<Access>,
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
@@ -152,6 +157,8 @@ impl Node {
             nudger: nudger.clone(),
             reporter,
             books: Arc::clone(&shared.books),
+            access: Arc::clone(&shared.access),
+            audit: shared.audit(&mut work)?,
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
@@ -170,7 +177,8 @@ impl Node {
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry)?;
-        let router = http::router(desk, &shared.config.auth, limits, shared.registry.clone(), http_metrics);
+        let gate = http::Gate::new(Arc::clone(&shared.access));
+        let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics);
         let stop_intake = shared.stop.intake.clone();
         intake.spawn(LoopKind::Http, async move {
             if let Err(error) = http::serve(listener, router, stop_intake).await {
@@ -259,6 +267,7 @@ impl Shared {
             store: Store::new(databases),
             sites,
             books: Books::default(),
+            access: Arc::new(Access::new(&config.auth)),
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
@@ -337,8 +346,12 @@ impl Shared {
                 metrics: Arc::clone(&self.metrics),
                 misfit: misfit.clone(),
             };
-            let archiver =
-                Archiver { site: site.clone(), books: Arc::clone(&self.books), metrics: Arc::clone(&self.metrics) };
+            let archiver = Archiver {
+                site: site.clone(),
+                books: Arc::clone(&self.books),
+                metrics: Arc::clone(&self.metrics),
+                audit: (index == 0).then_some(self.config.audit),
+            };
             crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
@@ -351,11 +364,22 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
         };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
+        let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
+        crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
         crew.spawn(LoopKind::Gauger, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
         misfits
+    }
+
+    /// Where deeds are noted. It ends with the work, after the last request was answered.
+    fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
+        let metrics = AuditMetrics::register(&self.registry)?;
+        let (audit, notes) = Audit::new(metrics.clone());
+        let auditor = Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics };
+        crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
+        Ok(audit)
     }
 
     /// The life of a task, from the heap to the archive. Answers the short way in for those that are due at once.

@@ -164,11 +164,14 @@ listen = "0.0.0.0:8080"
 [[auth.token]]
 name = {{ toJson .name }}
 role = {{ toJson .role }}
+{{- with .queues }}
+queues = {{ toJson . }}
+{{- end }}
 {{- with .sha256 }}
 sha256 = {{ toJson . }}
 {{- end }}
 {{- end }}
-{{- range $section := list "scheduler" "queues" "telemetry" }}
+{{- range $section := list "audit" "scheduler" "queues" "telemetry" }}
 {{- with index $.Values.config $section }}
 
 [{{ $section }}]

@@ -102,12 +102,12 @@ impl fmt::Display for TraceContext {
 
 /// Where whoever calls stands in a trace, in the words it used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct Upstream {
     pub context: TraceContext,
     tracestate: Option<String>,
 }
 
-impl Caller {
+impl Upstream {
     /// `None`: it stands in none.
     pub fn of(traceparent: Option<&str>, tracestate: Option<&str>) -> Option<Self> {
         let context = TraceContext::parse(traceparent?)?;

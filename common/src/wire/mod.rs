@@ -4,6 +4,7 @@
 //! leniently.
 
 pub mod amqp;
+pub mod audit;
 pub mod batch;
 pub mod bulk;
 pub mod change;
@@ -19,8 +20,10 @@ pub mod report;
 pub mod schedule;
 pub mod submission;
 pub mod task;
+pub mod token;
 pub mod view;
 
+pub use audit::{AuditFilter, AuditList};
 pub use batch::{BatchAnswer, BatchRequest, BatchResult};
 pub use bulk::{BulkAnswer, BulkCursor, BulkRequest, TaskFilter, ValidBulk};
 pub use change::{ChangeRequest, ValidChange};
@@ -34,4 +37,5 @@ pub use report::{ReportStatus, ResultBody};
 pub use schedule::{NextQuery, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView};
 pub use submission::{DelayWay, Message};
 pub use task::{TaskRequest, ValidTask};
+pub use token::{TokenList, TokenPage, TokenRequest, TokenView};
 pub use view::{AttemptView, CancelAnswer, DependencyView, TaskReceipt, TaskView};

@@ -13,7 +13,7 @@ use crate::{
         Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate,
         dependency::{DependencyRequest, check_dependencies},
         retry::RetryPolicy,
-        trace::Caller,
+        trace::Upstream,
     },
     time::UnixMicros,
     wire::{
@@ -65,7 +65,7 @@ pub struct TaskRequest {
     pub depends_on: Option<Vec<DependencyRequest>>,
     /// Who asks, where that is said beside the task.
     #[serde(skip)]
-    pub caller: Option<Caller>,
+    pub upstream: Option<Upstream>,
 }
 
 /// A task that can be written once it has an id.
@@ -125,8 +125,8 @@ impl TaskRequest {
         let depends_on = check_dependencies(self.depends_on.unwrap_or_default(), &queue, key)?;
         let mut headers = self.headers.unwrap_or_default();
         check_headers(&headers)?;
-        if let Some(caller) = self.caller {
-            caller.put_into(&mut headers);
+        if let Some(upstream) = self.upstream {
+            upstream.put_into(&mut headers);
         }
         let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?
             .unwrap_or_else(|| (b"null".to_vec(), JSON.to_owned()));

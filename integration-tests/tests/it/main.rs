@@ -25,6 +25,7 @@ mod settlement;
 mod sql;
 mod stop;
 mod submission;
+mod tokens;
 mod traces;
 mod unready;
 

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::{
     Error, Form, Output,
     access::Access,
-    bulk,
+    audit, bulk,
     client::{Answer, Client},
     cluster, export, import, list, queue, say, schedule, submit, task, top,
 };
@@ -64,6 +64,9 @@ pub enum Ask {
     /// Schedules: calendars that make tasks.
     #[command(subcommand)]
     Schedule(schedule::Command),
+    /// Show who did what, newest first.
+    #[command(after_help = "Example:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z")]
+    Audit(Asked<audit::Wish>),
     /// Show the nodes, the master and who owns the shards.
     #[command(after_help = "Example:\n  duetime cluster --url http://10.0.0.5:8080")]
     Cluster(Asked<cluster::Wish>),
@@ -123,6 +126,7 @@ pub async fn ask(question: &Ask) -> Result<(), Error> {
         Ask::Import(asked) => import::import(asked).await,
         Ask::Queue(command) => queue::queue(command).await,
         Ask::Schedule(command) => schedule::schedule(command).await,
+        Ask::Audit(asked) => audit::audit(asked).await,
         Ask::Cluster(asked) => cluster::cluster(asked).await,
         Ask::Top(asked) => top::top(asked).await,
     }

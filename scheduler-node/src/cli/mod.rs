@@ -6,6 +6,7 @@
 
 mod access;
 mod ask;
+mod audit;
 mod bulk;
 mod check;
 mod client;
@@ -75,8 +76,8 @@ pub enum Command {
         duetime relay --queue orders --to https://shop.example/hooks --secret-file hooks.secret\n  \
         duetime relay --queue reports --command /usr/local/bin/report -- --format pdf")]
     Relay(Box<relay::Wish>),
-    /// Make a token, and the section that lets it in.
-    Token(token::Wish),
+    /// Tokens: for the configuration, or made and revoked while the cluster runs.
+    Token(Box<token::Wish>),
     #[command(flatten)]
     Ask(Box<Ask>),
     /// Print what makes a shell complete these commands.
@@ -278,8 +279,8 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let (families, single): (Vec<_>, Vec<_>) =
-            command.get_subcommands().partition(|command| ["queue", "schedule"].contains(&command.get_name()));
-        assert_eq!(families.len(), 2);
+            command.get_subcommands().partition(|command| ["queue", "schedule", "token"].contains(&command.get_name()));
+        assert_eq!(families.len(), 3);
         let asking = single.into_iter().chain(families.into_iter().flat_map(clap::Command::get_subcommands));
         for command in asking.filter(|command| command.get_arguments().any(|arg| arg.get_id() == "token_file")) {
             let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();

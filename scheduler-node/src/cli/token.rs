@@ -1,19 +1,57 @@
-//! `duetime token`: makes a token and the section of the configuration that lets it in.
+//! `duetime token`: makes tokens, for the configuration or over the API, shows and revokes them.
 
-use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
+use common::{
+    access::Role,
+    time::UnixMicros,
+    wire::{
+        TokenList, TokenView,
+        token::{TokenSource, check_name},
+    },
+};
+use reqwest::Method;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{Error, Form, Output, say};
-use crate::config::Role;
+use super::{
+    Error, Form, Output,
+    ask::Asked,
+    client::{Answer, Request},
+    complain, moment, print, say,
+};
+use crate::{access::fresh_token, clock};
 
-/// Before every token, so that one that leaked is recognised as what it is.
-const PREFIX: &str = "duetime_";
-
-/// Whom the token is for.
+/// What is to be done about tokens; nothing said is `new`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Wish {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    new: New,
+}
+
+/// What is to be done about tokens.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a token and the section of the configuration that lets it in. Asks no node.
+    #[command(after_help = "Example:\n  duetime token new --name ops --role operator")]
+    New(New),
+    /// Make a token that is in force on every node within a second, and print it this once.
+    #[command(after_help = "Examples:\n  duetime token create shop --role producer --queue 'shop.*'\n  \
+                            duetime token create visitor --role viewer --expires-after 8h")]
+    Create(Asked<Create>),
+    /// List tokens, newest first; never the tokens themselves.
+    #[command(after_help = "Example:\n  duetime token list")]
+    List(Asked<Page>),
+    /// Revoke a token; it opens nothing on any node within a second.
+    #[command(after_help = "Example:\n  duetime token revoke shop")]
+    Revoke(Asked<One>),
+}
+
+/// Whom a token of the configuration is for.
+#[derive(Debug, Args)]
+struct New {
     /// Who will hold the token; default: the role.
     #[arg(long)]
     name: Option<String>,
@@ -22,6 +60,40 @@ pub struct Wish {
     role: RoleName,
     #[command(flatten)]
     output: Output,
+}
+
+/// Whom a token is for, and what of.
+#[derive(Debug, Args)]
+struct Create {
+    #[command(flatten)]
+    token: One,
+    /// What the holder may do: each role may do what those before it may.
+    #[arg(long, value_enum)]
+    role: RoleName,
+    /// A queue it is for, or the start of several and `*`; can be given again. Without: all queues.
+    #[arg(long = "queue", value_name = "NAME")]
+    queues: Vec<String>,
+    /// It opens nothing any more after this: 8h, 90days.
+    #[arg(long, value_name = "LENGTH", value_parser = moment::duration_ms)]
+    expires_after: Option<i64>,
+}
+
+/// One token.
+#[derive(Debug, Args)]
+struct One {
+    #[arg(value_parser = name)]
+    name: String,
+}
+
+/// A page of tokens.
+#[derive(Debug, Args)]
+struct Page {
+    /// How many at the most, up to 1000.
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
+    limit: u32,
+    /// Go on there: `next_cursor` of the page before.
+    #[arg(long)]
+    cursor: Option<String>,
 }
 
 /// The roles as they are spelled on the command line.
@@ -42,9 +114,29 @@ impl From<RoleName> for Role {
     }
 }
 
+/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+fn name(text: &str) -> Result<String, String> {
+    check_name(text).map_err(|error| error.to_string())?;
+    if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
+}
+
+pub async fn token(wish: &Wish) -> Result<(), Error> {
+    match &wish.command {
+        None => new(&wish.new),
+        Some(Command::New(wish)) => new(wish),
+        Some(Command::Create(asked)) => create(asked).await,
+        Some(Command::List(asked)) => list(asked).await,
+        Some(Command::Revoke(asked)) => {
+            let path = ["v1", "tokens", asked.wish.name.as_str()];
+            let answer = asked.client()?.ask(&Request::new(Method::DELETE, &path)).await?;
+            asked.print(&answer, |_| Ok(format!("{}  revoked", asked.wish.name)))
+        }
+    }
+}
+
 /// Prints a new token. It is kept nowhere.
-pub fn token(wish: &Wish) -> Result<(), Error> {
-    let token = format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()));
+fn new(wish: &New) -> Result<(), Error> {
+    let token = fresh_token();
     let sha256: String = Sha256::digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();
     let role = Role::from(wish.role);
     let name = wish.name.as_deref().unwrap_or_else(|| role.text());
@@ -57,4 +149,87 @@ pub fn token(wish: &Wish) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+async fn create(asked: &Asked<Create>) -> Result<(), Error> {
+    let Create { token, role, queues, expires_after } = &asked.wish;
+    let mut body = json!({ "name": token.name, "role": Role::from(*role) });
+    if !queues.is_empty() {
+        body["queues"] = json!(queues);
+    }
+    if let Some(expires_after_ms) = expires_after {
+        body["expires_after_ms"] = json!(expires_after_ms);
+    }
+    let answer = asked.client()?.ask(&Request::post(&["v1", "tokens"]).body(body.to_string())).await?;
+    asked.print(&answer, |answer| {
+        let token = answer.read::<TokenView>()?.token.unwrap_or_default();
+        Ok(format!("token: {token}\n\nKeep it: it is stored nowhere and told this once. It is in force."))
+    })
+}
+
+async fn list(asked: &Asked<Page>) -> Result<(), Error> {
+    let mut query = vec![("limit", asked.wish.limit.to_string())];
+    query.extend(asked.wish.cursor.clone().map(|cursor| ("cursor", cursor)));
+    let answer = asked.client()?.ask(&Request::get(&["v1", "tokens"]).query(query)).await?;
+    asked.print(&answer, page)
+}
+
+fn page(answer: &Answer) -> Result<String, Error> {
+    let list: TokenList = answer.read()?;
+    if let Some(cursor) = &list.next_cursor {
+        complain(format_args!("there are more: --cursor {}", cursor.0));
+    }
+    Ok(table(&list.tokens, clock::now()))
+}
+
+fn table(tokens: &[TokenView], now: UnixMicros) -> String {
+    let row = |token: &TokenView| {
+        let queues = token.queues.as_ref().map_or_else(|| "all".to_owned(), |queues| queues.join(" "));
+        vec![token.name.clone(), token.role.to_string(), queues, made(token, now), standing(token, now)]
+    };
+    print::table(&["NAME", "ROLE", "QUEUES", "MADE", "IS"], tokens.iter().map(row).collect())
+}
+
+fn made(token: &TokenView, now: UnixMicros) -> String {
+    match (token.source, token.created_at, &token.created_by) {
+        (TokenSource::Api, Some(at), Some(by)) => format!("{} by {by}", moment::distance(at, now)),
+        _ => "in the configuration".to_owned(),
+    }
+}
+
+fn standing(token: &TokenView, now: UnixMicros) -> String {
+    match (token.revoked_at, token.expires_at) {
+        (Some(at), _) => format!("revoked {}", moment::distance(at, now)),
+        (None, Some(at)) if at <= now => format!("expired {}", moment::distance(at, now)),
+        (None, Some(at)) => format!("in force, expires {}", moment::distance(at, now)),
+        (None, None) => "in force".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_shown_with_whether_it_opens_anything() {
+        let at = |seconds: i64| Some(UnixMicros::new(seconds * 1_000_000));
+        let now = UnixMicros::new(1_000_000_000);
+        let token = |expires_at, revoked_at| TokenView {
+            name: "shop".to_owned(),
+            role: Role::Producer,
+            queues: Some(vec!["shop.*".to_owned(), "mail".to_owned()]),
+            source: TokenSource::Api,
+            created_at: at(400),
+            created_by: Some("ops".to_owned()),
+            expires_at,
+            revoked_at,
+            revoked_by: None,
+            token: None,
+        };
+        let row = |token: TokenView| table(&[token], now).lines().nth(1).unwrap_or_default().to_owned();
+        assert_eq!(row(token(None, None)), "shop  producer  shop.* mail  10 m ago by ops  in force");
+        assert!(row(token(at(1_600), None)).ends_with("in force, expires in 10 m"));
+        assert!(row(token(at(400), None)).ends_with("expired 10 m ago"));
+        assert!(row(token(at(400), at(400))).ends_with("revoked 10 m ago"));
+    }
 }

@@ -1,10 +1,10 @@
 //! `[auth]`: who may do what. Tokens are kept only as their SHA-256.
 
-use std::fmt;
-
+pub use common::access::Role;
+use common::access::{Caller, Scope};
 use serde::Deserialize;
 
-use super::complaint::Complaints;
+use super::{complaint::Complaints, read};
 
 /// The tokens that are let in. None: nobody is asked, which is allowed on loopback only.
 #[derive(Clone, Debug, Default)]
@@ -17,37 +17,8 @@ pub struct Auth {
 pub struct Token {
     pub name: String,
     pub role: Role,
+    pub queues: Scope,
     pub sha256: [u8; 32],
-}
-
-/// What a caller may do. Each role may do what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Looks.
-    Viewer,
-    /// Submits, changes, cancels, reports.
-    Producer,
-    /// Runs the cluster: queues, pauses.
-    Operator,
-}
-
-impl Role {
-    pub const ALL: [Self; 3] = [Self::Viewer, Self::Producer, Self::Operator];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Viewer => "viewer",
-            Self::Producer => "producer",
-            Self::Operator => "operator",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text())
-    }
 }
 
 /// As it stands in the file.
@@ -62,6 +33,9 @@ pub(super) struct Written {
 struct WrittenToken {
     name: String,
     role: Role,
+    /// Absent: all.
+    #[serde(default, deserialize_with = "read::maybe_list")]
+    queues: Option<Vec<String>>,
     sha256: String,
 }
 
@@ -76,6 +50,15 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
             key("name"),
             format!("is {:?}, as another token is called; give each a name of its own", written.name),
         );
+        complaints.unless(
+            written.name != Caller::ANONYMOUS,
+            key("name"),
+            "is what callers without a token are called; give it another name",
+        );
+        let queues = Scope::of(written.queues).unwrap_or_else(|error| {
+            complaints.add(key("queues"), error.detail);
+            Scope::ALL
+        });
         match digest(&written.sha256) {
             Some(sha256) => {
                 complaints.unless(
@@ -88,7 +71,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
                     key("sha256"),
                     "is the SHA-256 of nothing; `duetime token` makes a token and prints its sha256",
                 );
-                token.push(Token { name: written.name, role: written.role, sha256 });
+                token.push(Token { name: written.name, role: written.role, queues, sha256 });
             }
             None => complaints.add(
                 key("sha256"),

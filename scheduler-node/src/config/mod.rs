@@ -5,6 +5,7 @@
 //! its key. Connecting to anything is absent on purpose: that a thing cannot be reached is no mistake of the configuration.
 
 pub mod amqp;
+pub mod audit;
 pub mod auth;
 pub mod complaint;
 pub mod database;
@@ -32,6 +33,7 @@ use serde::Deserialize;
 use self::tree::Tree;
 pub use self::{
     amqp::Amqp,
+    audit::Audit,
     auth::{Auth, Role, Token},
     complaint::{Complaint, Complaints},
     database::Database,
@@ -59,6 +61,7 @@ pub struct Config {
     pub delay_exchanges: Vec<DelayExchange>,
     pub http: Http,
     pub auth: Auth,
+    pub audit: Audit,
     pub scheduler: Scheduler,
     pub queues: Queues,
     pub telemetry: Telemetry,
@@ -97,6 +100,8 @@ struct Written {
     http: Http,
     #[serde(default)]
     auth: auth::Written,
+    #[serde(default)]
+    audit: Audit,
     #[serde(default)]
     scheduler: Scheduler,
     #[serde(default)]
@@ -242,6 +247,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
     delay_exchange::check(&written.delay_exchange, complaints);
     let auth = auth::settle(written.auth, complaints);
     written.http.check(&auth, complaints);
+    written.audit.check(complaints);
     written.scheduler.check(complaints);
     written.queues.check(complaints);
     written.telemetry.check(complaints);
@@ -253,6 +259,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
         delay_exchanges: written.delay_exchange,
         http: written.http,
         auth,
+        audit: written.audit,
         scheduler: written.scheduler,
         queues: written.queues,
         telemetry: written.telemetry,

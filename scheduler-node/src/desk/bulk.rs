@@ -60,6 +60,11 @@ impl Desk {
     /// Does it to as many tasks as one request may, from its cursor on.
     pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
         let bulk = request.validate(self.now())?;
+        self.ask_for_tasks(bulk.filter.queue.as_ref())?;
+        if let Some(place) = bulk.cursor.as_ref().and_then(|cursor| cursor.place.as_ref()) {
+            // The walk goes on there, whatever the filter says.
+            self.ask_for(&place.queue)?;
+        }
         let started = Instant::now();
         let (mut tally, mut interrupted) = (Tally::default(), None);
         let mut position = match &bulk.cursor {

@@ -38,7 +38,8 @@ struct Export {
 
 impl Desk {
     /// Lines of JSON in chunks of many lines; the last line counts them. A problem ends it early.
-    pub fn export(&self, filter: TaskFilter) -> impl Stream<Item = Result<Vec<u8>, Problem>> + use<> {
+    pub fn export(&self, filter: TaskFilter) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {
+        self.ask_for_tasks(filter.queue.as_ref())?;
         let databases = self.parts().store.databases();
         let of_database = |database: &Arc<Database>| {
             walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()
@@ -46,9 +47,9 @@ impl Desk {
         let walks = databases.iter().flat_map(of_database).collect();
         let export =
             Export { filter, walks, place: None, walked: false, found: VecDeque::new(), exported: 0, ended: false };
-        futures::stream::try_unfold(export, |mut export| async move {
+        Ok(futures::stream::try_unfold(export, |mut export| async move {
             Ok(export.next().await?.map(|chunk| (chunk, export)))
-        })
+        }))
     }
 }
 

@@ -15,6 +15,7 @@ impl Desk {
     /// many tasks are looked at for one page is bounded.
     pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
+        self.ask_for_tasks(filter.queue.as_ref())?;
         let started = Instant::now();
         loop {
             let page = self.page(&filter).await?;

@@ -1,9 +1,10 @@
-//! Answers one client's request at a time by asking the store. It knows what a request means; who asked and how the answer
-//! travels is absent here, and so is everything that happens by itself over time.
+//! Answers one client's request at a time by asking the store. It knows what a request means, and for which queues whoever asks
+//! may ask; how the answer travels is absent here, and so is everything that happens by itself over time.
 //!
 //! Whatever writes runs in a task of its own, so that a client that hangs up does not leave it half done. No outcome is
 //! guessed at: where nobody knows whether something was done, the answer says so.
 
+mod audit;
 mod bulk;
 mod cluster;
 mod collect;
@@ -14,16 +15,19 @@ mod queues;
 mod receive;
 pub(crate) mod refusal;
 mod schedules;
+mod scope;
 mod submit;
 mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+mod tokens;
 mod trace;
 mod view;
 
 use std::{fmt, future::Future, sync::Arc, time::Instant};
 
 use common::{
+    access::Scope,
     cluster::ClusterView,
     ids::{NodeId, TaskId},
     time::UnixMicros,
@@ -32,6 +36,8 @@ use common::{
 use tokio::sync::{Mutex, watch};
 
 use crate::{
+    access::Access,
+    audit::Audit,
     clock,
     loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
     metrics::Metrics,
@@ -54,6 +60,8 @@ pub struct Parts {
     pub nudger: Nudger,
     pub reporter: Reporter,
     pub books: Books,
+    pub access: Arc<Access>,
+    pub audit: Audit,
     pub max_payload_bytes: usize,
     /// A queue comes into being with the first task that names it.
     pub auto_create: bool,
@@ -66,6 +74,8 @@ pub struct Parts {
 #[derive(Clone)]
 pub struct Desk {
     inner: Arc<Inner>,
+    /// The queues that whoever asks may know of.
+    scope: Scope,
 }
 
 struct Inner {
@@ -82,7 +92,7 @@ impl fmt::Debug for Desk {
 
 impl Desk {
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, reading: Mutex::new(()) }) }
+        Self { inner: Arc::new(Inner { parts, reading: Mutex::new(()) }), scope: Scope::ALL }
     }
 
     /// Whether requests should come to this node, and if not, why.
@@ -110,7 +120,8 @@ impl Desk {
 
     /// Why there is no such task: what was submitted in SQL may still be in an inbox.
     async fn missing(&self, id: TaskId) -> Problem {
-        let databases = self.parts().store.databases();
+        // What is in an inbox may be of any queue.
+        let databases = if self.scope.is_all() { self.parts().store.databases() } else { &[] };
         let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
         for (database, found) in databases.iter().zip(found) {
             // An inbox that cannot be read says nothing.

@@ -14,6 +14,7 @@ use crate::store::{Error, rows::QueueRecord};
 impl Desk {
     /// Sets a queue's policy. This node acts on it from the answer on, the others within half a second.
     pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
+        self.ask_for(&name)?;
         let paused = request.paused;
         let policy = request.into_policy()?;
         let desk = self.clone();
@@ -45,6 +46,7 @@ impl Desk {
 
     /// Stops or restarts dispatch; what comes due meanwhile waits as `ready`.
     pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
+        self.ask_for(&name)?;
         let desk = self.clone();
         to_its_end(async move {
             let turned = desk.parts().store.home().queue_pause(&name, paused).await.map_err(|error| failed(&error))?;
@@ -56,20 +58,23 @@ impl Desk {
     }
 
     pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
+        self.ask_for(&name)?;
         let records = self.parts().store.home().queue_records(Some(&name)).await.map_err(|error| failed(&error))?;
         let record = records.1.into_iter().next().ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
 
-    /// Every queue, by name.
+    /// Every queue that is for whoever asks, by name.
     pub async fn queue_list(&self) -> Result<Vec<QueueView>, Problem> {
-        let (_, records) = self.parts().store.home().queue_records(None).await.map_err(|error| failed(&error))?;
+        let (_, mut records) = self.parts().store.home().queue_records(None).await.map_err(|error| failed(&error))?;
+        records.retain(|record| self.scope.has(&record.queue.name));
         Ok(self.with_counts(records).await)
     }
 
     /// Forgets a queue that has no task left which is not finished.
     pub async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
+        self.ask_for(&name)?;
         let desk = self.clone();
         to_its_end(async move {
             let live = desk.live(&name).await?;

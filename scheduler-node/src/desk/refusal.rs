@@ -92,6 +92,8 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueueRead
             | StoreOp::QueueCounts
             | StoreOp::ScheduleRead
+            | StoreOp::TokenList
+            | StoreOp::AuditList
             | StoreOp::ShardRead
             | StoreOp::InboxFind
     )

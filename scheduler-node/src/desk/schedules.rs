@@ -34,6 +34,7 @@ impl Desk {
     /// Sets a schedule. Fire times that are decided already are made as it was before.
     pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
+        self.ask_for(&valid.rules.queue)?;
         self.know([&valid.rules.queue]).await;
         self.admit_payload(&valid.rules.queue, &valid.payload)?;
         let desk = self.clone();
@@ -57,6 +58,9 @@ impl Desk {
     ) -> Result<Option<(ScheduleRecord, bool)>, Problem> {
         let home = self.parts().store.home();
         let before = home.schedule_read(name).await.map_err(|error| failed(&error))?;
+        if before.as_ref().is_some_and(|before| !self.scope.has(&before.rules.queue)) {
+            return Err(Problem::conflict(format!("the name `{name}` is taken; give the schedule another one")));
+        }
         let now = self.now();
         let mut standing = match &before {
             Some(before) if before.rules.when == valid.rules.when => before.standing,
@@ -109,11 +113,22 @@ impl Desk {
         page.validate()?;
         let limit = i64::from(page.limit());
         let home = self.parts().store.home();
-        let records = home.schedule_list(page.cursor.as_deref(), limit).await.map_err(|error| failed(&error))?;
-        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
-        let schedules: Vec<ScheduleView> = records.into_iter().map(|record| self.view_of(&record, 1)).collect();
-        let next_cursor = schedules.last().filter(|_| full).map(|last| last.name.to_string());
-        Ok(ScheduleList { schedules, next_cursor })
+        let mut after = page.cursor;
+        loop {
+            let records = home.schedule_list(after.as_deref(), limit).await.map_err(|error| failed(&error))?;
+            let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
+            after = records.last().filter(|_| full).map(|last| last.name.to_string());
+            let own = records.iter().filter(|record| self.scope.has(&record.rules.queue));
+            let schedules: Vec<ScheduleView> = own.map(|record| self.view_of(record, 1)).collect();
+            // The cursor is a name that was shown, never one of another queue's schedule; so a page that shows none is not answered.
+            if let (Some(_), Some(last)) = (&after, schedules.last()) {
+                let next_cursor = Some(last.name.to_string());
+                return Ok(ScheduleList { schedules, next_cursor });
+            }
+            if after.is_none() {
+                return Ok(ScheduleList { schedules, next_cursor: None });
+            }
+        }
     }
 
     /// Makes a task now, outside the calendar: it does not count for what overlaps.
@@ -144,18 +159,25 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             let home = desk.parts().store.home();
-            if !home.schedule_delete(&name).await.map_err(|error| failed(&error))? {
-                return Err(no_schedule(&name));
+            for _ in 0..TRIES {
+                // Whoever may not know of all schedules deletes the one that was read, not one that took its place.
+                let read = if desk.scope.is_all() { None } else { Some(desk.schedule(&name).await?.revision) };
+                if home.schedule_delete(&name, read).await.map_err(|error| failed(&error))? {
+                    tracing::info!(schedule = %name, "schedule deleted");
+                    return Ok(());
+                }
+                if read.is_none() {
+                    return Err(no_schedule(&name));
+                }
             }
-            tracing::info!(schedule = %name, "schedule deleted");
-            Ok(())
+            Err(too_busy(&name))
         })
         .await
     }
 
     async fn schedule(&self, name: &ScheduleName) -> Result<ScheduleRecord, Problem> {
         let found = self.parts().store.home().schedule_read(name).await.map_err(|error| failed(&error))?;
-        found.ok_or_else(|| no_schedule(name))
+        found.filter(|record| self.scope.has(&record.rules.queue)).ok_or_else(|| no_schedule(name))
     }
 
     fn shown_schedule(&self, mut record: ScheduleRecord, next: usize) -> ScheduleView {

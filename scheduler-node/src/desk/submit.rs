@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use common::{
     ids::QueueName,
     task::{TaskState, dependency::check_colocated},
-    wire::{Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
+    time::UnixMicros,
+    wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
 use super::{Desk, refusal, trace::Traced};
@@ -36,7 +37,9 @@ struct Placed {
 impl Desk {
     /// Answers once the task is durable, from what was written: it is not read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
-        self.store_one(request.validate(self.now(), &self.limits())?).await
+        let task = request.validate(self.now(), &self.limits())?;
+        self.ask_for_all(&task)?;
+        self.store_one(task).await
     }
 
     pub(super) async fn store_one(&self, mut task: ValidTask) -> Result<Submitted, Problem> {
@@ -73,8 +76,7 @@ impl Desk {
     /// One answer a task, in their order. What is wrong with one does not touch the others.
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
-        let checked: Vec<_> =
-            requests.into_iter().map(|request| request.and_then(|request| request.validate(now, &limits))).collect();
+        let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
         let queues: BTreeSet<&QueueName> = checked.iter().flatten().flat_map(named).collect();
         self.know(queues).await;
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
@@ -97,6 +99,16 @@ impl Desk {
             answers[place] = Some(answer);
         }
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
+    }
+
+    fn checked(&self, request: TaskRequest, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+        let task = request.validate(now, limits)?;
+        self.ask_for_all(&task).map(|()| task)
+    }
+
+    /// Refuses a task that speaks of a queue which is not for whoever asks.
+    fn ask_for_all(&self, task: &ValidTask) -> Result<(), Problem> {
+        named(task).try_for_each(|queue| self.ask_for(queue))
     }
 
     /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.

@@ -25,6 +25,9 @@ impl Desk {
         let Some(task) = database.task_read(id).await.map_err(|error| failed(&error))? else {
             return Err(self.missing(id).await);
         };
+        if !self.scope.has(&task.queue) {
+            return Err(self.missing(id).await);
+        }
         let depends_on = match task.state {
             TaskState::Waiting => database.task_dependencies(id).await.map_err(|error| failed(&error))?,
             _ => Vec::new(),
@@ -37,6 +40,7 @@ impl Desk {
         let change = request.validate(self.now(), &self.limits())?;
         let desk = self.clone();
         to_its_end(async move {
+            desk.ask_for_task(id).await?;
             desk.check_format(id, &change).await?;
             match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
@@ -61,6 +65,7 @@ impl Desk {
     pub async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
         to_its_end(async move {
+            desk.ask_for_task(id).await?;
             let keep = Keep::of(&desk.parts().books.load());
             let attempt = match desk.database(id)?.task_cancel(id, &keep).await.map_err(|error| failed(&error))? {
                 Guarded::Done(cancelled) => {
@@ -106,6 +111,7 @@ impl Desk {
     pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
+            desk.ask_for_task(id).await?;
             match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
@@ -119,6 +125,7 @@ impl Desk {
     pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
+            desk.ask_for_task(id).await?;
             let database = desk.database(id)?;
             let revived = match database.task_revive(id).await {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
@@ -140,6 +147,7 @@ impl Desk {
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
+            desk.ask_for_task(id).await?;
             let reported = desk.parts().reporter.report(id, attempt, body).await.map_err(|error| failed(&error))?;
             match reported {
                 Reported::Applied { .. } => {}

@@ -2,7 +2,7 @@
 
 use common::{
     ids::QueueName,
-    task::{TraceContext, trace::Caller},
+    task::{TraceContext, trace::Upstream},
     wire::{Problem, TaskReceipt, TaskRequest, ValidTask},
 };
 
@@ -26,21 +26,21 @@ impl Desk {
     /// that name traces of their own stay in them, and the batch is linked to them.
     pub async fn submit_batch_for(
         &self,
-        caller: Option<Caller>,
+        upstream: Option<Upstream>,
         mut requests: Vec<Result<TaskRequest, Problem>>,
     ) -> Vec<Result<TaskReceipt, Problem>> {
-        let Some(mut caller) = caller else { return self.submit_batch(requests).await };
-        let hop = self.parts().traces.batching(caller.context);
+        let Some(mut upstream) = upstream else { return self.submit_batch(requests).await };
+        let hop = self.parts().traces.batching(upstream.context);
         let own = |request: &TaskRequest| TraceContext::carried(request.headers.as_ref()?, None);
         let links: Vec<TraceContext> = match hop {
             Some(_) => requests.iter().flatten().filter_map(own).take(MAX_LINKS).collect(),
             None => Vec::new(),
         };
         if let Some(hop) = &hop {
-            caller.context = hop.context;
+            upstream.context = hop.context;
         }
         for request in requests.iter_mut().flatten() {
-            request.caller = Some(caller.clone());
+            request.upstream = Some(upstream.clone());
         }
         let tasks = requests.len();
         let answers = self.submit_batch(requests).await;

@@ -1,7 +1,7 @@
 //! Many tasks at once: one thing done to all of them, or all of them told, one a line.
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::State,
     http::{HeaderMap, Uri, header},
@@ -10,19 +10,28 @@ use axum::{
 use common::wire::{BulkAnswer, BulkRequest};
 use futures::{StreamExt, TryStreamExt};
 
-use super::{Api, body, query, refusal::Refusal};
+use super::{Api, Asked, audit::Told, body, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
 
-pub(super) async fn act(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Json<BulkAnswer>, Refusal> {
+pub(super) async fn act(
+    asked: Asked,
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(Extension<Told>, Json<BulkAnswer>), Refusal> {
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    Ok(Json(api.desk.bulk(BulkRequest::parse(text.as_str())?).await?))
+    let answer = asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
+    let BulkAnswer { matched, done, .. } = answer;
+    let told =
+        Told { target: "tasks".to_owned(), detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())) };
+    Ok((Extension(told), Json(answer)))
 }
 
 /// Once lines have been sent there is no other status: an export that fails breaks off, without its last line.
-pub(super) async fn export(State(api): State<Api>, uri: Uri) -> Result<Response, Refusal> {
-    let mut lines = Box::pin(api.desk.export(query::task_filter(&uri)?));
+pub(super) async fn export(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
+    let mut lines = Box::pin(asked.desk.export(query::task_filter(&uri)?)?);
     // What fails at once is answered as such.
     let first = lines.try_next().await?;
     let rest = futures::stream::iter(first.map(Ok)).chain(lines);

@@ -10,10 +10,10 @@ use common::wire::{ClusterReport, Problem};
 use prometheus::TextEncoder;
 use serde_json::json;
 
-use super::{Api, refusal::Refusal};
+use super::{Api, Asked, refusal::Refusal};
 
-pub(super) async fn show(State(api): State<Api>) -> Result<Json<ClusterReport>, Refusal> {
-    Ok(Json(api.desk.cluster().await?))
+pub(super) async fn show(asked: Asked) -> Result<Json<ClusterReport>, Refusal> {
+    Ok(Json(asked.desk.cluster().await?))
 }
 
 /// The process answers: all that a liveness probe may ask, because a restart heals nothing else.
@@ -23,7 +23,7 @@ pub(super) async fn alive() -> Json<serde_json::Value> {
 
 /// Whether requests should come here. Why not is told only to those who were let in: it names hosts.
 pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
-    let readiness = api.desk.readiness();
+    let readiness = api.front.readiness();
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let answer = if api.gate.knows(&headers) {
         json!({ "ready": readiness.ready, "reasons": readiness.reasons })
@@ -33,7 +33,9 @@ pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Respons
     (status, Json(answer)).into_response()
 }
 
-pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, Refusal> {
+/// Every queue is named in them.
+pub(super) async fn metrics(asked: Asked, State(api): State<Api>) -> Result<Response, Refusal> {
+    asked.desk.ask_for_everything()?;
     let text = TextEncoder::new()
         .encode_to_string(&api.registry.gather())
         .map_err(|error| Problem::internal(format!("the metrics cannot be written: {error}")))?;

@@ -1,69 +1,97 @@
 //! Who is let in, and to what.
 
+use std::{sync::Arc, time::Instant};
+
 use axum::http::{HeaderMap, HeaderValue, Method, header};
-use common::wire::Problem;
+pub use common::access::Caller;
+use common::{access::Role, wire::Problem};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::refusal::Refusal;
-use crate::config::{Auth, Role};
+use crate::access::Access;
 
 const CHALLENGE: &str = "Bearer realm=\"duetime\"";
 const CHALLENGE_WRONG: &str = "Bearer realm=\"duetime\", error=\"invalid_token\"";
 
-/// The tokens that are let in. Without any, everybody is: the configuration allows that on loopback only.
-#[derive(Debug)]
-pub(super) struct Gate {
-    tokens: Vec<(Role, [u8; 32])>,
+/// When to ask a node again that cannot know yet which tokens there are, in seconds.
+const KNOWN_AFTER_S: u32 = 1;
+
+/// Lets in whoever has a token. Without any, everybody is let in: the configuration allows that on loopback only.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    access: Arc<Access>,
 }
 
 impl Gate {
-    pub(super) fn new(auth: &Auth) -> Self {
-        Self { tokens: auth.token.iter().map(|token| (token.role, token.sha256)).collect() }
+    pub fn new(access: Arc<Access>) -> Self {
+        Self { access }
+    }
+
+    /// Who has this token. Takes as long for a wrong token as for a right one, whichever it is.
+    pub fn caller(&self, token: &[u8]) -> Option<Caller> {
+        if self.access.is_open() {
+            return Some(Caller::anonymous());
+        }
+        let (book, now) = (self.access.book(), Instant::now());
+        let made = book.as_ref().map_or(&[][..], |book| &book.tokens);
+        // Of two with the same hash the configured one, which comes last.
+        let tokens = made.iter().chain(self.access.configured());
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let mut found = 0_u32;
+        for (place, token) in (1..).zip(tokens.clone()) {
+            let same: Choice = digest.ct_eq(&token.sha256);
+            found.conditional_assign(&place, same);
+        }
+        let place = usize::try_from(found).ok()?.checked_sub(1)?;
+        tokens.clone().nth(place).filter(|token| !token.is_expired(now)).map(|token| token.caller.clone())
     }
 
     /// Refuses a caller who may not do what needs `needed`.
-    pub(super) fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Refusal> {
-        if self.tokens.is_empty() && is_from_another_site(headers) {
+    pub(super) fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<Caller, Refusal> {
+        if self.access.is_open() && is_from_another_site(headers) {
             let detail = "without tokens configured, pages of other sites may not use this API from a browser";
             return Err(Problem::forbidden(detail).into());
         }
-        match self.role(headers)? {
-            Some(role) if role >= needed => Ok(()),
-            Some(role) => {
-                let detail = format!("this needs a token with the role {needed}; the role of this one is {role}");
-                Err(Problem::forbidden(detail).into())
-            }
-            None => Err(Refusal::unauthorized("send a token: `Authorization: Bearer <token>`", CHALLENGE)),
+        let caller = self.identify(headers)?;
+        if caller.role < needed {
+            let detail = format!("this needs a token with the role {needed}; the role of this one is {}", caller.role);
+            return Err(Refusal::from(Problem::forbidden(detail)).to(caller));
         }
+        Ok(caller)
     }
 
     /// Whether the caller may see what is only for those who were let in.
     pub(super) fn knows(&self, headers: &HeaderMap) -> bool {
-        matches!(self.role(headers), Ok(Some(_)))
+        self.identify(headers).is_ok()
     }
 
-    /// The caller's role; `None` when no token was sent though one is needed.
-    fn role(&self, headers: &HeaderMap) -> Result<Option<Role>, Refusal> {
-        if self.tokens.is_empty() {
-            return Ok(Some(Role::Operator));
+    fn identify(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+        if self.access.is_open() {
+            return Ok(Caller::anonymous());
         }
-        let Some(sent) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
-        let role = bearer(sent).and_then(|token| self.role_of(token));
-        role.map(Some).ok_or_else(|| {
-            Refusal::unauthorized("the token is unknown here; send one that is configured", CHALLENGE_WRONG)
-        })
+        let sent = headers.get(header::AUTHORIZATION);
+        if let Some(caller) = sent.and_then(bearer).and_then(|token| self.caller(token)) {
+            return Ok(caller);
+        }
+        match sent {
+            _ if self.is_in_doubt(sent.is_some()) => Err(Problem::unavailable(
+                "the first database was not reached since this node started, so it does not know yet which tokens there are",
+            )
+            .retry_after(KNOWN_AFTER_S)
+            .into()),
+            None => Err(Refusal::unauthorized("send a token: `Authorization: Bearer <token>`", CHALLENGE)),
+            Some(_) => Err(Refusal::unauthorized(
+                "the token is unknown here, was revoked or has expired; send one that is in force",
+                CHALLENGE_WRONG,
+            )),
+        }
     }
 
-    /// Takes as long for a wrong token as for a right one, whichever it is.
-    fn role_of(&self, token: &[u8]) -> Option<Role> {
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        let mut found = 0_u8;
-        for (role, sha256) in &self.tokens {
-            let same: Choice = digest.ct_eq(sha256);
-            found.conditional_assign(&(*role as u8 + 1), same);
-        }
-        Role::ALL.into_iter().find(|role| *role as u8 + 1 == found)
+    /// Whether this node cannot tell yet: a token that is `sent` may be a good one, and where none is configured none may be
+    /// needed.
+    fn is_in_doubt(&self, sent: bool) -> bool {
+        self.access.book().is_none() && (sent || self.access.configured().is_empty())
     }
 }
 
@@ -89,6 +117,7 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
         Some("/healthz" | "/readyz") => None,
         // There is nothing behind it; which paths exist is not told to strangers all the same.
         None => Some(Role::Viewer),
+        Some(route) if route.starts_with("/v1/tokens") || route == "/v1/audit" => Some(Role::Operator),
         Some(_) if looks => Some(Role::Viewer),
         Some(route) if route.starts_with("/v1/tasks") => Some(Role::Producer),
         Some(_) => Some(Role::Operator),
@@ -97,21 +126,49 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use common::access::Scope;
+
     use super::*;
-    use crate::config::Token;
+    use crate::{
+        access::{Token, TokenBook},
+        config::{self, Auth},
+    };
+
+    fn of(auth: &Auth) -> Gate {
+        let access = Access::new(auth);
+        access.put_in_force(TokenBook::default());
+        Gate::new(Arc::new(access))
+    }
+
+    fn configured() -> Auth {
+        let token = |role: Role| config::Token {
+            name: role.text().to_owned(),
+            role,
+            queues: Scope::ALL,
+            sha256: Sha256::digest(role.text()).into(),
+        };
+        Auth { token: Role::ALL.map(token).to_vec() }
+    }
 
     fn gate() -> Gate {
-        let token =
-            |role: Role| Token { name: role.text().to_owned(), role, sha256: Sha256::digest(role.text()).into() };
-        Gate::new(&Auth { token: Role::ALL.map(token).to_vec() })
+        of(&configured())
+    }
+
+    /// Made over the API; it expires after `left`.
+    fn made(name: &str, left: Option<Duration>) -> TokenBook {
+        let caller = Caller { name: name.into(), role: Role::Producer, queues: Scope::ALL };
+        let token = Token::new(caller, Sha256::digest(name).into(), Instant::now(), left);
+        TokenBook { revision: 1, tokens: vec![token] }
     }
 
     fn sent(authorization: &str) -> HeaderMap {
         HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_str(authorization).expect("a header"))])
     }
 
-    fn status(answer: Result<(), Refusal>) -> u16 {
-        answer.map_or_else(|refusal| refusal.problem().status, |()| 200)
+    fn status(answer: Result<Caller, Refusal>) -> u16 {
+        answer.map_or_else(|refusal| refusal.problem().status, |_| 200)
     }
 
     #[test]
@@ -146,10 +203,41 @@ mod tests {
 
     #[test]
     fn without_tokens_everybody_is_let_in() {
-        let open = Gate::new(&Auth::default());
+        let open = of(&Auth::default());
         assert_eq!(status(open.admit(&HeaderMap::new(), Role::Operator)), 200);
         assert_eq!(status(open.admit(&sent("Bearer anything"), Role::Operator)), 200);
         assert!(open.knows(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_token_made_over_the_api_is_let_in_until_it_is_gone_or_has_expired() {
+        let gate = gate();
+        let ask = || status(gate.admit(&sent("Bearer shop"), Role::Producer));
+        assert_eq!(ask(), 401);
+        gate.access.put_in_force(made("shop", Some(Duration::from_secs(60))));
+        assert_eq!(ask(), 200);
+        assert_eq!(gate.caller(b"shop").expect("let in").name.as_ref(), "shop");
+        assert_eq!(status(gate.admit(&sent("Bearer operator"), Role::Operator)), 200, "beside it");
+        gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
+        assert_eq!(ask(), 401);
+    }
+
+    #[test]
+    fn a_node_without_configured_tokens_is_open_only_when_it_knows_that_there_are_none() {
+        let gate = Gate::new(Arc::new(Access::new(&Auth::default())));
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 503);
+        gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401, "an expired token does not open the door");
+        gate.access.put_in_force(TokenBook::default());
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 200);
+    }
+
+    #[test]
+    fn until_the_tokens_are_known_an_unknown_one_is_not_called_wrong() {
+        let gate = Gate::new(Arc::new(Access::new(&configured())));
+        assert_eq!(status(gate.admit(&sent("Bearer operator"), Role::Operator)), 200);
+        assert_eq!(status(gate.admit(&sent("Bearer shop"), Role::Viewer)), 503);
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401);
     }
 
     #[test]
@@ -157,7 +245,7 @@ mod tests {
         let from = |site: &'static str| {
             HeaderMap::from_iter([("sec-fetch-site".parse().expect("a name"), HeaderValue::from_static(site))])
         };
-        let open = Gate::new(&Auth::default());
+        let open = of(&Auth::default());
         for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
             assert_eq!(status(open.admit(&from(site), Role::Viewer)), expected, "{site}");
         }
@@ -177,6 +265,9 @@ mod tests {
             (Method::PUT, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::DELETE, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::POST, Some("/v1/queues/{queue}/pause"), Some(Role::Operator)),
+            (Method::GET, Some("/v1/audit"), Some(Role::Operator)),
+            (Method::GET, Some("/v1/tokens"), Some(Role::Operator)),
+            (Method::POST, Some("/v1/tokens"), Some(Role::Operator)),
             (Method::POST, Some("/metrics"), Some(Role::Operator)),
             (Method::GET, Some("/healthz"), None),
             (Method::GET, Some("/readyz"), None),

@@ -11,16 +11,17 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, TaskView},
 };
 
-use super::{Api, body, query, refusal::Refusal};
+use super::{Api, Asked, body, query, refusal::Refusal};
 
 type Place = Path<(String, String)>;
 
-pub(super) async fn show(State(api): State<Api>, Path(place): Place, uri: Uri) -> Result<Json<TaskView>, Refusal> {
-    let id = find(&api, &place, &uri).await?;
-    Ok(Json(api.desk.get(id).await?))
+pub(super) async fn show(asked: Asked, Path(place): Place, uri: Uri) -> Result<Json<TaskView>, Refusal> {
+    let id = find(&asked, &place, &uri).await?;
+    Ok(Json(asked.desk.get(id).await?))
 }
 
 pub(super) async fn change(
+    asked: Asked,
     State(api): State<Api>,
     Path(place): Place,
     uri: Uri,
@@ -29,20 +30,16 @@ pub(super) async fn change(
 ) -> Result<Json<TaskView>, Refusal> {
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
     let change = ChangeRequest::parse(text.as_str())?;
-    let id = find(&api, &place, &uri).await?;
-    Ok(Json(api.desk.change(id, change).await?))
+    let id = find(&asked, &place, &uri).await?;
+    Ok(Json(asked.desk.change(id, change).await?))
 }
 
-pub(super) async fn cancel(
-    State(api): State<Api>,
-    Path(place): Place,
-    uri: Uri,
-) -> Result<Json<CancelAnswer>, Refusal> {
-    let id = find(&api, &place, &uri).await?;
-    Ok(Json(api.desk.cancel(id).await?))
+pub(super) async fn cancel(asked: Asked, Path(place): Place, uri: Uri) -> Result<Json<CancelAnswer>, Refusal> {
+    let id = find(&asked, &place, &uri).await?;
+    Ok(Json(asked.desk.cancel(id).await?))
 }
 
-async fn find(api: &Api, (queue, key): &(String, String), uri: &Uri) -> Result<TaskId, Refusal> {
+async fn find(asked: &Asked, (queue, key): &(String, String), uri: &Uri) -> Result<TaskId, Refusal> {
     let partition_key = query::partition_key(uri)?;
-    Ok(api.desk.find(queue, partition_key.as_deref(), key).await?)
+    Ok(asked.desk.find(queue, partition_key.as_deref(), key).await?)
 }

@@ -3,6 +3,8 @@
 //!
 //! What a request means is decided in `common` and done by the desk. The heap, the stores and the loops are absent on purpose.
 
+mod asked;
+mod audit;
 mod body;
 mod bulk;
 mod cluster;
@@ -16,6 +18,9 @@ mod schedules;
 mod serve;
 mod shell;
 mod tasks;
+#[cfg(test)]
+mod tests;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -23,14 +28,22 @@ use axum::{
     Router,
     extract::{FromRequestParts, Path},
     http::{Method, request::Parts},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
-use self::{body::Room, gate::Gate, refusal::Refusal};
-pub use self::{metrics::HttpMetrics, serve::serve};
-use crate::{config::Auth, desk::Desk};
+use self::{
+    asked::{Asked, Front},
+    body::Room,
+    refusal::Refusal,
+};
+pub use self::{
+    gate::{Caller, Gate},
+    metrics::HttpMetrics,
+    serve::serve,
+};
+use crate::desk::Desk;
 
 /// Every route there is, as it is matched and as it is counted.
 const ROUTES: &[(Method, &str)] = &[
@@ -42,6 +55,7 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::GET, "/v1/tasks/{id}"),
     (Method::PATCH, "/v1/tasks/{id}"),
     (Method::DELETE, "/v1/tasks/{id}"),
+    (Method::POST, "/v1/tasks/{id}/stop"),
     (Method::POST, "/v1/tasks/{id}/run"),
     (Method::POST, "/v1/tasks/{id}/retry"),
     (Method::POST, "/v1/tasks/{id}/result"),
@@ -61,6 +75,10 @@ const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/v1/schedules/{name}/pause"),
     (Method::POST, "/v1/schedules/{name}/resume"),
     (Method::POST, "/v1/schedules/{name}/run"),
+    (Method::GET, "/v1/tokens"),
+    (Method::POST, "/v1/tokens"),
+    (Method::DELETE, "/v1/tokens/{name}"),
+    (Method::GET, "/v1/audit"),
     (Method::GET, "/v1/cluster"),
     (Method::GET, "/healthz"),
     (Method::GET, "/readyz"),
@@ -95,7 +113,7 @@ impl Limits {
 /// What every handler needs.
 #[derive(Clone)]
 struct Api {
-    desk: Desk,
+    front: Front,
     gate: Arc<Gate>,
     limits: Limits,
     batches: Arc<Room>,
@@ -103,11 +121,12 @@ struct Api {
 }
 
 /// All of the API.
-pub fn router(desk: Desk, auth: &Auth, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
-    let gate = Arc::new(Gate::new(auth));
+pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
+    let gate = Arc::new(gate);
     let batches = Arc::new(Room::new(limits.batches_bytes));
-    let api = Api { desk, gate: Arc::clone(&gate), limits, batches, registry };
-    shell::around(routes().with_state(api), gate, metrics)
+    let audit = desk.audit().clone();
+    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
+    shell::around(routes().with_state(api), gate, audit, metrics)
 }
 
 fn routes() -> Router<Api> {
@@ -131,6 +150,9 @@ fn routes() -> Router<Api> {
         .route("/v1/schedules/{name}/pause", post(schedules::pause))
         .route("/v1/schedules/{name}/resume", post(schedules::resume))
         .route("/v1/schedules/{name}/run", post(schedules::run))
+        .route("/v1/tokens", get(tokens::list).post(tokens::add))
+        .route("/v1/tokens/{name}", delete(tokens::revoke))
+        .route("/v1/audit", get(audit::list))
         .route("/v1/cluster", get(cluster::show))
         .route("/healthz", get(cluster::alive))
         .route("/readyz", get(cluster::ready))

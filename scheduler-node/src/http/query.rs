@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, read};
+use common::wire::{AuditFilter, KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, TokenPage, read};
 use serde::de::DeserializeOwned;
 
 /// What axum puts before the reason.
@@ -34,6 +34,19 @@ pub(super) fn next(uri: &Uri) -> Result<usize, Problem> {
 /// Which page of schedules.
 pub(super) fn schedule_page(uri: &Uri) -> Result<SchedulePage, Problem> {
     let page: SchedulePage = parameters(uri)?;
+    page.validate()?;
+    Ok(page)
+}
+
+/// Which deeds.
+pub(super) fn audit_filter(uri: &Uri) -> Result<AuditFilter, Problem> {
+    let filter: AuditFilter = parameters(uri)?;
+    filter.validate().map(|()| filter)
+}
+
+/// Which page of tokens.
+pub(super) fn token_page(uri: &Uri) -> Result<TokenPage, Problem> {
+    let page: TokenPage = parameters(uri)?;
     page.validate()?;
     Ok(page)
 }

@@ -6,7 +6,10 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use common::wire::{Problem, problem};
+use common::{
+    access::Caller,
+    wire::{Problem, problem},
+};
 
 /// A problem on its way to the client. The `Err` of every handler.
 #[derive(Debug)]
@@ -15,12 +18,23 @@ pub(super) struct Refusal {
     problem: Box<Problem>,
     /// What to log in with, where that is what is missing.
     challenge: Option<&'static str>,
+    /// Who was refused, where that is known.
+    caller: Option<Box<Caller>>,
 }
 
 impl Refusal {
     /// Credentials are missing or wrong; `challenge` says which are wanted.
     pub(super) fn unauthorized(detail: &str, challenge: &'static str) -> Self {
-        Self { problem: Box::new(Problem::unauthorized(detail)), challenge: Some(challenge) }
+        Self { problem: Box::new(Problem::unauthorized(detail)), challenge: Some(challenge), caller: None }
+    }
+
+    /// The same, said to `caller`.
+    pub(super) fn to(self, caller: Caller) -> Self {
+        Self { caller: Some(Box::new(caller)), ..self }
+    }
+
+    pub(super) fn caller(&self) -> Option<&Caller> {
+        self.caller.as_deref()
     }
 
     #[cfg(test)]
@@ -31,7 +45,7 @@ impl Refusal {
 
 impl From<Problem> for Refusal {
     fn from(problem: Problem) -> Self {
-        Self { problem: Box::new(problem), challenge: None }
+        Self { problem: Box::new(problem), challenge: None, caller: None }
     }
 }
 

@@ -13,17 +13,18 @@ use common::{
     wire::{Problem, ScheduleList, ScheduleRequest, ScheduleView},
 };
 
-use super::{Api, Named, body, query, refusal::Refusal};
+use super::{Api, Asked, Named, body, query, refusal::Refusal};
 
-pub(super) async fn list(State(api): State<Api>, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
-    Ok(Json(api.desk.schedule_list(query::schedule_page(&uri)?).await?))
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
+    Ok(Json(asked.desk.schedule_list(query::schedule_page(&uri)?).await?))
 }
 
-pub(super) async fn show(State(api): State<Api>, Named(name): Named, uri: Uri) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(api.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
+pub(super) async fn show(asked: Asked, Named(name): Named, uri: Uri) -> Result<Json<ScheduleView>, Refusal> {
+    Ok(Json(asked.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
 }
 
 pub(super) async fn put(
+    asked: Asked,
     State(api): State<Api>,
     Named(name): Named,
     headers: HeaderMap,
@@ -31,26 +32,26 @@ pub(super) async fn put(
 ) -> Result<Response, Refusal> {
     let name = named(&name)?;
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    let put = api.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
+    let put = asked.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
     let status = if put.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(put.view)).into_response())
 }
 
-pub(super) async fn delete(State(api): State<Api>, Named(name): Named) -> Result<StatusCode, Refusal> {
-    api.desk.schedule_delete(named(&name)?).await?;
+pub(super) async fn delete(asked: Asked, Named(name): Named) -> Result<StatusCode, Refusal> {
+    asked.desk.schedule_delete(named(&name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(State(api): State<Api>, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(api.desk.schedule_pause(named(&name)?, true).await?))
+pub(super) async fn pause(asked: Asked, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
+    Ok(Json(asked.desk.schedule_pause(named(&name)?, true).await?))
 }
 
-pub(super) async fn resume(State(api): State<Api>, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(api.desk.schedule_pause(named(&name)?, false).await?))
+pub(super) async fn resume(asked: Asked, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
+    Ok(Json(asked.desk.schedule_pause(named(&name)?, false).await?))
 }
 
-pub(super) async fn run(State(api): State<Api>, Named(name): Named) -> Result<Response, Refusal> {
-    let task = api.desk.schedule_run(named(&name)?).await?;
+pub(super) async fn run(asked: Asked, Named(name): Named) -> Result<Response, Refusal> {
+    let task = asked.desk.schedule_run(named(&name)?).await?;
     let place = format!("/v1/tasks/{}", task.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], Json(task)).into_response())
 }

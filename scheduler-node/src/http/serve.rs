@@ -1,6 +1,6 @@
 //! The listener: takes connections until told to stop, then lets the requests at hand finish.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use axum::{Router, serve::ListenerExt};
 use tokio::net::TcpListener;
@@ -30,7 +30,8 @@ async fn serve_to_the_end(
         stop.cancelled().await;
         tokio::time::sleep(within).await;
     };
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let served = axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(stop.clone().cancelled_owned());
     tokio::select! {
         ended = served => ended,
         () = late => {
@@ -42,7 +43,7 @@ async fn serve_to_the_end(
 
 #[cfg(test)]
 mod tests {
-    use std::{net::SocketAddr, sync::Arc};
+    use std::sync::Arc;
 
     use axum::routing::get;
     use tokio::{

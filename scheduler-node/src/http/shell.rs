@@ -13,10 +13,12 @@ use common::wire::Problem;
 use futures::FutureExt;
 
 use super::{
+    audit::Draft,
     gate::{self, Gate},
     metrics::HttpMetrics,
     refusal::Refusal,
 };
+use crate::audit::Audit;
 
 /// Agreed for the API, but not made yet: said so, that nobody looks for a mistake of his own.
 const LATER: [&str; 5] = ["/", "/openapi.json", "/v1/schedules", "/console", "/v1/docs"];
@@ -24,31 +26,40 @@ const LATER: [&str; 5] = ["/", "/openapi.json", "/v1/schedules", "/console", "/v
 #[derive(Clone)]
 struct Shell {
     gate: Arc<Gate>,
+    audit: Audit,
     metrics: HttpMetrics,
 }
 
 /// Puts the shell around `routes`.
-pub(super) fn around(routes: Router, gate: Arc<Gate>, metrics: HttpMetrics) -> Router {
+pub(super) fn around(routes: Router, gate: Arc<Gate>, audit: Audit, metrics: HttpMetrics) -> Router {
     routes
         .method_not_allowed_fallback(wrong_method)
         .fallback(nothing_here)
-        .layer(middleware::from_fn_with_state(Shell { gate, metrics }, pass))
+        .layer(middleware::from_fn_with_state(Shell { gate, audit, metrics }, pass))
 }
 
-async fn pass(State(shell): State<Shell>, request: Request, next: Next) -> Response {
+async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
+    let draft = Draft::of(&request, route);
     let admitted = match gate::needed(&method, route) {
-        Some(role) => shell.gate.admit(request.headers(), role),
-        None => Ok(()),
+        Some(role) => shell.gate.admit(request.headers(), role).map(Some),
+        None => Ok(None),
     };
-    let response = match admitted {
-        Ok(()) => AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| broken(&method, route)),
-        Err(refusal) => refusal.into_response(),
+    let (caller, response) = match admitted {
+        Ok(caller) => {
+            if let Some(caller) = &caller {
+                request.extensions_mut().insert(caller.clone());
+            }
+            let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+            (caller, answer.unwrap_or_else(|_| broken(&method, route)))
+        }
+        Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
+    draft.note(&shell.audit, caller.as_ref(), &response);
     let took = started.elapsed();
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
@@ -96,21 +107,37 @@ mod tests {
         http::{StatusCode, header},
         routing::{get, post},
     };
+    use common::access::Scope;
     use prometheus::Registry;
     use serde_json::Value;
     use sha2::{Digest, Sha256};
     use tower::ServiceExt;
 
     use super::*;
-    use crate::config::{Auth, Role, Token};
+    use crate::{
+        access::{Access, TokenBook},
+        audit::AuditMetrics,
+        config::{Auth, Role, Token},
+    };
+
+    fn audit() -> Audit {
+        Audit::new(AuditMetrics::register(&Registry::new()).expect("registered once")).0
+    }
+
+    fn gate(auth: &Auth) -> Arc<Gate> {
+        let access = Access::new(auth);
+        access.put_in_force(TokenBook::default());
+        Arc::new(Gate::new(Arc::new(access)))
+    }
 
     fn router(roles: &[Role]) -> Router {
         let token = |role: &Role| Token {
             name: role.text().to_owned(),
             role: *role,
+            queues: Scope::ALL,
             sha256: Sha256::digest(role.text()).into(),
         };
-        let gate = Gate::new(&Auth { token: roles.iter().map(token).collect() });
+        let gate = gate(&Auth { token: roles.iter().map(token).collect() });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
             .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))
@@ -118,7 +145,7 @@ mod tests {
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new()).expect("registered once");
-        around(routes, Arc::new(gate), metrics)
+        around(routes, gate, audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -211,7 +238,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, Arc::new(Gate::new(&Auth::default())), metrics);
+        let router = around(routes, gate(&Auth::default()), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }

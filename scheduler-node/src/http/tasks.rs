@@ -9,7 +9,7 @@ use axum::{
 };
 use common::{
     ids::Attempt,
-    task::trace::Caller,
+    task::trace::Upstream,
     wire::{
         BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody,
         TaskRequest, TaskView,
@@ -17,23 +17,29 @@ use common::{
     },
 };
 
-use super::{Api, Named, body, query, refusal::Refusal};
+use super::{Api, Asked, Named, body, query, refusal::Refusal};
 
 /// After so many tasks of a batch were read, others get their turn: what is due must not wait for what is being read.
 const READ_AT_A_TIME: usize = 64;
 
-pub(super) async fn submit(State(api): State<Api>, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
+pub(super) async fn submit(
+    asked: Asked,
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Refusal> {
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
     let mut task = TaskRequest::parse(text.as_str())?;
-    task.caller = caller(&headers);
+    task.upstream = upstream(&headers);
     drop(text);
-    let submitted = api.desk.submit(task).await?;
+    let submitted = asked.desk.submit(task).await?;
     let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     let place = format!("/v1/tasks/{}", submitted.view.id);
     Ok((status, [(header::LOCATION, place)], Json(submitted.view)).into_response())
 }
 
 pub(super) async fn submit_batch(
+    asked: Asked,
     State(api): State<Api>,
     headers: HeaderMap,
     body: Body,
@@ -44,7 +50,7 @@ pub(super) async fn submit_batch(
     room.shrink_to(text.as_str().len());
     let tasks = read_batch(text.as_str()).await?;
     drop(text);
-    let answers = api.desk.submit_batch_for(caller(&headers), tasks).await;
+    let answers = asked.desk.submit_batch_for(upstream(&headers), tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
@@ -63,58 +69,60 @@ async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Pro
     Ok(tasks)
 }
 
-pub(super) async fn list(State(api): State<Api>, uri: Uri) -> Result<Json<ListAnswer>, Refusal> {
-    Ok(Json(api.desk.list(query::filter(&uri)?).await?))
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ListAnswer>, Refusal> {
+    Ok(Json(asked.desk.list(query::filter(&uri)?).await?))
 }
 
-pub(super) async fn show(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(api.desk.get(api.desk.id(&id)?).await?))
+pub(super) async fn show(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(asked.desk.get(asked.desk.id(&id)?).await?))
 }
 
 pub(super) async fn change(
+    asked: Asked,
     State(api): State<Api>,
     Named(id): Named,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = api.desk.id(&id)?;
+    let id = asked.desk.id(&id)?;
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
-    Ok(Json(api.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
+    Ok(Json(asked.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
-pub(super) async fn stop(State(api): State<Api>, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
-    Ok(Json(api.desk.stop(api.desk.id(&id)?).await?))
+pub(super) async fn stop(asked: Asked, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(asked.desk.stop(asked.desk.id(&id)?).await?))
 }
 
-pub(super) async fn cancel(State(api): State<Api>, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
-    Ok(Json(api.desk.cancel(api.desk.id(&id)?).await?))
+pub(super) async fn cancel(asked: Asked, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(asked.desk.cancel(asked.desk.id(&id)?).await?))
 }
 
-pub(super) async fn run(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(api.desk.run(api.desk.id(&id)?).await?))
+pub(super) async fn run(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(asked.desk.run(asked.desk.id(&id)?).await?))
 }
 
-pub(super) async fn retry(State(api): State<Api>, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(api.desk.retry(api.desk.id(&id)?).await?))
+pub(super) async fn retry(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(asked.desk.retry(asked.desk.id(&id)?).await?))
 }
 
 pub(super) async fn report(
+    asked: Asked,
     State(api): State<Api>,
     Named(id): Named,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = api.desk.id(&id)?;
+    let id = asked.desk.id(&id)?;
     let text = body::text(&headers, body, api.limits.single_bytes).await?;
     let (attempt, mut report) = read_report(text.as_str())?;
-    report.trace = caller(&headers).map(|caller| caller.context);
-    Ok(Json(api.desk.report(id, attempt, report).await?))
+    report.trace = upstream(&headers).map(|upstream| upstream.context);
+    Ok(Json(asked.desk.report(id, attempt, report).await?))
 }
 
 /// Where the client stands in a trace, as it says with W3C Trace Context.
-fn caller(headers: &HeaderMap) -> Option<Caller> {
+fn upstream(headers: &HeaderMap) -> Option<Upstream> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    Caller::of(text(HEADER_TRACEPARENT), text(HEADER_TRACESTATE))
+    Upstream::of(text(HEADER_TRACEPARENT), text(HEADER_TRACESTATE))
 }
 
 /// Over HTTP a report says itself which attempt it is about.

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{queue_reader::Books, site::Site};
 use crate::{
+    config::Audit,
     metrics::Metrics,
     store::{Error, change::Keep, migrate::DEFAULT_KEEP_DAYS},
 };
@@ -26,6 +27,12 @@ const EXPIRED_PER_PASS: i64 = 500;
 /// How often the partitions are looked at; they are made days ahead.
 const TURN_EVERY: Duration = Duration::from_secs(600);
 
+/// Deeds deleted in one statement: some 20 ms.
+const FORGOTTEN: i64 = 2_000;
+
+/// Such statements in a row. With all nodes' together more than producers can note meanwhile.
+const FORGET_BATCHES: usize = 500;
+
 const DAY_MS: i64 = 86_400_000;
 
 #[derive(Debug)]
@@ -33,6 +40,8 @@ pub struct Archiver {
     pub site: Site,
     pub books: Books,
     pub metrics: Arc<Metrics>,
+    /// Of the first database only: how long its audit is kept.
+    pub audit: Option<Audit>,
 }
 
 impl Archiver {
@@ -45,6 +54,7 @@ impl Archiver {
                 && self.turn(keep_days).await
             {
                 turned = Some((Instant::now(), keep_days));
+                self.forget(&stop).await;
             }
             if let Err(error) = self.expire().await {
                 tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
@@ -75,6 +85,26 @@ impl Archiver {
             Err(error) => {
                 tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "archive partitions were not turned; trying again");
                 false
+            }
+        }
+    }
+
+    /// Deletes what was noted too long ago, and tokens that were revoked then. What is left is deleted the next time.
+    async fn forget(&self, stop: &CancellationToken) {
+        let Some(audit) = self.audit else { return };
+        let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
+        let database = &self.site.database;
+        for _ in 0..FORGET_BATCHES {
+            match tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN)) {
+                Ok((deeds, _)) if deeds == FORGOTTEN && !stop.is_cancelled() => {}
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "the old audit was not deleted; trying again"
+                    );
+                    return;
+                }
             }
         }
     }

@@ -3,13 +3,14 @@
 //! The life of a task: [`submitter`], [`putter`], [`collector`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
 //! [`archiver`].
 //! Tasks that nobody submits: [`firer`].
-//! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`prober`]
-//! and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
+//! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`token_reader`],
+//! [`auditor`], [`prober`] and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
 //! [`gate`], [`site`], and the short way of [`at_once`].
 
 pub mod archiver;
 pub mod assigner;
 pub mod at_once;
+pub mod auditor;
 pub mod collector;
 pub mod dispatcher;
 pub mod elector;
@@ -33,4 +34,5 @@ pub mod session_keeper;
 pub mod settler;
 pub mod site;
 pub mod submitter;
+pub mod token_reader;
 pub mod waiting;

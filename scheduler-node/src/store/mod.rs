@@ -4,6 +4,7 @@
 //! measurements, the deadline and the split of errors into "not done" and "nobody knows". Transactions are absent on
 //! purpose: a cancelled `begin()` would hand a connection with an open transaction to the next caller.
 
+pub mod audit;
 pub mod bulk;
 pub mod change;
 pub mod claim;
@@ -26,6 +27,7 @@ pub mod rows;
 pub mod schedules;
 pub mod settle;
 pub mod submit;
+pub mod tokens;
 pub mod watch;
 
 mod clock;

@@ -212,10 +212,11 @@ impl Database {
         .await
     }
 
-    /// Whether there was such a schedule.
-    pub async fn schedule_delete(&self, name: &ScheduleName) -> Result<bool, Error> {
+    /// Whether there was such a schedule, and, given a revision, as it was read.
+    pub async fn schedule_delete(&self, name: &ScheduleName, read: Option<Revision>) -> Result<bool, Error> {
         self.run(StoreOp::ScheduleDelete, |pool| async move {
-            let query = sqlx::query(include_str!("queries/schedule_delete.sql")).bind(name.as_str());
+            let query = sqlx::query(include_str!("queries/schedule_delete.sql"));
+            let query = query.bind(name.as_str()).bind(read.map(|read| read.0));
             Ok(query.fetch_optional(&pool).await?.is_some())
         })
         .await

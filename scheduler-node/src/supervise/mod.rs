@@ -31,6 +31,8 @@ pub enum LoopKind {
     Firer,
     Archiver,
     QueueReader,
+    TokenReader,
+    Auditor,
     Prober,
     Gauger,
     Exporter,

@@ -69,15 +69,15 @@ fn the_tasks_own_headers_come_before_the_message_it_came_as() {
 
 #[test]
 fn a_caller_is_named_in_headers_that_name_no_trace() {
-    let caller = || Caller::of(Some(PARENT), Some("vendor=1")).expect("a caller");
+    let upstream = || Upstream::of(Some(PARENT), Some("vendor=1")).expect("an upstream");
     let mut headers = BTreeMap::from([(HEADER_TRACEPARENT.to_owned(), "nonsense".to_owned())]);
-    caller().put_into(&mut headers);
+    upstream().put_into(&mut headers);
     assert_eq!(headers[HEADER_TRACEPARENT], PARENT);
     assert_eq!(headers[HEADER_TRACESTATE], "vendor=1");
     let own = PARENT.replace("00f067aa0ba902b7", "1111111111111111");
     let mut headers = BTreeMap::from([(HEADER_TRACEPARENT.to_owned(), own.clone())]);
-    caller().put_into(&mut headers);
+    upstream().put_into(&mut headers);
     assert_eq!(headers, BTreeMap::from([(HEADER_TRACEPARENT.to_owned(), own)]));
-    assert_eq!(Caller::of(Some("nonsense"), None), None);
-    assert_eq!(Caller::of(None, Some("vendor=1")), None);
+    assert_eq!(Upstream::of(Some("nonsense"), None), None);
+    assert_eq!(Upstream::of(None, Some("vendor=1")), None);
 }

@@ -7,6 +7,7 @@ mod receive;
 mod schedules;
 mod submit;
 mod tasks;
+mod tokens;
 mod views;
 
 use std::{
@@ -26,7 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Desk, Parts};
 use crate::{
+    access::Access,
+    audit::{Audit, AuditMetrics, Noted},
     broker::{BrokerState, DoorTroubles},
+    config::Auth,
     loops::{
         at_once::AtOnce,
         held::Held,
@@ -53,8 +57,11 @@ use crate::{
 const HORIZON: Duration = Duration::from_secs(10);
 
 /// One node's desk with what stands behind it.
-struct Counter {
-    desk: Desk,
+pub(crate) struct Counter {
+    pub(crate) desk: Desk,
+    pub(crate) access: Arc<Access>,
+    /// What was noted.
+    pub(crate) notes: mpsc::Receiver<Noted>,
     sites: Sites,
     books: Books,
     store: Store,
@@ -69,6 +76,10 @@ struct Setup {
 const PLAIN: Setup = Setup { auto_create: true };
 
 fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
+    counter_of(databases, setup, Arc::new(Access::new(&Auth::default())))
+}
+
+fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) -> Counter {
     let registry = Registry::new();
     let names: Vec<String> = databases.iter().map(|database| database.name().to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -121,6 +132,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
     );
     drop(fitness);
     let store = Store::new(databases);
+    let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
     let desk = Desk::new(Parts {
         me: NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) },
         store: store.clone(),
@@ -128,6 +140,8 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         nudger,
         reporter,
         books: Arc::clone(&books),
+        access: Arc::clone(&access),
+        audit,
         max_payload_bytes: 1_000,
         auto_create: setup.auto_create,
         views: watch::channel(Arc::default()).1,
@@ -135,11 +149,11 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
         traces: Traces::default(),
         readiness,
     });
-    Counter { desk, sites, books, store }
+    Counter { desk, access, notes, sites, books, store }
 }
 
 /// One with a fresh database of its own.
-async fn fresh() -> (Counter, TestDatabase) {
+pub(crate) async fn fresh() -> (Counter, TestDatabase) {
     let test = fixture::database().await;
     (counter(vec![Arc::clone(&test.database)], PLAIN), test)
 }

@@ -1,5 +1,6 @@
 //! Against a real PostgreSQL.
 
+mod audit;
 mod bulk;
 mod change;
 mod claim;
@@ -25,6 +26,7 @@ mod settle;
 mod stop;
 mod submit;
 mod submit_claimed;
+mod tokens;
 mod watch;
 
 use std::{

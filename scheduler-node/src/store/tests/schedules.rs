@@ -124,7 +124,7 @@ async fn what_was_changed_or_made_anew_in_between_is_not_decided_by_what_was_rea
     let stale = test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1))).await.unwrap();
     assert!(stale.is_none());
 
-    assert!(test.database.schedule_delete(&read.name).await.unwrap());
+    assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
     added(&test, "s").await;
     assert!(decide(&test, &read, fixture::fresh_id()).await.is_none(), "no revision comes twice");
     assert!(decided(&test).await.is_empty());
@@ -142,7 +142,7 @@ async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_sch
         .await
         .unwrap()
         .expect("changed");
-    assert!(test.database.schedule_delete(&read.name).await.unwrap());
+    assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
     let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
     let fire = taken.into_iter().next().expect("one").expect("readable");
     assert_eq!((fire.id, fire.rules, fire.payload), (id, rules("mails"), b"{}".to_vec()));

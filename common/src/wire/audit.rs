@@ -1,0 +1,149 @@
+//! What was done, by whom and how it was answered, as it is shown.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{
+    field::FieldError,
+    time::UnixMicros,
+    wire::{
+        Problem,
+        check::check_key,
+        list::{DEFAULT_LIMIT, MAX_LIMIT, moment, number},
+    },
+};
+
+/// Which deeds. Everything given must apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditFilter {
+    pub who: Option<String>,
+    pub what: Option<String>,
+    pub target: Option<String>,
+    /// Not before.
+    #[serde(deserialize_with = "moment")]
+    pub after: Option<UnixMicros>,
+    /// Before, not at.
+    #[serde(deserialize_with = "moment")]
+    pub before: Option<UnixMicros>,
+    #[serde(deserialize_with = "number")]
+    pub limit: Option<u32>,
+    pub cursor: Option<AuditCursor>,
+}
+
+impl AuditFilter {
+    /// Refuses what can find nothing; the problem names the field.
+    pub fn validate(&self) -> Result<(), Problem> {
+        for (field, text) in [("who", &self.who), ("what", &self.what), ("target", &self.target)] {
+            if let Some(text) = text {
+                check_key(field, text)?;
+            }
+        }
+        Ok(FieldError::within("limit", self.limit(), 1, MAX_LIMIT)?)
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit.unwrap_or(DEFAULT_LIMIT)
+    }
+
+    /// Only what comes before this, in the order of (moment, id).
+    pub fn edge(&self) -> AuditCursor {
+        let before = self.before.map(|at| AuditCursor { at, id: Uuid::nil() });
+        let edges = [self.cursor, before].into_iter().flatten().min();
+        edges.unwrap_or(AuditCursor { at: UnixMicros::LAST, id: Uuid::max() })
+    }
+}
+
+/// Something that was done, or was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeedView {
+    pub at: UnixMicros,
+    /// The name of the token, or `anonymous`.
+    pub who: String,
+    pub what: String,
+    pub target: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Of HTTP.
+    pub status: u16,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// That answered.
+    pub node: String,
+}
+
+/// The last deed of the page before. Opaque to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AuditCursor {
+    pub at: UnixMicros,
+    pub id: Uuid,
+}
+
+impl fmt::Display for AuditCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}_{}", self.at.micros(), self.id.simple())
+    }
+}
+
+/// The text was not given out as a cursor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the cursor is not one that a list answered with")]
+pub struct NotACursor;
+
+impl FromStr for AuditCursor {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Self, NotACursor> {
+        let (at, id) = text.split_once('_').ok_or(NotACursor)?;
+        let at = UnixMicros::new(at.parse().map_err(|_| NotACursor)?);
+        let id = Uuid::try_parse(id).map_err(|_| NotACursor)?;
+        if at.is_writable() { Ok(Self { at, id }) } else { Err(NotACursor) }
+    }
+}
+
+impl Serialize for AuditCursor {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for AuditCursor {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One page, newest first. Without `next_cursor` it is the last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuditList {
+    pub deeds: Vec<DeedView>,
+    pub next_cursor: Option<AuditCursor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_reads_back_and_nothing_else_does() {
+        let cursor = AuditCursor { at: UnixMicros::new(-7), id: Uuid::from_u128(77) };
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        for text in ["", "7", "_", "7_x", "x_00000000000000000000000000000007", "9223372036854775807_00"] {
+            assert_eq!(text.parse::<AuditCursor>(), Err(NotACursor), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_page_goes_on_where_the_one_before_ended_and_not_after_what_was_asked() {
+        let at = |micros| UnixMicros::new(micros);
+        let cursor = AuditCursor { at: at(5), id: Uuid::from_u128(1) };
+        let filter = |before| AuditFilter { cursor: Some(cursor), before, ..AuditFilter::default() };
+        assert_eq!(filter(None).edge(), cursor);
+        assert_eq!(filter(Some(at(9))).edge(), cursor);
+        assert_eq!(filter(Some(at(3))).edge(), AuditCursor { at: at(3), id: Uuid::nil() });
+    }
+}

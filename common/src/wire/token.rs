@@ -1,0 +1,181 @@
+//! A token as it is asked for and shown. The token itself is told once, by the answer to its making.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    access::{Caller, Role, Scope},
+    field::FieldError,
+    queue::MAX_NAME_CHARS,
+    time::UnixMicros,
+    wire::{
+        Problem, check,
+        list::{DEFAULT_LIMIT, MAX_LIMIT, number},
+        read,
+    },
+};
+
+/// A token as it is asked for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRequest {
+    pub name: String,
+    pub role: Role,
+    /// Names of queues, or starts of names and `*`. Absent: all queues.
+    #[serde(default)]
+    pub queues: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "super::list::moment")]
+    pub expires_at: Option<UnixMicros>,
+    #[serde(default)]
+    pub expires_after_ms: Option<i64>,
+}
+
+/// A token that can be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidToken {
+    pub name: String,
+    pub role: Role,
+    pub queues: Scope,
+    pub expires_at: Option<UnixMicros>,
+}
+
+impl TokenRequest {
+    pub fn parse(raw: &str) -> Result<Self, Problem> {
+        read::json(raw)
+    }
+
+    /// Refuses what can be no token; the problem names the field.
+    pub fn validate(self, now: UnixMicros) -> Result<ValidToken, Problem> {
+        check_name(&self.name)?;
+        if self.name == Caller::ANONYMOUS {
+            let detail = format!("`{}` is what callers without a token are called; give it another name", self.name);
+            return Err(Problem::invalid_field("name", detail));
+        }
+        let queues = Scope::of(self.queues)?;
+        let expires_at = check::expiry(self.expires_at, self.expires_after_ms, now)?;
+        if expires_at.is_some_and(|expires_at| expires_at <= now) {
+            let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
+            return Err(Problem::invalid_field(field, format!("`{field}` lies in the past")));
+        }
+        Ok(ValidToken { name: self.name, role: self.role, queues, expires_at })
+    }
+}
+
+/// Whether `name` can name a token.
+pub fn check_name(name: &str) -> Result<(), FieldError> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(FieldError::new("name", "a token's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"))
+}
+
+/// Where a token is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenSource {
+    /// Made over the API, in force on every node.
+    Api,
+    /// In the configuration of the node that answers.
+    Configuration,
+}
+
+/// A token as it stands. What does not apply is left out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenView {
+    pub name: String,
+    pub role: Role,
+    /// Absent: all queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<Vec<String>>,
+    pub source: TokenSource,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_by: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<UnixMicros>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_by: Option<String>,
+    /// Only in the answer to its making.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+}
+
+/// Which page of tokens.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TokenPage {
+    #[serde(deserialize_with = "number")]
+    pub limit: Option<u32>,
+    pub cursor: Option<TokenCursor>,
+}
+
+impl TokenPage {
+    pub fn validate(&self) -> Result<(), FieldError> {
+        FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit.unwrap_or(DEFAULT_LIMIT)
+    }
+}
+
+/// The token that was made just after those of the next page. Opaque to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenCursor(pub i64);
+
+impl Serialize for TokenCursor {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for TokenCursor {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let not_one = |_| serde::de::Error::custom("the cursor is not one that a list answered with");
+        text.parse().map(Self).map_err(not_one)
+    }
+}
+
+/// One page, newest first; on the first one those of the configuration come before the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenList {
+    pub tokens: Vec<TokenView>,
+    pub next_cursor: Option<TokenCursor>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn valid(json: &str) -> Result<ValidToken, Problem> {
+        TokenRequest::parse(json)?.validate(UnixMicros::new(1_000_000))
+    }
+
+    #[test]
+    fn a_token_needs_a_name_and_a_role_and_may_end() {
+        let token = valid(r#"{"name":"shop","role":"producer","queues":["shop.*"],"expires_after_ms":1000}"#).unwrap();
+        assert_eq!((token.role, token.expires_at), (Role::Producer, Some(UnixMicros::new(2_000_000))));
+        assert!(!token.queues.is_all());
+        assert!(valid(r#"{"name":"ops","role":"operator"}"#).unwrap().queues.is_all());
+    }
+
+    #[test]
+    fn what_can_be_no_token_is_refused_by_name() {
+        for (json, field) in [
+            (r#"{"name":"a b","role":"viewer"}"#, "name"),
+            (r#"{"name":"anonymous","role":"viewer"}"#, "name"),
+            (r#"{"name":"a","role":"root"}"#, "role"),
+            (r#"{"name":"a"}"#, "role"),
+            (r#"{"name":"a","role":"viewer","queues":[]}"#, "queues"),
+            (r#"{"name":"a","role":"viewer","expires_after_ms":0}"#, "expires_after_ms"),
+            (r#"{"name":"a","role":"viewer","expires_at":1}"#, "expires_at"),
+            (r#"{"name":"a","role":"viewer","token":"x"}"#, "token"),
+        ] {
+            assert_eq!(valid(json).unwrap_err().field.as_deref(), Some(field), "{json}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Tokens that are made while the cluster runs, and the audit of who did what.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use integration_tests::{client::Client, sandbox::Sandbox};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::scenario;
+
+/// Within this a token is in force, or out of it, on every node.
+const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
+
+/// A note is written a tenth of a second after its answer; this machine has other things to do.
+const NOTED_WITHIN: Duration = Duration::from_secs(10);
+
+async fn make(operator: &Client, token: &Value) -> Result<String> {
+    let made: Value = operator.call(Method::POST, "/v1/tokens", Some(token)).await?;
+    Ok(made["token"].as_str().context("the token is told")?.to_owned())
+}
+
+/// Waits until `client` is answered with `status`; `None`: it is let in.
+async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let answer = client.call::<Value>(Method::GET, "/v1/queues", None).await;
+        let got = answer.as_ref().err().and_then(|failure| failure.status());
+        if got == status && (status.is_some() || answer.is_ok()) {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < within, "{}: {answer:?}, not {status:?}, after {within:?}", client.base());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until the audit has `count` deeds of that kind.
+async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
+    let began = Instant::now();
+    loop {
+        let path = format!("/v1/audit?what={what}");
+        if let Ok(page) = operator.call::<Value>(Method::GET, &path, None).await {
+            let deeds = page["deeds"].as_array().cloned().unwrap_or_default();
+            if deeds.len() >= count {
+                return Ok(deeds);
+            }
+        }
+        if began.elapsed() > NOTED_WITHIN {
+            bail!("{what} was not noted {count} times");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_made_on_one_node_is_good_on_all_within_a_second_and_revoked_as_fast() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let operator = sandbox.client(0);
+        let token = make(&operator, &json!({ "name": "shop", "role": "producer", "queues": ["shop.*"] })).await?;
+        let shop: Vec<Client> = sandbox.clients().iter().map(|client| client.with_token(Some(&token))).collect();
+        for client in &shop {
+            answers(client, None, IN_FORCE_WITHIN).await?;
+        }
+        shop[1].submit(&json!({ "queue": "shop.orders", "delay_ms": 3_600_000 })).await?;
+        let foreign = shop[2].submit(&json!({ "queue": "mail", "delay_ms": 3_600_000 })).await;
+        ensure!(foreign.as_ref().err().and_then(|failure| failure.status()) == Some(403), "{foreign:?}");
+        sandbox.client(1).call::<Value>(Method::DELETE, "/v1/tokens/shop", None).await?;
+        for client in &shop {
+            answers(client, Some(401), IN_FORCE_WITHIN).await?;
+        }
+        let own: Value = operator.call(Method::GET, "/v1/tokens", None).await?;
+        ensure!(!own.to_string().contains(&token), "a token is told once: {own}");
+        sandbox
+            .client(0)
+            .call::<Value>(
+                Method::POST,
+                "/v1/tasks/bulk",
+                Some(&json!({
+                    "action": "cancel", "filter": { "queue": "shop.orders" },
+                })),
+            )
+            .await?;
+        let deeds = noted(&operator, "task.bulk", 1).await?;
+        ensure!(deeds[0]["detail"].as_str().is_some_and(|detail| detail.contains("done 1")), "{deeds:?}");
+        let refused = noted(&operator, "refused", 1).await?;
+        ensure!(refused[0]["who"] == "shop" && refused[0]["address"] == "127.0.0.1", "{refused:?}");
+        noted(&operator, "token.revoke", 1).await.map(drop)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_database_is_away_known_tokens_work_and_deeds_wait() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let operator = sandbox.client(0);
+        let token = make(&operator, &json!({ "name": "watch", "role": "viewer" })).await?;
+        let watch: Vec<Client> = sandbox.clients().iter().map(|client| client.with_token(Some(&token))).collect();
+        for client in &watch {
+            answers(client, None, IN_FORCE_WITHIN).await?;
+        }
+        let fault = sandbox.ledger.fault("database away");
+        sandbox.postgres(0).kill();
+        for client in &watch {
+            // A viewer is refused because he is known; a stranger would be told that he is not.
+            let refused = client.call::<Value>(Method::POST, "/v1/queues/mail/pause", None).await;
+            ensure!(refused.as_ref().err().and_then(|failure| failure.status()) == Some(403), "{refused:?}");
+            let stranger = client.with_token(Some("nobody")).call::<Value>(Method::GET, "/v1/queues", None).await;
+            ensure!(stranger.as_ref().err().and_then(|failure| failure.status()) == Some(401), "{stranger:?}");
+        }
+        sandbox.postgres(0).restart().await?;
+        sandbox.ledger.heal(fault);
+        let deeds = noted(&operator, "queue.pause", watch.len()).await?;
+        ensure!(deeds.iter().all(|deed| deed["who"] == "watch" && deed["status"] == 403), "{deeds:?}");
+        sandbox.settled().await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_before_a_node_stops_is_in_the_audit() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        let client = sandbox.client(2);
+        for number in 0..20 {
+            let queue = format!("q{number}");
+            client.put_queue(&queue, &json!({})).await?;
+        }
+        sandbox.node(2).stop(Duration::from_secs(30)).await?;
+        let deeds = noted(&sandbox.client(0), "queue.put", 20).await?;
+        ensure!(deeds.iter().filter(|deed| deed["node"] == sandbox.node(2).name()).count() == 20, "{deeds:?}");
+        Ok(())
+    })
+    .await;
+}

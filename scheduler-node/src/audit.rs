@@ -1,0 +1,207 @@
+//! Who did what, noted when the answer is known. A note costs whoever makes it next to nothing: a loop writes them down in
+//! batches ([`crate::loops::auditor`]). What there is no room for is dropped, counted and logged.
+
+use std::{
+    borrow::Cow,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+/// Notes that wait to be written: some seconds of a producer that cancels as fast as it can, or hours of people, while the
+/// database is away. About 300 bytes each.
+const WAITING: usize = 16_384;
+
+/// Refused attempts noted in a second. One program with the wrong token would fill the disk otherwise.
+const REFUSALS_PER_S: u32 = 20;
+
+/// Longer texts of a note are cut off.
+const TEXT_BYTES: usize = 2_000;
+
+/// Something that was done or refused.
+#[derive(Clone, Debug)]
+pub struct Deed {
+    /// The name of the caller's token.
+    pub who: Arc<str>,
+    /// `task.cancel`, `queue.pause`; see docs/security.md for all of them.
+    pub what: Cow<'static, str>,
+    /// What it was done to: an id or a name.
+    pub target: String,
+    pub address: Option<IpAddr>,
+    /// Of HTTP.
+    pub status: u16,
+    pub detail: Option<String>,
+    pub request_id: Option<String>,
+}
+
+/// A deed on its way into the database.
+#[derive(Clone, Debug)]
+pub struct Noted {
+    pub id: Uuid,
+    pub deed: Deed,
+    pub at: Instant,
+}
+
+/// Why a deed is not noted.
+#[derive(Clone, Copy, Debug)]
+pub enum Dropped {
+    /// Too many wait to be written.
+    Full,
+    /// Too many refused attempts in this second.
+    Refusals,
+    /// The database could not be reached before the node stopped.
+    Stopped,
+    /// The database would not take it.
+    Unwritable,
+}
+
+impl Dropped {
+    const ALL: [Self; 4] = [Self::Full, Self::Refusals, Self::Stopped, Self::Unwritable];
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Refusals => "refusals",
+            Self::Stopped => "stopped",
+            Self::Unwritable => "unwritable",
+        }
+    }
+}
+
+/// How many deeds were noted, and how many were not.
+#[derive(Clone, Debug)]
+pub struct AuditMetrics {
+    pub written: IntCounter,
+    dropped: IntCounterVec,
+}
+
+impl AuditMetrics {
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let written = IntCounter::new("duetime_audit_written_total", "deeds written into the audit")?;
+        let dropped = IntCounterVec::new(
+            Opts::new("duetime_audit_dropped_total", "deeds that are missing in the audit, by why"),
+            &["reason"],
+        )?;
+        registry.register(Box::new(written.clone()))?;
+        registry.register(Box::new(dropped.clone()))?;
+        for reason in Dropped::ALL {
+            let _ = dropped.with_label_values(&[reason.text()]);
+        }
+        Ok(Self { written, dropped })
+    }
+
+    pub fn dropped(&self, reason: Dropped, count: usize) {
+        let series = self.dropped.with_label_values(&[reason.text()]);
+        if series.get() == 0 {
+            let reason = reason.text();
+            tracing::warn!(
+                reason,
+                "deeds are missing in the audit from here on; duetime_audit_dropped_total counts them"
+            );
+        }
+        series.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+    }
+}
+
+/// Where deeds are noted.
+#[derive(Clone, Debug)]
+pub struct Audit {
+    sender: mpsc::Sender<Noted>,
+    metrics: AuditMetrics,
+    /// Since when refusals are counted, and how many there were.
+    refusals: Arc<Mutex<(Instant, u32)>>,
+}
+
+impl Audit {
+    /// What is noted comes out at the other end.
+    pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {
+        let (sender, notes) = mpsc::channel(WAITING);
+        let refusals = Arc::new(Mutex::new((Instant::now(), 0)));
+        (Self { sender, metrics, refusals }, notes)
+    }
+
+    /// Notes what was just answered. Never waits.
+    pub fn note(&self, deed: Deed) {
+        let now = Instant::now();
+        if deed.status == 403 && !self.has_room_for_refusal(now) {
+            return self.metrics.dropped(Dropped::Refusals, 1);
+        }
+        let deed = Deed {
+            target: fit(deed.target),
+            detail: deed.detail.map(fit),
+            request_id: deed.request_id.map(fit),
+            ..deed
+        };
+        if self.sender.try_send(Noted { id: Uuid::now_v7(), deed, at: now }).is_err() {
+            self.metrics.dropped(Dropped::Full, 1);
+        }
+    }
+
+    fn has_room_for_refusal(&self, now: Instant) -> bool {
+        let mut refusals = self.refusals.lock();
+        if now.duration_since(refusals.0) >= Duration::from_secs(1) {
+            *refusals = (now, 0);
+        }
+        refusals.1 += 1;
+        refusals.1 <= REFUSALS_PER_S
+    }
+}
+
+/// As PostgreSQL keeps text, and not longer than a note should be.
+fn fit(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(TEXT_BYTES));
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deed(status: u16) -> Deed {
+        Deed {
+            who: "ops".into(),
+            what: "task.cancel".into(),
+            target: "x\0".repeat(TEXT_BYTES),
+            address: None,
+            status,
+            detail: None,
+            request_id: None,
+        }
+    }
+
+    fn audit() -> (Audit, mpsc::Receiver<Noted>, Registry) {
+        let registry = Registry::new();
+        let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
+        (audit, notes, registry)
+    }
+
+    fn dropped(audit: &Audit, reason: Dropped) -> u64 {
+        audit.metrics.dropped.with_label_values(&[reason.text()]).get()
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_dropped_and_counted() {
+        let (audit, mut notes, _registry) = audit();
+        for _ in 0..WAITING + 3 {
+            audit.note(deed(200));
+        }
+        assert_eq!(dropped(&audit, Dropped::Full), 3);
+        let target = notes.try_recv().expect("noted").deed.target;
+        assert!(target.len() <= TEXT_BYTES * 2 && !target.contains('\0'));
+    }
+
+    #[test]
+    fn refused_attempts_cannot_flood_the_audit() {
+        let (audit, notes, _registry) = audit();
+        for _ in 0..REFUSALS_PER_S * 10 {
+            audit.note(deed(403));
+        }
+        assert!(notes.len() >= REFUSALS_PER_S as usize);
+        assert!(dropped(&audit, Dropped::Refusals) > 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! `duetime audit`: who did what.
+
+use clap::Args;
+use common::{
+    time::UnixMicros,
+    wire::{
+        AuditList,
+        audit::DeedView,
+        list::{DEFAULT_LIMIT, MAX_LIMIT},
+    },
+};
+
+use super::{
+    Error,
+    ask::Asked,
+    client::{Answer, Request},
+    complain, moment, print,
+};
+use crate::clock;
+
+/// Which deeds. Everything given must apply.
+#[derive(Debug, Args)]
+pub struct Wish {
+    /// The name of a token, or `anonymous`.
+    #[arg(long, value_name = "NAME")]
+    who: Option<String>,
+    /// `task.cancel`, `queue.pause`, `refused`.
+    #[arg(long)]
+    what: Option<String>,
+    /// The id or name it was done to.
+    #[arg(long)]
+    target: Option<String>,
+    /// At this moment or later: RFC 3339, or Unix milliseconds.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    after: Option<UnixMicros>,
+    /// Before this moment.
+    #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
+    before: Option<UnixMicros>,
+    #[arg(long, value_name = "DEEDS", default_value_t = DEFAULT_LIMIT, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
+    limit: u32,
+    /// Go on where an earlier page ended.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+impl Wish {
+    fn query(&self) -> Vec<(&'static str, String)> {
+        let moment = |at: Option<UnixMicros>| at.map(|at| at.to_string());
+        [
+            ("who", self.who.clone()),
+            ("what", self.what.clone()),
+            ("target", self.target.clone()),
+            ("after", moment(self.after)),
+            ("before", moment(self.before)),
+            ("limit", Some(self.limit.to_string())),
+            ("cursor", self.cursor.clone()),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}
+
+pub(super) async fn audit(asked: &Asked<Wish>) -> Result<(), Error> {
+    let answer = asked.client()?.ask(&Request::get(&["v1", "audit"]).query(asked.wish.query())).await?;
+    asked.print(&answer, page)
+}
+
+fn page(answer: &Answer) -> Result<String, Error> {
+    let list: AuditList = answer.read()?;
+    if let Some(cursor) = &list.next_cursor {
+        complain(format_args!("there are more: --cursor {cursor}"));
+    }
+    Ok(table(&list.deeds, clock::now()))
+}
+
+fn table(deeds: &[DeedView], now: UnixMicros) -> String {
+    let row = |deed: &DeedView| {
+        vec![
+            moment::shown(deed.at, now),
+            deed.who.clone(),
+            deed.what.clone(),
+            deed.target.clone(),
+            deed.status.to_string(),
+            deed.address.clone().unwrap_or_default(),
+            deed.detail.clone().unwrap_or_default(),
+        ]
+    };
+    print::table(&["AT", "WHO", "WHAT", "TARGET", "STATUS", "FROM", "DETAIL"], deeds.iter().map(row).collect())
+}

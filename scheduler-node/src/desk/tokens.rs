@@ -1,0 +1,121 @@
+//! Tokens: made, shown, revoked. They are kept in the first database; the token itself is told once and kept nowhere.
+
+use common::wire::{
+    Problem, TokenList, TokenPage, TokenRequest, TokenView,
+    token::{TokenCursor, TokenSource, check_name},
+};
+use sha2::{Digest, Sha256};
+
+use super::{Desk, refusal::failed, to_its_end};
+use crate::{
+    access,
+    loops::token_reader::read_anew,
+    store::tokens::{MOST, TokenAdded},
+};
+
+impl Desk {
+    /// Makes a token in the name of `by`. In force on this node from the answer on, on the others within half a second.
+    pub async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
+        self.ask_for_everything()?;
+        let valid = request.validate(self.now())?;
+        self.refuse_first()?;
+        self.refuse_configured(&valid.name)?;
+        let (desk, by) = (self.clone(), by.to_owned());
+        to_its_end(async move {
+            let token = access::fresh_token();
+            let added = desk.parts().store.home().token_add(&valid, &Sha256::digest(&token), &by).await;
+            let record = match added.map_err(|error| failed(&error))? {
+                TokenAdded::Made(record) => record,
+                TokenAdded::NameTaken => {
+                    let detail =
+                        format!("a token is called `{}`; revoke it first, or give this one another name", valid.name);
+                    return Err(Problem::conflict(detail));
+                }
+                TokenAdded::TooMany => {
+                    return Err(Problem::conflict(format!("there are {MOST} tokens; revoke those that nobody needs")));
+                }
+            };
+            tracing::info!(token = %valid.name, role = %valid.role, queues = %valid.queues, by, "token made");
+            desk.tokens_in_force().await;
+            Ok(TokenView { token: Some(token), ..record.view })
+        })
+        .await
+    }
+
+    /// Revokes a token in the name of `by`. It opens nothing on this node from the answer on, on the others within half a second.
+    pub async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
+        self.ask_for_everything()?;
+        check_name(name)?;
+        self.refuse_configured(name)?;
+        let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
+        to_its_end(async move {
+            let revoked = desk.parts().store.home().token_revoke(&name, &by).await.map_err(|error| failed(&error))?;
+            let no_token = || Problem::not_found(format!("there is no token `{name}` that is in force"));
+            let record = revoked.ok_or_else(no_token)?;
+            tracing::info!(token = name, by, "token revoked");
+            desk.tokens_in_force().await;
+            Ok(record.view)
+        })
+        .await
+    }
+
+    /// One page, newest first, revoked ones too; those of this node's configuration before the first.
+    pub async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
+        self.ask_for_everything()?;
+        page.validate()?;
+        let limit = i64::from(page.limit());
+        let before = page.cursor.map(|cursor| cursor.0);
+        let home = self.parts().store.home();
+        let records = home.token_list(before, limit).await.map_err(|error| failed(&error))?;
+        let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
+        let next_cursor = records.last().filter(|_| full).map(|last| TokenCursor(last.id));
+        let configured = if before.is_none() { self.parts().access.configured() } else { &[] };
+        let tokens = configured.iter().map(shown).chain(records.into_iter().map(|record| record.view)).collect();
+        Ok(TokenList { tokens, next_cursor })
+    }
+
+    /// Whoever comes to an open node may be anybody on the machine: the first to make a token would lock the others out.
+    fn refuse_first(&self) -> Result<(), Problem> {
+        if !self.parts().access.is_open() {
+            return Ok(());
+        }
+        let detail = "this node has no token and lets everybody in, so anybody could make himself its operator; \
+                      put the first operator's token into the configuration: `duetime token new` makes it";
+        Err(Problem::conflict(detail))
+    }
+
+    fn refuse_configured(&self, name: &str) -> Result<(), Problem> {
+        if self.parts().access.configured().iter().all(|token| token.caller.name.as_ref() != name) {
+            return Ok(());
+        }
+        let detail = format!(
+            "the token `{name}` is in the configuration of this node, [[auth.token]]; it can be changed only there"
+        );
+        Err(Problem::conflict(detail))
+    }
+
+    /// Before the answer goes out. It is written, and is read again within half a second anyway.
+    async fn tokens_in_force(&self) {
+        if let Err(error) = read_anew(&self.parts().store, &self.parts().access).await {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the tokens were written but cannot be read back at the moment"
+            );
+        }
+    }
+}
+
+fn shown(token: &access::Token) -> TokenView {
+    TokenView {
+        name: token.caller.name.to_string(),
+        role: token.caller.role,
+        queues: token.caller.queues.patterns().map(<[String]>::to_vec),
+        source: TokenSource::Configuration,
+        created_at: None,
+        created_by: None,
+        expires_at: None,
+        revoked_at: None,
+        revoked_by: None,
+        token: None,
+    }
+}

@@ -1,0 +1,129 @@
+//! Who did what: shown, and noted when a request has been answered.
+
+use std::net::SocketAddr;
+
+use axum::{
+    Json,
+    extract::{ConnectInfo, Request},
+    http::{HeaderValue, Method, Uri},
+    response::Response,
+};
+use common::{access::Caller, wire::AuditList};
+
+use super::{Asked, query, refusal::Refusal};
+use crate::audit::{Audit, Deed};
+
+/// By which a client finds his request again.
+const REQUEST_ID: &str = "x-request-id";
+
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<AuditList>, Refusal> {
+    Ok(Json(asked.desk.audit_list(query::audit_filter(&uri)?).await?))
+}
+
+/// What a handler tells of a deed that the path does not; put into the answer's extensions.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) target: String,
+    pub(super) detail: Option<String>,
+}
+
+/// A request that is noted once it has been answered, if it has to be.
+pub(super) struct Draft {
+    what: Option<&'static str>,
+    method: Method,
+    route: Option<String>,
+    uri: Uri,
+    from: Option<SocketAddr>,
+    request_id: Option<HeaderValue>,
+}
+
+impl Draft {
+    pub(super) fn of(request: &Request, route: Option<&str>) -> Self {
+        let what = route.and_then(|route| deed(request.method(), route));
+        Self {
+            what,
+            method: request.method().clone(),
+            // Of what is noted only when it is refused, the path is enough.
+            route: what.and(route).map(str::to_owned),
+            uri: request.uri().clone(),
+            from: request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0),
+            request_id: request.headers().get(REQUEST_ID).cloned(),
+        }
+    }
+
+    /// Notes what changes something, and whatever was refused.
+    pub(super) fn note(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
+        let status = response.status().as_u16();
+        // Without a caller it is nobody's deed: 401 is for the log of whoever stands in front.
+        if status == 401 || (self.what.is_none() && status != 403) {
+            return;
+        }
+        let told = response.extensions().get::<Told>();
+        let target = match (told, &self.route) {
+            (Some(told), _) => told.target.clone(),
+            (None, Some(route)) => target(route, self.uri.path()),
+            (None, None) => format!("{} {}", self.method, self.uri.path()),
+        };
+        audit.note(Deed {
+            who: caller.map_or_else(|| Caller::ANONYMOUS.into(), |caller| caller.name.clone()),
+            what: self.what.unwrap_or("refused").into(),
+            target,
+            address: self.from.map(|from| from.ip()),
+            status,
+            detail: told.and_then(|told| told.detail.clone()),
+            request_id: self.request_id.and_then(|id| Some(id.to_str().ok()?.to_owned())),
+        });
+    }
+}
+
+/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many.
+fn deed(method: &Method, route: &str) -> Option<&'static str> {
+    Some(match (method.as_str(), route) {
+        ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",
+        ("DELETE", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.cancel",
+        ("POST", "/v1/tasks/{id}/stop") => "task.stop",
+        ("POST", "/v1/tasks/{id}/run") => "task.run",
+        ("POST", "/v1/tasks/{id}/retry") => "task.retry",
+        ("POST", "/v1/tasks/bulk") => "task.bulk",
+        ("PUT", "/v1/queues/{queue}") => "queue.put",
+        ("DELETE", "/v1/queues/{queue}") => "queue.delete",
+        ("POST", "/v1/queues/{queue}/pause") => "queue.pause",
+        ("POST", "/v1/queues/{queue}/resume") => "queue.resume",
+        ("PUT", "/v1/schedules/{name}") => "schedule.put",
+        ("DELETE", "/v1/schedules/{name}") => "schedule.delete",
+        ("POST", "/v1/schedules/{name}/pause") => "schedule.pause",
+        ("POST", "/v1/schedules/{name}/resume") => "schedule.resume",
+        ("POST", "/v1/schedules/{name}/run") => "schedule.run",
+        ("POST", "/v1/tokens") => "token.create",
+        ("DELETE", "/v1/tokens/{name}") => "token.revoke",
+        _ => return None,
+    })
+}
+
+/// The variable parts of a path, as they were written in it.
+fn target(route: &str, path: &str) -> String {
+    let parts = route.split('/').zip(path.split('/')).filter(|(pattern, _)| pattern.starts_with('{'));
+    parts.map(|(_, part)| part).collect::<Vec<&str>>().join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::ROUTES;
+
+    #[test]
+    fn every_route_that_changes_something_is_noted_but_for_submissions_and_results() {
+        const TOO_MANY: [&str; 3] = ["/v1/tasks", "/v1/tasks/batch", "/v1/tasks/{id}/result"];
+        for (method, route) in ROUTES {
+            let looks = method == Method::GET;
+            assert_eq!(deed(method, route).is_some(), !looks && !TOO_MANY.contains(route), "{method} {route}");
+        }
+    }
+
+    #[test]
+    fn a_target_is_what_varies_in_the_path() {
+        assert_eq!(target("/v1/queues/{queue}/keys/{key}", "/v1/queues/mail/keys/a%2Fb"), "mail/a%2Fb");
+        assert_eq!(target("/v1/schedules/{name}/pause", "/v1/schedules/nightly/pause"), "nightly");
+        assert_eq!(target("/v1/tasks/bulk", "/v1/tasks/bulk"), "");
+    }
+}

@@ -1,0 +1,208 @@
+//! Every route, asked by somebody who may know of some queues only.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Method, Request, header},
+};
+use common::wire::TokenRequest;
+use prometheus::Registry;
+use serde_json::Value;
+use tower::ServiceExt;
+
+use super::{Gate, HttpMetrics, Limits, ROUTES, router};
+use crate::desk::tests::{Counter, fresh};
+
+/// What a route answers to somebody whose queue it is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Foreign {
+    /// 403: the request names the queue.
+    Forbidden,
+    /// 403 for each task of the batch.
+    EachForbidden,
+    /// 404, as though it were not there.
+    Missing,
+    /// 200, without it.
+    Hidden,
+    /// 403, though it names no queue: it concerns them all.
+    ForNobody,
+    /// It tells nothing of queues.
+    Open,
+}
+
+/// A new route needs a decision here.
+fn decision(method: &Method, route: &str) -> Option<Foreign> {
+    Some(match (method.as_str(), route) {
+        ("POST" | "GET", "/v1/tasks") | ("POST", "/v1/tasks/bulk") | ("GET", "/v1/tasks/export") => Foreign::Forbidden,
+        ("POST", "/v1/tasks/batch") => Foreign::EachForbidden,
+        ("GET" | "PATCH" | "DELETE", "/v1/tasks/{id}")
+        | ("POST", "/v1/tasks/{id}/stop" | "/v1/tasks/{id}/run" | "/v1/tasks/{id}/retry" | "/v1/tasks/{id}/result") => {
+            Foreign::Missing
+        }
+        ("GET", "/v1/queues" | "/v1/schedules") => Foreign::Hidden,
+        ("GET" | "PUT" | "DELETE", "/v1/queues/{queue}")
+        | ("POST", "/v1/queues/{queue}/pause" | "/v1/queues/{queue}/resume")
+        | ("GET" | "PATCH" | "DELETE", "/v1/queues/{queue}/keys/{key}")
+        | ("PUT", "/v1/schedules/{name}") => Foreign::Forbidden,
+        ("GET" | "DELETE", "/v1/schedules/{name}")
+        | ("POST", "/v1/schedules/{name}/pause" | "/v1/schedules/{name}/resume" | "/v1/schedules/{name}/run") => {
+            Foreign::Missing
+        }
+        ("GET" | "POST", "/v1/tokens") | ("DELETE", "/v1/tokens/{name}") => Foreign::ForNobody,
+        ("GET", "/v1/audit" | "/metrics") => Foreign::ForNobody,
+        ("GET", "/v1/cluster" | "/healthz" | "/readyz") => Foreign::Open,
+        _ => return None,
+    })
+}
+
+struct Api {
+    router: Router,
+    counter: Counter,
+    /// An operator of everything.
+    all: String,
+    /// An operator of the queue `mine`.
+    mine: String,
+}
+
+impl Api {
+    async fn new() -> (Self, crate::store::tests::fixture::TestDatabase) {
+        let (counter, test) = fresh().await;
+        let make = async |json: &str| {
+            let made = counter.desk.token_add(TokenRequest::parse(json).expect("a token"), "test").await;
+            made.expect("made").token.expect("told")
+        };
+        let all = make(r#"{"name":"all","role":"operator"}"#).await;
+        let mine = make(r#"{"name":"mine","role":"operator","queues":["mine"]}"#).await;
+        let registry = Registry::new();
+        let metrics = HttpMetrics::register(&registry).expect("registered once");
+        let gate = Gate::new(Arc::clone(&counter.access));
+        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000), registry, metrics);
+        (Self { router, counter, all, mine }, test)
+    }
+
+    async fn ask(&self, token: &str, method: &Method, path: &str, body: &str) -> (u16, String) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::AUTHORIZATION, format!("Bearer {token}"))
+            .header("x-request-id", "r-7")
+            .body(Body::from(body.to_owned()))
+            .expect("a request");
+        let response = self.router.clone().oneshot(request).await.expect("an answer");
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+        (status, String::from_utf8(body.to_vec()).expect("UTF-8"))
+    }
+
+    /// Asks for something in `queue`, made for this question.
+    async fn ask_about(&self, method: &Method, route: &str, queue: &str) -> (u16, String) {
+        let task = format!(r#"{{"queue":"{queue}","key":"{}","delay_ms":3600000}}"#, uuid::Uuid::new_v4());
+        let (_, made) = self.ask(&self.all, &Method::POST, "/v1/tasks", &task).await;
+        let made: Value = serde_json::from_str(&made).expect("a task");
+        let schedule = format!(r#"{{"queue":"{queue}","every_ms":3600000}}"#);
+        let (put, _) = self.ask(&self.all, &Method::PUT, &format!("/v1/schedules/of-{queue}"), &schedule).await;
+        assert!(put < 300, "the schedule is there: {put}");
+        let text = |name: &str| made[name].as_str().expect("text").to_owned();
+        let path = route
+            .replace("{id}", &text("id"))
+            .replace("{key}", &text("key"))
+            .replace("{queue}", queue)
+            .replace("{name}", &format!("of-{queue}"));
+        let path = if ["/v1/tasks", "/v1/tasks/export"].contains(&route) && method == Method::GET {
+            format!("{path}?queue={queue}")
+        } else {
+            path
+        };
+        let body = match (method.as_str(), route) {
+            ("POST", "/v1/tasks") => format!(r#"{{"queue":"{queue}"}}"#),
+            ("POST", "/v1/tasks/batch") => format!(r#"[{{"queue":"{queue}"}}]"#),
+            ("POST", "/v1/tasks/bulk") => format!(r#"{{"action":"cancel","filter":{{"queue":"{queue}"}}}}"#),
+            ("POST", "/v1/tasks/{id}/result") => r#"{"attempt":1,"status":"succeeded"}"#.to_owned(),
+            ("PATCH", _) => r#"{"priority":1}"#.to_owned(),
+            ("PUT", "/v1/schedules/{name}") => schedule,
+            ("POST", "/v1/tokens") => r#"{"name":"wider","role":"operator"}"#.to_owned(),
+            _ => String::new(),
+        };
+        self.ask(&self.mine, method, &path, &body).await
+    }
+}
+
+#[tokio::test]
+async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for() {
+    let (api, _test) = Api::new().await;
+    for (method, route) in ROUTES {
+        let decided = decision(method, route).unwrap_or_else(|| panic!("{method} {route} has no decision"));
+        let (status, body) = api.ask_about(method, route, "theirs").await;
+        let expected = match decided {
+            Foreign::Forbidden | Foreign::ForNobody => 403,
+            Foreign::Missing => 404,
+            Foreign::EachForbidden | Foreign::Hidden => 200,
+            // Whatever this node has to say of itself.
+            Foreign::Open => status,
+        };
+        assert_eq!(status, expected, "{method} {route}: {body}");
+        match decided {
+            Foreign::EachForbidden => assert!(body.contains(r#""status":403"#), "{method} {route}: {body}"),
+            Foreign::Hidden | Foreign::Open => assert!(!body.contains("theirs"), "{method} {route}: {body}"),
+            _ => {}
+        }
+        let (own, body) = api.ask_about(method, route, "mine").await;
+        let refused = decided == Foreign::ForNobody;
+        assert_eq!(own == 403, refused, "{method} {route} of its own queue: {body}");
+        assert!(own != 404, "{method} {route} of its own queue: {body}");
+    }
+}
+
+/// What the table leaves out would be served all the same, and nobody would have decided on it.
+#[test]
+fn the_table_of_routes_is_what_is_served() {
+    let mut served = BTreeSet::new();
+    for line in include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")) {
+        let (path, handlers) = line.split_once('"').expect("a path and its handlers");
+        for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            let word = format!("{}(", method.as_str().to_lowercase());
+            if handlers.contains(&format!(" {word}")) || handlers.contains(&format!(".{word}")) {
+                served.insert((path, method.to_string()));
+            }
+        }
+    }
+    let listed: BTreeSet<_> = ROUTES.iter().map(|(method, path)| (*path, method.to_string())).collect();
+    assert_eq!(served, listed);
+}
+
+#[tokio::test]
+async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_looked_at_is_not() {
+    let (mut api, _test) = Api::new().await;
+    let mut noted = Vec::new();
+    let (_, made) = api.ask(&api.all, &Method::POST, "/v1/tasks", r#"{"queue":"mine","delay_ms":3600000}"#).await;
+    let id = serde_json::from_str::<Value>(&made).expect("a task")["id"].as_str().expect("an id").to_owned();
+    for (token, method, path, body) in [
+        (&api.mine, Method::GET, format!("/v1/tasks/{id}"), ""),
+        (&api.mine, Method::DELETE, format!("/v1/tasks/{id}"), ""),
+        (&api.mine, Method::PUT, "/v1/queues/theirs".to_owned(), "{}"),
+        (&api.mine, Method::GET, "/v1/audit".to_owned(), ""),
+        (&api.all, Method::POST, "/v1/tasks/bulk".to_owned(), r#"{"action":"cancel","filter":{"queue":"mine"}}"#),
+        (&api.all, Method::POST, "/v1/tokens".to_owned(), r#"{"name":"third","role":"viewer"}"#),
+        (&"nobody".to_owned(), Method::DELETE, format!("/v1/tasks/{id}"), ""),
+    ] {
+        api.ask(token, &method, &path, body).await;
+    }
+    while let Ok(note) = api.counter.notes.try_recv() {
+        assert_eq!(note.deed.request_id.as_deref(), Some("r-7"));
+        noted.push(note.deed);
+    }
+    let shown: Vec<_> = noted.iter().map(|deed| (&*deed.who, &*deed.what, deed.target.as_str(), deed.status)).collect();
+    let expected = [
+        ("mine", "task.cancel", id.as_str(), 200),
+        ("mine", "queue.put", "theirs", 403),
+        ("mine", "refused", "GET /v1/audit", 403),
+        ("all", "task.bulk", "tasks", 200),
+        ("all", "token.create", "third", 201),
+    ];
+    assert_eq!(shown, expected);
+    let details: Vec<_> = noted.iter().filter_map(|deed| deed.detail.as_deref()).collect();
+    assert!(details[0].starts_with("matched 0, done 0: {\"action\""), "{details:?}");
+    assert_eq!(details[1], "viewer, all queues");
+}

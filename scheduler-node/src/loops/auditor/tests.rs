@@ -1,0 +1,70 @@
+//! What was noted is written: in time, after the database was away, and before the end.
+
+use std::sync::Arc;
+
+use common::wire::AuditFilter;
+use prometheus::Registry;
+use sqlx::Executor;
+
+use super::*;
+use crate::{
+    audit::{Audit, Deed},
+    store::tests::fixture::{self, TestDatabase},
+};
+
+fn deed(what: &'static str) -> Deed {
+    Deed {
+        who: "ops".into(),
+        what: what.into(),
+        target: "mail".to_owned(),
+        address: None,
+        status: 200,
+        detail: None,
+        request_id: None,
+    }
+}
+
+fn auditor(test: &TestDatabase) -> (Auditor, Audit, mpsc::Receiver<Noted>) {
+    let metrics = AuditMetrics::register(&Registry::new()).expect("registered once");
+    let (audit, notes) = Audit::new(metrics.clone());
+    let store = Store::new(vec![Arc::clone(&test.database)]);
+    (Auditor { store, node: "a".to_owned(), metrics }, audit, notes)
+}
+
+async fn written(test: &TestDatabase) -> usize {
+    test.database.audit_list(&AuditFilter { limit: Some(1_000), ..AuditFilter::default() }).await.unwrap().deeds.len()
+}
+
+#[tokio::test]
+async fn what_was_noted_before_the_stop_is_written_after_it() {
+    let test = fixture::database().await;
+    let (auditor, audit, notes) = auditor(&test);
+    for _ in 0..BATCH + 7 {
+        audit.note(deed("task.cancel"));
+    }
+    let (stop, metrics) = (CancellationToken::new(), auditor.metrics.clone());
+    stop.cancel();
+    auditor.run(notes, stop).await;
+    assert_eq!(written(&test).await, BATCH + 7);
+    assert_eq!(metrics.written.get(), (BATCH + 7) as u64);
+}
+
+#[tokio::test]
+async fn notes_wait_until_they_can_be_written() {
+    let test = fixture::database().await;
+    let (auditor, audit, notes) = auditor(&test);
+    test.pool.execute("ALTER TABLE duetime.audit RENAME TO away").await.unwrap();
+    audit.note(deed("task.cancel"));
+    auditor.write(&[]).await.expect_err("there is nothing to write to");
+    let (stop, metrics) = (CancellationToken::new(), auditor.metrics.clone());
+    let restore = async {
+        audit.note(deed("task.run"));
+        test.pool.execute("ALTER TABLE duetime.away RENAME TO audit").await.unwrap();
+        while metrics.written.get() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        stop.cancel();
+    };
+    tokio::join!(auditor.run(notes, stop.clone()), restore);
+    assert_eq!(written(&test).await, 2);
+}

@@ -1,0 +1,93 @@
+//! What was done by hand or by program, kept in the first database only.
+
+use std::time::Duration;
+
+use common::{
+    time::UnixMicros,
+    wire::audit::{AuditCursor, AuditFilter, AuditList, DeedView},
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{Database, Error, StoreOp, claim::interval, unexpected};
+use crate::audit::Noted;
+
+impl Database {
+    /// Notes what was done on `node`. What is noted already is not noted again.
+    pub async fn audit_add(&self, notes: &[Noted], node: &str) -> Result<(), Error> {
+        let each = |text: fn(&Noted) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
+        let some = |text: fn(&Noted) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
+        let ids: Vec<uuid::Uuid> = notes.iter().map(|note| note.id).collect();
+        let addresses: Vec<Option<String>> =
+            notes.iter().map(|note| note.deed.address.map(|address| address.to_string())).collect();
+        let statuses: Vec<i32> = notes.iter().map(|note| note.deed.status.into()).collect();
+        self.run(StoreOp::AuditAdd, |pool| async move {
+            // As late as can be: how long ago it was counts from when the statement arrives.
+            let ago_ms: Vec<i64> =
+                notes.iter().map(|note| i64::try_from(note.at.elapsed().as_millis()).unwrap_or(i64::MAX)).collect();
+            sqlx::query(include_str!("queries/audit_add.sql"))
+                .bind(ids)
+                .bind(ago_ms)
+                .bind(each(|note| &note.deed.who))
+                .bind(each(|note| &note.deed.what))
+                .bind(each(|note| &note.deed.target))
+                .bind(addresses)
+                .bind(statuses)
+                .bind(some(|note| note.deed.detail.as_deref()))
+                .bind(some(|note| note.deed.request_id.as_deref()))
+                .bind(node)
+                .execute(&pool)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// One page, newest first.
+    pub async fn audit_list(&self, filter: &AuditFilter) -> Result<AuditList, Error> {
+        let (limit, edge) = (i64::from(filter.limit()), filter.edge());
+        self.run(StoreOp::AuditList, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/audit_list.sql"))
+                .bind(filter.who.as_deref())
+                .bind(filter.what.as_deref())
+                .bind(filter.target.as_deref())
+                .bind(filter.after.unwrap_or(UnixMicros::FIRST).to_utc())
+                .bind(edge.at.to_utc())
+                .bind(edge.id)
+                .bind(limit)
+                .fetch_all(&pool)
+                .await?;
+            let full = i64::try_from(rows.len()).is_ok_and(|count| count >= limit);
+            let next_cursor = rows.last().filter(|_| full).map(cursor).transpose()?;
+            Ok(AuditList { deeds: rows.iter().map(deed).collect::<Result<_, sqlx::Error>>()?, next_cursor })
+        })
+        .await
+    }
+
+    /// Deletes at most `most` deeds that were done more than `keep` ago.
+    pub async fn audit_forget(&self, keep: Duration, most: i64) -> Result<i64, Error> {
+        self.run(StoreOp::AuditForget, |pool| async move {
+            let query = sqlx::query(include_str!("queries/audit_forget.sql")).bind(interval(keep)).bind(most);
+            query.fetch_one(&pool).await?.try_get("deeds")
+        })
+        .await
+    }
+}
+
+fn cursor(row: &PgRow) -> Result<AuditCursor, sqlx::Error> {
+    Ok(AuditCursor { at: super::moment(row, "at")?, id: row.try_get("id")? })
+}
+
+fn deed(row: &PgRow) -> Result<DeedView, sqlx::Error> {
+    let status: i32 = row.try_get("status")?;
+    Ok(DeedView {
+        at: super::moment(row, "at")?,
+        who: row.try_get("who")?,
+        what: row.try_get("what")?,
+        target: row.try_get("target")?,
+        address: row.try_get("address")?,
+        status: u16::try_from(status).map_err(|_| unexpected("status", &status.to_string()))?,
+        detail: row.try_get("detail")?,
+        request_id: row.try_get("request_id")?,
+        node: row.try_get("node")?,
+    })
+}

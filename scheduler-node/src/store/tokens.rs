@@ -1,0 +1,151 @@
+//! Tokens that were made over the API, kept in the first database only.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    access::{Caller, Role, Scope},
+    time::UnixMicros,
+    wire::token::{TokenSource, TokenView, ValidToken},
+};
+use sqlx::{Row, postgres::PgRow};
+
+use super::{Database, Error, StoreOp, claim::interval, unexpected};
+use crate::access::{Token, TokenBook};
+
+/// Tokens that are not revoked: each request is compared with all of them.
+pub const MOST: i64 = 1_000;
+
+/// A token as it is kept.
+#[derive(Clone, Debug)]
+pub struct TokenRecord {
+    pub id: i64,
+    pub view: TokenView,
+}
+
+/// What became of a token that was to be made.
+#[derive(Debug)]
+pub enum TokenAdded {
+    Made(TokenRecord),
+    /// There is one of this name.
+    NameTaken,
+    /// There are [`MOST`] already.
+    TooMany,
+}
+
+impl Database {
+    /// Rises with every token that is made or revoked.
+    pub async fn token_revision(&self) -> Result<i64, Error> {
+        self.run(StoreOp::TokenRevision, |pool| async move {
+            sqlx::query(include_str!("queries/token_revision.sql")).fetch_one(&pool).await?.try_get("revision")
+        })
+        .await
+    }
+
+    /// Every token that is not revoked.
+    pub async fn token_book(&self) -> Result<TokenBook, Error> {
+        let asked = Instant::now();
+        self.run(StoreOp::TokenBook, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/token_book.sql")).fetch_all(&pool).await?;
+            let revision = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("revision")?;
+            let mut tokens = Vec::with_capacity(rows.len());
+            for row in &rows {
+                if row.try_get::<Option<&str>, _>("name")?.is_some() {
+                    tokens.push(token(row, asked)?);
+                }
+            }
+            Ok(TokenBook { revision, tokens })
+        })
+        .await
+    }
+
+    /// Writes a token down under its hash.
+    pub async fn token_add(&self, token: &ValidToken, sha256: &[u8], by: &str) -> Result<TokenAdded, Error> {
+        let added = self
+            .run(StoreOp::TokenAdd, |pool| async move {
+                let row = sqlx::query(include_str!("queries/token_add.sql"))
+                    .bind(&token.name)
+                    .bind(token.role.text())
+                    .bind(token.queues.patterns())
+                    .bind(sha256)
+                    .bind(by)
+                    .bind(token.expires_at.map(UnixMicros::to_utc))
+                    .bind(MOST)
+                    .fetch_optional(&pool)
+                    .await?;
+                row.as_ref().map(TokenRecord::read).transpose()
+            })
+            .await;
+        match added {
+            Ok(Some(record)) => Ok(TokenAdded::Made(record)),
+            Ok(None) => Ok(TokenAdded::TooMany),
+            Err(error) if error.sqlstate().as_deref() == Some("23505") => Ok(TokenAdded::NameTaken),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `None`: there is none of this name that is not revoked.
+    pub async fn token_revoke(&self, name: &str, by: &str) -> Result<Option<TokenRecord>, Error> {
+        self.run(StoreOp::TokenRevoke, |pool| async move {
+            let query = sqlx::query(include_str!("queries/token_revoke.sql")).bind(name).bind(by);
+            query.fetch_optional(&pool).await?.as_ref().map(TokenRecord::read).transpose()
+        })
+        .await
+    }
+
+    /// At most `limit` tokens that were made before the one with that id, newest first.
+    pub async fn token_list(&self, before: Option<i64>, limit: i64) -> Result<Vec<TokenRecord>, Error> {
+        self.run(StoreOp::TokenList, |pool| async move {
+            let query = sqlx::query(include_str!("queries/token_list.sql")).bind(before).bind(limit);
+            query.fetch_all(&pool).await?.iter().map(TokenRecord::read).collect()
+        })
+        .await
+    }
+
+    /// Deletes at most `most` tokens that were revoked more than `keep` ago.
+    pub async fn token_forget(&self, keep: Duration, most: i64) -> Result<i64, Error> {
+        self.run(StoreOp::TokenForget, |pool| async move {
+            let query = sqlx::query(include_str!("queries/token_forget.sql")).bind(interval(keep)).bind(most);
+            query.fetch_one(&pool).await?.try_get("tokens")
+        })
+        .await
+    }
+}
+
+impl TokenRecord {
+    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: row.try_get("id")?,
+            view: TokenView {
+                name: row.try_get("name")?,
+                role: role(row)?,
+                queues: row.try_get("queues")?,
+                source: TokenSource::Api,
+                created_at: Some(super::moment(row, "created_at")?),
+                created_by: row.try_get("created_by")?,
+                expires_at: super::optional_moment(row, "expires_at")?,
+                revoked_at: super::optional_moment(row, "revoked_at")?,
+                revoked_by: row.try_get("revoked_by")?,
+                token: None,
+            },
+        })
+    }
+}
+
+/// Counts from when it was asked for, so that it expires here early rather than late.
+fn token(row: &PgRow, asked: Instant) -> Result<Token, sqlx::Error> {
+    let name: Arc<str> = row.try_get::<&str, _>("name")?.into();
+    let queues = Scope::of(row.try_get("queues")?).map_err(|error| unexpected("queues", &error.to_string()))?;
+    let sha256: [u8; 32] =
+        row.try_get::<&[u8], _>("sha256")?.try_into().map_err(|_| unexpected("sha256", "of another length"))?;
+    let left_ms: Option<i64> = row.try_get("left_ms")?;
+    let left = left_ms.map(|left_ms| Duration::from_millis(u64::try_from(left_ms).unwrap_or(0)));
+    Ok(Token::new(Caller { name, role: role(row)?, queues }, sha256, asked, left))
+}
+
+fn role(row: &PgRow) -> Result<Role, sqlx::Error> {
+    let text: &str = row.try_get("role")?;
+    Role::parse(text).ok_or_else(|| unexpected("role", text))
+}
