@@ -16,6 +16,7 @@ mod keys;
 mod lanes;
 mod language;
 mod membership;
+mod openapi;
 mod outage;
 mod refusal;
 mod relay;
