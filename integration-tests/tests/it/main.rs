@@ -9,6 +9,7 @@ mod crash;
 mod cut;
 mod delay_exchange;
 mod dependency;
+mod docs;
 mod example;
 mod formats;
 mod journey;
