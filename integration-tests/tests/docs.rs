@@ -103,3 +103,13 @@ fn what_is_not_run_is_on_the_list() {
     not_run.sort_by_key(|(page, ..)| *page);
     assert_eq!(not_run, NOT_RUN);
 }
+
+#[test]
+fn a_page_with_commands_to_type_is_followed_by_a_scenario() {
+    let scenarios = std::fs::read_to_string(root().join("integration-tests/tests/it/docs.rs")).expect("it can be read");
+    for page in Page::all() {
+        let runs = page.fences().iter().any(|fence| fence.language() == "sh" && fence.no_test().is_none());
+        let followed = scenarios.contains(&format!("page({:?})", page.name));
+        assert_eq!(runs, followed, "{}: commands with placeholders are `console`, all others are run", page.name);
+    }
+}

@@ -39,7 +39,7 @@ fn steps(fences: Vec<Fence>) -> Vec<Step> {
     steps
 }
 
-/// A shell in a folder of its own, that knows what `source .local/env` tells.
+/// A shell in a folder of its own, that knows where everything is as after `source .local/env`.
 fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     let urls: Vec<String> = sandbox.nodes().iter().map(|node| node.url()).collect();
     symlink(root().join("examples"), folder.join("examples"))?;
@@ -47,7 +47,7 @@ fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     let programs = binary()?.parent().context("a program lies in a folder")?.display();
     let mut shell = Command::new("bash");
     shell
-        .args(["-euo", "pipefail", "-s"])
+        .args(["-euo", "pipefail", "typed.sh"])
         .current_dir(folder)
         .env("PATH", format!("{programs}:{}", std::env::var("PATH")?))
         .env("DUETIME_URLS", urls.join(","))
@@ -56,7 +56,7 @@ fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
         .env("DATABASE_URLS", sandbox.database_url(0))
         .env("ETCD_ENDPOINTS", sandbox.etcd().endpoints().join(","))
         .process_group(0)
-        .stdin(Stdio::from(std::fs::File::open(folder.join("typed.sh"))?))
+        .stdin(Stdio::null())
         .stdout(std::fs::File::create(folder.join("said"))?)
         .stderr(std::fs::File::create(folder.join("complained"))?)
         .kill_on_drop(true);
@@ -72,13 +72,17 @@ async fn follow(sandbox: &Sandbox, name: &str) -> Result<()> {
     std::fs::write(folder.join("typed.sh"), typed)?;
 
     let mut running = shell(sandbox, &folder)?.spawn()?;
+    let group = format!("-{}", running.id().context("it has just been started")?);
     let ended = tokio::time::timeout(FOLLOWED_WITHIN, running.wait()).await;
+    // What a page that was broken off had started beside it; where nothing is left, there is nobody to tell.
+    Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status().await?;
     let said = std::fs::read_to_string(folder.join("said"))?;
     let complained = std::fs::read_to_string(folder.join("complained"))?;
     let said: Vec<&str> = said.split(MARK).skip(1).collect();
     let last = said.len().checked_sub(1).and_then(|at| steps.get(at)).map_or("", |step| &step.typed);
     let ended = ended.with_context(|| format!("{name}: does not end:\n{last}\n{said:?}\n{complained}"))??;
     ensure!(ended.success(), "{name}: {ended}:\n{last}\n{:?}\n{complained}", said.last());
+    ensure!(said.len() == steps.len(), "{name}: ends before its end");
     for (step, said) in steps.iter().zip(said) {
         let fits = step.shows.as_ref().is_none_or(|shows| is_shown(shows, said));
         ensure!(

@@ -3,6 +3,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+/// Refusals that some operations know and others do not; the rest may come from any.
+const OF_THE_OPERATION: [u16; 3] = [404, 409, 422];
+
 /// The document of the repository, or one that a node answered with.
 #[derive(Debug)]
 pub(crate) struct Document(pub(crate) Value);
@@ -78,8 +81,10 @@ impl Document {
     pub(crate) fn check_answer(&self, operation: Operation<'_>, answer: &Answer) -> Result<()> {
         let responses = &operation.told["responses"];
         let told = responses.get(answer.status.to_string());
-        // A success is described by its own status.
-        let told = told.or_else(|| responses.get("default").filter(|_| answer.status >= 400));
+        // A success is described by its own status, and so is what depends on the operation.
+        let told = told.or_else(|| {
+            responses.get("default").filter(|_| answer.status >= 400 && !OF_THE_OPERATION.contains(&answer.status))
+        });
         let told = self.resolved(told.with_context(|| format!("{operation}: {} is not described", answer.status))?)?;
         let Some(contents) = told["content"].as_object() else {
             ensure!(answer.text.is_empty(), "{operation}: {} has no body, not {}", answer.status, answer.text);
