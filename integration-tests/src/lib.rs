@@ -12,4 +12,5 @@ pub mod consumer;
 pub mod http;
 pub mod ledger;
 pub mod load;
+pub mod page;
 pub mod sandbox;

@@ -11,6 +11,7 @@ mod cluster;
 mod gate;
 mod keys;
 mod metrics;
+mod openapi;
 mod query;
 mod queues;
 mod refusal;
@@ -28,7 +29,7 @@ use axum::{
     Router,
     extract::{FromRequestParts, Path},
     http::{Method, request::Parts},
-    routing::{delete, get, post},
+    routing::{MethodFilter, on},
 };
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
@@ -45,45 +46,57 @@ pub use self::{
 };
 use crate::desk::Desk;
 
-/// Every route there is, as it is matched and as it is counted.
-const ROUTES: &[(Method, &str)] = &[
-    (Method::POST, "/v1/tasks"),
-    (Method::GET, "/v1/tasks"),
-    (Method::POST, "/v1/tasks/batch"),
-    (Method::POST, "/v1/tasks/bulk"),
-    (Method::GET, "/v1/tasks/export"),
-    (Method::GET, "/v1/tasks/{id}"),
-    (Method::PATCH, "/v1/tasks/{id}"),
-    (Method::DELETE, "/v1/tasks/{id}"),
-    (Method::POST, "/v1/tasks/{id}/stop"),
-    (Method::POST, "/v1/tasks/{id}/run"),
-    (Method::POST, "/v1/tasks/{id}/retry"),
-    (Method::POST, "/v1/tasks/{id}/result"),
-    (Method::GET, "/v1/queues"),
-    (Method::GET, "/v1/queues/{queue}"),
-    (Method::PUT, "/v1/queues/{queue}"),
-    (Method::DELETE, "/v1/queues/{queue}"),
-    (Method::POST, "/v1/queues/{queue}/pause"),
-    (Method::POST, "/v1/queues/{queue}/resume"),
-    (Method::GET, "/v1/queues/{queue}/keys/{key}"),
-    (Method::PATCH, "/v1/queues/{queue}/keys/{key}"),
-    (Method::DELETE, "/v1/queues/{queue}/keys/{key}"),
-    (Method::GET, "/v1/schedules"),
-    (Method::GET, "/v1/schedules/{name}"),
-    (Method::PUT, "/v1/schedules/{name}"),
-    (Method::DELETE, "/v1/schedules/{name}"),
-    (Method::POST, "/v1/schedules/{name}/pause"),
-    (Method::POST, "/v1/schedules/{name}/resume"),
-    (Method::POST, "/v1/schedules/{name}/run"),
-    (Method::GET, "/v1/tokens"),
-    (Method::POST, "/v1/tokens"),
-    (Method::DELETE, "/v1/tokens/{name}"),
-    (Method::GET, "/v1/audit"),
-    (Method::GET, "/v1/cluster"),
-    (Method::GET, "/healthz"),
-    (Method::GET, "/readyz"),
-    (Method::GET, "/metrics"),
-];
+/// Spells the routes once: as they are matched, as they are counted, and who answers.
+macro_rules! routes {
+    ($($method:ident $path:literal => $handler:path;)*) => {
+        /// Every route there is, as it is matched and as it is counted.
+        const ROUTES: &[(Method, &str)] = &[$((Method::$method, $path)),*];
+
+        fn routes() -> Router<Api> {
+            Router::new()$(.route($path, on(MethodFilter::$method, $handler)))*
+        }
+    };
+}
+
+routes! {
+    POST "/v1/tasks" => tasks::submit;
+    GET "/v1/tasks" => tasks::list;
+    POST "/v1/tasks/batch" => tasks::submit_batch;
+    POST "/v1/tasks/bulk" => bulk::act;
+    GET "/v1/tasks/export" => bulk::export;
+    GET "/v1/tasks/{id}" => tasks::show;
+    PATCH "/v1/tasks/{id}" => tasks::change;
+    DELETE "/v1/tasks/{id}" => tasks::cancel;
+    POST "/v1/tasks/{id}/stop" => tasks::stop;
+    POST "/v1/tasks/{id}/run" => tasks::run;
+    POST "/v1/tasks/{id}/retry" => tasks::retry;
+    POST "/v1/tasks/{id}/result" => tasks::report;
+    GET "/v1/queues" => queues::list;
+    GET "/v1/queues/{queue}" => queues::show;
+    PUT "/v1/queues/{queue}" => queues::put;
+    DELETE "/v1/queues/{queue}" => queues::delete;
+    POST "/v1/queues/{queue}/pause" => queues::pause;
+    POST "/v1/queues/{queue}/resume" => queues::resume;
+    GET "/v1/queues/{queue}/keys/{key}" => keys::show;
+    PATCH "/v1/queues/{queue}/keys/{key}" => keys::change;
+    DELETE "/v1/queues/{queue}/keys/{key}" => keys::cancel;
+    GET "/v1/schedules" => schedules::list;
+    GET "/v1/schedules/{name}" => schedules::show;
+    PUT "/v1/schedules/{name}" => schedules::put;
+    DELETE "/v1/schedules/{name}" => schedules::delete;
+    POST "/v1/schedules/{name}/pause" => schedules::pause;
+    POST "/v1/schedules/{name}/resume" => schedules::resume;
+    POST "/v1/schedules/{name}/run" => schedules::run;
+    GET "/v1/tokens" => tokens::list;
+    POST "/v1/tokens" => tokens::add;
+    DELETE "/v1/tokens/{name}" => tokens::revoke;
+    GET "/v1/audit" => audit::list;
+    GET "/v1/cluster" => cluster::show;
+    GET "/healthz" => cluster::alive;
+    GET "/readyz" => cluster::ready;
+    GET "/metrics" => cluster::metrics;
+    GET "/openapi.json" => openapi::show;
+}
 
 /// Beside the payload a request has names, times and headers; they are small.
 const AROUND_PAYLOAD_BYTES: usize = 64 << 10;
@@ -127,36 +140,6 @@ pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metric
     let audit = desk.audit().clone();
     let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
     shell::around(routes().with_state(api), gate, audit, metrics)
-}
-
-fn routes() -> Router<Api> {
-    Router::new()
-        .route("/v1/tasks", post(tasks::submit).get(tasks::list))
-        .route("/v1/tasks/batch", post(tasks::submit_batch))
-        .route("/v1/tasks/bulk", post(bulk::act))
-        .route("/v1/tasks/export", get(bulk::export))
-        .route("/v1/tasks/{id}", get(tasks::show).patch(tasks::change).delete(tasks::cancel))
-        .route("/v1/tasks/{id}/stop", post(tasks::stop))
-        .route("/v1/tasks/{id}/run", post(tasks::run))
-        .route("/v1/tasks/{id}/retry", post(tasks::retry))
-        .route("/v1/tasks/{id}/result", post(tasks::report))
-        .route("/v1/queues", get(queues::list))
-        .route("/v1/queues/{queue}", get(queues::show).put(queues::put).delete(queues::delete))
-        .route("/v1/queues/{queue}/pause", post(queues::pause))
-        .route("/v1/queues/{queue}/resume", post(queues::resume))
-        .route("/v1/queues/{queue}/keys/{key}", get(keys::show).patch(keys::change).delete(keys::cancel))
-        .route("/v1/schedules", get(schedules::list))
-        .route("/v1/schedules/{name}", get(schedules::show).put(schedules::put).delete(schedules::delete))
-        .route("/v1/schedules/{name}/pause", post(schedules::pause))
-        .route("/v1/schedules/{name}/resume", post(schedules::resume))
-        .route("/v1/schedules/{name}/run", post(schedules::run))
-        .route("/v1/tokens", get(tokens::list).post(tokens::add))
-        .route("/v1/tokens/{name}", delete(tokens::revoke))
-        .route("/v1/audit", get(audit::list))
-        .route("/v1/cluster", get(cluster::show))
-        .route("/healthz", get(cluster::alive))
-        .route("/readyz", get(cluster::ready))
-        .route("/metrics", get(cluster::metrics))
 }
 
 /// The one variable part of a path.

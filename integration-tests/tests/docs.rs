@@ -1,0 +1,115 @@
+//! The documentation by itself: what a machine can read of it is right. What it tells a person to type is run by a scenario
+//! (`it/docs.rs`) and read by the program's own parser (`scheduler-node/tests/docs.rs`).
+
+use std::path::Path;
+
+use integration_tests::page::{Page, root};
+
+/// What a fence may be. `sh` is run as it stands; `console` has placeholders, and is only read.
+const LANGUAGES: [&str; 9] = ["sh", "console", "sql", "toml", "json", "yaml", "python", "promql", "text"];
+
+/// Every `sh` fence that no test runs: page, reason, how it begins.
+const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("README.md", "starts-a-cluster", "make demo"),
+    ("README.md", "runs-these-tests", "make test"),
+    ("README.md", "starts-a-cluster", "make up"),
+    ("README.md", "runs-until-it-is-stopped", "duetime node    --config duetime.toml"),
+    ("docs/operations.md", "runs-until-it-is-stopped", "duetime node --config duetime.toml"),
+    (
+        "docs/operations.md",
+        "needs-all-nodes-stopped",
+        "pg_restore --clean --if-exists --dbname=\"$DATABASE_URLS\" duetime.dump",
+    ),
+    ("docs/start.md", "starts-a-cluster", "make up"),
+    ("docs/start.md", "stops-the-cluster", "make down"),
+];
+
+#[test]
+fn every_fence_has_a_language() {
+    for page in Page::all() {
+        for fence in page.fences() {
+            assert!(LANGUAGES.contains(&fence.language()), "{}: `{}` of\n{}", page.name, fence.info, fence.text);
+        }
+    }
+}
+
+#[test]
+fn what_looks_like_json_and_toml_is() {
+    for page in Page::all() {
+        for fence in page.fences() {
+            let read = match fence.language() {
+                "json" => {
+                    serde_json::from_str::<serde_json::Value>(&fence.text).map(drop).map_err(|error| error.to_string())
+                }
+                "toml" => fence.text.parse::<toml::Table>().map(drop).map_err(|error| error.to_string()),
+                _ => Ok(()),
+            };
+            assert_eq!(read, Ok(()), "{}:\n{}", page.name, fence.text);
+        }
+    }
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let pages = Page::all();
+    for page in &pages {
+        for link in page.links().into_iter().filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let folder = Path::new(&page.name).parent().expect("a file has a folder");
+            let target = if path.is_empty() { root().join(&page.name) } else { root().join(folder).join(path) };
+            assert!(target.exists(), "{}: {link} leads nowhere", page.name);
+            if anchor.is_empty() {
+                continue;
+            }
+            let target = target.canonicalize().expect("it exists");
+            let found =
+                pages.iter().find(|page| root().join(&page.name).canonicalize().is_ok_and(|path| path == target));
+            let found = found.unwrap_or_else(|| panic!("{}: {link} is no page", page.name));
+            assert!(found.anchors().contains(anchor), "{}: {link}: {} has no such heading", page.name, found.name);
+        }
+    }
+}
+
+#[test]
+fn every_path_that_is_named_exists() {
+    let entries = std::fs::read_dir(root()).expect("the repository").flatten();
+    let folders: Vec<String> = entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| format!("{}/", entry.file_name().to_string_lossy()))
+        .filter(|name| !name.starts_with('.') && name != "target/")
+        .collect();
+    for page in Page::all() {
+        for word in page.words_of_code() {
+            let is_path =
+                folders.iter().any(|folder| word.starts_with(folder)) && !word.contains([' ', '*', '<', '…', '{']);
+            assert!(!is_path || root().join(&word).exists(), "{}: there is no {word}", page.name);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_run_is_on_the_list() {
+    let mut not_run = Vec::new();
+    for page in Page::all() {
+        for fence in page.fences() {
+            assert!(fence.language() == "sh" || fence.no_test().is_none(), "{}: {}", page.name, fence.info);
+            let first = fence.text.lines().next().unwrap_or_default();
+            let begins = first.split(" #").next().unwrap_or_default().trim_end().to_owned();
+            not_run.extend(fence.no_test().map(|reason| (page.name.clone(), reason.to_owned(), begins)));
+        }
+    }
+    let mut not_run: Vec<(&str, &str, &str)> =
+        not_run.iter().map(|(page, reason, begins)| (page.as_str(), reason.as_str(), begins.as_str())).collect();
+    not_run.sort_by_key(|(page, ..)| *page);
+    assert_eq!(not_run, NOT_RUN);
+}
+
+#[test]
+fn a_page_with_commands_to_type_is_followed_by_a_scenario() {
+    let scenarios = std::fs::read_to_string(root().join("integration-tests/tests/it/docs.rs")).expect("it can be read");
+    for page in Page::all() {
+        let runs = page.fences().iter().any(|fence| fence.language() == "sh" && fence.no_test().is_none());
+        let followed = scenarios.contains(&format!("page({:?})", page.name));
+        assert_eq!(runs, followed, "{}: commands with placeholders are `console`, all others are run", page.name);
+    }
+}

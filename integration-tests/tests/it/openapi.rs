@@ -1,0 +1,344 @@
+//! The OpenAPI document against real nodes: every operation is called, with good and with bad requests, and every answer fits what
+//! is described. An operation that is described and not called here fails the scenario.
+
+#[path = "../openapi/document.rs"]
+mod document;
+
+use std::{cell::RefCell, collections::BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use document::{Answer, Document, Operation};
+use integration_tests::{client::Client, sandbox::Sandbox};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::{in_state, language, scenario};
+
+/// No task has it.
+const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
+/// Nothing comes due by itself while the scenario runs.
+const LATER_MS: i64 = 3_600_000;
+
+/// Asks, and holds each answer against the document.
+struct Asker {
+    client: Client,
+    document: Document,
+    done: RefCell<BTreeSet<String>>,
+    refused: RefCell<BTreeSet<String>>,
+}
+
+impl Asker {
+    async fn of(client: Client) -> Result<Self> {
+        let text = client.send(Method::GET, "/openapi.json", None).await?.text().await?;
+        let document = Document(serde_json::from_str(&text)?);
+        Ok(Self { client, document, done: RefCell::default(), refused: RefCell::default() })
+    }
+
+    async fn asked(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(Operation<'_>, u16, Value)> {
+        let operation = self.document.operation(method, path)?;
+        let body = body.map(|body| body.to_string().into_bytes());
+        let answer = self.client.send(method.to_uppercase().parse()?, path, body).await?;
+        let status = answer.status().as_u16();
+        let content_type =
+            answer.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let content_type = content_type.split(';').next().unwrap_or_default().to_owned();
+        let answer = Answer { status, content_type, text: answer.text().await? };
+        self.document.check_answer(operation, &answer)?;
+        let called = if status < 400 { &self.done } else { &self.refused };
+        called.borrow_mut().insert(operation.to_string());
+        Ok((operation, status, serde_json::from_str(&answer.text).unwrap_or(Value::Null)))
+    }
+
+    /// A request that is described, and done.
+    async fn does(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let (operation, status, answer) = self.asked(method, path, body).await?;
+        ensure!(status < 400, "{method} {path} {body:?}: {status} {answer}");
+        if let (Some(schema), Some(body)) = (operation.request(), body) {
+            self.document.check(schema, body)?;
+        }
+        Ok(answer)
+    }
+
+    /// A request that is not done.
+    async fn refuses(&self, expected: u16, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let (_, status, answer) = self.asked(method, path, body).await?;
+        ensure!(status == expected, "{method} {path} {body:?}: {status} instead of {expected}: {answer}");
+        ensure!(answer["status"] == expected, "{answer}");
+        Ok(answer)
+    }
+
+    /// A body that neither the document allows nor a node takes.
+    async fn refuses_body(&self, method: &str, path: &str, body: &Value) -> Result<()> {
+        let answer = self.refuses(422, method, path, Some(body)).await?;
+        let schema = self.document.operation(method, path)?.request().context("it takes a body")?;
+        ensure!(self.document.check(schema, body).is_err(), "{method} {path}: the document allows {body}: {answer}");
+        Ok(())
+    }
+
+    /// A new task of a queue, that waits unless `more` says otherwise.
+    async fn task(&self, queue: &str, more: &Value) -> Result<String> {
+        let mut task = json!({ "queue": queue, "delay_ms": LATER_MS });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            task[name] = value.clone();
+        }
+        let task = self.does("post", "/v1/tasks", Some(&task)).await?;
+        Ok(task["id"].as_str().context("an id")?.to_owned())
+    }
+
+    /// A new task that is out: attempt 1 is with the broker.
+    async fn delivered(&self) -> Result<String> {
+        let id = self.task("work", &json!({ "delay_ms": 0, "max_attempts": 1 })).await?;
+        in_state(&self.client, &id, "delivered").await?;
+        Ok(id)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_operation_answers_as_the_document_says() {
+    scenario(Sandbox::builder().nodes(2), async |sandbox| {
+        let asker = Asker::of(sandbox.client(1)).await?;
+        let kept = std::fs::read_to_string(language::root().join("scheduler-node/src/http/openapi.json"))?;
+        ensure!(asker.document.0 == serde_json::from_str::<Value>(&kept)?, "a node answers with another document");
+        // No longer than what has succeeded: a new database has no place yet for what is kept for two weeks.
+        let work = json!({ "settle": "result", "keep_dead_ms": 86_400_000 });
+        sandbox.put_queues(&[("work", work)]).await?;
+
+        the_examples_are_accepted(&asker).await?;
+        tasks_are_described(&asker).await?;
+        keys_and_many_tasks_are_described(&asker).await?;
+        queues_and_schedules_are_described(&asker).await?;
+        the_node_is_described(&asker, sandbox).await?;
+        refusals_are_described(&asker).await?;
+        bodies_that_are_not_described_are_refused(&asker).await?;
+
+        let all: BTreeSet<String> = asker.document.operations().iter().map(ToString::to_string).collect();
+        let silent: Vec<_> = all.difference(&asker.done.borrow()).cloned().collect();
+        ensure!(silent.is_empty(), "described and not called here: {silent:?}");
+        // They take nothing that could be wrong; without a token they are refused like all others.
+        let willing: Vec<_> = all.difference(&asker.refused.borrow()).cloned().collect();
+        ensure!(willing == ["GET /healthz", "GET /readyz"], "described and never refused here: {willing:?}");
+        Ok(())
+    })
+    .await;
+}
+
+/// Every request that the document shows is sent as it stands, to things made for it.
+async fn the_examples_are_accepted(asker: &Asker) -> Result<()> {
+    for operation in asker.document.operations() {
+        let reported = asker.delivered().await?;
+        for (number, (_, example)) in operation.examples().enumerate() {
+            let path = match operation.path {
+                "/v1/tasks/{id}" => format!("/v1/tasks/{}", asker.task("examples", &json!({})).await?),
+                "/v1/tasks/{id}/result" => format!("/v1/tasks/{reported}/result"),
+                "/v1/queues/{queue}/keys/{key}" => {
+                    asker.task("examples", &json!({ "key": "k" })).await?;
+                    "/v1/queues/examples/keys/k".to_owned()
+                }
+                path => path.replace("{queue}", &format!("q{number}")).replace("{name}", &format!("s{number}")),
+            };
+            asker.does(operation.method, &path, Some(example)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn tasks_are_described(asker: &Asker) -> Result<()> {
+    let id = asker
+        .task(
+            "mails",
+            &json!({ "key": "a", "headers": { "x": "y" }, "partition_key": "p", "expires_after_ms": 2 * LATER_MS }),
+        )
+        .await?;
+    let again =
+        asker.does("post", "/v1/tasks", Some(&json!({ "queue": "mails", "key": "a", "partition_key": "p" }))).await?;
+    ensure!(again["duplicate"] == true, "{again}");
+    let waits = asker.task("mails", &json!({ "partition_key": "p", "depends_on": ["a", "nothing"] })).await?;
+    let shown = asker.does("get", &format!("/v1/tasks/{waits}"), None).await?;
+    ensure!(shown["depends_on"].as_array().is_some_and(|all| all.len() == 2), "{shown}");
+
+    let page = "/v1/tasks?queue=mails&state=scheduled&key=a&partition_key=p&due_after=0&due_before=2099-01-01T00:00:00Z&limit=1";
+    let page = asker.does("get", page, None).await?;
+    ensure!(page["tasks"][0]["id"] == id.as_str(), "{page}");
+    let first = asker.does("get", "/v1/tasks?limit=1", None).await?;
+    let cursor = first["next_cursor"].as_str().context("more than one task")?;
+    asker.does("get", &format!("/v1/tasks?limit=1&cursor={cursor}"), None).await?;
+
+    let bytes = asker
+        .task("mails", &json!({ "payload_base64": "AP8=", "content_type": "image/png", "max_attempts": 2 }))
+        .await?;
+    asker.does("get", &format!("/v1/tasks/{bytes}"), None).await?;
+    asker.does("delete", &format!("/v1/tasks/{bytes}"), None).await?;
+    asker.does("post", &format!("/v1/tasks/{}/stop", asker.task("mails", &json!({})).await?), None).await?;
+    asker.does("post", &format!("/v1/tasks/{}/run", asker.task("mails", &json!({})).await?), None).await?;
+
+    let dead = asker.delivered().await?;
+    let stopping = asker.does("post", &format!("/v1/tasks/{dead}/stop"), None).await?;
+    ensure!(stopping["outcome"] == "stopping", "{stopping}");
+    let dead = asker.delivered().await?;
+    let failed =
+        json!({ "attempt": 1, "status": "discard", "status_msg": "no use", "status_code": 7, "retry_in_ms": 0 });
+    asker.does("post", &format!("/v1/tasks/{dead}/result"), Some(&failed)).await?;
+    let shown = asker.does("get", &format!("/v1/tasks/{dead}"), None).await?;
+    ensure!(shown["state"] == "dead" && shown["attempts"].as_array().is_some_and(|all| !all.is_empty()), "{shown}");
+    asker.does("post", &format!("/v1/tasks/{dead}/retry"), None).await?;
+    Ok(())
+}
+
+async fn keys_and_many_tasks_are_described(asker: &Asker) -> Result<()> {
+    let place = "/v1/queues/mails/keys/b%20c?partition_key=p";
+    asker.task("mails", &json!({ "key": "b c", "partition_key": "p" })).await?;
+    asker.does("get", place, None).await?;
+    asker.does("patch", place, Some(&json!({ "priority": 1 }))).await?;
+    asker.does("delete", place, None).await?;
+
+    let batch = json!([{ "queue": "many", "delay_ms": LATER_MS }, { "queue": "many", "priority": 9 }, { "queue": "many", "delay_ms": LATER_MS, "retry": { "kind": "immediate" }, "max_attempts": 2 }]);
+    let answers = asker.client.batch(batch.as_array().context("a list")?).await?;
+    ensure!(answers.iter().map(Result::is_ok).collect::<Vec<_>>() == [true, false, true], "{answers:?}");
+    // The one that is refused is not described, so the whole request is asked without being held against its schema.
+    let (_, status, _) = asker.asked("post", "/v1/tasks/batch", Some(&batch)).await?;
+    ensure!(status == 200, "{status}");
+    asker.does("get", "/v1/tasks/export?queue=many&error=x", None).await?;
+    asker.does("get", "/v1/tasks/export", None).await?;
+    let out = asker.delivered().await?;
+    let all = asker
+        .does("post", "/v1/tasks/bulk", Some(&json!({ "action": "cancel", "filter": { "queue": "work" } })))
+        .await?;
+    ensure!(all["refused"]["in_flight"].as_u64() >= Some(1), "{out} is in flight: {all}");
+    let part = asker
+        .does("post", "/v1/tasks/bulk", Some(&json!({ "action": "cancel", "filter": { "queue": "many" }, "limit": 1 })))
+        .await?;
+    let rest = json!({ "action": "cancel", "filter": { "queue": "many" }, "cursor": part["next_cursor"] });
+    asker.does("post", "/v1/tasks/bulk", Some(&rest)).await?;
+    Ok(())
+}
+
+async fn queues_and_schedules_are_described(asker: &Asker) -> Result<()> {
+    for call in ["pause", "resume"] {
+        asker.does("post", &format!("/v1/queues/work/{call}"), None).await?;
+        asker.does("post", &format!("/v1/schedules/s0/{call}"), None).await?;
+    }
+    asker.does("get", "/v1/queues", None).await?;
+    asker.does("get", "/v1/queues/work", None).await?;
+    asker.does("put", "/v1/queues/gone", Some(&json!({}))).await?;
+    asker.does("delete", "/v1/queues/gone", None).await?;
+
+    // Put again: it was there.
+    asker
+        .does("put", "/v1/schedules/s1", Some(&json!({ "queue": "beats", "every_ms": LATER_MS, "paused": false })))
+        .await?;
+    asker.does("post", "/v1/schedules/s1/run", None).await?;
+    asker.does("get", "/v1/schedules/s0?next=2", None).await?;
+    let page = asker.does("get", "/v1/schedules?limit=1", None).await?;
+    let cursor = page["next_cursor"].as_str().context("more than one schedule")?;
+    asker.does("get", &format!("/v1/schedules?cursor={cursor}"), None).await?;
+    asker.does("delete", "/v1/schedules/s1", None).await?;
+    Ok(())
+}
+
+async fn the_node_is_described(asker: &Asker, sandbox: &Sandbox) -> Result<()> {
+    for path in ["/v1/cluster", "/healthz", "/readyz", "/metrics", "/openapi.json"] {
+        asker.does("get", path, None).await?;
+    }
+    let stranger = Asker::of(sandbox.client(0)).await?;
+    let stranger = Asker { client: stranger.client.with_token(None), ..stranger };
+    for operation in asker.document.operations() {
+        let path = operation.path.replace("{id}", NOBODY).replace(['{', '}'], "");
+        let (_, status, _) = stranger.asked(operation.method, &path, None).await?;
+        ensure!(status == if operation.told["x-role"].is_null() { 200 } else { 401 }, "{operation}: {status}");
+    }
+    asker.refused.borrow_mut().append(&mut stranger.refused.borrow_mut());
+    Ok(())
+}
+
+/// What is well said and cannot be done.
+async fn refusals_are_described(asker: &Asker) -> Result<()> {
+    for operation in asker.document.operations().into_iter().filter(|operation| operation.path.contains('{')) {
+        // Those that make what is not there.
+        if operation.method == "put" {
+            continue;
+        }
+        let path = operation.path.replace("{id}", NOBODY).replace(['{', '}'], "");
+        let body = operation.examples().next().map(|(_, example)| example);
+        asker.refuses(404, operation.method, &path, body).await?;
+    }
+    let out = asker.delivered().await?;
+    let problem = asker.refuses(409, "delete", &format!("/v1/tasks/{out}"), None).await?;
+    ensure!(problem["type"] == "urn:duetime:problem:in_flight" && problem["state"] == "delivered", "{problem}");
+    asker.refuses(409, "patch", &format!("/v1/tasks/{out}"), Some(&json!({ "priority": 1 }))).await?;
+    for call in ["run", "retry"] {
+        asker.refuses(409, "post", &format!("/v1/tasks/{out}/{call}"), None).await?;
+    }
+    let stale = json!({ "attempt": 7, "status": "succeeded" });
+    asker.refuses(409, "post", &format!("/v1/tasks/{out}/result"), Some(&stale)).await?;
+    asker.refuses(409, "delete", "/v1/queues/work", None).await?;
+    asker.refuses(409, "put", "/v1/queues/work", Some(&json!({ "placement": "single" }))).await?;
+    asker.task("mails", &json!({ "key": "d", "version": 3 })).await?;
+    let taken = |more: Value| json!({ "queue": "mails", "key": "d", "on_duplicate": more });
+    asker.refuses(409, "post", "/v1/tasks", Some(&taken(json!("reject")))).await?;
+    let stale = asker.refuses(409, "post", "/v1/tasks", Some(&taken(json!("version")))).await?;
+    ensure!(stale["type"] == "urn:duetime:problem:stale_version", "{stale}");
+    let large = json!({ "queue": "mails", "payload": "x".repeat(300_000) });
+    asker.refuses(413, "post", "/v1/tasks", Some(&large)).await?;
+    for path in [
+        "/v1/tasks?limit=0",
+        "/v1/tasks?colour=red",
+        "/v1/tasks/export?state=done",
+        "/v1/schedules?limit=x",
+        "/v1/schedules/s0?next=101",
+    ] {
+        asker.refuses(422, "get", path, None).await?;
+    }
+    Ok(())
+}
+
+/// Bodies that the document does not allow: a node refuses each of them.
+async fn bodies_that_are_not_described_are_refused(asker: &Asker) -> Result<()> {
+    let id = asker.task("mails", &json!({})).await?;
+    let out = asker.delivered().await?;
+    let (task, result) = (format!("/v1/tasks/{id}"), format!("/v1/tasks/{out}/result"));
+    let cases = [
+        (
+            "post",
+            "/v1/tasks",
+            json!([{}, { "queue": "a b" }, { "queue": "a", "colour": 1 }, { "queue": "a", "priority": 6 },
+            { "queue": "a", "version": 1 }, { "queue": "a", "payload": 1, "payload_base64": "" }, { "queue": "a", "delay_ms": "1" },
+            { "queue": "a", "delay_ms": 1, "due_at": 1 }, { "queue": "a", "due_at": "tomorrow" }, { "queue": "a", "key": "" },
+            { "queue": "a", "headers": { "x-a": "b" } }, { "queue": "a", "headers": { "a": 1 } }, { "queue": "a", "retry": { "kind": "fixed" } },
+            { "queue": "a", "retry": { "kind": "fixed", "delay_ms": 1, "factor": 2.0 } }, { "queue": "a", "max_attempts": 0 },
+            { "queue": "a", "on_duplicate": "maybe", "key": "k" }, { "queue": "a", "depends_on": [1] }]),
+        ),
+        ("post", "/v1/tasks/batch", json!([{}, { "task": [] }, 5])),
+        (
+            "post",
+            "/v1/tasks/bulk",
+            json!([{}, { "action": "stop" }, { "action": "run", "all": true, "limit": 0 },
+            { "action": "move", "all": true, "shift_ms": 0 }, { "action": "run", "filter": { "colour": "red" } }]),
+        ),
+        ("patch", task.as_str(), json!([{}, { "queue": "b" }, { "priority": 0 }])),
+        (
+            "post",
+            result.as_str(),
+            json!([{}, { "attempt": 0, "status": "failed" }, { "attempt": 1, "status": "done" },
+            { "attempt": 1, "status": "running", "progress": 101 }, { "attempt": 1, "status": "running", "colour": 1 }]),
+        ),
+        (
+            "put",
+            "/v1/queues/q",
+            json!([{ "settle": "maybe" }, { "colour": 1 }, { "ordered": true }, { "max_running": 1 }, { "timeout_ms": 0 },
+            { "format": "celery", "settle": "result" }, { "priority_weights": [] }, { "rate_per_second": 0 }]),
+        ),
+        (
+            "put",
+            "/v1/schedules/s",
+            json!([{ "queue": "a" }, { "cron": "@daily" }, { "queue": "a", "every_ms": 1 }, { "queue": "a", "cron": "@daily", "every_ms": 60_000 },
+            { "queue": "a", "every_ms": 60_000, "time_zone": "UTC" }, { "queue": "a", "cron": "@daily", "overlap": "maybe" }, { "queue": "a", "cron": "@daily", "delay_ms": 1 }]),
+        ),
+    ];
+    for (method, path, bodies) in &cases {
+        for body in bodies.as_array().into_iter().flatten() {
+            asker.refuses_body(method, path, body).await?;
+        }
+    }
+    asker.refuses(422, "patch", "/v1/queues/mails/keys/d", Some(&json!({ "key": "e" }))).await?;
+    Ok(())
+}

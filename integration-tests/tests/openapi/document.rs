@@ -1,0 +1,126 @@
+//! The OpenAPI document as something to ask: which operation answers a request, and whether what was said fits what is described.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+/// Refusals that some operations know and others do not; the rest may come from any.
+const OF_THE_OPERATION: [u16; 3] = [404, 409, 422];
+
+/// The document of the repository, or one that a node answered with.
+#[derive(Debug)]
+pub(crate) struct Document(pub(crate) Value);
+
+/// One thing that can be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation<'a> {
+    pub(crate) method: &'a str,
+    /// With its variable parts in braces.
+    pub(crate) path: &'a str,
+    pub(crate) told: &'a Value,
+}
+
+impl std::fmt::Display for Operation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.method.to_uppercase(), self.path)
+    }
+}
+
+impl<'a> Operation<'a> {
+    /// What its request may be; `None`: it takes no body.
+    pub(crate) fn request(&self) -> Option<&'a Value> {
+        self.told.pointer("/requestBody/content/application~1json/schema")
+    }
+
+    /// The requests shown, by name.
+    pub(crate) fn examples(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let examples = self.told.pointer("/requestBody/content/application~1json/examples").and_then(Value::as_object);
+        examples.into_iter().flatten().map(|(name, example)| (name.as_str(), &example["value"]))
+    }
+}
+
+impl Document {
+    pub(crate) fn operations(&self) -> Vec<Operation<'_>> {
+        let paths = self.0["paths"].as_object().into_iter().flatten();
+        paths
+            .flat_map(|(path, item)| {
+                item.as_object().into_iter().flatten().map(move |(method, told)| Operation { method, path, told })
+            })
+            .collect()
+    }
+
+    /// The operation that a request is about; a word of the path goes before a variable.
+    pub(crate) fn operation(&self, method: &str, path: &str) -> Result<Operation<'_>> {
+        let path = path.split('?').next().unwrap_or_default();
+        let fits = |operation: &Operation<'_>| {
+            let (told, asked): (Vec<_>, Vec<_>) = (operation.path.split('/').collect(), path.split('/').collect());
+            operation.method.eq_ignore_ascii_case(method)
+                && told.len() == asked.len()
+                && told.iter().zip(&asked).all(|(told, asked)| told.starts_with('{') || told == asked)
+        };
+        let variables = |operation: &Operation<'_>| operation.path.matches('{').count();
+        let found = self.operations().into_iter().filter(fits).min_by_key(variables);
+        found.with_context(|| format!("{method} {path} is not described"))
+    }
+
+    /// Refuses a value that a schema of this document does not allow.
+    pub(crate) fn check(&self, schema: &Value, value: &Value) -> Result<()> {
+        // References lead to the components, so they come along.
+        let whole = json!({ "allOf": [schema], "components": self.0["components"] });
+        let validator = jsonschema::options()
+            .with_draft(jsonschema::Draft::Draft202012)
+            .should_validate_formats(true)
+            .build(&whole)
+            .map_err(|error| anyhow::anyhow!("{schema} is no schema: {error}"))?;
+        let errors: Vec<String> =
+            validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+        ensure!(errors.is_empty(), "{value} does not fit {schema}: {errors:?}");
+        Ok(())
+    }
+
+    /// Refuses an answer that is not described: its status, its content type or anything in its body.
+    pub(crate) fn check_answer(&self, operation: Operation<'_>, answer: &Answer) -> Result<()> {
+        let responses = &operation.told["responses"];
+        let told = responses.get(answer.status.to_string());
+        // A success is described by its own status, and so is what depends on the operation.
+        let told = told.or_else(|| {
+            responses.get("default").filter(|_| answer.status >= 400 && !OF_THE_OPERATION.contains(&answer.status))
+        });
+        let told = self.resolved(told.with_context(|| format!("{operation}: {} is not described", answer.status))?)?;
+        let Some(contents) = told["content"].as_object() else {
+            ensure!(answer.text.is_empty(), "{operation}: {} has no body, not {}", answer.status, answer.text);
+            return Ok(());
+        };
+        let content = contents
+            .get(&answer.content_type)
+            .with_context(|| format!("{operation}: {} is not {}", answer.status, answer.content_type))?;
+        self.check_content(content, answer).with_context(|| format!("{operation}: {}", answer.status))
+    }
+
+    fn check_content(&self, content: &Value, answer: &Answer) -> Result<()> {
+        match content.get("x-line") {
+            Some(line) => answer.text.lines().try_for_each(|text| self.check(line, &serde_json::from_str(text)?)),
+            None if answer.content_type.ends_with("json") => {
+                self.check(&content["schema"], &serde_json::from_str(&answer.text)?)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What a reference leads to.
+    fn resolved<'a>(&'a self, value: &'a Value) -> Result<&'a Value> {
+        match value["$ref"].as_str().map(|reference| reference.strip_prefix('#')) {
+            None => Ok(value),
+            Some(Some(pointer)) => self.0.pointer(pointer).with_context(|| format!("{pointer} leads nowhere")),
+            Some(None) => bail!("{value} leads out of the document"),
+        }
+    }
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Without its parameters.
+    pub(crate) content_type: String,
+    pub(crate) text: String,
+}

@@ -1,0 +1,79 @@
+//! The API described for programs: OpenAPI 3.1, the same from every node.
+//!
+//! The document is written by hand beside this file, because what a field accepts is decided by checks and not by types. Tests hold it
+//! to the code: the routes and roles here; what is really asked and answered in the scenarios.
+
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
+
+const DOCUMENT: &str = include_str!("openapi.json");
+
+pub(super) async fn show() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use axum::http::Method;
+    use serde_json::Value;
+
+    use super::{
+        super::{ROUTES, gate::needed},
+        *,
+    };
+
+    fn document() -> Value {
+        serde_json::from_str(DOCUMENT).expect("JSON")
+    }
+
+    /// `GET /v1/tasks` and so on, with what is said about it.
+    fn operations(document: &Value) -> Vec<(String, &Value)> {
+        let paths = document["paths"].as_object().expect("paths");
+        let of = |path: &str, method: &str| format!("{} {path}", method.to_uppercase());
+        paths
+            .iter()
+            .flat_map(|(path, item)| {
+                item.as_object()
+                    .expect("operations")
+                    .iter()
+                    .map(move |(method, operation)| (of(path, method), operation))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_route_is_described_and_no_other() {
+        let document = document();
+        let described: BTreeSet<String> = operations(&document).into_iter().map(|(name, _)| name).collect();
+        let routed: BTreeSet<String> = ROUTES.iter().map(|(method, path)| format!("{method} {path}")).collect();
+        assert_eq!(described, routed);
+    }
+
+    #[test]
+    fn every_operation_tells_the_role_that_it_needs() {
+        for (name, operation) in operations(&document()) {
+            let (method, path) = name.split_once(' ').expect("two words");
+            let role = needed(&method.parse::<Method>().expect("a method"), Some(path));
+            let told = operation["x-role"].as_str().map(str::to_owned);
+            assert_eq!(told, role.map(|role| role.to_string()), "{name}");
+            assert_eq!(operation["security"].is_array(), role.is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_operation_has_a_name_of_its_own() {
+        let document = document();
+        let names: BTreeSet<&str> =
+            operations(&document).iter().filter_map(|(_, operation)| operation["operationId"].as_str()).collect();
+        assert_eq!(names.len(), ROUTES.len());
+    }
+
+    #[test]
+    fn the_version_described_is_this_one() {
+        assert_eq!(document()["info"]["version"], env!("CARGO_PKG_VERSION"));
+    }
+}
