@@ -91,6 +91,48 @@ fn every_operation_that_takes_a_body_shows_examples_that_fit_its_schema() {
     }
 }
 
+/// What is read and written, field by field: the file under `common/src`, the type, its schema.
+const TYPES: [(&str, &str, &str); 20] = [
+    ("queue.rs", "QueuePolicy", "QueuePolicy"),
+    ("task/dependency.rs", "Dependency", "Dependency"),
+    ("wire/bulk.rs", "BulkAnswer", "BulkAnswer"),
+    ("wire/bulk.rs", "BulkRequest", "BulkRequest"),
+    ("wire/bulk.rs", "TaskFilter", "Filter"),
+    ("wire/change.rs", "ChangeRequest", "TaskChange"),
+    ("wire/cluster.rs", "ClusterReport", "Cluster"),
+    ("wire/export.rs", "ExportedTask", "ExportedTask"),
+    ("wire/list.rs", "ListAnswer", "TaskList"),
+    ("wire/queue.rs", "Counts", "Counts"),
+    ("wire/queue.rs", "QueueRequest", "QueueRequest"),
+    ("wire/queue.rs", "QueueView", "Queue"),
+    ("wire/report.rs", "ResultBody", "Report"),
+    ("wire/schedule.rs", "ScheduleList", "ScheduleList"),
+    ("wire/schedule.rs", "ScheduleRequest", "ScheduleRequest"),
+    ("wire/task.rs", "TaskRequest", "TaskRequest"),
+    ("wire/view.rs", "AttemptView", "Attempt"),
+    ("wire/view.rs", "CancelAnswer", "CancelAnswer"),
+    ("wire/view.rs", "TaskReceipt", "Receipt"),
+    ("wire/view.rs", "TaskView", "Task"),
+];
+
+/// A field that is seldom there is in no answer that a scenario gets, so the types are read as well.
+#[test]
+fn every_field_that_is_read_or_written_is_described_and_no_other() {
+    let Document(document) = document();
+    for (file, name, schema) in TYPES {
+        let source = std::fs::read_to_string(root().join("common/src").join(file)).expect("it can be read");
+        let body = source.split(&format!("pub struct {name} {{")).nth(1).expect("the type is there");
+        let body = body.split("\n}").next().expect("a text");
+        let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next());
+        let described = document["components"]["schemas"][schema]["properties"].as_object().expect("an object");
+        assert_eq!(
+            described.keys().map(String::as_str).collect::<BTreeSet<_>>(),
+            fields.collect::<BTreeSet<_>>(),
+            "{schema} and {name}"
+        );
+    }
+}
+
 #[test]
 fn the_problems_listed_are_those_there_are() {
     let source = std::fs::read_to_string(root().join("common/src/wire/problem.rs")).expect("it can be read");
