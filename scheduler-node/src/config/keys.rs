@@ -57,6 +57,7 @@ pub const KEYS: &[Key] = &[
     key("auth.token[].name", "", "who holds the token"),
     key("auth.token[].role", "", "viewer, producer or operator; each may do what those before it may"),
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
+    key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
     key("scheduler.claim_ahead_ms", "30", "how long before its due time a task may be claimed"),

@@ -7,6 +7,7 @@
 pub mod amqp;
 pub mod auth;
 pub mod complaint;
+pub mod console;
 pub mod database;
 pub mod delay_exchange;
 pub mod etcd;
@@ -34,6 +35,7 @@ pub use self::{
     amqp::Amqp,
     auth::{Auth, Role, Token},
     complaint::{Complaint, Complaints},
+    console::Console,
     database::Database,
     delay_exchange::DelayExchange,
     etcd::Etcd,
@@ -59,6 +61,7 @@ pub struct Config {
     pub delay_exchanges: Vec<DelayExchange>,
     pub http: Http,
     pub auth: Auth,
+    pub console: Console,
     pub scheduler: Scheduler,
     pub queues: Queues,
     pub telemetry: Telemetry,
@@ -97,6 +100,8 @@ struct Written {
     http: Http,
     #[serde(default)]
     auth: auth::Written,
+    #[serde(default)]
+    console: Console,
     #[serde(default)]
     scheduler: Scheduler,
     #[serde(default)]
@@ -160,6 +165,7 @@ impl Config {
         let Scheduler { horizon_ms, heap_entries, claim_ahead_ms, batch, window } = self.scheduler;
         let _ = write!(line, " tokens={} horizon_ms={horizon_ms} heap_entries={heap_entries}", self.auth.token.len());
         let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
+        let _ = write!(line, " show_payloads={}", self.console.show_payloads);
         let Queues { auto_create, max_payload_bytes } = self.queues;
         let _ = write!(line, " auto_create={auto_create} max_payload_bytes={max_payload_bytes}");
         line
@@ -252,6 +258,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
         delay_exchanges: written.delay_exchange,
         http: written.http,
         auth,
+        console: written.console,
         scheduler: written.scheduler,
         queues: written.queues,
         telemetry: written.telemetry,

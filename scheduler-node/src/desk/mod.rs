@@ -10,6 +10,7 @@ mod collect;
 mod export;
 mod keys;
 mod list;
+mod overview;
 mod queues;
 mod receive;
 pub(crate) mod refusal;
@@ -17,7 +18,7 @@ mod schedules;
 mod submit;
 mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 use std::{fmt, future::Future, sync::Arc, time::Instant};
@@ -39,6 +40,7 @@ use crate::{
     supervise::spawn_child,
 };
 
+pub use overview::{Bucket, NodeFigures, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
@@ -67,6 +69,7 @@ pub struct Desk {
 
 struct Inner {
     parts: Parts,
+    started: Instant,
     /// Whoever reads the queues anew holds this, so that many who miss the same queue read them once.
     reading: Mutex<()>,
 }
@@ -79,7 +82,7 @@ impl fmt::Debug for Desk {
 
 impl Desk {
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, reading: Mutex::new(()) }) }
+        Self { inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }) }
     }
 
     /// Whether requests should come to this node, and if not, why.
@@ -129,7 +132,7 @@ impl Desk {
     }
 
     /// The moment from which delays count: the first database's time, which decides what is due, while it is known.
-    fn now(&self) -> UnixMicros {
+    pub fn now(&self) -> UnixMicros {
         self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
     }
 }

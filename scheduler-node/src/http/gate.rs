@@ -6,20 +6,45 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::refusal::Refusal;
-use crate::config::{Auth, Role};
+use crate::config::{Auth, Role, Token};
 
 const CHALLENGE: &str = "Bearer realm=\"duetime\"";
 const CHALLENGE_WRONG: &str = "Bearer realm=\"duetime\", error=\"invalid_token\"";
 
+/// Who holds a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub name: String,
+    pub role: Role,
+}
+
 /// The tokens that are let in. Without any, everybody is: the configuration allows that on loopback only.
 #[derive(Debug)]
-pub(super) struct Gate {
-    tokens: Vec<(Role, [u8; 32])>,
+pub struct Gate {
+    tokens: Vec<(Caller, [u8; 32])>,
 }
 
 impl Gate {
-    pub(super) fn new(auth: &Auth) -> Self {
-        Self { tokens: auth.token.iter().map(|token| (token.role, token.sha256)).collect() }
+    pub fn new(auth: &Auth) -> Self {
+        let caller = |token: &Token| Caller { name: token.name.clone(), role: token.role };
+        Self { tokens: auth.token.iter().map(|token| (caller(token), token.sha256)).collect() }
+    }
+
+    /// Whoever comes, where no tokens are configured; `None` where they are.
+    pub fn anybody(&self) -> Option<Caller> {
+        self.tokens.is_empty().then(|| Caller { name: "anybody".to_owned(), role: Role::Operator })
+    }
+
+    /// Who holds that token. Takes as long for a wrong token as for a right one, whichever it is.
+    pub fn caller(&self, token: &[u8]) -> Option<Caller> {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let mut found = 0_u64;
+        for (place, (_, sha256)) in (1_u64..).zip(&self.tokens) {
+            let same: Choice = digest.ct_eq(sha256);
+            found.conditional_assign(&place, same);
+        }
+        let index = usize::try_from(found).ok()?.checked_sub(1)?;
+        self.tokens.get(index).map(|(caller, _)| caller.clone())
     }
 
     /// Refuses a caller who may not do what needs `needed`.
@@ -49,21 +74,10 @@ impl Gate {
             return Ok(Some(Role::Operator));
         }
         let Some(sent) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
-        let role = bearer(sent).and_then(|token| self.role_of(token));
+        let role = bearer(sent).and_then(|token| self.caller(token)).map(|caller| caller.role);
         role.map(Some).ok_or_else(|| {
             Refusal::unauthorized("the token is unknown here; send one that is configured", CHALLENGE_WRONG)
         })
-    }
-
-    /// Takes as long for a wrong token as for a right one, whichever it is.
-    fn role_of(&self, token: &[u8]) -> Option<Role> {
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        let mut found = 0_u8;
-        for (role, sha256) in &self.tokens {
-            let same: Choice = digest.ct_eq(sha256);
-            found.conditional_assign(&(*role as u8 + 1), same);
-        }
-        Role::ALL.into_iter().find(|role| *role as u8 + 1 == found)
     }
 }
 
@@ -87,6 +101,8 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
     let looks = [Method::GET, Method::HEAD].contains(method);
     match route {
         Some("/healthz" | "/readyz") => None,
+        // The console asks for the token itself, because a browser sends none of its own accord.
+        Some(route) if route == "/" || route.starts_with("/console") => None,
         // There is nothing behind it; which paths exist is not told to strangers all the same.
         None => Some(Role::Viewer),
         Some(_) if looks => Some(Role::Viewer),
@@ -98,7 +114,6 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Token;
 
     fn gate() -> Gate {
         let token =
@@ -180,6 +195,8 @@ mod tests {
             (Method::POST, Some("/metrics"), Some(Role::Operator)),
             (Method::GET, Some("/healthz"), None),
             (Method::GET, Some("/readyz"), None),
+            (Method::GET, Some("/"), None),
+            (Method::POST, Some("/console/sign-in"), None),
             (Method::POST, None, Some(Role::Viewer)),
         ];
         for (method, route, role) in cases {

@@ -28,9 +28,13 @@ use axum::{
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
-use self::{body::Room, gate::Gate, refusal::Refusal};
-pub use self::{metrics::HttpMetrics, serve::serve};
-use crate::{config::Auth, desk::Desk};
+use self::{body::Room, refusal::Refusal};
+pub use self::{
+    gate::{Caller, Gate},
+    metrics::HttpMetrics,
+    serve::serve,
+};
+use crate::desk::Desk;
 
 /// Every route there is, as it is matched and as it is counted.
 const ROUTES: &[(Method, &str)] = &[
@@ -102,12 +106,18 @@ struct Api {
     registry: Registry,
 }
 
-/// All of the API.
-pub fn router(desk: Desk, auth: &Auth, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
-    let gate = Arc::new(Gate::new(auth));
+/// All of the API, and beside it `pages`, for a person's browser.
+pub fn router(
+    desk: Desk,
+    gate: Arc<Gate>,
+    limits: Limits,
+    registry: Registry,
+    metrics: HttpMetrics,
+    pages: Router,
+) -> Router {
     let batches = Arc::new(Room::new(limits.batches_bytes));
     let api = Api { desk, gate: Arc::clone(&gate), limits, batches, registry };
-    shell::around(routes().with_state(api), gate, metrics)
+    shell::around(routes().with_state(api).merge(pages), gate, metrics)
 }
 
 fn routes() -> Router<Api> {

@@ -52,11 +52,11 @@ use crate::{
 const HORIZON: Duration = Duration::from_secs(10);
 
 /// One node's desk with what stands behind it.
-struct Counter {
-    desk: Desk,
+pub(crate) struct Counter {
+    pub(crate) desk: Desk,
     sites: Sites,
     books: Books,
-    store: Store,
+    pub(crate) store: Store,
 }
 
 /// How a counter differs from a plain one.
@@ -136,7 +136,7 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
 }
 
 /// One with a fresh database of its own.
-async fn fresh() -> (Counter, TestDatabase) {
+pub(crate) async fn fresh() -> (Counter, TestDatabase) {
     let test = fixture::database().await;
     (counter(vec![Arc::clone(&test.database)], PLAIN), test)
 }
@@ -165,12 +165,12 @@ async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     (counter(databases, PLAIN), test)
 }
 
-fn request(json: &str) -> TaskRequest {
+pub(crate) fn request(json: &str) -> TaskRequest {
     TaskRequest::parse(json).expect("a task")
 }
 
 /// Takes a task through a claim, as its owner would.
-async fn claim(counter: &Counter, id: TaskId) -> Attempt {
+pub(crate) async fn claim(counter: &Counter, id: TaskId) -> Attempt {
     let node = NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
     let database = counter.store.of(id.shard()).expect("shards exist");
     let fences: BTreeMap<ShardId, Epoch> =

@@ -23,7 +23,10 @@ async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
     };
     test.database.tell(&told).await.unwrap();
     let mut heard = Nudge::default();
-    while heard.rows.len() < told.rows.len() || heard.shards.len() < told.shards.len() || heard.room.len() < told.room.len() {
+    while heard.rows.len() < told.rows.len()
+        || heard.shards.len() < told.shards.len()
+        || heard.room.len() < told.room.len()
+    {
         match nudges.next().await.unwrap() {
             Heard::Rows(rows) => heard.rows.extend(rows),
             Heard::Shards(shards) => heard.shards.extend(shards),

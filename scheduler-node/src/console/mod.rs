@@ -1,0 +1,67 @@
+//! Speaks to a person's browser: pages made here, asked of the desk as the API asks it. Everything works without a script, and
+//! every state of a page is in its URL. The heap, the stores and the loops are absent on purpose.
+//!
+//! A page is a template under `templates/` and a handler that fills it; what changes something is a form, taken by a handler
+//! with a [`Posted`](door::Posted), and told to [`acted`](act::acted).
+
+mod act;
+mod assets;
+mod door;
+mod find;
+mod frame;
+mod overview;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    http::Method,
+    response::Redirect,
+    routing::{get, post},
+};
+
+use crate::{config, desk::Desk, http::Gate};
+
+/// Every route there is, as it is matched and as it is counted.
+pub const ROUTES: &[(Method, &str)] = &[
+    (Method::GET, "/"),
+    (Method::GET, "/console"),
+    (Method::GET, "/console/sign-in"),
+    (Method::POST, "/console/sign-in"),
+    (Method::POST, "/console/sign-out"),
+    (Method::POST, "/console/theme"),
+    (Method::GET, "/console/help"),
+    (Method::GET, "/console/find"),
+    (Method::GET, "/console/assets/{hash}/{name}"),
+];
+
+/// What every page needs.
+#[derive(Clone)]
+struct Console {
+    desk: Desk,
+    gate: Arc<Gate>,
+    show_payloads: bool,
+}
+
+/// All pages.
+pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
+    let console = Console { desk, gate, show_payloads: config.show_payloads };
+    routes().with_state(console)
+}
+
+fn routes() -> Router<Console> {
+    Router::new()
+        .route("/", get(|| async { Redirect::to("/console") }))
+        .route("/console/", get(|| async { Redirect::to("/console") }))
+        .route("/console", get(overview::overview))
+        .route("/console/sign-in", get(door::sign_in_page).post(door::sign_in))
+        .route("/console/sign-out", post(door::sign_out))
+        .route("/console/theme", post(frame::theme))
+        .route("/console/help", get(frame::help))
+        .route("/console/find", get(find::find))
+        .route("/console/assets/{hash}/{name}", get(assets::asset))
+        .route("/console/{*rest}", get(frame::nothing_here))
+}
