@@ -167,7 +167,7 @@ role = {{ toJson .role }}
 sha256 = {{ toJson . }}
 {{- end }}
 {{- end }}
-{{- range $section := list "scheduler" "queues" "telemetry" }}
+{{- range $section := list "console" "scheduler" "queues" "telemetry" }}
 {{- with index $.Values.config $section }}
 
 [{{ $section }}]

@@ -327,6 +327,7 @@ fn the_table_of_keys_is_what_is_read() {
         ("delay_exchange[]", "[[delay_exchange]]\nx=1"),
         ("http", "[http]\nx=1"),
         ("auth.token[]", "[[auth.token]]\nx=1"),
+        ("console", "[console]\nx=1"),
         ("scheduler", "[scheduler]\nx=1"),
         ("queues", "[queues]\nx=1"),
         ("telemetry", "[telemetry]\nx=1"),

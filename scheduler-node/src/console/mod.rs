@@ -6,13 +6,19 @@
 
 mod act;
 mod assets;
+mod bulk;
+mod dead;
 mod door;
 mod find;
 mod frame;
+mod json;
 mod overview;
+mod task;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod told;
+mod wanted;
 
 use std::sync::Arc;
 
@@ -35,6 +41,12 @@ pub const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/console/theme"),
     (Method::GET, "/console/help"),
     (Method::GET, "/console/find"),
+    (Method::GET, "/console/tasks"),
+    (Method::POST, "/console/tasks/bulk"),
+    (Method::GET, "/console/tasks/{id}"),
+    (Method::POST, "/console/tasks/{id}"),
+    (Method::GET, "/console/tasks/{id}/cancel"),
+    (Method::GET, "/console/dead"),
     (Method::GET, "/console/assets/{hash}/{name}"),
 ];
 
@@ -62,6 +74,11 @@ fn routes() -> Router<Console> {
         .route("/console/theme", post(frame::theme))
         .route("/console/help", get(frame::help))
         .route("/console/find", get(find::find))
+        .route("/console/tasks", get(tasks::list))
+        .route("/console/tasks/bulk", post(bulk::bulk))
+        .route("/console/tasks/{id}", get(task::task).post(task::act))
+        .route("/console/tasks/{id}/cancel", get(task::cancel_page))
+        .route("/console/dead", get(dead::list))
         .route("/console/assets/{hash}/{name}", get(assets::asset))
         .route("/console/{*rest}", get(frame::nothing_here))
 }

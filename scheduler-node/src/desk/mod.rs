@@ -40,7 +40,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-pub use overview::{Bucket, NodeFigures, Outlook};
+pub use overview::{Bucket, DEAD_LOOK, NodeFigures, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;

@@ -13,6 +13,8 @@ use crate::{
     store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK},
 };
 
+pub use crate::store::outlook::DEAD_LOOK;
+
 /// How many tasks come due in one span of time, over all databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {

@@ -1,6 +1,7 @@
 //! The console before a real database, asked as a browser asks.
 
 mod signing_in;
+mod tasks;
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ struct Browser {
     router: Router,
     counter: Counter,
     cookie: Option<String>,
-    _test: TestDatabase,
+    test: TestDatabase,
 }
 
 struct Answer {
@@ -47,7 +48,7 @@ async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
     let pages = super::router(counter.desk.clone(), Arc::clone(&gate), &config::Console { show_payloads });
     let limits = http::Limits::of_payload(1_000);
     let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
-    Browser { router, counter, cookie: None, _test: test }
+    Browser { router, counter, cookie: None, test }
 }
 
 impl Browser {
