@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 use axum::{
-    extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -20,13 +19,13 @@ use common::{
 };
 
 use super::{
-    Console,
     act::acted,
     door::Posted,
     frame::{Frame, Trouble, show},
     told::count,
     wanted::{FILTERS, PAGE, Wanted, utc},
 };
+use crate::desk::Desk;
 
 /// Minutes to milliseconds.
 const MINUTE_MS: i64 = 60_000;
@@ -87,22 +86,23 @@ struct Tally {
     interrupted: Option<Problem>,
 }
 
-pub(super) async fn bulk(State(console): State<Console>, posted: Posted) -> Response {
-    match answer(&console, &posted).await {
+pub(super) async fn bulk(posted: Posted) -> Response {
+    match answer(&posted).await {
         Ok(page) => show(StatusCode::OK, &page),
         Err(problem) => Trouble::at(&posted.visitor, problem).into_response(),
     }
 }
 
-async fn answer(console: &Console, posted: &Posted) -> Result<BulkPage, Problem> {
-    let wish = Wish::read(posted, console.desk.now())?;
+async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
+    let desk = &posted.visitor.desk;
+    let wish = Wish::read(posted, desk.now())?;
     if wish.action == Action::Move && wish.target.is_none() {
         return Ok(page(posted, &wish, Stage::Where, &Tally::default()));
     }
     let confirmed = posted.one("confirmed") == Some("yes");
     let tally = match &wish.selected {
-        Some(ids) => selected(console, &wish, ids, confirmed).await?,
-        None => all(console, &wish, posted.one("at"), confirmed).await?,
+        Some(ids) => selected(desk, &wish, ids, confirmed).await?,
+        None => all(desk, &wish, posted.one("at"), confirmed).await?,
     };
     if !confirmed {
         return Ok(page(posted, &wish, Stage::Confirm, &tally));
@@ -191,15 +191,14 @@ pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) ->
 }
 
 /// All that the filter finds, as far as one request goes.
-async fn all(console: &Console, wish: &Wish, at: Option<&str>, confirmed: bool) -> Result<Tally, Problem> {
+async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Result<Tally, Problem> {
     let filter = wish.wanted.task_filter()?;
     let (due_at, shift_ms) = match wish.target {
         Some(Target::At(moment)) => (Some(moment), None),
         Some(Target::By { shift_ms }) => (None, Some(shift_ms)),
         None => (None, None),
     };
-    let answer = console
-        .desk
+    let answer = desk
         .bulk(BulkRequest {
             action: wish.action,
             all: filter.is_empty(),
@@ -223,10 +222,10 @@ async fn all(console: &Console, wish: &Wish, at: Option<&str>, confirmed: bool) 
 }
 
 /// Those selected, one by one: no more than a page has.
-async fn selected(console: &Console, wish: &Wish, ids: &[TaskId], confirmed: bool) -> Result<Tally, Problem> {
+async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> Result<Tally, Problem> {
     let mut tally = Tally { matched: ids.len() as u64, ..Tally::default() };
     for id in ids {
-        let done = if confirmed { one(console, wish, *id).await } else { would(console, wish, *id).await };
+        let done = if confirmed { one(desk, wish, *id).await } else { would(desk, wish, *id).await };
         match done {
             Ok(outcome) => {
                 tally.done += 1;
@@ -241,8 +240,7 @@ async fn selected(console: &Console, wish: &Wish, ids: &[TaskId], confirmed: boo
     Ok(tally)
 }
 
-async fn one(console: &Console, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
-    let desk = &console.desk;
+async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     match wish.act() {
         Act::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
         Act::Run => drop(desk.run(id).await?),
@@ -256,9 +254,9 @@ async fn one(console: &Console, wish: &Wish, id: TaskId) -> Result<Option<Cancel
 }
 
 /// Whether it could be done to the task as it is now.
-async fn would(console: &Console, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
-    let task = console.desk.get(id).await?;
-    match wish.act().check(&seen(&task), console.desk.now()) {
+async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+    let task = desk.get(id).await?;
+    match wish.act().check(&seen(&task), desk.now()) {
         Ok(()) => Ok(None),
         Err(Left::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
         Err(_) => Err(Problem::in_flight(task.state)),

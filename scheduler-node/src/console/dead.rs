@@ -1,10 +1,9 @@
 //! Dead letters: what has failed for good, by queue and error.
 
 use askama::Template;
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{http::StatusCode, response::Response};
 
 use super::{
-    Console,
     door::Visitor,
     frame::{Frame, Trouble, show},
     told::{When, count, when},
@@ -30,9 +29,9 @@ struct Group {
     href: String,
 }
 
-pub(super) async fn list(State(console): State<Console>, visitor: Visitor) -> Result<Response, Trouble> {
-    let dead = console.desk.dead_groups().await.map_err(|problem| Trouble::at(&visitor, problem))?;
-    let now = console.desk.now();
+pub(super) async fn list(visitor: Visitor) -> Result<Response, Trouble> {
+    let dead = visitor.desk.dead_groups().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let now = visitor.desk.now();
     let groups = dead.groups.iter().map(|group| {
         let fields = [("state", "dead"), ("queue", group.queue.as_str()), ("error", group.error.as_str())];
         Group {

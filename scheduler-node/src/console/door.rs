@@ -22,7 +22,7 @@ use super::{
     act::acted,
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
 };
-use crate::{config::Role, http::Caller};
+use crate::{config::Role, desk::Desk, http::Caller};
 
 /// The cookie that holds the token, in base64url: a token may have any characters.
 const SESSION: &str = "duetime_session";
@@ -40,6 +40,8 @@ const FORM_PURPOSE: &[u8] = b"duetime console form";
 #[derive(Clone, Debug)]
 pub(super) struct Visitor {
     pub(super) caller: Caller,
+    /// What a page asks: on behalf of this caller, of nobody else.
+    pub(super) desk: Desk,
     /// He gave a token, so he can sign out.
     pub(super) signed_in: bool,
     pub(super) form_token: String,
@@ -63,6 +65,7 @@ impl Visitor {
         };
         Some(Self {
             caller,
+            desk: console.desk.clone(),
             signed_in: !key.is_empty(),
             form_token: form_token(&key),
             theme: Theme::of(&parts.headers),

@@ -20,12 +20,14 @@ mod tests;
 mod told;
 mod wanted;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    http::Method,
-    response::Redirect,
+    extract::{DefaultBodyLimit, Request},
+    http::{Method, StatusCode},
+    middleware::{self, Next},
+    response::{IntoResponse, Redirect, Response},
     routing::{get, post},
 };
 
@@ -61,7 +63,18 @@ struct Console {
 /// All pages.
 pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
     let console = Console { desk, gate, show_payloads: config.show_payloads };
-    routes().with_state(console)
+    routes().layer(DefaultBodyLimit::max(FORM_BYTES)).layer(middleware::from_fn(in_time)).with_state(console)
+}
+
+/// The largest form is a page of selected ids with a filter.
+const FORM_BYTES: usize = 64 << 10;
+
+/// Longer than anything a page asks for; whoever has not sent his form by then has gone.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
+
+async fn in_time(request: Request, next: Next) -> Response {
+    let answered = tokio::time::timeout(ANSWERED_WITHIN, next.run(request)).await;
+    answered.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
 }
 
 fn routes() -> Router<Console> {

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{http::StatusCode, response::Response};
 use common::wire::{Problem, QueueView};
 
 use super::{
-    Console,
     door::Visitor,
     frame::{Frame, show},
     told::{count, span},
@@ -62,8 +61,8 @@ struct Bar {
     at_least: bool,
 }
 
-pub(super) async fn overview(State(console): State<Console>, visitor: Visitor) -> Response {
-    let desk = &console.desk;
+pub(super) async fn overview(visitor: Visitor) -> Response {
+    let desk = &visitor.desk;
     let (queues, dead, hour, day) =
         tokio::join!(desk.queue_list(), desk.dead_groups(), desk.outlook(HOUR.0, HOUR.1), desk.outlook(DAY.0, DAY.1));
     let mut notes = Vec::new();

@@ -23,7 +23,7 @@ use super::{
     json,
     told::{When, short, when},
 };
-use crate::config::Role;
+use crate::{config::Role, desk::Desk};
 
 #[derive(Template)]
 #[template(path = "task.html")]
@@ -98,8 +98,8 @@ pub(super) async fn task(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Trouble> {
-    let task = find(&console, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
-    let now = console.desk.now();
+    let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let now = visitor.desk.now();
     let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
         .and_then(|(_, said)| SAID.into_iter().find(|(word, _)| *word == said))
@@ -122,8 +122,8 @@ pub(super) async fn task(
     Ok(show(StatusCode::OK, &page))
 }
 
-async fn find(console: &Console, id: &str) -> Result<TaskView, Problem> {
-    console.desk.get(console.desk.id(id)?).await
+async fn find(desk: &Desk, id: &str) -> Result<TaskView, Problem> {
+    desk.get(desk.id(id)?).await
 }
 
 impl Can {
@@ -242,13 +242,9 @@ fn curl(task: &TaskView, headers: &HeaderMap, with_token: bool) -> String {
 }
 
 /// Asks before a task is cancelled: it cannot be taken back.
-pub(super) async fn cancel_page(
-    State(console): State<Console>,
-    visitor: Visitor,
-    Path(id): Path<String>,
-) -> Result<Response, Trouble> {
+pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Result<Response, Trouble> {
     let trouble = |problem| Trouble::at(&visitor, problem);
-    let task = find(&console, &id).await.map_err(trouble)?;
+    let task = find(&visitor.desk, &id).await.map_err(trouble)?;
     if !Can::of(&task, &visitor).cancel {
         return Err(trouble(Problem::in_flight(task.state)));
     }
@@ -263,10 +259,10 @@ pub(super) async fn cancel_page(
 }
 
 /// Does one thing to one task.
-pub(super) async fn act(State(console): State<Console>, Path(id): Path<String>, posted: Posted) -> Response {
+pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
     let visitor = &posted.visitor;
-    let done = match console.desk.id(&id) {
-        Ok(id) => done(&console, id, &posted).await.map(|said| (id, said)),
+    let done = match visitor.desk.id(&id) {
+        Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
         Err(problem) => Err(problem),
     };
     let what = posted.one("action").unwrap_or_default();
@@ -283,8 +279,7 @@ pub(super) async fn act(State(console): State<Console>, Path(id): Path<String>, 
 }
 
 /// The word for what came of it.
-async fn done(console: &Console, id: TaskId, posted: &Posted) -> Result<&'static str, Problem> {
-    let desk = &console.desk;
+async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, Problem> {
     let outcome = |outcome| match outcome {
         CancelOutcome::Cancelled => "cancelled",
         CancelOutcome::NoFurtherAttempts => "no_further_attempts",

@@ -2,7 +2,6 @@
 
 use askama::Template;
 use axum::{
-    extract::State,
     http::{StatusCode, Uri},
     response::Response,
 };
@@ -14,13 +13,12 @@ use common::{
 };
 
 use super::{
-    Console,
     door::Visitor,
     frame::{Frame, Trouble, show},
     told::{When, count, short, when},
     wanted::{FILTERS, Wanted},
 };
-use crate::config::Role;
+use crate::{config::Role, desk::Desk};
 
 #[derive(Template)]
 #[template(path = "tasks.html")]
@@ -93,13 +91,13 @@ pub(super) fn last_error(task: &TaskView) -> Option<&str> {
     task.status_msg.as_deref().or_else(of_attempt)
 }
 
-pub(super) async fn list(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     let wanted = Wanted::of_uri(&uri);
     let trouble = |problem| Trouble::at(&visitor, problem);
     let filter = wanted.list_filter().map_err(trouble)?;
-    let (listed, counts) = tokio::join!(console.desk.list(filter), counts(&console, &wanted));
+    let (listed, counts) = tokio::join!(visitor.desk.list(filter), counts(&visitor.desk, &wanted));
     let listed = listed.map_err(trouble)?;
-    let now = console.desk.now();
+    let now = visitor.desk.now();
     let page = TasksPage {
         frame: Frame::new("Tasks", &visitor),
         tabs: tabs(&wanted, counts.as_ref()),
@@ -115,13 +113,13 @@ pub(super) async fn list(State(console): State<Console>, visitor: Visitor, uri: 
 }
 
 /// How many unfinished tasks there are by state, of all queues or of one; `None` when more is filtered, or nobody can tell.
-async fn counts(console: &Console, wanted: &Wanted) -> Option<Counts> {
+async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Counts> {
     if wanted.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
         return None;
     }
     let queues = match wanted.get("queue") {
-        Some(queue) => console.desk.queue_get(QueueName::new(queue)).await.map(|queue| vec![queue]),
-        None => console.desk.queue_list().await,
+        Some(queue) => desk.queue_get(QueueName::new(queue)).await.map(|queue| vec![queue]),
+        None => desk.queue_list().await,
     };
     let mut sum = Counts::default();
     for queue in queues.ok()? {

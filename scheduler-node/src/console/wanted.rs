@@ -183,7 +183,7 @@ mod tests {
         let third = second.next("c3".to_owned());
         assert_eq!(third.previous(), Some(second.clone()));
         assert_eq!(second.previous(), Some(first.clone()));
-        let far = (0..100).fold(first.clone(), |page, n| page.next(n.to_string()));
+        let far = (0..100).fold(first, |page, n| page.next(n.to_string()));
         assert!(far.url().len() < 500, "{}", far.url());
         assert_eq!(third.with("queue", None), Wanted::default());
     }
