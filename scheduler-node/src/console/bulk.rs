@@ -15,7 +15,7 @@ use common::{
         state::CancelOutcome,
     },
     time::UnixMicros,
-    wire::{BulkRequest, ChangeRequest, Problem, TaskView, bulk::Action},
+    wire::{BulkRequest, ChangeRequest, Problem, bulk::Action},
 };
 
 use super::{
@@ -107,7 +107,10 @@ async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
     if !confirmed {
         return Ok(page(posted, &wish, Stage::Confirm, &tally));
     }
-    let on = wish.on().join(", ");
+    let on = match &wish.selected {
+        Some(ids) => ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" "),
+        None => wish.on().join(", "),
+    };
     let outcome = format!("{} of {} done", tally.done, tally.matched);
     acted(&posted.visitor.caller, posted.visitor.from, &format!("bulk_{}", wish.action), &on, outcome);
     let stage = if tally.cursor.is_some() { Stage::GoOn } else { Stage::Done };
@@ -256,15 +259,12 @@ async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcom
 /// Whether it could be done to the task as it is now.
 async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     let task = desk.get(id).await?;
-    match wish.act().check(&seen(&task), desk.now()) {
+    let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
+    match wish.act().check(&Seen { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
         Ok(()) => Ok(None),
         Err(Left::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
         Err(_) => Err(Problem::in_flight(task.state)),
     }
-}
-
-fn seen(task: &TaskView) -> Seen {
-    Seen { id: task.id, state: task.state, due_at: task.due_at, expires_at: task.expires_at, key_taken: false }
 }
 
 fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {

@@ -47,7 +47,7 @@ struct Tile {
 struct Chart {
     title: &'static str,
     bars: Vec<Bar>,
-    /// The table that says the same.
+    /// All bars together.
     total: String,
     first: String,
     last: String,

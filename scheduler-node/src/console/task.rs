@@ -33,7 +33,7 @@ struct TaskPage {
     state: &'static str,
     /// What was just done.
     said: Option<&'static str>,
-    facts: Vec<Fact>,
+    facts: Vec<(&'static str, String)>,
     timeline: Vec<Step>,
     depends_on: Vec<String>,
     headers: Vec<(String, String)>,
@@ -42,11 +42,6 @@ struct TaskPage {
     curl: String,
     cli: String,
     can: Can,
-}
-
-struct Fact {
-    name: &'static str,
-    value: String,
 }
 
 /// Something that happened, or will.
@@ -99,7 +94,7 @@ pub(super) async fn task(
     headers: HeaderMap,
 ) -> Result<Response, Trouble> {
     let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
-    let now = visitor.desk.now();
+    let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
     let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
         .and_then(|(_, said)| SAID.into_iter().find(|(word, _)| *word == said))
@@ -113,8 +108,11 @@ pub(super) async fn task(
         timeline: timeline(&task, now),
         depends_on: task.depends_on.iter().map(dependency).collect(),
         headers: task.headers.clone().into_iter().collect(),
-        payload: payload(&task, console.show_payloads),
-        result: task.result.as_ref().map(|result| json_text(result.get(), console.show_payloads)),
+        payload: if show_payloads { payload(&task) } else { Shown::hidden() },
+        result: task
+            .result
+            .as_ref()
+            .map(|result| if show_payloads { Shown::json(result.get()) } else { Shown::hidden() }),
         curl: curl(&task, &headers, visitor.signed_in),
         cli: format!("duetime get {}", task.id),
         can: Can::of(&task, &visitor),
@@ -144,8 +142,8 @@ impl Can {
     }
 }
 
-fn facts(task: &TaskView) -> Vec<Fact> {
-    let fact = |name, value: Option<String>| value.map(|value| Fact { name, value });
+fn facts(task: &TaskView) -> Vec<(&'static str, String)> {
+    let fact = |name, value: Option<String>| value.map(|value| (name, value));
     [
         fact("Queue", Some(task.queue.to_string())),
         fact("Key", task.key.clone()),
@@ -199,32 +197,27 @@ fn dependency(on: &common::wire::DependencyView) -> String {
     format!("{} of {}: {state}", on.key, on.queue)
 }
 
-const HIDDEN: &str = "Not shown here: `console.show_payloads` is false.";
-
-fn payload(task: &TaskView, shown: bool) -> Shown {
-    if let Some(payload) = &task.payload {
-        return json_text(payload.get(), shown);
+impl Shown {
+    fn hidden() -> Self {
+        Self { text: String::new(), note: "Not shown here: `console.show_payloads` is false.".to_owned() }
     }
-    if !shown {
-        return Shown { text: String::new(), note: HIDDEN.to_owned() };
+
+    fn json(text: &str) -> Self {
+        let bytes = text.len();
+        let (text, whole) = json::shown(text);
+        Self { text: json::pretty(text), note: format!("{bytes} bytes{}", cut(whole)) }
+    }
+}
+
+fn payload(task: &TaskView) -> Shown {
+    if let Some(payload) = &task.payload {
+        return Shown::json(payload.get());
     }
     let encoded = task.payload_base64.as_deref().unwrap_or_default();
     let decoded = STANDARD.decode(encoded).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    let (text, form) = match &decoded {
-        Some(text) => (text.as_str(), "text"),
-        None => (encoded, "base64"),
-    };
+    let (text, form) = decoded.as_deref().map_or((encoded, "base64"), |text| (text, "text"));
     let (text, whole) = json::shown(text);
     Shown { text: text.to_owned(), note: format!("{}, as {form}{}", task.content_type, cut(whole)) }
-}
-
-fn json_text(text: &str, shown: bool) -> Shown {
-    if !shown {
-        return Shown { text: String::new(), note: HIDDEN.to_owned() };
-    }
-    let bytes = text.len();
-    let (text, whole) = json::shown(text);
-    Shown { text: json::pretty(text), note: format!("{bytes} bytes{}", cut(whole)) }
 }
 
 fn cut(whole: bool) -> String {
