@@ -10,6 +10,8 @@ pub mod broker;
 
 pub mod http;
 
+pub mod console;
+
 pub mod desk;
 
 pub mod loops;

@@ -1,6 +1,8 @@
 //! What the loops count, one injected struct; the help text says what a number means. Rooms that speak to a store keep
 //! their own (`StoreMetrics`, `BrokerMetrics`, `CoordinationMetrics`, `HttpMetrics`), registered with the same registry.
 
+mod sums;
+
 use std::collections::BTreeSet;
 
 use common::{ids::QueueName, task::verdict::FailureReason};
@@ -9,6 +11,8 @@ use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry,
 };
+
+pub use self::sums::Lateness;
 
 /// Queues beyond this many share the label `other`: a label must not grow without bound.
 const QUEUE_LABELS: usize = 500;

@@ -22,6 +22,7 @@ use crate::{
     cli::settings,
     clock,
     config::{Config, DelayExchange},
+    console,
     coordination::{Coordination, CoordinationMetrics, Mirror, Views},
     desk::{Desk, Parts},
     http,
@@ -176,9 +177,10 @@ impl Node {
         intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
-        let http_metrics = http::HttpMetrics::register(&shared.registry)?;
-        let gate = http::Gate::new(Arc::clone(&shared.access));
-        let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics);
+        let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
+        let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
+        let pages = console::router(desk.clone(), Arc::clone(&gate), &shared.config.console);
+        let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
         let stop_intake = shared.stop.intake.clone();
         intake.spawn(LoopKind::Http, async move {
             if let Err(error) = http::serve(listener, router, stop_intake).await {

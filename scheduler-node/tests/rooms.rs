@@ -61,7 +61,7 @@ fn each_store_has_one_room_that_speaks_to_it() {
         ("sqlx::", ["store/"].as_slice()),
         ("etcd_client::", &["coordination/"]),
         ("lapin::", &["broker/"]),
-        ("axum::", &["http/"]),
+        ("axum::", &["http/", "console/"]),
         ("reqwest::", &["cli/", "relay/", "traces/"]),
         ("opentelemetry", &["traces/"]),
     ] {
@@ -100,6 +100,25 @@ fn http_never_sees_the_heap_or_the_loops() {
     for (name, text) in sources(&root().join("scheduler-node/src/http")) {
         let mention = code(&text).find(|(_, line)| line.contains("crate::loops") || line.contains("delay::"));
         assert_eq!(mention, None, "http/{name}");
+    }
+}
+
+#[test]
+fn the_console_asks_the_desk_and_nobody_else() {
+    for (name, text) in sources(&root().join("scheduler-node/src/console")) {
+        if is_test(&name) {
+            continue;
+        }
+        for room in ["store", "coordination", "broker", "loops", "cli", "relay"] {
+            let mention = code(&text).find(|(_, line)| line.contains(&format!("crate::{room}")));
+            assert_eq!(mention, None, "console/{name} speaks to {room}/; it asks the desk");
+        }
+        // Who holds a token is told by the gate, the same for both.
+        let http = ["http::Caller", "http::Gate", "http::{Caller, Gate}"];
+        let mention = code(&text).find(|(_, line)| {
+            line.contains("http::") && line.contains("crate") && !http.iter().any(|word| line.contains(word))
+        });
+        assert_eq!(mention, None, "console/{name} speaks to http/");
     }
 }
 

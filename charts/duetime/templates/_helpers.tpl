@@ -171,7 +171,7 @@ queues = {{ toJson . }}
 sha256 = {{ toJson . }}
 {{- end }}
 {{- end }}
-{{- range $section := list "audit" "scheduler" "queues" "telemetry" }}
+{{- range $section := list "audit" "console" "scheduler" "queues" "telemetry" }}
 {{- with index $.Values.config $section }}
 
 [{{ $section }}]

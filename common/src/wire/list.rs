@@ -32,6 +32,8 @@ pub struct ListFilter {
     /// Before, not at.
     #[serde(deserialize_with = "moment")]
     pub due_before: Option<UnixMicros>,
+    /// Part of what was said of the last attempt that failed.
+    pub error: Option<String>,
     #[serde(deserialize_with = "number")]
     pub limit: Option<u32>,
     pub cursor: Option<Cursor>,
@@ -55,6 +57,9 @@ impl ListFilter {
         }
         if let Some(partition_key) = &self.partition_key {
             check_key("partition_key", partition_key)?;
+        }
+        if let Some(error) = &self.error {
+            check_key("error", error)?;
         }
         Ok(FieldError::within("limit", self.limit(), 1, MAX_LIMIT)?)
     }
@@ -191,6 +196,7 @@ mod tests {
             (r#"{"queue":"a b"}"#, "queue"),
             (r#"{"partition_key":""}"#, "partition_key"),
             (r#"{"key":""}"#, "key"),
+            (r#"{"error":""}"#, "error"),
         ] {
             assert_eq!(filter(json).unwrap().validate().unwrap_err().field.unwrap(), field);
         }

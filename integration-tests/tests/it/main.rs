@@ -5,6 +5,7 @@
 
 mod bulk;
 mod command;
+mod console;
 mod crash;
 mod cut;
 mod delay_exchange;

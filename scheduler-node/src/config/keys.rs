@@ -67,6 +67,7 @@ pub const KEYS: &[Key] = &[
     key("auth.token[].queues", "", "the queues it is for: a list of names, or starts of names and `*`; default: all"),
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
     key("audit.keep_days", "400", "how long it is known who did what; the same on every node"),
+    key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
     key("scheduler.claim_ahead_ms", "30", "how long before its due time a task may be claimed"),

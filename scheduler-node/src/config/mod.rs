@@ -8,6 +8,7 @@ pub mod amqp;
 pub mod audit;
 pub mod auth;
 pub mod complaint;
+pub mod console;
 pub mod database;
 pub mod delay_exchange;
 pub mod etcd;
@@ -36,6 +37,7 @@ pub use self::{
     audit::Audit,
     auth::{Auth, Role, Token},
     complaint::{Complaint, Complaints},
+    console::Console,
     database::Database,
     delay_exchange::DelayExchange,
     etcd::Etcd,
@@ -62,6 +64,7 @@ pub struct Config {
     pub http: Http,
     pub auth: Auth,
     pub audit: Audit,
+    pub console: Console,
     pub scheduler: Scheduler,
     pub queues: Queues,
     pub telemetry: Telemetry,
@@ -102,6 +105,7 @@ struct Written {
     auth: auth::Written,
     #[serde(default)]
     audit: Audit,
+    console: Console,
     #[serde(default)]
     scheduler: Scheduler,
     #[serde(default)]
@@ -165,6 +169,7 @@ impl Config {
         let Scheduler { horizon_ms, heap_entries, claim_ahead_ms, batch, window } = self.scheduler;
         let _ = write!(line, " tokens={} horizon_ms={horizon_ms} heap_entries={heap_entries}", self.auth.token.len());
         let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
+        let _ = write!(line, " show_payloads={}", self.console.show_payloads);
         let Queues { auto_create, max_payload_bytes } = self.queues;
         let _ = write!(line, " auto_create={auto_create} max_payload_bytes={max_payload_bytes}");
         line
@@ -260,6 +265,7 @@ fn validate(written: Written, complaints: &mut Complaints) -> Config {
         http: written.http,
         auth,
         audit: written.audit,
+        console: written.console,
         scheduler: written.scheduler,
         queues: written.queues,
         telemetry: written.telemetry,

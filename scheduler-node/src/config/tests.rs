@@ -360,6 +360,7 @@ fn the_table_of_keys_is_what_is_read() {
         ("http", "[http]\nx=1"),
         ("auth.token[]", "[[auth.token]]\nx=1"),
         ("audit", "[audit]\nx=1"),
+        ("console", "[console]\nx=1"),
         ("scheduler", "[scheduler]\nx=1"),
         ("queues", "[queues]\nx=1"),
         ("telemetry", "[telemetry]\nx=1"),

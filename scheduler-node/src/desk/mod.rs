@@ -11,6 +11,7 @@ mod collect;
 mod export;
 mod keys;
 mod list;
+mod overview;
 mod queues;
 mod receive;
 pub(crate) mod refusal;
@@ -47,6 +48,7 @@ use crate::{
     traces::Traces,
 };
 
+pub use overview::{Bucket, DEAD_LOOK, NodeFigures, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
@@ -80,6 +82,7 @@ pub struct Desk {
 
 struct Inner {
     parts: Parts,
+    started: Instant,
     /// Whoever reads the queues anew holds this, so that many who miss the same queue read them once.
     reading: Mutex<()>,
 }
@@ -92,7 +95,7 @@ impl fmt::Debug for Desk {
 
 impl Desk {
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, reading: Mutex::new(()) }), scope: Scope::ALL }
+        Self { inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }), scope: Scope::ALL }
     }
 
     /// Whether requests should come to this node, and if not, why.
@@ -143,7 +146,7 @@ impl Desk {
     }
 
     /// The moment from which delays count: the first database's time, which decides what is due, while it is known.
-    fn now(&self) -> UnixMicros {
+    pub fn now(&self) -> UnixMicros {
         self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
     }
 }

@@ -28,6 +28,11 @@ impl Gate {
         Self { access }
     }
 
+    /// Whoever comes, where there are no tokens; `None` where there are.
+    pub fn anybody(&self) -> Option<Caller> {
+        self.access.is_open().then(Caller::anonymous)
+    }
+
     /// Who has this token. Takes as long for a wrong token as for a right one, whichever it is.
     pub fn caller(&self, token: &[u8]) -> Option<Caller> {
         if self.access.is_open() {
@@ -115,6 +120,8 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
     let looks = [Method::GET, Method::HEAD].contains(method);
     match route {
         Some("/healthz" | "/readyz") => None,
+        // The console asks for the token itself, because a browser sends none of its own accord.
+        Some(route) if route == "/" || route.starts_with("/console") => None,
         // There is nothing behind it; which paths exist is not told to strangers all the same.
         None => Some(Role::Viewer),
         Some(route) if route.starts_with("/v1/tokens") || route == "/v1/audit" => Some(Role::Operator),
@@ -271,6 +278,8 @@ mod tests {
             (Method::POST, Some("/metrics"), Some(Role::Operator)),
             (Method::GET, Some("/healthz"), None),
             (Method::GET, Some("/readyz"), None),
+            (Method::GET, Some("/"), None),
+            (Method::POST, Some("/console/sign-in"), None),
             (Method::POST, None, Some(Role::Viewer)),
         ];
         for (method, route, role) in cases {

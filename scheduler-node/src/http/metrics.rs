@@ -18,7 +18,8 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    /// `pages`: the routes beside those of the API.
+    pub fn register(registry: &Registry, pages: &[(Method, &str)]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
                 Opts::new("duetime_http_requests_total", "requests answered, by route, method and class of status"),
@@ -35,7 +36,7 @@ impl HttpMetrics {
         };
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.seconds.clone()))?;
-        for (method, route) in ROUTES {
+        for (method, route) in ROUTES.iter().chain(pages) {
             let _ = metrics.seconds.with_label_values(&[route, method.as_str()]);
             for class in ["2xx", "4xx", "5xx"] {
                 let _ = metrics.requests.with_label_values(&[route, method.as_str(), class]);

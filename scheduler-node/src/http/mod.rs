@@ -133,13 +133,19 @@ struct Api {
     registry: Registry,
 }
 
-/// All of the API.
-pub fn router(desk: Desk, gate: Gate, limits: Limits, registry: Registry, metrics: HttpMetrics) -> Router {
-    let gate = Arc::new(gate);
+/// All of the API, and beside it `pages`, for a person's browser.
+pub fn router(
+    desk: Desk,
+    gate: Arc<Gate>,
+    limits: Limits,
+    registry: Registry,
+    metrics: HttpMetrics,
+    pages: Router,
+) -> Router {
     let batches = Arc::new(Room::new(limits.batches_bytes));
     let audit = desk.audit().clone();
     let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
-    shell::around(routes().with_state(api), gate, audit, metrics)
+    shell::around(routes().with_state(api).merge(pages), gate, audit, metrics)
 }
 
 /// The one variable part of a path.

@@ -20,9 +20,6 @@ use super::{
 };
 use crate::audit::Audit;
 
-/// Agreed for the API, but not made yet: said so, that nobody looks for a mistake of his own.
-const LATER: [&str; 2] = ["/", "/console"];
-
 #[derive(Clone)]
 struct Shell {
     gate: Arc<Gate>,
@@ -74,13 +71,8 @@ fn broken(method: &Method, route: Option<&str>) -> Response {
 }
 
 async fn nothing_here(uri: Uri) -> Refusal {
-    let path = uri.path();
-    Problem::not_found(if LATER.contains(&path) {
-        format!("{path} is not available in this version")
-    } else {
-        format!("there is nothing at {path}; /openapi.json describes what there is")
-    })
-    .into()
+    let detail = format!("there is nothing at {}; /openapi.json describes the API, and the console is at /console", uri.path());
+    Problem::not_found(detail).into()
 }
 
 /// The router adds the header that names the methods there are.
@@ -136,7 +128,7 @@ mod tests {
             .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
-        let metrics = HttpMetrics::register(&Registry::new()).expect("registered once");
+        let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
         around(routes, gate, audit(), metrics)
     }
 
@@ -170,11 +162,6 @@ mod tests {
         let missing = ask(&router, "GET", "/v1/taks", None).await;
         assert_eq!(missing.status(), StatusCode::NOT_FOUND);
         assert!(detail(missing).await.contains("/v1/taks"));
-        for path in LATER {
-            let later = ask(&router, "GET", path, None).await;
-            assert_eq!(later.status(), StatusCode::NOT_FOUND, "{path}");
-            assert!(detail(later).await.contains("not available in this version"), "{path}");
-        }
     }
 
     #[tokio::test]
@@ -228,7 +215,7 @@ mod tests {
     #[tokio::test]
     async fn requests_are_counted_by_route_and_not_by_path() {
         let registry = Registry::new();
-        let metrics = HttpMetrics::register(&registry).expect("registered once");
+        let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
         let router = around(routes, gate(&Auth::default()), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {

@@ -54,7 +54,7 @@ fn at_the_start() -> (Registry, Metrics) {
     }
     CoordinationMetrics::register(&registry).unwrap();
     BrokerMetrics::register(&registry).unwrap();
-    HttpMetrics::register(&registry).unwrap();
+    HttpMetrics::register(&registry, &[]).unwrap();
     (registry, metrics)
 }
 

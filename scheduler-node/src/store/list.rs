@@ -87,6 +87,7 @@ async fn part(pool: &PgPool, statement: &'static str, filter: &ListFilter) -> Re
         .bind(LOOK)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1))
         .bind(filter.key.as_deref())
+        .bind(filter.error.as_deref())
         .fetch_all(pool)
         .await?;
     page_of(&rows, limit)

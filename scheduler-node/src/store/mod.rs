@@ -18,6 +18,7 @@ pub mod lane;
 pub mod list;
 pub mod migrate;
 pub mod op;
+pub mod outlook;
 pub mod partition;
 pub mod preload;
 pub mod put;

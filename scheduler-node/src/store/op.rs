@@ -47,6 +47,8 @@ ops! {
     TaskStanding = "task_standing",
     TaskRead = "task_read",
     TaskList = "task_list",
+    TaskOutlook = "task_outlook",
+    DeadGroups = "dead_groups",
     TaskChange = "task_change",
     TaskCancel = "task_cancel",
     TaskStop = "task_stop",

@@ -64,7 +64,7 @@ pub(crate) struct Counter {
     pub(crate) notes: mpsc::Receiver<Noted>,
     sites: Sites,
     books: Books,
-    store: Store,
+    pub(crate) store: Store,
 }
 
 /// How a counter differs from a plain one.
@@ -182,12 +182,12 @@ async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     (counter(databases, PLAIN), test)
 }
 
-fn request(json: &str) -> TaskRequest {
+pub(crate) fn request(json: &str) -> TaskRequest {
     TaskRequest::parse(json).expect("a task")
 }
 
 /// Takes a task through a claim, as its owner would.
-async fn claim(counter: &Counter, id: TaskId) -> Attempt {
+pub(crate) async fn claim(counter: &Counter, id: TaskId) -> Attempt {
     let node = NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
     let database = counter.store.of(id.shard()).expect("shards exist");
     let fences: BTreeMap<ShardId, Epoch> =

@@ -4,7 +4,7 @@
 -- the filter: the row that uses up a queue's share comes back too, as `looked_up_to`, and the page ends there. The limit
 -- beside the order is what keeps the planner from sorting a whole queue.
 -- $1 queue, $2 state, $3 partition key (NULL: any), $4 and $5 after this due time and id, $6 before this due time,
--- $7 rows to look at, $8 at most so many rows, $9 key (NULL: any). `hit`: the filter applies. What is long is left out of a list.
+-- $7 rows to look at, $8 at most so many rows, $9 key (NULL: any), $10 part of the last error (NULL: any). `hit`: the filter applies. What is long is left out of a list.
 WITH RECURSIVE hop (queue) AS (
     (SELECT queue FROM duetime.task WHERE $1::text IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
@@ -25,7 +25,8 @@ WITH RECURSIVE hop (queue) AS (
            SELECT seen.id, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, due_at,
-                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9) AS hit
+                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                      AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0) AS hit
                              FROM duetime.task
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
                               AND due_at < $6::timestamptz

@@ -20,7 +20,8 @@ WITH RECURSIVE hop (queue) AS (
            SELECT seen.id, seen.drop_on, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, drop_on, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, drop_on, due_at,
-                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9) AS hit
+                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                      AND ($10::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $10) > 0) AS hit
                              FROM duetime.archive
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
                               AND due_at < $6::timestamptz AND state <> 'succeeded'

@@ -64,12 +64,16 @@ fn number(node: &Value, field: &str) -> u64 {
     node[field].as_f64().unwrap_or(0.0) as u64
 }
 
-const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text";
+const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text, text";
 
 fn values(queue: Option<&str>, state: Option<&str>, look: u32, rows: u32) -> String {
     let text = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| format!("'{text}'"));
     let nobody = uuid::Uuid::nil();
-    format!("{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL", text(queue), text(state))
+    format!(
+        "{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL, NULL",
+        text(queue),
+        text(state)
+    )
 }
 
 const STATEMENTS: [&str; 3] = [

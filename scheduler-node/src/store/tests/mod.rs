@@ -16,6 +16,7 @@ mod lane;
 mod list;
 mod list_plans;
 mod migrate;
+mod outlook;
 mod partition;
 mod preload;
 mod put;

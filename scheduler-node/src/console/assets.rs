@@ -1,0 +1,67 @@
+//! The stylesheet, the script and the icon: compiled in, and kept by browsers for as long as their content is the same.
+
+use std::sync::LazyLock;
+
+use axum::{
+    extract::Path,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+
+/// Hexadecimal digits of the hash: nobody tries to make two of our own files collide.
+const HASH_DIGITS: usize = 16;
+
+/// What pages link to.
+pub(super) struct Asset {
+    name: &'static str,
+    content_type: &'static str,
+    content: &'static str,
+    hash: LazyLock<String>,
+}
+
+impl Asset {
+    pub(super) fn url(&self) -> String {
+        format!("/console/assets/{}/{}", *self.hash, self.name)
+    }
+}
+
+pub(super) static STYLE: Asset = Asset {
+    name: "console.css",
+    content_type: "text/css; charset=utf-8",
+    content: include_str!("assets/console.css"),
+    hash: LazyLock::new(|| hash(include_str!("assets/console.css"))),
+};
+
+pub(super) static SCRIPT: Asset = Asset {
+    name: "console.js",
+    content_type: "text/javascript; charset=utf-8",
+    content: include_str!("assets/console.js"),
+    hash: LazyLock::new(|| hash(include_str!("assets/console.js"))),
+};
+
+pub(super) static ICON: Asset = Asset {
+    name: "icon.svg",
+    content_type: "image/svg+xml",
+    content: include_str!("assets/icon.svg"),
+    hash: LazyLock::new(|| hash(include_str!("assets/icon.svg"))),
+};
+
+fn hash(content: &str) -> String {
+    let digest = Sha256::digest(content);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()[..HASH_DIGITS].to_owned()
+}
+
+/// A page of another version of the console, during an upgrade, gets the file as it is here, but not to keep.
+pub(super) async fn asset(Path((hash, name)): Path<(String, String)>) -> Response {
+    let Some(asset) = [&STYLE, &SCRIPT, &ICON].into_iter().find(|asset| asset.name == name) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let keep = if hash == *asset.hash { "public, max-age=31536000, immutable" } else { "no-store" };
+    let headers = [
+        (header::CONTENT_TYPE, asset.content_type),
+        (header::CACHE_CONTROL, keep),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, asset.content).into_response()
+}

@@ -1,0 +1,299 @@
+//! One thing done to many tasks: those selected on a page, or all that its filter finds. The first answer to the form is how many it
+//! would be; nothing is done before that was confirmed. Who works through more than one request can do is the person who goes on.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use common::{
+    ids::TaskId,
+    task::{
+        bulk::{Act, Left, Seen, Target},
+        state::CancelOutcome,
+    },
+    time::UnixMicros,
+    wire::{BulkRequest, ChangeRequest, Problem, bulk::Action},
+};
+
+use super::{
+    act::acted,
+    door::Posted,
+    frame::{Frame, Trouble, show},
+    told::count,
+    wanted::{FILTERS, PAGE, Wanted, utc},
+};
+use crate::desk::Desk;
+
+/// Minutes to milliseconds.
+const MINUTE_MS: i64 = 60_000;
+
+#[derive(Template)]
+#[template(path = "bulk.html")]
+struct BulkPage {
+    frame: Frame,
+    stage: Stage,
+    action: Action,
+    /// What it is done to, in words.
+    on: Vec<String>,
+    /// Everything the next form has to carry.
+    hidden: Vec<(String, String)>,
+    told: Told,
+    back: String,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// A move must be told where to.
+    Where,
+    /// Nothing is done yet.
+    Confirm,
+    /// There may be more to do.
+    GoOn,
+    Done,
+}
+
+/// The numbers as they are shown.
+#[derive(Default)]
+struct Told {
+    matched: String,
+    done: String,
+    no_further_attempts: u64,
+    left: Vec<(&'static str, u64)>,
+    interrupted: Option<String>,
+}
+
+/// What is asked for, the same in every step.
+struct Wish {
+    action: Action,
+    target: Option<Target>,
+    /// `None`: all that the filter finds.
+    selected: Option<Vec<TaskId>>,
+    wanted: Wanted,
+}
+
+/// What became of those that were looked at.
+#[derive(Default)]
+struct Tally {
+    matched: u64,
+    done: u64,
+    no_further_attempts: u64,
+    left: BTreeMap<Left, u64>,
+    cursor: Option<String>,
+    interrupted: Option<Problem>,
+}
+
+pub(super) async fn bulk(posted: Posted) -> Response {
+    match answer(&posted).await {
+        Ok(page) => show(StatusCode::OK, &page),
+        Err(problem) => Trouble::at(&posted.visitor, problem).into_response(),
+    }
+}
+
+async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
+    let desk = &posted.visitor.desk;
+    let wish = Wish::read(posted, desk.now())?;
+    if wish.action == Action::Move && wish.target.is_none() {
+        return Ok(page(posted, &wish, Stage::Where, &Tally::default()));
+    }
+    let confirmed = posted.one("confirmed") == Some("yes");
+    let tally = match &wish.selected {
+        Some(ids) => selected(desk, &wish, ids, confirmed).await?,
+        None => all(desk, &wish, posted.one("at"), confirmed).await?,
+    };
+    if !confirmed {
+        return Ok(page(posted, &wish, Stage::Confirm, &tally));
+    }
+    let on = match &wish.selected {
+        Some(ids) => ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" "),
+        None => wish.on().join(", "),
+    };
+    let outcome = format!("{} of {} done", tally.done, tally.matched);
+    acted(&posted.visitor.caller, posted.visitor.from, &format!("bulk_{}", wish.action), &on, outcome);
+    let stage = if tally.cursor.is_some() { Stage::GoOn } else { Stage::Done };
+    Ok(page(posted, &wish, stage, &tally))
+}
+
+impl Wish {
+    fn read(posted: &Posted, now: UnixMicros) -> Result<Self, Problem> {
+        let action = match posted.one("action") {
+            Some("cancel") => Action::Cancel,
+            Some("run") => Action::Run,
+            Some("retry") => Action::Retry,
+            Some("move") => Action::Move,
+            _ => return Err(Problem::invalid_field("action", "say what to do: cancel, run, retry or move")),
+        };
+        let selected = match posted.one("scope") {
+            Some("all") => None,
+            _ => Some(ids(posted)?),
+        };
+        let wanted = Wanted::of_pairs(posted.fields().iter().map(|(name, value)| (name, value)));
+        let target = target(posted.one("to"), posted.one("by_min"), now)?.filter(|_| action == Action::Move);
+        Ok(Self { action, target, selected, wanted })
+    }
+
+    fn act(&self) -> Act {
+        match (self.action, self.target) {
+            (Action::Move, Some(target)) => Act::Move(target),
+            (Action::Run | Action::Move, _) => Act::Run,
+            (Action::Cancel, _) => Act::Cancel,
+            (Action::Retry, _) => Act::Retry,
+        }
+    }
+
+    fn on(&self) -> Vec<String> {
+        if let Some(ids) = &self.selected {
+            return vec![format!("{} selected", ids.len())];
+        }
+        let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
+        let fields = self.wanted.fields().iter();
+        let words: Vec<String> = fields.map(|(name, value)| format!("{}: {value}", label(name))).collect();
+        if words.is_empty() { vec!["all tasks there are".to_owned()] } else { words }
+    }
+}
+
+fn ids(posted: &Posted) -> Result<Vec<TaskId>, Problem> {
+    let ids: Result<Vec<TaskId>, _> = posted.all("id").map(str::parse).collect();
+    let ids = ids.map_err(|_| Problem::invalid_field("id", "this is not the id of a task"))?;
+    if ids.is_empty() {
+        return Err(Problem::invalid_field("id", "nothing is selected: select tasks, or choose all that match"));
+    }
+    if ids.len() > PAGE as usize {
+        return Err(Problem::invalid_field(
+            "id",
+            format!("at most {PAGE} tasks can be selected; choose all that match"),
+        ));
+    }
+    Ok(ids)
+}
+
+/// Where to move: a moment in UTC, or by so many minutes.
+pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) -> Result<Option<Target>, Problem> {
+    match (to, by_min) {
+        (None, None) => Ok(None),
+        (Some(to), None) => {
+            let read = serde_json::from_value::<UnixMicros>(serde_json::Value::String(utc(to)));
+            let moment =
+                read.map_err(|_| Problem::invalid_field("to", "write the time as 2030-01-31 08:00, in UTC"))?;
+            Ok(Some(Target::At(moment.max(now))))
+        }
+        (None, Some(by_min)) => {
+            let minutes: Option<i64> = by_min.parse().ok().filter(|minutes| *minutes != 0);
+            let shift_ms = minutes.and_then(|minutes| minutes.checked_mul(MINUTE_MS));
+            let wrong =
+                || Problem::invalid_field("by_min", "write a whole number of minutes, with a minus to move back");
+            Ok(Some(Target::By { shift_ms: shift_ms.ok_or_else(wrong)? }))
+        }
+        (Some(_), Some(_)) => {
+            Err(Problem::invalid_field("by_min", "give either a time or a number of minutes, not both"))
+        }
+    }
+}
+
+/// All that the filter finds, as far as one request goes.
+async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Result<Tally, Problem> {
+    let filter = wish.wanted.task_filter()?;
+    let (due_at, shift_ms) = match wish.target {
+        Some(Target::At(moment)) => (Some(moment), None),
+        Some(Target::By { shift_ms }) => (None, Some(shift_ms)),
+        None => (None, None),
+    };
+    let answer = desk
+        .bulk(BulkRequest {
+            action: wish.action,
+            all: filter.is_empty(),
+            filter,
+            dry_run: !confirmed,
+            limit: None,
+            cursor: at.filter(|_| confirmed).map(str::to_owned),
+            due_at,
+            delay_ms: None,
+            shift_ms,
+        })
+        .await?;
+    Ok(Tally {
+        matched: answer.matched,
+        done: answer.done,
+        no_further_attempts: answer.no_further_attempts,
+        left: answer.refused,
+        cursor: answer.next_cursor.map(|cursor| cursor.to_string()),
+        interrupted: answer.interrupted,
+    })
+}
+
+/// Those selected, one by one: no more than a page has.
+async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> Result<Tally, Problem> {
+    let mut tally = Tally { matched: ids.len() as u64, ..Tally::default() };
+    for id in ids {
+        let done = if confirmed { one(desk, wish, *id).await } else { would(desk, wish, *id).await };
+        match done {
+            Ok(outcome) => {
+                tally.done += 1;
+                tally.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
+            }
+            Err(problem) if problem.status >= 500 => return Err(problem),
+            Err(problem) if problem.status == 422 => *tally.left.entry(Left::WouldExpire).or_default() += 1,
+            Err(problem) if problem.slug() == "duplicate" => *tally.left.entry(Left::KeyTaken).or_default() += 1,
+            Err(_) => *tally.left.entry(Left::InFlight).or_default() += 1,
+        }
+    }
+    Ok(tally)
+}
+
+async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+    match wish.act() {
+        Act::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
+        Act::Run => drop(desk.run(id).await?),
+        Act::Retry => drop(desk.retry(id).await?),
+        Act::Move(target) => {
+            let due_at = target.of(desk.get(id).await?.due_at, desk.now());
+            desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await?;
+        }
+    }
+    Ok(None)
+}
+
+/// Whether it could be done to the task as it is now.
+async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+    let task = desk.get(id).await?;
+    let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
+    match wish.act().check(&Seen { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
+        Ok(()) => Ok(None),
+        Err(Left::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
+        Err(_) => Err(Problem::in_flight(task.state)),
+    }
+}
+
+fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
+    let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
+    // A dry run that did not come to its end has counted only so far.
+    let more = tally.cursor.is_some() && stage == Stage::Confirm;
+    let left = |(why, tasks): (&Left, &u64)| {
+        let why = match why {
+            Left::InFlight => "are in flight, or have finished",
+            Left::WouldExpire => "would expire before they are due",
+            Left::KeyTaken => "have a key that another task has by now",
+        };
+        (why, *tasks)
+    };
+    let told = Told {
+        matched: number(tally.matched, more),
+        done: number(tally.done, more),
+        no_further_attempts: tally.no_further_attempts,
+        left: tally.left.iter().map(left).collect(),
+        interrupted: tally.interrupted.as_ref().map(|problem| problem.detail.clone()),
+    };
+    // The next step asks for the same; a moment given in words stays the same moment.
+    let kept = posted.fields().iter().filter(|(name, _)| !["form_token", "at", "confirmed"].contains(&name.as_str()));
+    let mut hidden: Vec<(String, String)> = kept.cloned().collect();
+    if stage == Stage::GoOn {
+        hidden.extend(tally.cursor.iter().map(|cursor| ("at".to_owned(), cursor.clone())));
+    }
+    let back = wish.wanted.url();
+    let title = format!("{} tasks", wish.action);
+    let frame = Frame::new(title, &posted.visitor);
+    BulkPage { frame, stage, action: wish.action, on: wish.on(), hidden, told, back }
+}

@@ -1,0 +1,52 @@
+//! Dead letters: what has failed for good, by queue and error.
+
+use askama::Template;
+use axum::{http::StatusCode, response::Response};
+
+use super::{
+    door::Visitor,
+    frame::{Frame, Trouble, show},
+    told::{When, count, when},
+    wanted::Wanted,
+};
+use crate::{config::Role, desk::DEAD_LOOK};
+
+#[derive(Template)]
+#[template(path = "dead.html")]
+struct DeadPage {
+    frame: Frame,
+    groups: Vec<Group>,
+    /// Only so many were looked at.
+    bound: Option<String>,
+    may_act: bool,
+}
+
+struct Group {
+    queue: String,
+    error: String,
+    tasks: String,
+    newest: When,
+    href: String,
+}
+
+pub(super) async fn list(visitor: Visitor) -> Result<Response, Trouble> {
+    let dead = visitor.desk.dead_groups().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let now = visitor.desk.now();
+    let groups = dead.groups.iter().map(|group| {
+        let fields = [("state", "dead"), ("queue", group.queue.as_str()), ("error", group.error.as_str())];
+        Group {
+            queue: group.queue.to_string(),
+            error: group.error.clone(),
+            tasks: count(group.tasks, dead.at_least),
+            newest: when(group.newest_at, now),
+            href: Wanted::of_pairs(fields.into_iter()).url(),
+        }
+    });
+    let page = DeadPage {
+        frame: Frame::new("Dead letters", &visitor),
+        groups: groups.collect(),
+        bound: dead.at_least.then(|| count(DEAD_LOOK, false)),
+        may_act: visitor.may(Role::Producer),
+    };
+    Ok(show(StatusCode::OK, &page))
+}

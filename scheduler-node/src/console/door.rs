@@ -1,0 +1,299 @@
+//! Who is at the browser: signed in with a token that the browser keeps in a cookie, so that every node knows him and none
+//! remembers him.
+//!
+//! A form is taken only from a page of ours: the browser says where it comes from, and the form carries a token that only a page
+//! made for this session has.
+
+use std::net::SocketAddr;
+
+use axum::{
+    extract::{ConnectInfo, Form, FromRequest, FromRequestParts, MatchedPath, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts},
+    response::{IntoResponse, Redirect, Response},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use common::wire::Problem;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+use super::{
+    Console,
+    act::acted,
+    frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
+};
+use crate::{config::Role, desk::Desk, http::Caller};
+
+/// The cookie that holds the token, in base64url: a token may have any characters.
+const SESSION: &str = "duetime_session";
+
+/// A working day: whoever forgets to sign out has been by the next morning.
+const SESSION_S: u32 = 12 * 60 * 60;
+
+/// The field in which every form carries its token.
+const FORM_TOKEN: &str = "form_token";
+
+/// Mixed into the form token, so that it is good for nothing else.
+const FORM_PURPOSE: &[u8] = b"duetime console form";
+
+/// Whoever looks at a page.
+#[derive(Clone, Debug)]
+pub(super) struct Visitor {
+    pub(super) caller: Caller,
+    /// What a page asks: on behalf of this caller, of nobody else.
+    pub(super) desk: Desk,
+    /// He gave a token, so he can sign out.
+    pub(super) signed_in: bool,
+    pub(super) form_token: String,
+    pub(super) theme: Theme,
+    /// The path and query he asked for.
+    pub(super) here: String,
+    /// Where the request came from, where that is known.
+    pub(super) from: Option<SocketAddr>,
+}
+
+impl Visitor {
+    pub(super) fn may(&self, needed: Role) -> bool {
+        self.caller.role >= needed
+    }
+
+    fn of(parts: &Parts, console: &Console) -> Option<Self> {
+        let token = session(&parts.headers);
+        let (caller, key) = match console.gate.anybody() {
+            Some(anybody) => (anybody, Vec::new()),
+            None => token.and_then(|token| Some((console.gate.caller(&token)?, token)))?,
+        };
+        Some(Self {
+            caller,
+            desk: console.desk.clone(),
+            signed_in: !key.is_empty(),
+            form_token: form_token(&key),
+            theme: Theme::of(&parts.headers),
+            here: parts.uri.path_and_query().map_or("/console", |path| path.as_str()).to_owned(),
+            from: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(from)| *from),
+        })
+    }
+}
+
+impl FromRequestParts<Console> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
+        Self::of(parts, console).ok_or_else(|| {
+            // What was posted is lost, so he comes back to where he may begin anew.
+            let here =
+                parts.uri.path_and_query().filter(|_| parts.method.is_safe()).map_or("/console", |at| at.as_str());
+            Redirect::to(&sign_in_url(here)).into_response()
+        })
+    }
+}
+
+/// A form that came from a page of ours, sent by somebody who may do what its route does.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) visitor: Visitor,
+    fields: Vec<(String, String)>,
+}
+
+impl Posted {
+    /// The field, when it is there and not empty.
+    pub(super) fn one(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(field, text)| field == name && !text.is_empty()).map(|(_, text)| text.as_str())
+    }
+
+    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.fields.iter().filter(move |(field, _)| field == name).map(|(_, text)| text.as_str())
+    }
+
+    pub(super) fn fields(&self) -> &[(String, String)] {
+        &self.fields
+    }
+}
+
+impl FromRequest<Console> for Posted {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, console: &Console) -> Result<Self, Response> {
+        let (mut parts, body) = request.into_parts();
+        let visitor = Visitor::from_request_parts(&mut parts, console).await?;
+        let refuse = |problem: Problem| Trouble::at(&visitor, problem).into_response();
+        if !is_from_here(&parts.headers) {
+            return Err(refuse(Problem::forbidden("this form was not sent by a page of this console")));
+        }
+        let route = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
+        let needed = needed(route.unwrap_or_default());
+        if !visitor.may(needed) {
+            let detail = format!("this needs the role {needed}; yours is {}", visitor.caller.role);
+            return Err(refuse(Problem::forbidden(detail)));
+        }
+        let read = Form::<Vec<(String, String)>>::from_request(Request::from_parts(parts, body), console).await;
+        let Form(fields) = read.map_err(|error| refuse(Problem::malformed(error.body_text())))?;
+        let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());
+        if !bool::from(sent.as_bytes().ct_eq(visitor.form_token.as_bytes())) {
+            return Err(refuse(Problem::forbidden(
+                "the form is of another session; go back, reload the page and send it again",
+            )));
+        }
+        Ok(Self { visitor, fields })
+    }
+}
+
+/// The role that sending a form needs. What is not listed needs the highest, so that a route forgotten here is closed.
+fn needed(route: &str) -> Role {
+    match route {
+        "/console/sign-out" | "/console/theme" => Role::Viewer,
+        route if route.starts_with("/console/tasks") || route.starts_with("/console/dead") => Role::Producer,
+        _ => Role::Operator,
+    }
+}
+
+/// Whether the browser says that a page of this very origin sent this. One that says nothing is no browser of today.
+fn is_from_here(headers: &HeaderMap) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://"));
+    origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
+}
+
+/// What a form of a session carries. Without tokens it is the same for all; then only the browser's word counts.
+fn form_token(key: &[u8]) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    mac.update(FORM_PURPOSE);
+    URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
+}
+
+fn session(headers: &HeaderMap) -> Option<Vec<u8>> {
+    URL_SAFE_NO_PAD.decode(cookie(headers, SESSION)?).ok()
+}
+
+fn sign_in_url(next: &str) -> String {
+    let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
+    format!("/console/sign-in?{query}")
+}
+
+/// Where to go after signing in: never to another site.
+pub(super) fn safe_next(next: Option<&str>) -> &str {
+    next.filter(|next| {
+        let ours = *next == "/console" || next.starts_with("/console/") || next.starts_with("/console?");
+        ours && next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+    })
+    .unwrap_or("/console")
+}
+
+pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
+    let next = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
+        .find(|(name, _)| name == "next")
+        .map(|(_, next)| next.into_owned());
+    let next = safe_next(next.as_deref());
+    if console.gate.anybody().is_some() {
+        return Redirect::to(next).into_response();
+    }
+    let frame = Frame::outside("Sign in", Theme::of(&headers));
+    show(StatusCode::OK, &SignInPage { frame, next: next.to_owned(), wrong: false })
+}
+
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct SignIn {
+    token: String,
+    next: Option<String>,
+}
+
+pub(super) async fn sign_in(State(console): State<Console>, headers: HeaderMap, Form(form): Form<SignIn>) -> Response {
+    let frame = Frame::outside("Sign in", Theme::of(&headers));
+    if !is_from_here(&headers) {
+        return Trouble::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
+            .into_response();
+    }
+    let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
+    let Some(caller) = console.gate.caller(token.as_bytes()) else {
+        return show(StatusCode::UNAUTHORIZED, &SignInPage { frame, next: next.to_owned(), wrong: true });
+    };
+    acted(&caller, None, "sign_in", "console", "signed in");
+    let value = URL_SAFE_NO_PAD.encode(token);
+    with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={value}; Max-Age={SESSION_S}"))
+}
+
+pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {
+    acted(&posted.visitor.caller, posted.visitor.from, "sign_out", "console", "signed out");
+    with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
+}
+
+/// Over https the browser must never send it in the clear.
+fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response {
+    let says = |name: &str, start: &str| {
+        headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.starts_with(start))
+    };
+    let secure = if says("origin", "https://") || says("x-forwarded-proto", "https") { "; Secure" } else { "" };
+    let cookie = format!("{pair}; Path=/console; HttpOnly; SameSite=Strict{secure}");
+    ([(header::SET_COOKIE, cookie)], redirect).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (header::HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn a_form_is_taken_from_a_page_of_this_origin_and_no_other() {
+        for (sent, taken) in [
+            (vec![("sec-fetch-site", "same-origin")], true),
+            (vec![("sec-fetch-site", "same-site")], false),
+            (vec![("sec-fetch-site", "cross-site"), ("origin", "http://a:1"), ("host", "a:1")], false),
+            (vec![("sec-fetch-site", "none")], false),
+            (vec![("origin", "http://a:1"), ("host", "a:1")], true),
+            (vec![("origin", "http://a:2"), ("host", "a:1")], false),
+            (vec![("origin", "null"), ("host", "a:1")], false),
+            (vec![("host", "a:1")], false),
+        ] {
+            assert_eq!(is_from_here(&headers(&sent)), taken, "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_sent_to_another_site() {
+        for next in ["/console", "/console/tasks?state=dead&queue=a", "/console?x=1"] {
+            assert_eq!(safe_next(Some(next)), next);
+        }
+        for next in ["//evil", "https://evil", "/consoles", "/v1/tasks", "/console/\\evil", "/console/a\r\nb", ""] {
+            assert_eq!(safe_next(Some(next)), "/console", "{next:?}");
+        }
+    }
+
+    #[test]
+    fn a_form_token_is_of_its_session() {
+        assert_eq!(form_token(b"a"), form_token(b"a"));
+        assert_ne!(form_token(b"a"), form_token(b"b"));
+    }
+
+    #[test]
+    fn a_route_nobody_thought_of_needs_an_operator() {
+        for (route, role) in [
+            ("/console/theme", Role::Viewer),
+            ("/console/tasks/{id}/cancel", Role::Producer),
+            ("/console/dead/retry", Role::Producer),
+            ("/console/anything", Role::Operator),
+            ("", Role::Operator),
+        ] {
+            assert_eq!(needed(route), role, "{route}");
+        }
+    }
+
+    #[test]
+    fn the_cookie_is_kept_from_scripts_other_sites_and_the_clear() {
+        let cookie = |sent: &[(&'static str, &'static str)]| {
+            let response = with_cookie(&headers(sent), Redirect::to("/console"), "a=b");
+            response.headers()[header::SET_COOKIE].to_str().expect("text").to_owned()
+        };
+        assert_eq!(cookie(&[]), "a=b; Path=/console; HttpOnly; SameSite=Strict");
+        assert!(cookie(&[("origin", "https://x")]).ends_with("; Secure"));
+        assert!(cookie(&[("x-forwarded-proto", "https")]).ends_with("; Secure"));
+    }
+}

@@ -1,0 +1,218 @@
+//! What lies around every page: its head, where one can go from it, and the headers that keep it from doing anything else.
+
+use askama::Template;
+use axum::{
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    response::{Html, IntoResponse, Redirect, Response},
+};
+use common::wire::Problem;
+
+use super::{
+    assets,
+    door::{Posted, Visitor},
+};
+
+/// Where one can go from every page; `g` and the letter lead there too.
+pub(super) const PLACES: &[Place] = &[
+    Place { letter: 'o', name: "Overview", path: "/console" },
+    Place { letter: 't', name: "Tasks", path: "/console/tasks" },
+    Place { letter: 'd', name: "Dead letters", path: "/console/dead" },
+];
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) letter: char,
+    pub(super) name: &'static str,
+    pub(super) path: &'static str,
+}
+
+/// Nothing but our own files and forms: what a payload holds can neither run nor load nor look like anything but text.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+const THEME: &str = "duetime_theme";
+/// A year.
+const THEME_S: u32 = 365 * 24 * 60 * 60;
+
+/// How pages are coloured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Theme {
+    /// As the browser prefers.
+    #[default]
+    Auto,
+    Dark,
+    Light,
+}
+
+impl Theme {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        match cookie(headers, THEME) {
+            Some("dark") => Self::Dark,
+            Some("light") => Self::Light,
+            _ => Self::Auto,
+        }
+    }
+
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dark => "dark",
+            Self::Light => "light",
+        }
+    }
+
+    /// What the switch leads to.
+    pub(super) const fn next(self) -> Self {
+        match self {
+            Self::Auto => Self::Dark,
+            Self::Dark => Self::Light,
+            Self::Light => Self::Auto,
+        }
+    }
+}
+
+/// The value of a cookie.
+pub(super) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let pairs = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    pairs
+        .flat_map(|pairs| pairs.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(found, _)| *found == name)
+        .map(|(_, value)| value)
+}
+
+/// What the frame of a page shows.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) title: String,
+    pub(super) visitor: Option<Visitor>,
+    pub(super) theme: Theme,
+}
+
+impl Frame {
+    pub(super) fn new(title: impl Into<String>, visitor: &Visitor) -> Self {
+        Self { title: title.into(), theme: visitor.theme, visitor: Some(visitor.clone()) }
+    }
+
+    /// For whoever has not signed in.
+    pub(super) fn outside(title: impl Into<String>, theme: Theme) -> Self {
+        Self { title: title.into(), visitor: None, theme }
+    }
+
+    pub(super) fn style(&self) -> String {
+        assets::STYLE.url()
+    }
+
+    pub(super) fn script(&self) -> String {
+        assets::SCRIPT.url()
+    }
+
+    pub(super) fn icon(&self) -> String {
+        assets::ICON.url()
+    }
+
+    pub(super) fn version(&self) -> &'static str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    /// Whether the page is at that place or below it.
+    pub(super) fn is_at(&self, place: &Place) -> bool {
+        let path = self.visitor.as_ref().map_or("", |visitor| visitor.here.split('?').next().unwrap_or_default());
+        path == place.path || (place.path != "/console" && path.starts_with(&format!("{}/", place.path)))
+    }
+
+    /// What every form carries.
+    pub(super) fn form_token(&self) -> &str {
+        self.visitor.as_ref().map_or("", |visitor| &visitor.form_token)
+    }
+}
+
+/// A page as an answer.
+pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
+    match page.render() {
+        Ok(html) => with_headers((status, Html(html)).into_response()),
+        Err(error) => {
+            tracing::error!(error = &error as &dyn std::error::Error, "a page cannot be made");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn with_headers(mut response: Response) -> Response {
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "same-origin"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+pub(super) struct SignInPage {
+    pub(super) frame: Frame,
+    pub(super) next: String,
+    pub(super) wrong: bool,
+}
+
+#[derive(Template)]
+#[template(path = "trouble.html")]
+struct TroublePage {
+    frame: Frame,
+    problem: Problem,
+}
+
+/// A problem, as a page. The `Err` of every handler.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    // Boxed, because every handler's answer has room for it.
+    inner: Box<(Frame, Problem)>,
+}
+
+impl Trouble {
+    pub(super) fn at(visitor: &Visitor, problem: Problem) -> Self {
+        Self::outside(Frame::new(problem.title.to_string(), visitor), problem)
+    }
+
+    pub(super) fn outside(frame: Frame, problem: Problem) -> Self {
+        Self { inner: Box::new((frame, problem)) }
+    }
+}
+
+impl IntoResponse for Trouble {
+    fn into_response(self) -> Response {
+        let (frame, problem) = *self.inner;
+        let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        show(status, &TroublePage { frame, problem })
+    }
+}
+
+#[derive(Template)]
+#[template(path = "help.html")]
+struct HelpPage {
+    frame: Frame,
+}
+
+pub(super) async fn help(visitor: Visitor) -> Response {
+    show(StatusCode::OK, &HelpPage { frame: Frame::new("Help", &visitor) })
+}
+
+pub(super) async fn nothing_here(visitor: Visitor) -> Trouble {
+    let detail = format!("there is no page {}", visitor.here);
+    Trouble::at(&visitor, Problem::not_found(detail))
+}
+
+/// Switches the colours and leads back.
+pub(super) async fn theme(posted: Posted) -> Response {
+    let theme = posted.one("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
+    let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");
+    let back = super::door::safe_next(posted.one("back"));
+    ([(header::SET_COOKIE, cookie)], Redirect::to(back)).into_response()
+}

@@ -1,0 +1,162 @@
+//! The first page: how the cluster stands, and what is to come.
+
+use std::time::Duration;
+
+use askama::Template;
+use axum::{http::StatusCode, response::Response};
+use common::wire::{Problem, QueueView};
+
+use super::{
+    door::Visitor,
+    frame::{Frame, show},
+    told::{count, span},
+};
+use crate::desk::{NodeFigures, Outlook};
+
+/// Bars of the next hour and of the next day: fine enough to see a spike, few enough to ask for.
+const HOUR: (Duration, i32) = (Duration::from_secs(120), 30);
+const DAY: (Duration, i32) = (Duration::from_secs(3_600), 24);
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewPage {
+    frame: Frame,
+    node: NodeTiles,
+    cluster: Vec<Tile>,
+    charts: Vec<Chart>,
+    /// What could not be asked.
+    notes: Vec<String>,
+}
+
+struct NodeTiles {
+    name: String,
+    up: String,
+    tiles: Vec<Tile>,
+}
+
+/// A number and where it leads.
+struct Tile {
+    name: &'static str,
+    value: String,
+    note: &'static str,
+    href: &'static str,
+    bad: bool,
+}
+
+/// Bars side by side, in a drawing of 1 by 100 for each.
+struct Chart {
+    title: &'static str,
+    bars: Vec<Bar>,
+    /// All bars together.
+    total: String,
+    first: String,
+    last: String,
+}
+
+struct Bar {
+    /// From the top, of 100.
+    top: i64,
+    height: i64,
+    told: String,
+    at_least: bool,
+}
+
+pub(super) async fn overview(visitor: Visitor) -> Response {
+    let desk = &visitor.desk;
+    let (queues, dead, hour, day) =
+        tokio::join!(desk.queue_list(), desk.dead_groups(), desk.outlook(HOUR.0, HOUR.1), desk.outlook(DAY.0, DAY.1));
+    let mut notes = Vec::new();
+    let mut note = |what: &str, problem: &Problem| notes.push(format!("{what}: {}", problem.detail));
+    let mut cluster = Vec::new();
+    match queues {
+        Ok(queues) => cluster.extend(live_tiles(&queues)),
+        Err(problem) => note("unfinished tasks", &problem),
+    }
+    match dead {
+        Ok(dead) => {
+            let tasks: i64 = dead.groups.iter().map(|group| group.tasks).sum();
+            let value = count(tasks, dead.at_least);
+            cluster.push(Tile {
+                name: "Dead",
+                value,
+                note: "kept until retention",
+                href: "/console/dead",
+                bad: tasks > 0,
+            });
+        }
+        Err(problem) => note("dead tasks", &problem),
+    }
+    let mut charts = Vec::new();
+    for (title, outlook) in [("Due in the next hour", hour), ("Due in the next day", day)] {
+        match outlook {
+            Ok(outlook) => charts.push(chart(title, &outlook)),
+            Err(problem) => note(title, &problem),
+        }
+    }
+    let frame = Frame::new("Overview", &visitor);
+    show(StatusCode::OK, &OverviewPage { frame, node: node_tiles(&desk.node_figures()), cluster, charts, notes })
+}
+
+fn live_tiles(queues: &[QueueView]) -> [Tile; 4] {
+    let sum = |of: fn(&QueueView) -> i64| queues.iter().map(of).sum::<i64>();
+    let at_least = queues.iter().any(|queue| queue.counts.at_least);
+    let tile = |name, tasks, note, href| Tile { name, value: count(tasks, at_least), note, href, bad: false };
+    [
+        tile("Scheduled", sum(|queue| queue.counts.scheduled), "wait for their time", "/console/tasks?state=scheduled"),
+        tile("Waiting", sum(|queue| queue.counts.waiting), "for other tasks", "/console/tasks?state=waiting"),
+        tile("Ready", sum(|queue| queue.counts.ready), "due, wait for room", "/console/tasks?state=ready"),
+        tile(
+            "In flight",
+            sum(|queue| queue.counts.dispatching + queue.counts.delivered + queue.counts.running),
+            "handed over, not finished",
+            "/console/tasks?state=delivered",
+        ),
+    ]
+}
+
+fn node_tiles(figures: &NodeFigures) -> NodeTiles {
+    let lateness =
+        |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |seconds| format!("≤ {} ms", seconds * 1e3));
+    let minutes = (figures.up.as_secs_f64() / 60.0).max(1.0);
+    let tile = |name, value, note| Tile { name, value, note, href: "", bad: false };
+    // A task that is due is claimed within milliseconds; one second behind is already seen by alerts.
+    let overdue = Tile {
+        bad: figures.oldest_overdue >= Duration::from_secs(1),
+        ..tile("Overdue", span(figures.oldest_overdue), "the oldest due task of its shards")
+    };
+    let finished = format!("{:.1}", figures.finished as f64 / minutes);
+    NodeTiles {
+        name: figures.name.clone(),
+        up: span(figures.up),
+        tiles: vec![
+            overdue,
+            tile("Lateness p50", lateness(figures.lateness.p50_s), "published after due"),
+            tile("Lateness p99", lateness(figures.lateness.p99_s), "published after due"),
+            tile("Finished / min", finished, "on average since it started"),
+        ],
+    }
+}
+
+fn chart(title: &'static str, outlook: &Outlook) -> Chart {
+    let most = outlook.iter().map(|bucket| bucket.tasks).max().unwrap_or(0).max(1);
+    let bar = |bucket: &crate::desk::Bucket| {
+        // Something is seen wherever there is something.
+        let height = if bucket.tasks == 0 { 0 } else { (bucket.tasks * 100 / most).max(2) };
+        let told = format!("{}: {}", clock_time(bucket.starts_at), count(bucket.tasks, bucket.at_least));
+        Bar { top: 100 - height, height, told, at_least: bucket.at_least }
+    };
+    let total = outlook.iter().map(|bucket| bucket.tasks).sum();
+    let edge =
+        |bucket: Option<&crate::desk::Bucket>| bucket.map(|bucket| clock_time(bucket.starts_at)).unwrap_or_default();
+    Chart {
+        title,
+        bars: outlook.iter().map(bar).collect(),
+        total: count(total, outlook.iter().any(|bucket| bucket.at_least)),
+        first: edge(outlook.first()),
+        last: edge(outlook.last()),
+    }
+}
+
+fn clock_time(moment: common::time::UnixMicros) -> String {
+    moment.to_utc().format("%H:%M").to_string()
+}

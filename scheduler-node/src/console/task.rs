@@ -1,0 +1,296 @@
+//! One task: how it went, what it carries, what can be done to it.
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, Uri, header},
+    response::{IntoResponse, Redirect, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use common::{
+    ids::TaskId,
+    task::state::CancelOutcome,
+    time::UnixMicros,
+    wire::{ChangeRequest, Problem, TaskView},
+};
+
+use super::{
+    Console,
+    act::acted,
+    bulk::target,
+    door::{Posted, Visitor},
+    frame::{Frame, Trouble, show},
+    json,
+    told::{When, short, when},
+};
+use crate::{config::Role, desk::Desk};
+
+#[derive(Template)]
+#[template(path = "task.html")]
+struct TaskPage {
+    frame: Frame,
+    id: String,
+    state: &'static str,
+    /// What was just done.
+    said: Option<&'static str>,
+    facts: Vec<(&'static str, String)>,
+    timeline: Vec<Step>,
+    depends_on: Vec<String>,
+    headers: Vec<(String, String)>,
+    payload: Shown,
+    result: Option<Shown>,
+    curl: String,
+    cli: String,
+    can: Can,
+}
+
+/// Something that happened, or will.
+struct Step {
+    at: Option<When>,
+    what: String,
+    note: String,
+}
+
+/// A payload or a result, as far as it is shown.
+struct Shown {
+    text: String,
+    note: String,
+}
+
+/// What may be done to the task by this visitor.
+#[derive(Default)]
+struct Can {
+    cancel: bool,
+    change: bool,
+    retry: bool,
+    stop: bool,
+}
+
+#[derive(Template)]
+#[template(path = "task_cancel.html")]
+struct CancelPage {
+    frame: Frame,
+    id: String,
+    queue: String,
+    key: String,
+    between_attempts: bool,
+}
+
+/// What a page may say after a form: only words of ours, whatever the URL says.
+const SAID: [(&str, &str); 6] = [
+    ("cancelled", "Cancelled: nothing is delivered from here on."),
+    ("no_further_attempts", "No further attempts; a copy of an earlier one may still be with the broker."),
+    ("stopping", "Its consumer is told to stop with its next heartbeat."),
+    ("run", "Due now."),
+    ("retry", "Alive again, with new attempts."),
+    ("move", "Due at another time."),
+];
+
+pub(super) async fn task(
+    State(console): State<Console>,
+    visitor: Visitor,
+    Path(id): Path<String>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Trouble> {
+    let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
+    let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
+        .find(|(name, _)| name == "said")
+        .and_then(|(_, said)| SAID.into_iter().find(|(word, _)| *word == said))
+        .map(|(_, sentence)| sentence);
+    let page = TaskPage {
+        frame: Frame::new(format!("Task {}", short(task.id)), &visitor),
+        id: task.id.to_string(),
+        state: task.state.text(),
+        said,
+        facts: facts(&task),
+        timeline: timeline(&task, now),
+        depends_on: task.depends_on.iter().map(dependency).collect(),
+        headers: task.headers.clone().into_iter().collect(),
+        payload: if show_payloads { payload(&task) } else { Shown::hidden() },
+        result: task
+            .result
+            .as_ref()
+            .map(|result| if show_payloads { Shown::json(result.get()) } else { Shown::hidden() }),
+        curl: curl(&task, &headers, visitor.signed_in),
+        cli: format!("duetime get {}", task.id),
+        can: Can::of(&task, &visitor),
+    };
+    Ok(show(StatusCode::OK, &page))
+}
+
+async fn find(desk: &Desk, id: &str) -> Result<TaskView, Problem> {
+    desk.get(desk.id(id)?).await
+}
+
+impl Can {
+    fn of(task: &TaskView, visitor: &Visitor) -> Self {
+        if !visitor.may(Role::Producer) {
+            return Self::default();
+        }
+        Self {
+            cancel: task.state.may_be_cancelled(),
+            change: task.state.may_be_changed(),
+            retry: task.state == common::task::TaskState::Dead,
+            stop: task.state.is_in_flight() && !task.stopping,
+        }
+    }
+
+    fn anything(&self) -> bool {
+        self.cancel || self.change || self.retry || self.stop
+    }
+}
+
+fn facts(task: &TaskView) -> Vec<(&'static str, String)> {
+    let fact = |name, value: Option<String>| value.map(|value| (name, value));
+    [
+        fact("Queue", Some(task.queue.to_string())),
+        fact("Key", task.key.clone()),
+        fact("Version", task.version.map(|version| version.to_string())),
+        fact("Partition key", task.partition_key.clone()),
+        fact("Priority", Some(task.priority.to_string())),
+        fact("Attempts", Some(format!("{} of {}", task.attempt, task.max_attempts))),
+        fact("Shard", Some(task.shard.to_string())),
+        fact("Progress", task.progress.map(|progress| format!("{progress} %"))),
+        fact("Worker", task.worker.clone()),
+        fact("Status code", task.status_code.map(|code| code.to_string())),
+        fact("Status", task.status_msg.clone()),
+        fact("Expires", task.expires_at.map(|at| format!("{} UTC", when(at, at).plain))),
+        fact("Stopping", task.stopping.then(|| "its consumer is to stop".to_owned())),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn timeline(task: &TaskView, now: UnixMicros) -> Vec<Step> {
+    let step = |at: Option<UnixMicros>, what: String, note: &str| Step {
+        at: at.map(|at| when(at, now)),
+        what,
+        note: note.to_owned(),
+    };
+    let mut steps = vec![step(Some(task.created_at), "submitted".to_owned(), "")];
+    for attempt in &task.attempts {
+        let number = attempt.attempt;
+        if attempt.claimed_at.is_some() {
+            steps.push(step(attempt.claimed_at, format!("attempt {number} claimed"), ""));
+        }
+        let reason = attempt.reason.as_deref().unwrap_or("failed");
+        let error = attempt.error.as_deref().unwrap_or_default();
+        steps.push(step(attempt.ended_at, format!("attempt {number} ended: {reason}"), error));
+    }
+    let due = if task.due_at > now { "due" } else { "was due" };
+    steps.push(step(Some(task.due_at), due.to_owned(), ""));
+    if task.delivered_at.is_some() {
+        steps.push(step(task.delivered_at, format!("attempt {} delivered", task.attempt), ""));
+    }
+    if task.finished_at.is_some() {
+        let note = task.status_msg.as_deref().unwrap_or_default();
+        steps.push(step(task.finished_at, task.state.to_string(), note));
+    }
+    steps
+}
+
+fn dependency(on: &common::wire::DependencyView) -> String {
+    let state = on.state.map_or("nothing is known of it", |state| state.text());
+    format!("{} of {}: {state}", on.key, on.queue)
+}
+
+impl Shown {
+    fn hidden() -> Self {
+        Self { text: String::new(), note: "Not shown here: `console.show_payloads` is false.".to_owned() }
+    }
+
+    fn json(text: &str) -> Self {
+        let bytes = text.len();
+        let (text, whole) = json::shown(text);
+        Self { text: json::pretty(text), note: format!("{bytes} bytes{}", cut(whole)) }
+    }
+}
+
+fn payload(task: &TaskView) -> Shown {
+    if let Some(payload) = &task.payload {
+        return Shown::json(payload.get());
+    }
+    let encoded = task.payload_base64.as_deref().unwrap_or_default();
+    let decoded = STANDARD.decode(encoded).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let (text, form) = decoded.as_deref().map_or((encoded, "base64"), |text| (text, "text"));
+    let (text, whole) = json::shown(text);
+    Shown { text: text.to_owned(), note: format!("{}, as {form}{}", task.content_type, cut(whole)) }
+}
+
+fn cut(whole: bool) -> String {
+    if whole { String::new() } else { format!("; only the first {} KiB are shown", json::SHOWN_BYTES >> 10) }
+}
+
+fn curl(task: &TaskView, headers: &HeaderMap, with_token: bool) -> String {
+    let text = |name| headers.get(name).and_then(|value: &axum::http::HeaderValue| value.to_str().ok());
+    let host = text(header::HOST)
+        .filter(|host| host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte)));
+    let scheme =
+        if text(header::HeaderName::from_static("x-forwarded-proto")) == Some("https") { "https" } else { "http" };
+    let token = if with_token { "-H \"Authorization: Bearer $DUETIME_TOKEN\" " } else { "" };
+    format!("curl -fsS {token}{scheme}://{}/v1/tasks/{}", host.unwrap_or("127.0.0.1:8080"), task.id)
+}
+
+/// Asks before a task is cancelled: it cannot be taken back.
+pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let task = find(&visitor.desk, &id).await.map_err(trouble)?;
+    if !Can::of(&task, &visitor).cancel {
+        return Err(trouble(Problem::in_flight(task.state)));
+    }
+    let page = CancelPage {
+        frame: Frame::new("Cancel a task", &visitor),
+        id: task.id.to_string(),
+        queue: task.queue.to_string(),
+        key: task.key.clone().unwrap_or_default(),
+        between_attempts: task.attempt.number() > 0,
+    };
+    Ok(show(StatusCode::OK, &page))
+}
+
+/// Does one thing to one task.
+pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
+    let visitor = &posted.visitor;
+    let done = match visitor.desk.id(&id) {
+        Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
+        Err(problem) => Err(problem),
+    };
+    let what = posted.one("action").unwrap_or_default();
+    match done {
+        Ok((id, said)) => {
+            acted(&visitor.caller, visitor.from, what, &id.to_string(), said);
+            Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response()
+        }
+        Err(problem) => {
+            acted(&visitor.caller, visitor.from, what, &id, &problem);
+            Trouble::at(visitor, problem).into_response()
+        }
+    }
+}
+
+/// The word for what came of it.
+async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, Problem> {
+    let outcome = |outcome| match outcome {
+        CancelOutcome::Cancelled => "cancelled",
+        CancelOutcome::NoFurtherAttempts => "no_further_attempts",
+        CancelOutcome::Stopping => "stopping",
+    };
+    match posted.one("action") {
+        Some("cancel") => Ok(outcome(desk.cancel(id).await?.outcome)),
+        Some("stop") => Ok(outcome(desk.stop(id).await?.outcome)),
+        Some("run") => desk.run(id).await.map(|_| "run"),
+        Some("retry") => desk.retry(id).await.map(|_| "retry"),
+        Some("move") => {
+            let now = desk.now();
+            let Some(target) = target(posted.one("to"), posted.one("by_min"), now)? else {
+                return Err(Problem::invalid_field("to", "say when it shall be due"));
+            };
+            let due_at = target.of(desk.get(id).await?.due_at, now);
+            desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await.map(|_| "move")
+        }
+        _ => Err(Problem::invalid_field("action", "say what to do: cancel, stop, run, retry or move")),
+    }
+}

@@ -1,0 +1,182 @@
+//! The list of tasks: found, paged, selected.
+
+use askama::Template;
+use axum::{
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use common::{
+    ids::QueueName,
+    task::TaskState,
+    time::UnixMicros,
+    wire::{TaskView, queue::Counts},
+};
+
+use super::{
+    door::Visitor,
+    frame::{Frame, Trouble, show},
+    told::{When, count, short, when},
+    wanted::{FILTERS, Wanted},
+};
+use crate::{config::Role, desk::Desk};
+
+#[derive(Template)]
+#[template(path = "tasks.html")]
+struct TasksPage {
+    frame: Frame,
+    tabs: Vec<Tab>,
+    chips: Vec<Chip>,
+    inputs: Vec<Input>,
+    rows: Vec<Row>,
+    previous: Option<String>,
+    next: Option<String>,
+    /// The filter, for what is done to all that match.
+    hidden: Vec<(&'static str, String)>,
+    may_act: bool,
+}
+
+/// A state, and how many tasks are in it where that is cheap to tell.
+struct Tab {
+    name: &'static str,
+    href: String,
+    count: String,
+    current: bool,
+}
+
+/// A part of the filter, and the page without it.
+struct Chip {
+    text: String,
+    without: String,
+}
+
+struct Input {
+    name: &'static str,
+    label: &'static str,
+    value: String,
+    hint: &'static str,
+}
+
+/// One task in the list.
+pub(super) struct Row {
+    id: String,
+    short: String,
+    queue: String,
+    key: String,
+    state: &'static str,
+    due: When,
+    attempts: String,
+    priority: i16,
+    error: String,
+}
+
+impl Row {
+    fn of(task: &TaskView, now: UnixMicros) -> Self {
+        Self {
+            id: task.id.to_string(),
+            short: short(task.id),
+            queue: task.queue.to_string(),
+            key: task.key.clone().unwrap_or_default(),
+            state: task.state.text(),
+            due: when(task.due_at, now),
+            attempts: format!("{}/{}", task.attempt, task.max_attempts),
+            priority: task.priority,
+            error: last_error(task).unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+/// What was said of the last attempt that failed.
+pub(super) fn last_error(task: &TaskView) -> Option<&str> {
+    let of_attempt = || task.attempts.last().and_then(|attempt| attempt.error.as_deref());
+    task.status_msg.as_deref().or_else(of_attempt)
+}
+
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+    let wanted = Wanted::of_uri(&uri);
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let filter = wanted.list_filter().map_err(trouble)?;
+    let (listed, counts) = tokio::join!(visitor.desk.list(filter), counts(&visitor.desk, &wanted));
+    let listed = listed.map_err(trouble)?;
+    let now = visitor.desk.now();
+    let page = TasksPage {
+        frame: Frame::new("Tasks", &visitor),
+        tabs: tabs(&wanted, counts.as_ref()),
+        chips: chips(&wanted),
+        inputs: inputs(&wanted),
+        rows: listed.tasks.iter().map(|task| Row::of(task, now)).collect(),
+        previous: wanted.previous().map(|page| page.url()),
+        next: listed.next_cursor.map(|cursor| wanted.next(cursor.to_string()).url()),
+        hidden: wanted.fields().to_vec(),
+        may_act: visitor.may(Role::Producer),
+    };
+    Ok(show(StatusCode::OK, &page))
+}
+
+/// How many unfinished tasks there are by state, of all queues or of one; `None` when more is filtered, or nobody can tell.
+async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Counts> {
+    if wanted.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
+        return None;
+    }
+    let queues = match wanted.get("queue") {
+        Some(queue) => desk.queue_get(QueueName::new(queue)).await.map(|queue| vec![queue]),
+        None => desk.queue_list().await,
+    };
+    let mut sum = Counts::default();
+    for queue in queues.ok()? {
+        for state in TaskState::ALL {
+            sum.add(state, of_state(&queue.counts, state).unwrap_or(0));
+        }
+        sum.at_least |= queue.counts.at_least;
+    }
+    Some(sum)
+}
+
+fn of_state(counts: &Counts, state: TaskState) -> Option<i64> {
+    match state {
+        TaskState::Waiting => Some(counts.waiting),
+        TaskState::Scheduled => Some(counts.scheduled),
+        TaskState::Ready => Some(counts.ready),
+        TaskState::Dispatching => Some(counts.dispatching),
+        TaskState::Delivered => Some(counts.delivered),
+        TaskState::Running => Some(counts.running),
+        _ => None,
+    }
+}
+
+fn tabs(wanted: &Wanted, counts: Option<&Counts>) -> Vec<Tab> {
+    let all = Tab {
+        name: "all",
+        href: wanted.with("state", None).url(),
+        count: String::new(),
+        current: wanted.get("state").is_none(),
+    };
+    let tab = |state: TaskState| Tab {
+        name: state.text(),
+        href: wanted.with("state", Some(state.text())).url(),
+        count: counts.and_then(|counts| Some(count(of_state(counts, state)?, counts.at_least))).unwrap_or_default(),
+        current: wanted.get("state") == Some(state.text()),
+    };
+    std::iter::once(all).chain(TaskState::ALL.map(tab)).collect()
+}
+
+/// The state has its tabs.
+fn chips(wanted: &Wanted) -> Vec<Chip> {
+    let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
+    let others = wanted.fields().iter().filter(|(name, _)| *name != "state");
+    others
+        .map(|(name, value)| Chip { text: format!("{}: {value}", label(name)), without: wanted.with(name, None).url() })
+        .collect()
+}
+
+fn inputs(wanted: &Wanted) -> Vec<Input> {
+    let others = FILTERS.iter().filter(|(name, _)| *name != "state");
+    let hint = |name: &str| if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" };
+    others
+        .map(|(name, label)| Input {
+            name,
+            label,
+            value: wanted.get(name).unwrap_or_default().to_owned(),
+            hint: hint(name),
+        })
+        .collect()
+}

@@ -1,0 +1,108 @@
+//! The console before a real database, asked as a browser asks.
+
+mod signing_in;
+mod tasks;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Request, StatusCode, header},
+};
+use prometheus::Registry;
+use sha2::{Digest, Sha256};
+use tower::ServiceExt;
+
+use crate::{
+    config::{self, Auth, Role, Token},
+    desk::tests::{Counter, fresh},
+    http::{self, Gate, HttpMetrics},
+    store::tests::fixture::TestDatabase,
+};
+
+/// A browser at a console, with the API beside it.
+struct Browser {
+    router: Router,
+    counter: Counter,
+    cookie: Option<String>,
+    test: TestDatabase,
+}
+
+struct Answer {
+    status: StatusCode,
+    location: Option<String>,
+    set_cookie: Option<String>,
+    headers: axum::http::HeaderMap,
+    html: String,
+}
+
+/// Tokens are the names of their roles; none of them: nobody is asked.
+async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
+    let (counter, test) = fresh().await;
+    let token =
+        |role: &Role| Token { name: format!("the {role}"), role: *role, sha256: Sha256::digest(role.text()).into() };
+    let gate = Arc::new(Gate::new(&Auth { token: roles.iter().map(token).collect() }));
+    let registry = Registry::new();
+    let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
+    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), &config::Console { show_payloads });
+    let limits = http::Limits::of_payload(1_000);
+    let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
+    Browser { router, counter, cookie: None, test }
+}
+
+impl Browser {
+    async fn send(&self, mut request: Request<Body>) -> Answer {
+        request.headers_mut().insert(header::HOST, "console.test".parse().expect("a header"));
+        if let Some(cookie) = &self.cookie {
+            request.headers_mut().insert(header::COOKIE, cookie.parse().expect("a header"));
+        }
+        let response = self.router.clone().oneshot(request).await.expect("an answer");
+        let text = |name| response.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
+        let (status, location, set_cookie) = (response.status(), text(header::LOCATION), text(header::SET_COOKIE));
+        let headers = response.headers().clone();
+        let bytes = to_bytes(response.into_body(), 1 << 22).await.expect("a body");
+        let html = String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        Answer { status, location, set_cookie, headers, html }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).expect("a request")).await
+    }
+
+    /// The page, which is there.
+    async fn page(&self, path: &str) -> String {
+        let answer = self.get(path).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.html);
+        answer.html
+    }
+
+    /// Sends a form as a page of the console would, without its token.
+    async fn post_bare(&self, path: &str, fields: &[(&str, &str)], site: &str) -> Answer {
+        let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = Request::post(path)
+            .header("sec-fetch-site", site)
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Body::from(body));
+        self.send(request.expect("a request")).await
+    }
+
+    /// Sends a form as a page of the console would.
+    async fn post(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
+        let help = self.page("/console/help").await;
+        let token = between(&help, "name=\"form_token\" value=\"", "\"").expect("every page carries it").to_owned();
+        let fields: Vec<_> = fields.iter().copied().chain([("form_token", token.as_str())]).collect();
+        self.post_bare(path, &fields, "same-origin").await
+    }
+
+    async fn sign_in(&mut self, token: &str) {
+        let answer = self.post_bare("/console/sign-in", &[("token", token)], "same-origin").await;
+        assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.html);
+        let cookie = answer.set_cookie.expect("a cookie");
+        self.cookie = cookie.split(';').next().map(str::to_owned);
+    }
+}
+
+fn between<'a>(text: &'a str, start: &str, end: &str) -> Option<&'a str> {
+    text.split_once(start)?.1.split_once(end).map(|(found, _)| found)
+}

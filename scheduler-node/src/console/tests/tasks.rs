@@ -1,0 +1,224 @@
+//! Tasks: listed, shown, and what is done to them.
+
+use axum::http::StatusCode;
+use common::{ids::TaskId, task::TaskState};
+
+use super::{Browser, between, browser};
+use crate::{config::Role, desk::tests::request};
+
+async fn submit(browser: &Browser, json: &str) -> TaskId {
+    browser.counter.desk.submit(request(json)).await.expect("accepted").view.id
+}
+
+async fn state(browser: &Browser, id: TaskId) -> TaskState {
+    browser.counter.desk.get(id).await.expect("it is there").state
+}
+
+/// Finished without success after its attempts, as it would be after days.
+async fn dead(browser: &Browser, queue: &str, error: &str) -> TaskId {
+    let id = submit(browser, &format!(r#"{{"queue":"{queue}"}}"#)).await;
+    sqlx::query(
+        "WITH gone AS (DELETE FROM duetime.task WHERE id = $1 RETURNING *)
+         INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, attempt, finished_at, status_msg, drop_on)
+         SELECT id, shard, queue, 'dead', wake_at, due_at, payload, content_type, 3, now(), $2, (now() AT TIME ZONE 'UTC')::date + 14 FROM gone",
+    )
+    .bind(id.uuid())
+    .bind(error)
+    .execute(&browser.test.pool)
+    .await
+    .expect("written");
+    id
+}
+
+#[tokio::test]
+async fn every_part_of_the_filter_counts_and_pages_lead_on() {
+    let browser = browser(&[], true).await;
+    for n in 0..60 {
+        submit(&browser, &format!(r#"{{"queue":"a","key":"k{n}","delay_ms":{}}}"#, 1_000_000 + n)).await;
+    }
+    submit(&browser, r#"{"queue":"b","delay_ms":1000000}"#).await;
+    let page = browser.page("/console/tasks?queue=a&state=scheduled").await;
+    assert_eq!(page.matches("<tr data-row>").count(), 50);
+    assert!(page.contains("scheduled <small>60</small>"), "{page}");
+    let next = between(&page, "rel=\"next\" href=\"", "\"").expect("a next page").replace("&#38;", "&");
+    let page = browser.page(&next).await;
+    assert_eq!(page.matches("<tr data-row>").count(), 10);
+    assert!(page.contains("rel=\"prev\""));
+    let one = browser.page("/console/tasks?key=k7").await;
+    assert_eq!(one.matches("<tr data-row>").count(), 1);
+    assert!(one.contains("Key: k7"));
+    assert_eq!(browser.page("/console/tasks?state=dead").await.matches("<tr data-row>").count(), 0);
+    let wrong = browser.get("/console/tasks?due_after=soon").await;
+    assert_eq!(wrong.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(wrong.html.contains("soon"));
+}
+
+#[tokio::test]
+async fn the_search_box_finds_an_id_or_a_key() {
+    let browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    assert_eq!(browser.get(&format!("/console/find?q=+{id}")).await.location, Some(format!("/console/tasks/{id}")));
+    assert_eq!(browser.get("/console/find?q=a%26b").await.location.as_deref(), Some("/console/tasks?key=a%26b"));
+}
+
+#[tokio::test]
+async fn hostile_text_is_shown_as_text() {
+    let browser = browser(&[], true).await;
+    let evil = "<script>alert(1)</script>\\\"'><img src=x onerror=alert(2)>";
+    let json = format!(
+        r#"{{"queue":"a","key":"{evil}","partition_key":"{evil}","headers":{{"h":"{evil}"}},"payload":["{evil}"],"delay_ms":1000000}}"#
+    );
+    let id = submit(&browser, &json).await;
+    dead(&browser, "a", evil).await;
+    for path in [
+        format!("/console/tasks/{id}"),
+        "/console/tasks".to_owned(),
+        "/console/dead".to_owned(),
+        "/console/tasks?state=dead&error=%3Cscript%3E".to_owned(),
+        "/console/tasks?key=%3Cscript%3Ealert(1)".to_owned(),
+        format!("/console/tasks/{id}/cancel"),
+        format!("/console/tasks/{id}?said=%3Cscript%3E"),
+    ] {
+        let page = browser.page(&path).await;
+        assert!(!page.contains("<script>") && !page.contains("<img"), "{path}: {page}");
+    }
+    assert!(browser.page(&format!("/console/tasks/{id}")).await.contains("script&#62;alert(1)"));
+    let trouble = browser.get("/console/%3Cscript%3E?%3Cscript%3E=1").await;
+    assert!(!trouble.html.contains("<script>"), "{}", trouble.html);
+}
+
+#[tokio::test]
+async fn payloads_are_shown_to_the_last_digit_or_not_at_all() {
+    for show in [true, false] {
+        let browser = browser(&[], show).await;
+        let json = r#"{"queue":"a","delay_ms":1000000,"payload":{"order":12345678901234567890123,"price":1.10}}"#;
+        let id = submit(&browser, json).await;
+        let page = browser.page(&format!("/console/tasks/{id}")).await;
+        assert_eq!(page.contains("12345678901234567890123"), show);
+        assert_eq!(page.contains("1.10"), show);
+        assert_eq!(page.contains("console.show_payloads"), !show);
+    }
+}
+
+#[tokio::test]
+async fn one_task_is_moved_run_and_cancelled() {
+    let browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    let path = format!("/console/tasks/{id}");
+    let moved = browser.post(&path, &[("action", "move"), ("to", "2099-01-02 03:04")]).await;
+    assert_eq!(moved.location, Some(format!("{path}?said=move")), "{}", moved.html);
+    assert!(browser.page(&path).await.contains("2099-01-02 03:04:00"));
+    assert!(browser.page(&format!("{path}/cancel")).await.contains("This cannot be taken back"));
+    let cancelled = browser.post(&path, &[("action", "cancel")]).await;
+    assert_eq!(cancelled.location, Some(format!("{path}?said=cancelled")));
+    assert_eq!(state(&browser, id).await, TaskState::Cancelled);
+    assert!(browser.page(&format!("{path}?said=cancelled")).await.contains("nothing is delivered from here on"));
+    let late = browser.post(&path, &[("action", "run")]).await;
+    assert_eq!(late.status, StatusCode::CONFLICT);
+    for fields in [vec![("action", "explode")], vec![("action", "move")], vec![("action", "move"), ("to", "soon")]] {
+        assert_eq!(browser.post(&path, &fields).await.status, StatusCode::UNPROCESSABLE_ENTITY, "{fields:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_viewer_is_offered_nothing_and_refused_everything() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    browser.sign_in("viewer").await;
+    let path = format!("/console/tasks/{id}");
+    let (list, task) = (browser.page("/console/tasks").await, browser.page(&path).await);
+    assert!(!list.contains("name=\"action\"") && !task.contains("name=\"action\""));
+    let bulk = [("action", "cancel"), ("scope", "all"), ("confirmed", "yes")];
+    for (path, fields) in [(path.as_str(), &bulk[..1]), ("/console/tasks/bulk", &bulk[..])] {
+        assert_eq!(browser.post(path, fields).await.status, StatusCode::FORBIDDEN, "{path}");
+    }
+    assert_eq!(state(&browser, id).await, TaskState::Scheduled);
+    browser.sign_in("producer").await;
+    assert!(browser.page("/console/tasks").await.contains("name=\"action\""));
+    assert_eq!(browser.post(&path, &[("action", "cancel")]).await.status, StatusCode::SEE_OTHER);
+}
+
+#[tokio::test]
+async fn many_are_counted_before_anything_is_done_to_them() {
+    let browser = browser(&[], true).await;
+    let mut ids = Vec::new();
+    for n in 0..5 {
+        ids.push(submit(&browser, &format!(r#"{{"queue":"a","key":"k{n}","delay_ms":1000000}}"#)).await);
+    }
+    let other = submit(&browser, r#"{"queue":"b","delay_ms":1000000}"#).await;
+    let fields = [("action", "cancel"), ("scope", "all"), ("queue", "a")];
+    let dry = browser.post("/console/tasks/bulk", &fields).await;
+    assert_eq!(dry.status, StatusCode::OK);
+    assert!(dry.html.contains("Found <b>5</b>; it would be done to <b>5</b>. Nothing is done yet."), "{}", dry.html);
+    assert_eq!(state(&browser, ids[0]).await, TaskState::Scheduled);
+    let chosen: Vec<String> = ids[..2].iter().map(TaskId::to_string).collect();
+    let selected =
+        [("action", "cancel"), ("scope", "selected"), ("id", &chosen[0]), ("id", &chosen[1]), ("confirmed", "yes")];
+    let done = browser.post("/console/tasks/bulk", &selected).await;
+    assert!(done.html.contains("Done to <b>2</b> of <b>2</b>"), "{}", done.html);
+    let confirmed: Vec<_> = fields.into_iter().chain([("confirmed", "yes")]).collect();
+    let done = browser.post("/console/tasks/bulk", &confirmed).await;
+    assert!(done.html.contains("Done to <b>3</b> of <b>3</b>"), "{}", done.html);
+    for id in ids {
+        assert_eq!(state(&browser, id).await, TaskState::Cancelled);
+    }
+    assert_eq!(state(&browser, other).await, TaskState::Scheduled);
+    let nothing = browser.post("/console/tasks/bulk", &[("action", "run"), ("scope", "selected")]).await;
+    assert_eq!(nothing.status, StatusCode::UNPROCESSABLE_ENTITY);
+}
+
+#[tokio::test]
+async fn many_are_moved_once_it_was_said_where_to() {
+    let browser = browser(&[], true).await;
+    let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
+    let asked = browser.post("/console/tasks/bulk", &[("action", "move"), ("scope", "all"), ("queue", "a")]).await;
+    assert!(asked.html.contains("name=\"by_min\""), "{}", asked.html);
+    let fields =
+        [("action", "move"), ("scope", "all"), ("queue", "a"), ("to", "2099-01-02 03:04"), ("confirmed", "yes")];
+    let done = browser.post("/console/tasks/bulk", &fields).await;
+    assert!(done.html.contains("Done to <b>1</b> of <b>1</b>"), "{}", done.html);
+    let task = browser.counter.desk.get(id).await.expect("it is there");
+    assert_eq!(task.due_at.to_string(), "2099-01-02T03:04:00.000000Z");
+}
+
+#[tokio::test]
+async fn dead_tasks_are_grouped_and_a_group_is_retried() {
+    let browser = browser(&[], true).await;
+    let mut timed_out = Vec::new();
+    for _ in 0..3 {
+        timed_out.push(dead(&browser, "a", "timed out & gone").await);
+    }
+    let other = dead(&browser, "a", "no such user").await;
+    dead(&browser, "b", "").await;
+    let page = browser.page("/console/dead").await;
+    assert_eq!(page.matches("<tr data-row>").count(), 3, "{page}");
+    assert!(page.find("timed out &#38; gone").expect("grouped") < page.find("no such user").expect("grouped"));
+    assert!(page.contains("nothing was said"));
+    let link = between(&page, "<td><a href=\"", "\"").expect("a link").replace("&#38;", "&");
+    assert_eq!(browser.page(&link).await.matches("<tr data-row>").count(), 3, "{link}");
+    let fields = [
+        ("action", "retry"),
+        ("scope", "all"),
+        ("state", "dead"),
+        ("queue", "a"),
+        ("error", "timed out & gone"),
+        ("confirmed", "yes"),
+    ];
+    let done = browser.post("/console/tasks/bulk", &fields).await;
+    assert!(done.html.contains("Done to <b>3</b> of <b>3</b>"), "{}", done.html);
+    assert_eq!(state(&browser, timed_out[0]).await, TaskState::Scheduled);
+    assert_eq!(state(&browser, other).await, TaskState::Dead);
+}
+
+#[tokio::test]
+async fn the_overview_says_what_is_of_the_cluster_and_what_of_this_node() {
+    let browser = browser(&[], true).await;
+    for delay_ms in [600_000, 600_000, 7_200_000] {
+        submit(&browser, &format!(r#"{{"queue":"a","delay_ms":{delay_ms}}}"#)).await;
+    }
+    let page = browser.page("/console").await;
+    assert!(page.contains("Scheduled<b>3</b>"), "{page}");
+    assert!(page.contains("Due in the next hour <span class=\"faint\">2 tasks"), "{page}");
+    assert!(page.contains("Due in the next day <span class=\"faint\">3 tasks"), "{page}");
+    assert!(page.contains("This node"));
+}

@@ -1,0 +1,190 @@
+//! Which tasks a page is about, as its URL says it.
+
+use axum::http::Uri;
+use chrono::NaiveDateTime;
+use common::wire::{ListFilter, Problem, TaskFilter};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// What tasks can be filtered by, as the API names it, and as the page does.
+pub(super) const FILTERS: [(&str, &str); 7] = [
+    ("queue", "Queue"),
+    ("state", "State"),
+    ("key", "Key"),
+    ("partition_key", "Partition key"),
+    ("due_after", "Due from"),
+    ("due_before", "Due before"),
+    ("error", "Error"),
+];
+
+/// Tasks of one page.
+pub(super) const PAGE: u32 = 50;
+
+/// So many pages back are remembered in a URL; further back it is the first page again.
+const BACK: usize = 20;
+
+/// Stands for the first page among those to go back to.
+const FIRST: &str = "first";
+
+/// A filter and a place in its list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    fields: Vec<(&'static str, String)>,
+    pub(super) cursor: Option<String>,
+    /// The pages before this one, the nearest last.
+    back: Vec<String>,
+}
+
+impl Wanted {
+    pub(super) fn of_uri(uri: &Uri) -> Self {
+        Self::of_pairs(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()))
+    }
+
+    /// What is empty or unknown is left out, as forms send every field.
+    pub(super) fn of_pairs(pairs: impl Iterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Self {
+        let mut wanted = Self::default();
+        for (name, value) in pairs {
+            let (name, value) = (name.as_ref(), value.as_ref().trim());
+            let known = FILTERS.iter().find(|(known, _)| *known == name);
+            match known {
+                _ if value.is_empty() => {}
+                Some((known, _)) => wanted.set(known, Some(value)),
+                None if name == "cursor" => wanted.cursor = Some(value.to_owned()),
+                None if name == "back" => wanted.back = value.split(' ').map(str::to_owned).collect(),
+                None => {}
+            }
+        }
+        wanted
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(field, _)| *field == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn fields(&self) -> &[(&'static str, String)] {
+        &self.fields
+    }
+
+    fn set(&mut self, name: &'static str, value: Option<&str>) {
+        self.fields.retain(|(field, _)| *field != name);
+        self.fields.extend(value.map(|value| (name, value.to_owned())));
+    }
+
+    /// The first page of the same with that field set, or without it.
+    pub(super) fn with(&self, name: &'static str, value: Option<&str>) -> Self {
+        let mut wanted = Self { fields: self.fields.clone(), ..Self::default() };
+        wanted.set(name, value);
+        wanted
+    }
+
+    /// The page that begins at `cursor`, with this one behind it.
+    pub(super) fn next(&self, cursor: String) -> Self {
+        let mut back = self.back.clone();
+        back.push(self.cursor.clone().unwrap_or_else(|| FIRST.to_owned()));
+        let forgotten = back.len().saturating_sub(BACK);
+        Self { cursor: Some(cursor), back: back.split_off(forgotten), fields: self.fields.clone() }
+    }
+
+    /// The page before; `None` on the first.
+    pub(super) fn previous(&self) -> Option<Self> {
+        self.cursor.as_ref()?;
+        let mut back = self.back.clone();
+        let cursor = back.pop().filter(|cursor| cursor != FIRST);
+        Some(Self { fields: self.fields.clone(), cursor, back })
+    }
+
+    pub(super) fn url(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(self.fields.iter().map(|(name, value)| (*name, value.as_str())));
+        if let Some(cursor) = &self.cursor {
+            query.append_pair("cursor", cursor);
+        }
+        if !self.back.is_empty() {
+            query.append_pair("back", &self.back.join(" "));
+        }
+        format!("/console/tasks?{}", query.finish())
+    }
+
+    /// As the list takes it; the problem names the field.
+    pub(super) fn list_filter(&self) -> Result<ListFilter, Problem> {
+        let filter: ListFilter = self.read()?;
+        let cursor = self.cursor.as_ref().map(|cursor| cursor.parse());
+        let cursor =
+            cursor.transpose().map_err(|_| Problem::invalid_field("cursor", "this is the address of no page"))?;
+        let filter = ListFilter { limit: Some(PAGE), cursor, ..filter };
+        filter.validate().map(|()| filter)
+    }
+
+    /// As bulk operations take it.
+    pub(super) fn task_filter(&self) -> Result<TaskFilter, Problem> {
+        let filter: TaskFilter = self.read()?;
+        filter.validate().map(|()| filter)
+    }
+
+    fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        let mut object = Map::new();
+        for (name, value) in &self.fields {
+            let value = Value::String(if name.starts_with("due_") { utc(value) } else { value.clone() });
+            // Each alone first: what is wrong with it is then told of this field.
+            let alone = Value::Object(Map::from_iter([((*name).to_owned(), value.clone())]));
+            if let Err(error) = serde_json::from_value::<T>(alone) {
+                return Err(Problem::invalid_field(*name, error.to_string()));
+            }
+            object.insert((*name).to_owned(), value);
+        }
+        serde_json::from_value(Value::Object(object)).map_err(|error| Problem::unprocessable(error.to_string()))
+    }
+}
+
+/// A time without a zone, as a person writes it, is in UTC like every time on the pages.
+pub(super) fn utc(text: &str) -> String {
+    let plain = text.replacen('T', " ", 1);
+    let formats = ["%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M"];
+    let moment = formats.iter().find_map(|format| NaiveDateTime::parse_from_str(&plain, format).ok());
+    moment.map_or_else(|| text.to_owned(), |moment| moment.format("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use common::task::TaskState;
+
+    use super::*;
+
+    fn wanted(query: &str) -> Wanted {
+        Wanted::of_uri(&format!("/console/tasks?{query}").parse().expect("a path"))
+    }
+
+    #[test]
+    fn a_url_says_all_and_reads_back() {
+        let query = "queue=mail&state=dead&key=a+b%26c&due_after=2030-01-01+10%3A00&error=100%25&cursor=x&back=first";
+        let read = wanted(query);
+        assert_eq!(read.get("key"), Some("a b&c"));
+        assert_eq!(wanted(read.url().split_once('?').expect("a query").1), read);
+        assert_eq!(wanted("queue=&state=+&colour=red"), Wanted::default());
+    }
+
+    #[test]
+    fn filters_are_read_as_the_api_reads_them() {
+        let filter = Wanted { cursor: None, ..wanted("state=dead&due_after=2030-01-01+10:00&error=x") };
+        let list = filter.list_filter().expect("a filter");
+        assert_eq!((list.state, list.limit, list.error.as_deref()), (Some(TaskState::Dead), Some(PAGE), Some("x")));
+        assert_eq!(list.due_after.expect("given").to_string(), "2030-01-01T10:00:00.000000Z");
+        assert_eq!(filter.task_filter().expect("a filter").due_after, list.due_after);
+        for query in ["state=done", "queue=a/b", "due_after=soon", "cursor=x"] {
+            assert_eq!(wanted(query).list_filter().expect_err("refused").status, 422, "{query}");
+        }
+    }
+
+    #[test]
+    fn pages_lead_on_and_back() {
+        let first = wanted("queue=q");
+        assert_eq!(first.previous(), None);
+        let second = first.next("c2".to_owned());
+        let third = second.next("c3".to_owned());
+        assert_eq!(third.previous(), Some(second.clone()));
+        assert_eq!(second.previous(), Some(first.clone()));
+        let far = (0..100).fold(first, |page, n| page.next(n.to_string()));
+        assert!(far.url().len() < 500, "{}", far.url());
+        assert_eq!(third.with("queue", None), Wanted::default());
+    }
+}

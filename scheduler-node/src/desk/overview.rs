@@ -1,0 +1,93 @@
+//! What is to come, what has failed for good, and how this node does: for a person who wants to see at one glance.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use common::{time::UnixMicros, wire::Problem};
+
+use super::{Desk, refusal::failed};
+use crate::{
+    metrics::Lateness,
+    store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK},
+};
+
+pub use crate::store::outlook::DEAD_LOOK;
+
+/// How many tasks come due in one span of time, over all databases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    pub starts_at: UnixMicros,
+    pub tasks: i64,
+    /// There are at least so many.
+    pub at_least: bool,
+}
+
+/// What comes due, one span after another.
+pub type Outlook = Vec<Bucket>;
+
+/// What this node alone knows of itself, since it started.
+#[derive(Clone, Debug)]
+pub struct NodeFigures {
+    pub name: String,
+    pub up: Duration,
+    pub lateness: Lateness,
+    pub finished: u64,
+    /// How far behind the oldest due task of its shards is.
+    pub oldest_overdue: Duration,
+}
+
+impl Desk {
+    /// How many tasks come due in each of `count` spans of `length` from now on.
+    pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
+        let now = self.now();
+        let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
+        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let mut buckets = Vec::new();
+        let mut starts_at = now;
+        for nth in 0..usize::try_from(count).unwrap_or(0) {
+            let spans = parts.iter().filter_map(|spans| spans.get(nth));
+            let (tasks, at_least) =
+                spans.fold((0, false), |(tasks, at_least), span| (tasks + span.tasks, at_least || span.at_least));
+            // One bound for all databases together.
+            let at_least = at_least || tasks >= SPAN_LOOK;
+            buckets.push(Bucket { starts_at, tasks: tasks.min(SPAN_LOOK - 1), at_least });
+            starts_at = starts_at.plus(length);
+        }
+        Ok(buckets)
+    }
+
+    /// The dead tasks by queue and error, over all databases, the largest group first.
+    pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
+        let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
+        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let at_least = parts.iter().any(|part| part.at_least);
+        let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
+        for group in parts.into_iter().flat_map(|part| part.groups) {
+            let name = (group.queue.clone(), group.error.clone());
+            match groups.get_mut(&name) {
+                Some(so_far) => {
+                    so_far.tasks += group.tasks;
+                    so_far.newest_at = so_far.newest_at.max(group.newest_at);
+                    so_far.oldest_at = so_far.oldest_at.min(group.oldest_at);
+                }
+                None => drop(groups.insert(name, group)),
+            }
+        }
+        let mut groups: Vec<DeadGroup> = groups.into_values().collect();
+        groups.sort_by_key(|group| (std::cmp::Reverse(group.tasks), std::cmp::Reverse(group.newest_at)));
+        Ok(DeadGroups { groups, at_least })
+    }
+
+    pub fn node_figures(&self) -> NodeFigures {
+        let metrics = &self.parts().metrics;
+        NodeFigures {
+            name: self.parts().me.name.to_string(),
+            up: Instant::now().duration_since(self.inner.started),
+            lateness: metrics.lateness(),
+            finished: metrics.finished_total(),
+            oldest_overdue: Duration::try_from_secs_f64(metrics.oldest_overdue_s.get()).unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What the counts of this node add up to, for whoever has no Prometheus at hand.
+
+use prometheus::core::Collector;
+
+use super::Metrics;
+
+/// How late this node has published, over all queues, since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Lateness {
+    pub published: u64,
+    /// Half of all were no later. `None`: nothing was published.
+    pub p50_s: Option<f64>,
+    pub p99_s: Option<f64>,
+}
+
+impl Metrics {
+    pub fn lateness(&self) -> Lateness {
+        let families = self.lateness.collect();
+        let mut buckets: Vec<(f64, u64)> = Vec::new();
+        let mut published = 0;
+        for metric in families.iter().flat_map(|family| family.get_metric()) {
+            let histogram = metric.get_histogram();
+            published += histogram.get_sample_count();
+            for (index, bucket) in histogram.get_bucket().iter().enumerate() {
+                let (bound, count) = (bucket.upper_bound(), bucket.cumulative_count());
+                match buckets.get_mut(index) {
+                    Some((_, so_far)) => *so_far += count,
+                    None => buckets.push((bound, count)),
+                }
+            }
+        }
+        let of = |share| quantile(&buckets, published, share);
+        Lateness { published, p50_s: of(0.5), p99_s: of(0.99) }
+    }
+
+    /// Tasks this node brought to a final state, over all queues, since it started.
+    pub fn finished_total(&self) -> u64 {
+        let families = self.finished.collect();
+        let counts =
+            families.iter().flat_map(|family| family.get_metric()).map(|metric| metric.get_counter().get_value());
+        counts.sum::<f64>() as u64
+    }
+}
+
+/// The upper bound of the bucket that has that share of all: never better than it was. Beyond the last bucket, its bound.
+fn quantile(buckets: &[(f64, u64)], count: u64, share: f64) -> Option<f64> {
+    let last = buckets.last().filter(|_| count > 0)?;
+    let rank = (count as f64 * share).ceil() as u64;
+    let bucket = buckets.iter().find(|(_, cumulative)| *cumulative >= rank).unwrap_or(last);
+    Some(bucket.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::QueueName;
+    use prometheus::Registry;
+
+    use super::*;
+
+    #[test]
+    fn lateness_is_read_over_all_queues() {
+        let metrics = Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them");
+        assert_eq!(metrics.lateness(), Lateness::default());
+        for _ in 0..98 {
+            metrics.late_by(&QueueName::new("a"), 0.000_9);
+        }
+        for _ in 0..2 {
+            metrics.late_by(&QueueName::new("b"), 0.04);
+        }
+        let lateness = metrics.lateness();
+        assert_eq!((lateness.published, lateness.p50_s, lateness.p99_s), (100, Some(0.001), Some(0.05)));
+        metrics.late_by(&QueueName::new("b"), 1e9);
+        assert_eq!(quantile(&[(1.0, 1), (2.0, 1)], 2, 1.0), Some(2.0), "beyond the last bucket");
+    }
+
+    #[test]
+    fn what_finished_is_summed() {
+        let metrics = Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them");
+        metrics.finished(&QueueName::new("a"), "succeeded", 2);
+        metrics.finished(&QueueName::new("b"), "dead", 3);
+        assert_eq!(metrics.finished_total(), 5);
+    }
+}

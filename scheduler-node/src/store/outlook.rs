@@ -1,0 +1,90 @@
+//! What is to come and what has failed for good, in numbers: bounded, so that looking costs the same however many tasks there are.
+
+use std::time::Duration;
+
+use common::{ids::QueueName, time::UnixMicros};
+use sqlx::{Row, postgres::types::PgInterval};
+
+use super::{Database, Error, StoreOp, moment, queue};
+
+/// Rows looked at for one span. What lies beyond is "so many or more".
+pub const SPAN_LOOK: i64 = 1_001;
+
+/// Dead tasks looked at for their groups: some 30 ms.
+pub const DEAD_LOOK: i64 = 10_000;
+
+/// Groups told. A page of more is read by nobody.
+const GROUPS: i64 = 200;
+
+/// How many tasks come due in one span.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    pub tasks: i64,
+    pub at_least: bool,
+}
+
+/// Dead tasks of one queue of which the same was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadGroup {
+    pub queue: QueueName,
+    /// Its first 200 characters; empty: nothing was said.
+    pub error: String,
+    pub tasks: i64,
+    /// When the last and the first of them died.
+    pub newest_at: UnixMicros,
+    pub oldest_at: UnixMicros,
+}
+
+/// The dead tasks of a database, as far as they were looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadGroups {
+    pub groups: Vec<DeadGroup>,
+    /// There may be older ones.
+    pub at_least: bool,
+}
+
+impl Database {
+    /// How many tasks come due in each of `count` spans of `length` from `start` on.
+    pub async fn task_outlook(&self, start: UnixMicros, length: Duration, count: i32) -> Result<Vec<Span>, Error> {
+        let length = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
+        self.run(StoreOp::TaskOutlook, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_outlook.sql"))
+                .bind(start.to_utc())
+                .bind(PgInterval { microseconds: length, ..PgInterval::default() })
+                .bind(count)
+                .bind(SPAN_LOOK)
+                .fetch_all(&pool)
+                .await?;
+            let span = |row: &sqlx::postgres::PgRow| {
+                Ok(Span { tasks: row.try_get("tasks")?, at_least: row.try_get::<i64, _>("looked")? >= SPAN_LOOK })
+            };
+            rows.iter().map(span).collect()
+        })
+        .await
+    }
+
+    /// Its dead tasks by queue and error.
+    pub async fn dead_groups(&self) -> Result<DeadGroups, Error> {
+        self.run(StoreOp::DeadGroups, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/dead_groups.sql"))
+                .bind(DEAD_LOOK)
+                .bind(GROUPS)
+                .fetch_all(&pool)
+                .await?;
+            let mut dead = DeadGroups { groups: Vec::with_capacity(rows.len()), at_least: false };
+            for row in &rows {
+                dead.at_least |= !row.try_get::<bool, _>("complete")?;
+                dead.groups.push(DeadGroup {
+                    queue: queue(row, "queue")?,
+                    error: row.try_get("error")?,
+                    tasks: row.try_get("tasks")?,
+                    newest_at: moment(row, "newest_at")?,
+                    oldest_at: moment(row, "oldest_at")?,
+                });
+            }
+            dead.at_least |= i64::try_from(rows.len()).is_ok_and(|rows| rows == GROUPS);
+            Ok(dead)
+        })
+        .await
+    }
+}

@@ -1,0 +1,92 @@
+//! What is to come and what has failed for good: counted right, and bounded.
+
+use std::time::Duration;
+
+use common::time::UnixMicros;
+use sqlx::{AssertSqlSafe, Executor};
+
+use super::{
+    fixture,
+    list_plans::{FILL, Plan},
+};
+use crate::store::outlook::{DEAD_LOOK, SPAN_LOOK, Span};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn scheduled(test: &fixture::TestDatabase, start: UnixMicros, after: &str, state: &str, rows: i64) {
+    let attempt = i32::from(state == "delivered");
+    let fill = format!(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, attempt, claim_epoch)
+         SELECT gen_random_uuid(), g % 128, 'q', '{state}', due, due, '{{}}', 'application/json', {attempt}, 1
+           FROM generate_series(1, {rows}) AS g, LATERAL (SELECT '{start}'::timestamptz + interval '{after}' AS due) AS moment"
+    );
+    test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
+}
+
+#[tokio::test]
+async fn spans_count_what_comes_due_in_them_and_nothing_else() {
+    let test = fixture::database().await;
+    let start = UnixMicros::new(1_900_000_000_000_000);
+    for (after, state, rows) in [
+        ("-1 s", "scheduled", 1),
+        ("0 s", "scheduled", 2),
+        ("3599.999999 s", "scheduled", 3),
+        ("1 h", "scheduled", 4),
+        ("1 h", "delivered", 5),
+        ("2 h", "ready", 6),
+        ("2 h 30 min", "scheduled", SPAN_LOOK + 50),
+        ("3 h", "scheduled", 7),
+    ] {
+        scheduled(&test, start, after, state, rows).await;
+    }
+    let spans = test.database.task_outlook(start, HOUR, 3).await.unwrap();
+    let exact = |tasks| Span { tasks, at_least: false };
+    assert_eq!(spans, [exact(5), exact(4), Span { tasks: SPAN_LOOK, at_least: true }]);
+}
+
+#[tokio::test]
+async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
+    let test = fixture::database().await;
+    let start = UnixMicros::new(1_900_000_000_000_000);
+    // 200,000 in one day, most of them in its first hours.
+    let fill = format!(
+        "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+         SELECT gen_random_uuid(), g % 128, 'q', 'scheduled', due, due, '{{}}', 'application/json'
+           FROM generate_series(1, 200000) AS g, LATERAL (SELECT '{start}'::timestamptz + random() * random() * interval '1 day' AS due) AS moment"
+    );
+    test.pool.execute(AssertSqlSafe(fill)).await.unwrap();
+    test.pool.execute(FILL).await.unwrap();
+    test.pool.execute("UPDATE duetime.archive SET state = 'dead' WHERE state = 'succeeded'").await.unwrap();
+    test.pool.execute("ANALYZE duetime.archive").await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        let sql = include_str!("../queries/task_outlook.sql");
+        let values = format!("'{start}', '1 h', 24, {SPAN_LOOK}");
+        let plan = Plan::of(&mut connection, mode, sql, "timestamptz, interval, int, bigint", &values).await;
+        assert!(plan.rows_touched() <= 24 * u64::try_from(SPAN_LOOK).unwrap(), "{mode}: {plan:?}");
+        let sql = include_str!("../queries/dead_groups.sql");
+        let plan = Plan::of(&mut connection, mode, sql, "bigint, bigint", &format!("{DEAD_LOOK}, 200")).await;
+        // The hop from queue to queue touches a few of each as well.
+        assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode}: {plan:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_dead_are_grouped_by_queue_and_error() {
+    let test = fixture::database().await;
+    let fill = "INSERT INTO duetime.archive
+                       (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, status_msg, history, drop_on)
+                SELECT gen_random_uuid(), 1, queue, state::duetime.task_state, now(), now(), '{}', 'application/json', now(), message,
+                       history::jsonb, (now() AT TIME ZONE 'UTC')::date + 1
+                  FROM (VALUES ('a', 'dead', 'x', NULL), ('a', 'dead', NULL, '[{\"error\":\"w\"},{\"error\":\"x\"}]'),
+                               ('a', 'dead', repeat('y', 300), NULL), ('b', 'dead', NULL, NULL), ('b', 'cancelled', 'x', NULL),
+                               ('c', 'succeeded', 'x', NULL)) AS row (queue, state, message, history)";
+    test.pool.execute(fill).await.unwrap();
+    let dead = test.database.dead_groups().await.unwrap();
+    assert!(!dead.at_least);
+    let mut groups: Vec<_> =
+        dead.groups.iter().map(|group| (group.queue.as_str(), group.error.as_str(), group.tasks)).collect();
+    assert_eq!(groups[0], ("a", "x", 2), "the largest first");
+    groups.sort_unstable();
+    assert_eq!(groups, [("a", "x", 2), ("a", &"y".repeat(200), 1), ("b", "", 1)]);
+}
