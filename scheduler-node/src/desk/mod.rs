@@ -19,6 +19,7 @@ mod submit;
 mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
+mod throughput;
 mod view;
 
 use std::{fmt, future::Future, sync::Arc, time::Instant};
@@ -44,6 +45,7 @@ pub use overview::{Bucket, DEAD_LOOK, NodeFigures, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
+pub use throughput::Throughput;
 
 /// What the desk asks.
 #[derive(Debug)]

@@ -1,5 +1,8 @@
 //! The console before a real database, asked as a browser asks.
 
+mod cluster;
+mod queues;
+mod schedules;
 mod signing_in;
 mod tasks;
 
