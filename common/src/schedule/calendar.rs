@@ -114,6 +114,39 @@ impl Calendar {
     pub fn next_times(&self, moment: UnixMicros, count: usize) -> Vec<UnixMicros> {
         std::iter::successors(self.next_after(moment), |last| self.next_after(*last)).take(count).collect()
     }
+
+    /// The last `count` fire times before `moment`, the latest first.
+    pub fn last_times(&self, moment: UnixMicros, count: usize) -> Vec<UnixMicros> {
+        std::iter::successors(self.last_before(moment), |next| self.last_before(*next)).take(count).collect()
+    }
+
+    fn last_before(&self, moment: UnixMicros) -> Option<UnixMicros> {
+        let last = match self {
+            Self::Cron { cron, zone } => {
+                let end = moment.to_utc().with_timezone(zone);
+                UnixMicros::from(cron.find_previous_occurrence(&end, false).ok()?.to_utc())
+            }
+            Self::Every { every_us } => UnixMicros::new((moment.micros() - 1).div_euclid(*every_us) * every_us),
+        };
+        Some(last).filter(|last| *last < moment)
+    }
+
+    /// A cron expression in plain English; `None` where there is none.
+    pub fn words(&self) -> Option<String> {
+        match self {
+            Self::Cron { cron, .. } => Some(cron.describe()),
+            Self::Every { .. } => None,
+        }
+    }
+
+    /// The moment on the clocks of its time zone: `2030-01-31 08:00:00 CET`.
+    pub fn on_the_clock(&self, moment: UnixMicros) -> String {
+        let zone = match self {
+            Self::Cron { zone, .. } => *zone,
+            Self::Every { .. } => Tz::UTC,
+        };
+        moment.to_utc().with_timezone(&zone).format("%Y-%m-%d %H:%M:%S %Z").to_string()
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const SHOOT: &str = "DUETIME_CONSOLE_SHOTS";
 const DEAD: usize = 3;
 
 /// Due so late that it stays where it is.
-async fn put_off(client: &Client, queue: &str, key: &str, payload: &str) -> Result<String> {
+pub(crate) async fn put_off(client: &Client, queue: &str, key: &str, payload: &str) -> Result<String> {
     // As text, because a number must arrive as it is written.
     let json = format!(
         r#"{{"queue":"{queue}","key":{},"due_at":{},"payload":{payload}}}"#,
@@ -56,22 +56,22 @@ async fn a_person_finds_what_is_wrong_and_puts_it_right_in_a_browser() {
             die(&client, "mail", "550 no such mailbox").await?;
         }
         let tasks = json!({ "big": big, "cancel": cancel, "dead": DEAD, "evil": evil });
-        look(sandbox, &tasks).await?;
+        look(sandbox, "look.js", &tasks).await?;
         ensure!(in_state(&client, &cancel, "cancelled").await?.state == "cancelled");
         Ok(())
     })
     .await;
 }
 
-/// Lets the browser do what a person would.
-async fn look(sandbox: &Sandbox, tasks: &Value) -> Result<()> {
+/// Lets the browser do what a person would, as the script says.
+pub(crate) async fn look(sandbox: &Sandbox, script: &str, tasks: &Value) -> Result<()> {
     let folder = language::root().join("integration-tests/tests/it/console");
     let mut fetch = Command::new("npm");
     fetch.args(["ci", "--no-audit", "--no-fund", "--prefer-offline", "--cache"]).arg(language::kept("npm")?);
     language::run(fetch.current_dir(&folder)).await?;
     let bases: Vec<String> = sandbox.clients().iter().map(|client| client.base().to_owned()).collect();
     let mut look = Command::new("node");
-    look.arg("look.js").current_dir(&folder);
+    look.arg(script).current_dir(&folder);
     look.env("BASES", bases.join(",")).env("TOKEN", &sandbox.node(0).config().token).env("TASKS", tasks.to_string());
     let profile = tempfile::tempdir()?;
     look.env("CHROMIUM", "/usr/bin/chromium").env("PROFILE", profile.path());

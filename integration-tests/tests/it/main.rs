@@ -6,6 +6,7 @@
 mod bulk;
 mod command;
 mod console;
+mod console_pages;
 mod crash;
 mod cut;
 mod delay_exchange;

@@ -1,11 +1,61 @@
 //! What somebody did by a form of the console.
 
-use std::{fmt, net::SocketAddr};
+use std::net::SocketAddr;
 
-use crate::http::Caller;
+use common::{access::Caller, wire::Problem};
 
-/// Everything that changes something through the console is told here: who, from where, what he did, on what, and what came of it.
-pub(super) fn acted(caller: &Caller, from: Option<SocketAddr>, what: &str, on: &str, outcome: impl fmt::Display) {
-    let from = from.map(tracing::field::display);
-    tracing::info!(caller = caller.name, role = %caller.role, from, what, on, %outcome, "acted in the console");
+use crate::{audit::Deed, desk::Desk};
+
+/// What forms are sent for, in the audit's words; `None` for what no page of ours sends.
+pub(super) fn deed(on: On, action: &str) -> Option<&'static str> {
+    Some(match (on, action) {
+        (On::Task, "cancel") => "task.cancel",
+        (On::Task, "stop") => "task.stop",
+        (On::Task, "run") => "task.run",
+        (On::Task, "retry") => "task.retry",
+        (On::Task, "move") => "task.change",
+        (On::Queue, "set") => "queue.put",
+        (On::Queue, "pause") => "queue.pause",
+        (On::Queue, "resume") => "queue.resume",
+        (On::Queue, "delete") => "queue.delete",
+        (On::Schedule, "set") => "schedule.put",
+        (On::Schedule, "pause") => "schedule.pause",
+        (On::Schedule, "resume") => "schedule.resume",
+        (On::Schedule, "run") => "schedule.run",
+        (On::Schedule, "delete") => "schedule.delete",
+        _ => return None,
+    })
+}
+
+/// What one thing is done to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum On {
+    Task,
+    Queue,
+    Schedule,
+}
+
+/// Whoever did something, and from where.
+pub(super) struct Actor<'a> {
+    pub(super) desk: &'a Desk,
+    pub(super) caller: &'a Caller,
+    pub(super) from: Option<SocketAddr>,
+}
+
+/// Everything that changes something through the console is noted here, in the audit of the API: what he did, to what, and what
+/// came of it.
+pub(super) fn acted(actor: &Actor<'_>, what: &'static str, target: &str, outcome: Result<&str, &Problem>) {
+    let (status, detail) = match outcome {
+        Ok(said) => (200, said.to_owned()),
+        Err(problem) => (problem.status, problem.detail.clone()),
+    };
+    actor.desk.audit().note(Deed {
+        who: actor.caller.name.clone(),
+        what: what.into(),
+        target: target.to_owned(),
+        address: actor.from.map(|from| from.ip()),
+        status,
+        detail: Some(format!("console: {detail}")),
+        request_id: None,
+    });
 }

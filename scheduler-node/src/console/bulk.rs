@@ -112,7 +112,7 @@ async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
         None => wish.on().join(", "),
     };
     let outcome = format!("{} of {} done", tally.done, tally.matched);
-    acted(&posted.visitor.caller, posted.visitor.from, &format!("bulk_{}", wish.action), &on, outcome);
+    acted(&posted.visitor.actor(), "task.bulk", &on, Ok(&format!("{}: {outcome}", wish.action)));
     let stage = if tally.cursor.is_some() { Stage::GoOn } else { Stage::Done };
     Ok(page(posted, &wish, stage, &tally))
 }

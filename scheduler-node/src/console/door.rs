@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 
 use axum::{
+    Extension,
     extract::{ConnectInfo, Form, FromRequest, FromRequestParts, MatchedPath, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Redirect, Response},
@@ -19,7 +20,7 @@ use subtle::ConstantTimeEq;
 
 use super::{
     Console,
-    act::acted,
+    act::{Actor, acted},
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
 };
 use crate::{config::Role, desk::Desk, http::Caller};
@@ -57,6 +58,10 @@ impl Visitor {
         self.caller.role >= needed
     }
 
+    pub(super) fn actor(&self) -> Actor<'_> {
+        Actor { desk: &self.desk, caller: &self.caller, from: self.from }
+    }
+
     fn of(parts: &Parts, console: &Console) -> Option<Self> {
         let token = session(&parts.headers);
         let (caller, key) = match console.gate.anybody() {
@@ -64,8 +69,8 @@ impl Visitor {
             None => token.and_then(|token| Some((console.gate.caller(&token)?, token)))?,
         };
         Some(Self {
+            desk: console.desk.within(caller.queues.clone()),
             caller,
-            desk: console.desk.clone(),
             signed_in: !key.is_empty(),
             form_token: form_token(&key),
             theme: Theme::of(&parts.headers),
@@ -200,7 +205,13 @@ pub(super) struct SignIn {
     next: Option<String>,
 }
 
-pub(super) async fn sign_in(State(console): State<Console>, headers: HeaderMap, Form(form): Form<SignIn>) -> Response {
+pub(super) async fn sign_in(
+    State(console): State<Console>,
+    from: Option<Extension<ConnectInfo<SocketAddr>>>,
+    headers: HeaderMap,
+    Form(form): Form<SignIn>,
+) -> Response {
+    let from = from.map(|Extension(from)| from);
     let frame = Frame::outside("Sign in", Theme::of(&headers));
     if !is_from_here(&headers) {
         return Trouble::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
@@ -210,13 +221,14 @@ pub(super) async fn sign_in(State(console): State<Console>, headers: HeaderMap, 
     let Some(caller) = console.gate.caller(token.as_bytes()) else {
         return show(StatusCode::UNAUTHORIZED, &SignInPage { frame, next: next.to_owned(), wrong: true });
     };
-    acted(&caller, None, "sign_in", "console", "signed in");
+    let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
+    acted(&actor, "console.sign_in", "console", Ok("signed in"));
     let value = URL_SAFE_NO_PAD.encode(token);
     with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={value}; Max-Age={SESSION_S}"))
 }
 
 pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {
-    acted(&posted.visitor.caller, posted.visitor.from, "sign_out", "console", "signed out");
+    acted(&posted.visitor.actor(), "console.sign_out", "console", Ok("signed out"));
     with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
 }
 

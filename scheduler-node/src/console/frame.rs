@@ -17,6 +17,10 @@ pub(super) const PLACES: &[Place] = &[
     Place { letter: 'o', name: "Overview", path: "/console" },
     Place { letter: 't', name: "Tasks", path: "/console/tasks" },
     Place { letter: 'd', name: "Dead letters", path: "/console/dead" },
+    Place { letter: 'b', name: "Bulk", path: "/console/bulk" },
+    Place { letter: 'q', name: "Queues", path: "/console/queues" },
+    Place { letter: 's', name: "Schedules", path: "/console/schedules" },
+    Place { letter: 'c', name: "Cluster", path: "/console/cluster" },
 ];
 
 /// One of them.

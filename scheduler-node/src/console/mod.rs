@@ -7,12 +7,19 @@
 mod act;
 mod assets;
 mod bulk;
+mod cluster;
 mod dead;
 mod door;
 mod find;
+mod form;
 mod frame;
 mod json;
+mod many;
 mod overview;
+mod queue;
+mod queues;
+mod schedule;
+mod schedules;
 mod task;
 mod tasks;
 #[cfg(test)]
@@ -49,6 +56,17 @@ pub const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/console/tasks/{id}"),
     (Method::GET, "/console/tasks/{id}/cancel"),
     (Method::GET, "/console/dead"),
+    (Method::GET, "/console/queues"),
+    (Method::GET, "/console/queues/{queue}"),
+    (Method::POST, "/console/queues/{queue}"),
+    (Method::GET, "/console/queues/{queue}/delete"),
+    (Method::GET, "/console/schedules"),
+    (Method::GET, "/console/schedules/{name}"),
+    (Method::POST, "/console/schedules/{name}"),
+    (Method::GET, "/console/schedules/{name}/delete"),
+    (Method::GET, "/console/cluster"),
+    (Method::GET, "/console/bulk"),
+    (Method::GET, "/console/export"),
     (Method::GET, "/console/assets/{hash}/{name}"),
 ];
 
@@ -68,6 +86,9 @@ pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
 
 /// The largest form is a page of selected ids with a filter.
 const FORM_BYTES: usize = 64 << 10;
+
+/// The largest payload of a schedule, written as forms are, and what is around it.
+const SCHEDULE_BYTES: usize = 256 << 10;
 
 /// Longer than anything a page asks for; whoever has not sent his form by then has gone.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
@@ -92,6 +113,18 @@ fn routes() -> Router<Console> {
         .route("/console/tasks/{id}", get(task::task).post(task::act))
         .route("/console/tasks/{id}/cancel", get(task::cancel_page))
         .route("/console/dead", get(dead::list))
+        .route("/console/queues", get(queues::list))
+        .route("/console/queues/{queue}", get(queue::queue).post(queue::act))
+        .route("/console/queues/{queue}/delete", get(queue::delete_page))
+        .route("/console/schedules", get(schedules::list))
+        .route(
+            "/console/schedules/{name}",
+            get(schedule::schedule).post(schedule::act).layer(DefaultBodyLimit::max(SCHEDULE_BYTES)),
+        )
+        .route("/console/schedules/{name}/delete", get(schedule::delete_page))
+        .route("/console/cluster", get(cluster::cluster))
+        .route("/console/bulk", get(many::page))
+        .route("/console/export", get(many::export))
         .route("/console/assets/{hash}/{name}", get(assets::asset))
         .route("/console/{*rest}", get(frame::nothing_here))
 }

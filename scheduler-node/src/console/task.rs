@@ -16,7 +16,7 @@ use common::{
 
 use super::{
     Console,
-    act::acted,
+    act::{On, acted, deed},
     bulk::target,
     door::{Posted, Visitor},
     frame::{Frame, Trouble, show},
@@ -258,16 +258,12 @@ pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
         Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
         Err(problem) => Err(problem),
     };
-    let what = posted.one("action").unwrap_or_default();
+    if let Some(what) = deed(On::Task, posted.one("action").unwrap_or_default()) {
+        acted(&visitor.actor(), what, &id, done.as_ref().map(|(_, said)| *said));
+    }
     match done {
-        Ok((id, said)) => {
-            acted(&visitor.caller, visitor.from, what, &id.to_string(), said);
-            Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response()
-        }
-        Err(problem) => {
-            acted(&visitor.caller, visitor.from, what, &id, &problem);
-            Trouble::at(visitor, problem).into_response()
-        }
+        Ok((id, said)) => Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response(),
+        Err(problem) => Trouble::at(visitor, problem).into_response(),
     }
 }
 

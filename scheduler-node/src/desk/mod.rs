@@ -21,6 +21,7 @@ mod submit;
 mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
+mod throughput;
 mod tokens;
 mod trace;
 mod view;
@@ -52,6 +53,7 @@ pub use overview::{Bucket, DEAD_LOOK, NodeFigures, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
+pub use throughput::Throughput;
 
 /// What the desk asks.
 #[derive(Debug)]

@@ -41,6 +41,7 @@ pub struct NodeFigures {
 impl Desk {
     /// How many tasks come due in each of `count` spans of `length` from now on.
     pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
+        self.ask_for_everything()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
         let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
@@ -64,7 +65,8 @@ impl Desk {
         let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
         let at_least = parts.iter().any(|part| part.at_least);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
-        for group in parts.into_iter().flat_map(|part| part.groups) {
+        let mine = parts.into_iter().flat_map(|part| part.groups).filter(|group| self.scope.has(&group.queue));
+        for group in mine {
             let name = (group.queue.clone(), group.error.clone());
             match groups.get_mut(&name) {
                 Some(so_far) => {

@@ -71,7 +71,8 @@ fn broken(method: &Method, route: Option<&str>) -> Response {
 }
 
 async fn nothing_here(uri: Uri) -> Refusal {
-    let detail = format!("there is nothing at {}; /openapi.json describes the API, and the console is at /console", uri.path());
+    let detail =
+        format!("there is nothing at {}; /openapi.json describes the API, and the console is at /console", uri.path());
     Problem::not_found(detail).into()
 }
 

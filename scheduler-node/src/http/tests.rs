@@ -76,9 +76,9 @@ impl Api {
         let all = make(r#"{"name":"all","role":"operator"}"#).await;
         let mine = make(r#"{"name":"mine","role":"operator","queues":["mine"]}"#).await;
         let registry = Registry::new();
-        let metrics = HttpMetrics::register(&registry).expect("registered once");
-        let gate = Gate::new(Arc::clone(&counter.access));
-        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000), registry, metrics);
+        let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
+        let gate = Arc::new(Gate::new(Arc::clone(&counter.access)));
+        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000), registry, metrics, Router::new());
         (Self { router, counter, all, mine }, test)
     }
 

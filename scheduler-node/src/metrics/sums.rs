@@ -1,5 +1,7 @@
 //! What the counts of this node add up to, for whoever has no Prometheus at hand.
 
+use std::collections::BTreeMap;
+
 use prometheus::core::Collector;
 
 use super::Metrics;
@@ -40,6 +42,17 @@ impl Metrics {
             families.iter().flat_map(|family| family.get_metric()).map(|metric| metric.get_counter().get_value());
         counts.sum::<f64>() as u64
     }
+
+    /// The same by queue. Queues beyond those that have a label of their own are counted together as `other`.
+    pub fn finished_by_queue(&self) -> BTreeMap<String, u64> {
+        let mut finished = BTreeMap::new();
+        for metric in self.finished.collect().iter().flat_map(|family| family.get_metric()) {
+            let queue = metric.get_label().iter().find(|label| label.name() == "queue").map(|label| label.value());
+            *finished.entry(queue.unwrap_or_default().to_owned()).or_default() +=
+                metric.get_counter().get_value() as u64;
+        }
+        finished
+    }
 }
 
 /// The upper bound of the bucket that has that share of all: never better than it was. Beyond the last bucket, its bound.
@@ -79,5 +92,7 @@ mod tests {
         metrics.finished(&QueueName::new("a"), "succeeded", 2);
         metrics.finished(&QueueName::new("b"), "dead", 3);
         assert_eq!(metrics.finished_total(), 5);
+        let by_queue = metrics.finished_by_queue();
+        assert_eq!((by_queue.get("a"), by_queue.get("b"), by_queue.get("c")), (Some(&2), Some(&3), None));
     }
 }

@@ -128,3 +128,24 @@ proptest! {
         prop_assert_eq!(calendar.next_after(between), Some(times[1]));
     }
 }
+
+#[test]
+fn what_fired_last_is_what_would_have_come_next() {
+    let now = moment("2026-11-21T12:00:00Z");
+    for when in [cron("*/20 3-5 * * 1", "Europe/Berlin"), cron("5 0 1 * * *", "UTC"), When::Every { every_ms: 7_000 }] {
+        let calendar = when.calendar().unwrap();
+        let mut last = calendar.last_times(now, 5);
+        last.reverse();
+        assert_eq!(last, calendar.next_times(last[0].shifted(-1), 5), "{when:?}");
+        assert!(last[4] < now && calendar.next_after(last[4]).is_some_and(|next| next >= now));
+    }
+    assert_eq!(When::Every { every_ms: 1_000 }.calendar().unwrap().last_times(now, 1), [now.shifted(-1_000)]);
+}
+
+#[test]
+fn an_expression_is_told_in_words_and_its_times_on_its_own_clocks() {
+    let calendar = cron("30 2 * * 1-5", "Europe/Berlin").calendar().unwrap();
+    assert_eq!(calendar.words().unwrap(), "At 02:30, on Monday, Tuesday, Wednesday, Thursday, and Friday.");
+    assert_eq!(calendar.on_the_clock(moment("2026-07-01T00:30:00Z")), "2026-07-01 02:30:00 CEST");
+    assert_eq!(When::Every { every_ms: 1_000 }.calendar().unwrap().words(), None);
+}

@@ -1,5 +1,8 @@
 //! The console before a real database, asked as a browser asks.
 
+mod cluster;
+mod queues;
+mod schedules;
 mod signing_in;
 mod tasks;
 
@@ -10,11 +13,13 @@ use axum::{
     body::{Body, to_bytes},
     http::{Request, StatusCode, header},
 };
+use common::access::Scope;
 use prometheus::Registry;
 use sha2::{Digest, Sha256};
 use tower::ServiceExt;
 
 use crate::{
+    access::{Access, TokenBook},
     config::{self, Auth, Role, Token},
     desk::tests::{Counter, fresh},
     http::{self, Gate, HttpMetrics},
@@ -40,9 +45,15 @@ struct Answer {
 /// Tokens are the names of their roles; none of them: nobody is asked.
 async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
     let (counter, test) = fresh().await;
-    let token =
-        |role: &Role| Token { name: format!("the {role}"), role: *role, sha256: Sha256::digest(role.text()).into() };
-    let gate = Arc::new(Gate::new(&Auth { token: roles.iter().map(token).collect() }));
+    let token = |role: &Role| Token {
+        name: format!("the {role}"),
+        role: *role,
+        queues: Scope::ALL,
+        sha256: Sha256::digest(role.text()).into(),
+    };
+    let access = Access::new(&Auth { token: roles.iter().map(token).collect() });
+    access.put_in_force(TokenBook::default());
+    let gate = Arc::new(Gate::new(Arc::new(access)));
     let registry = Registry::new();
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let pages = super::router(counter.desk.clone(), Arc::clone(&gate), &config::Console { show_payloads });

@@ -1,0 +1,227 @@
+//! Forms that say what a request of the API says: the same fields under the same names, each with its meaning and its default, and
+//! what is wrong with one of them beside it.
+
+use axum::http::Uri;
+use common::wire::Problem;
+use serde_json::{Map, Value};
+
+use super::door::Posted;
+
+/// One field of a form.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spec {
+    /// As the API names it, with a dot between levels.
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    /// What counts when it is left empty.
+    pub(super) default: &'static str,
+    pub(super) meaning: &'static str,
+}
+
+pub(super) const fn spec(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Spec {
+    Spec { name, kind, default, meaning }
+}
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Whole,
+    Number,
+    /// Whole numbers with commas between them.
+    List,
+    Text,
+    /// JSON as it is, kept apart by whoever reads the form.
+    Json,
+    /// A JSON object.
+    Object,
+    /// Ticked or not.
+    Flag,
+    OneOf(&'static [&'static str]),
+}
+
+/// A field as it is shown.
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) spec: Spec,
+    pub(super) value: String,
+    pub(super) error: Option<String>,
+}
+
+impl Field {
+    pub(super) fn options(&self) -> &'static [&'static str] {
+        match self.spec.kind {
+            Kind::OneOf(options) => options,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn is_long(&self) -> bool {
+        matches!(self.spec.kind, Kind::Json | Kind::Object)
+    }
+
+    pub(super) fn is_flag(&self) -> bool {
+        self.spec.kind == Kind::Flag
+    }
+}
+
+/// The parameters of a retry count only with the kind they belong to.
+const RETRY_PARAMETERS: [(&str, &str); 5] = [
+    ("retry.delay_ms", "fixed"),
+    ("retry.base_ms", "exponential"),
+    ("retry.factor", "exponential"),
+    ("retry.max_ms", "exponential"),
+    ("retry.jitter", "exponential"),
+];
+
+/// The fields of `retry`; `default` is what counts without a kind.
+pub(super) const fn retry(default: &'static str) -> [Spec; 6] {
+    const KINDS: Kind = Kind::OneOf(&["polynomial", "exponential", "fixed", "immediate"]);
+    [
+        spec("retry.kind", KINDS, default, "how long to wait after a failed attempt"),
+        spec("retry.delay_ms", Kind::Whole, "", "with fixed: always so long"),
+        spec("retry.base_ms", Kind::Whole, "", "with exponential: after the first failure"),
+        spec("retry.factor", Kind::Number, "2", "with exponential: so many times as long after each further one"),
+        spec("retry.max_ms", Kind::Whole, "1 day", "with exponential: never longer"),
+        spec("retry.jitter", Kind::Number, "0", "with exponential: shortened by a random part, 0 to 1"),
+    ]
+}
+
+/// The parameter of a page's URL, when it is there and not empty.
+pub(super) fn parameter(uri: &Uri, name: &str) -> Option<String> {
+    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
+        .find(|(found, value)| found == name && !value.is_empty())
+        .map(|(_, value)| value.into_owned())
+}
+
+/// The fields as a person filled them in.
+pub(super) fn filled(specs: &[Spec], posted: &Posted) -> Vec<Field> {
+    let value = |name| posted.one(name).unwrap_or_default().to_owned();
+    specs.iter().map(|spec| Field { spec: *spec, value: value(spec.name), error: None }).collect()
+}
+
+/// The fields as something stands that the API shows as `json`.
+pub(super) fn shown(specs: &[Spec], json: &Value) -> Vec<Field> {
+    let field = |spec: &Spec| {
+        let value = spec.name.split('.').try_fold(json, |json, level| json.get(level));
+        Field { spec: *spec, value: value.map(text).unwrap_or_default(), error: None }
+    };
+    specs.iter().map(field).collect()
+}
+
+/// As [`read`] takes it.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null | Value::Bool(false) => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(Value::to_string).collect::<Vec<_>>().join(", "),
+        Value::Object(_) => format!("{value:#}"),
+        other => other.to_string(),
+    }
+}
+
+/// What was filled in, as the body of a request. What is empty is left out; a field that cannot be read is named.
+pub(super) fn read(specs: &[Spec], posted: &Posted) -> Result<Map<String, Value>, Problem> {
+    let mut body = Map::new();
+    let retry = posted.one("retry.kind");
+    for spec in specs.iter().filter(|spec| spec.kind != Kind::Json) {
+        let belongs_to = RETRY_PARAMETERS.iter().find(|(name, _)| *name == spec.name).map(|(_, kind)| *kind);
+        if belongs_to.is_some() && belongs_to != retry {
+            continue;
+        }
+        let Some(text) = posted.one(spec.name).map(str::trim).filter(|text| !text.is_empty()) else { continue };
+        let value = value(spec, text)?;
+        match spec.name.split_once('.') {
+            Some((outer, inner)) => {
+                let outer = body.entry(outer).or_insert_with(|| Value::Object(Map::new()));
+                if let Value::Object(outer) = outer {
+                    outer.insert(inner.to_owned(), value);
+                }
+            }
+            None => drop(body.insert(spec.name.to_owned(), value)),
+        }
+    }
+    Ok(body)
+}
+
+fn value(spec: &Spec, text: &str) -> Result<Value, Problem> {
+    let refuse = |what: &str| Problem::invalid_field(spec.name, format!("`{}` must be {what}", spec.name));
+    match spec.kind {
+        Kind::Whole => text.parse::<i64>().map(Value::from).map_err(|_| refuse("a whole number, without commas")),
+        Kind::Number => {
+            let number = text.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
+            number.map(Value::Number).ok_or_else(|| refuse("a number, with a point and not a comma"))
+        }
+        Kind::List => {
+            let numbers = text.split(',').map(|number| number.trim().parse::<i64>().map(Value::from));
+            let numbers: Result<Vec<Value>, _> = numbers.collect();
+            numbers.map(Value::Array).map_err(|_| refuse("whole numbers with commas between them"))
+        }
+        Kind::Object => {
+            let object = serde_json::from_str::<Map<String, Value>>(text);
+            object.map(Value::Object).map_err(|_| refuse("a JSON object, like {\"name\": \"value\"}"))
+        }
+        Kind::Flag => Ok(Value::Bool(true)),
+        Kind::Text | Kind::Json | Kind::OneOf(_) => Ok(Value::from(text)),
+    }
+}
+
+/// Puts what is wrong beside the field that is to blame; what blames none of them comes back.
+pub(super) fn blame(fields: &mut [Field], problem: &Problem) -> Option<String> {
+    let blamed = problem.field.as_deref().unwrap_or_default();
+    let within = |name: &str| name.split_once('.').is_some_and(|(outer, _)| outer == blamed);
+    let at = fields.iter().position(|field| field.spec.name == blamed);
+    match at.or_else(|| fields.iter().position(|field| within(field.spec.name))) {
+        Some(at) => {
+            fields[at].error = Some(problem.detail.clone());
+            None
+        }
+        None => Some(problem.detail.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const fn field(name: &'static str, kind: Kind) -> Spec {
+        spec(name, kind, "", "")
+    }
+
+    #[test]
+    fn what_is_shown_reads_back() {
+        let specs = [
+            field("rate", Kind::Number),
+            field("most", Kind::Whole),
+            field("weights", Kind::List),
+            field("ordered", Kind::Flag),
+            field("headers", Kind::Object),
+            field("retry.kind", Kind::Text),
+        ];
+        let json = json!({
+            "rate": 0.5, "most": 9_007_199_254_740_993_i64, "weights": [80, 20], "ordered": true, "headers": {"a": "b\nc", "d": ""},
+            "retry": {"kind": "fixed"}
+        });
+        for field in shown(&specs, &json) {
+            let (outer, inner) = field.spec.name.split_once('.').unwrap_or((field.spec.name, ""));
+            let expected = if inner.is_empty() { &json[outer] } else { &json[outer][inner] };
+            assert_eq!(&value(&field.spec, &field.value).expect("reads back"), expected, "{}", field.value);
+        }
+        assert_eq!(shown(&specs, &json!({"ordered": false}))[3].value, "");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_blamed_on_its_field() {
+        for (kind, text) in [(Kind::Whole, "1,000"), (Kind::Number, "NaN"), (Kind::List, "1 2"), (Kind::Object, "a: b")]
+        {
+            let problem = value(&field("f", kind), text).expect_err("refused");
+            assert_eq!(problem.field.as_deref(), Some("f"), "{text}");
+        }
+        let mut fields = shown(&retry("polynomial"), &json!({}));
+        assert_eq!(blame(&mut fields, &Problem::invalid_field("retry.base_ms", "a")), None);
+        assert_eq!(blame(&mut fields, &Problem::invalid_field("retry", "b")), None);
+        assert_eq!((fields[2].error.as_deref(), fields[0].error.as_deref()), (Some("a"), Some("b")));
+        assert_eq!(blame(&mut fields, &Problem::conflict("c")).as_deref(), Some("c"));
+    }
+}

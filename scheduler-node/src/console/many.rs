@@ -1,0 +1,93 @@
+//! Many tasks at once, chosen by a filter alone: a way into what is done to all of them, and all of them to be taken away.
+
+use askama::Template;
+use axum::{
+    body::Body,
+    extract::State,
+    http::{StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use common::{task::TaskState, wire::Problem};
+use futures::{StreamExt, TryStreamExt};
+
+use super::{
+    Console,
+    door::Visitor,
+    frame::{Frame, Trouble, show},
+    wanted::{FILTERS, Wanted},
+};
+use crate::config::Role;
+
+#[derive(Template)]
+#[template(path = "many.html")]
+struct ManyPage {
+    frame: Frame,
+    inputs: Vec<Input>,
+    hidden: Vec<(&'static str, String)>,
+    /// What is wrong with the filter.
+    wrong: Option<String>,
+    export: String,
+    list: String,
+    may_act: bool,
+    may_export: bool,
+}
+
+struct Input {
+    name: &'static str,
+    label: &'static str,
+    value: String,
+    hint: &'static str,
+}
+
+impl Input {
+    fn options(&self) -> Vec<&'static str> {
+        if self.name == "state" { TaskState::ALL.iter().map(|state| state.text()).collect() } else { Vec::new() }
+    }
+}
+
+/// The filter is in the URL; what is done with it is counted first, by the page that it leads to.
+pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
+    let wanted = Wanted::of_uri(&uri);
+    let wrong = wanted.task_filter().err().map(|problem| problem.detail);
+    let status = if wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    let input = |(name, label): &(&'static str, &'static str)| Input {
+        name,
+        label,
+        value: wanted.get(name).unwrap_or_default().to_owned(),
+        hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
+    };
+    let list = wanted.url();
+    let page = ManyPage {
+        frame: Frame::new("Bulk operations", &visitor),
+        inputs: FILTERS.iter().map(input).collect(),
+        hidden: wanted.fields().to_vec(),
+        wrong,
+        export: list.replacen("/console/tasks", "/console/export", 1),
+        list,
+        may_act: visitor.may(Role::Producer),
+        may_export: console.show_payloads,
+    };
+    show(status, &page)
+}
+
+/// A file of JSON, one task a line. Once lines have been sent there is no other status: an export that fails breaks off, without its
+/// last line.
+pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    if !console.show_payloads {
+        let detail = "an export has payloads, and this console is set not to show any (`console.show_payloads`)";
+        return Err(trouble(Problem::forbidden(detail)));
+    }
+    let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
+    let mut lines = Box::pin(visitor.desk.export(filter).map_err(trouble)?);
+    // What fails at once is answered as such.
+    let first = lines.try_next().await.map_err(trouble)?;
+    let rest = futures::stream::iter(first.map(Ok)).chain(lines);
+    let headers = [
+        (header::CONTENT_TYPE, "application/x-ndjson"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    Ok((headers, Body::from_stream(rest)).into_response())
+}

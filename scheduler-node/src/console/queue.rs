@@ -1,0 +1,223 @@
+//! One queue: its counts, its policy to be read and set, its pause, and its end.
+
+use askama::Template;
+use axum::{
+    extract::Path,
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Redirect, Response},
+};
+use common::{
+    ids::QueueName,
+    queue::check_name,
+    time::UnixMicros,
+    wire::{Problem, QueueRequest, QueueView},
+};
+use serde_json::Value;
+
+use super::{
+    act::{On, acted, deed},
+    door::{Posted, Visitor},
+    form::{self, Field, Kind, Spec, parameter, spec},
+    frame::{Frame, Trouble, show},
+    queues::Shown,
+    told::{When, count, span, when},
+};
+use crate::{config::Role, desk::Throughput};
+
+/// All that a policy says, apart from the retry.
+const POLICY: [Spec; 17] = [
+    spec(
+        "settle",
+        Kind::OneOf(&["confirm", "reject", "result"]),
+        "reject",
+        "what finishes a task: the broker's confirm, the deadline without a rejection, or the consumer's report",
+    ),
+    spec("max_attempts", Kind::Whole, "25", "then it is dead"),
+    spec("timeout_ms", Kind::Whole, "1800000", "how long a delivered attempt may be silent"),
+    spec("placement", Kind::OneOf(&["spread", "single"]), "spread", "its tasks on all shards, or on one"),
+    spec(
+        "max_running",
+        Kind::Whole,
+        "no limit",
+        "the most tasks started and without an outcome; needs single and result",
+    ),
+    spec("rate_per_second", Kind::Number, "no limit", "the most tasks started a second; exact with single"),
+    spec("ordered", Kind::Flag, "", "tasks of one partition key one after the other, by due time; needs result"),
+    spec(
+        "priority_weights",
+        Kind::List,
+        "80, 20 as a rule",
+        "1 to 5 weights, priority 1 first: how often each is taken while tasks wait for room",
+    ),
+    spec("retry_priority_drop", Kind::Flag, "", "a retry is one priority lower"),
+    spec("max_length", Kind::Whole, "10000", "of the RabbitMQ queue, in messages; more wait in the database"),
+    spec("format", Kind::OneOf(&["raw", "celery", "cloudevents"]), "raw", "what the message looks like"),
+    spec("exchange", Kind::Text, "duetime", "publish to another exchange; then nothing is declared"),
+    spec("routing_key", Kind::Text, "the queue's name", "with which it is published"),
+    spec(
+        "dedup_window_ms",
+        Kind::Whole,
+        "86400000",
+        "how long a finished task stands against another one with its key",
+    ),
+    spec("keep_succeeded_ms", Kind::Whole, "86400000", "how long a task that succeeded is kept"),
+    spec("keep_dead_ms", Kind::Whole, "1209600000", "how long any other finished task is kept"),
+    spec(
+        "failure_alert_threshold",
+        Kind::Whole,
+        "none",
+        "failed attempts that are worth an alert; kept for alerts of your own",
+    ),
+];
+
+fn specs() -> Vec<Spec> {
+    POLICY.into_iter().chain(form::retry("polynomial")).collect()
+}
+
+#[derive(Template)]
+#[template(path = "queue.html")]
+struct QueuePage {
+    frame: Frame,
+    name: QueueName,
+    /// `None`: there is no such queue yet.
+    there: Option<There>,
+    fields: Vec<Field>,
+    /// What is wrong with what was sent, and not with one field.
+    wrong: Option<String>,
+    may_act: bool,
+}
+
+struct There {
+    paused: bool,
+    counts: Shown,
+    updated: Option<When>,
+    flow: Flow,
+}
+
+/// How it moves, as far as this node tells.
+struct Flow {
+    node: String,
+    up: String,
+    finished: String,
+    /// By minute, since the look that the URL tells of.
+    since: Option<String>,
+    again: String,
+}
+
+#[derive(Template)]
+#[template(path = "queue_delete.html")]
+struct DeletePage {
+    frame: Frame,
+    name: QueueName,
+}
+
+pub(super) async fn queue(visitor: Visitor, Path(name): Path<String>, uri: Uri) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    let there = look(&visitor, &name).await.map_err(trouble)?;
+    let status = if there.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
+    let json = there.as_ref().map(policy_of).transpose().map_err(trouble)?;
+    let fields = form::shown(&specs(), &json.unwrap_or_default());
+    Ok(show(status, &page(&visitor, name, there, fields, &uri)))
+}
+
+/// The queue; `None` for one that is not there and might be made by whoever looks.
+async fn look(visitor: &Visitor, name: &QueueName) -> Result<Option<QueueView>, Problem> {
+    match visitor.desk.queue_get(name.clone()).await {
+        Ok(queue) => Ok(Some(queue)),
+        Err(problem) if problem.status == 404 && visitor.may(Role::Operator) => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+fn policy_of(queue: &QueueView) -> Result<Value, Problem> {
+    serde_json::to_value(&queue.policy)
+        .map_err(|error| Problem::internal(format!("the policy cannot be shown: {error}")))
+}
+
+fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Vec<Field>, uri: &Uri) -> QueuePage {
+    let now = visitor.desk.now();
+    let there = there.map(|queue| There {
+        paused: queue.paused,
+        counts: Shown::of(&queue.counts),
+        updated: queue.updated_at.map(|moment| when(moment, now)),
+        flow: flow(&visitor.desk.throughput(), &name, uri),
+    });
+    let frame = Frame::new(format!("Queue {name}"), visitor);
+    QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Role::Operator) }
+}
+
+/// The look before is in the URL: no node remembers who has looked.
+fn flow(throughput: &Throughput, name: &QueueName, uri: &Uri) -> Flow {
+    let finished = throughput.finished(name).unwrap_or(0);
+    let number = |field: &str| parameter(uri, field).and_then(|text| text.parse::<i64>().ok());
+    let incarnation = throughput.node.incarnation.to_string();
+    let same_node = parameter(uri, "node").is_some_and(|node| node == incarnation);
+    let before = number("at").zip(number("finished")).filter(|_| same_node);
+    let since = before.and_then(|(at, before)| {
+        let passed = throughput.at.since(UnixMicros::new(at));
+        let minutes = passed.as_secs_f64() / 60.0;
+        let done = i64::try_from(finished).ok()?.checked_sub(before).filter(|done| *done >= 0)?;
+        (minutes > 0.0).then(|| format!("{:.1} a minute in the last {}", done as f64 / minutes, span(passed)))
+    });
+    let again = form_urlencoded::Serializer::new(String::new())
+        .append_pair("node", &incarnation)
+        .append_pair("at", &throughput.at.micros().to_string())
+        .append_pair("finished", &finished.to_string())
+        .finish();
+    Flow {
+        node: throughput.node.name.to_string(),
+        up: span(throughput.up),
+        finished: count(i64::try_from(finished).unwrap_or(i64::MAX), false),
+        since,
+        again: format!("/console/queues/{name}?{again}"),
+    }
+}
+
+pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: Posted) -> Result<Response, Trouble> {
+    let visitor = &posted.visitor;
+    let trouble = |problem| Trouble::at(visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    let action = posted.one("action").unwrap_or_default();
+    let done = match action {
+        "set" => set(&name, &posted).await,
+        "pause" | "resume" => visitor.desk.queue_pause(name.clone(), action == "pause").await.map(drop),
+        "delete" => visitor.desk.queue_delete(name.clone()).await,
+        _ => Err(Problem::invalid_field("action", "say what to do: set, pause, resume or delete")),
+    };
+    if let Some(what) = deed(On::Queue, action) {
+        acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));
+    }
+    match done {
+        Ok(()) if action == "delete" => Ok(Redirect::to("/console/queues").into_response()),
+        Ok(()) => Ok(Redirect::to(&format!("/console/queues/{name}")).into_response()),
+        Err(problem) if action == "set" && problem.status < 500 => {
+            let there = look(visitor, &name).await.map_err(trouble)?;
+            let mut fields = form::filled(&specs(), &posted);
+            let wrong = form::blame(&mut fields, &problem);
+            let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
+            let page = page(visitor, name, there, fields, &uri);
+            Ok(show(status, &QueuePage { wrong, ..page }))
+        }
+        Err(problem) => Err(trouble(problem)),
+    }
+}
+
+async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
+    let body = Value::Object(form::read(&specs(), posted)?);
+    posted.visitor.desk.queue_put(name.clone(), QueueRequest::parse(&body.to_string())?).await.map(drop)
+}
+
+pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    if !visitor.may(Role::Operator) {
+        return Err(trouble(Problem::forbidden("deleting a queue needs the role operator")));
+    }
+    Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
+}
+
+fn named(name: &str) -> Result<QueueName, Problem> {
+    check_name(name)?;
+    Ok(QueueName::new(name))
+}

@@ -1,0 +1,118 @@
+//! The queues: how each treats its tasks, how many it has, and whether it moves.
+
+use askama::Template;
+use axum::{
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Redirect, Response},
+};
+use common::{
+    ids::QueueName,
+    queue::{Format, Placement, QueuePolicy, Settle, check_name},
+    task::retry::RetryPolicy,
+    wire::{QueueView, queue::Counts},
+};
+
+use super::{
+    door::Visitor,
+    form::parameter,
+    frame::{Frame, Trouble, show},
+    told::{count, span},
+};
+use crate::{config::Role, desk::Throughput};
+
+#[derive(Template)]
+#[template(path = "queues.html")]
+struct QueuesPage {
+    frame: Frame,
+    rows: Vec<Row>,
+    node: String,
+    up: String,
+    may_act: bool,
+}
+
+struct Row {
+    name: QueueName,
+    paused: bool,
+    policy: Vec<String>,
+    counts: Shown,
+    rate: String,
+}
+
+/// How many tasks there are, as it is shown.
+pub(super) struct Shown {
+    pub(super) scheduled: String,
+    pub(super) waiting: String,
+    pub(super) ready: String,
+    pub(super) in_flight: String,
+}
+
+impl Shown {
+    pub(super) fn of(counts: &Counts) -> Self {
+        let shown = |tasks| count(tasks, counts.at_least);
+        Self {
+            scheduled: shown(counts.scheduled),
+            waiting: shown(counts.waiting),
+            ready: shown(counts.ready),
+            in_flight: shown(counts.dispatching + counts.delivered + counts.running),
+        }
+    }
+}
+
+/// `?open=` leads to the page of a queue by its name, whether there is one or not.
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+    if let Some(open) = parameter(&uri, "open") {
+        check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
+        return Ok(Redirect::to(&format!("/console/queues/{open}")).into_response());
+    }
+    let queues = visitor.desk.queue_list().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let throughput = visitor.desk.throughput();
+    let page = QueuesPage {
+        frame: Frame::new("Queues", &visitor),
+        rows: queues.iter().map(|queue| row(queue, &throughput)).collect(),
+        node: throughput.node.name.to_string(),
+        up: span(throughput.up),
+        may_act: visitor.may(Role::Operator),
+    };
+    Ok(show(StatusCode::OK, &page))
+}
+
+fn row(queue: &QueueView, throughput: &Throughput) -> Row {
+    let minutes = (throughput.up.as_secs_f64() / 60.0).max(1.0);
+    let rate = throughput.finished(&queue.name).map(|finished| format!("{:.1}", finished as f64 / minutes));
+    Row {
+        name: queue.name.clone(),
+        paused: queue.paused,
+        policy: in_short(&queue.policy),
+        counts: Shown::of(&queue.counts),
+        rate: rate.unwrap_or_else(|| "–".to_owned()),
+    }
+}
+
+/// What a policy says beside its defaults, and what finishes a task.
+pub(super) fn in_short(policy: &QueuePolicy) -> Vec<String> {
+    let default = QueuePolicy::default();
+    let settle = match policy.settle {
+        Settle::Confirm => "done when confirmed",
+        Settle::Reject => "done unless rejected",
+        Settle::Result => "done when reported",
+    };
+    let mut short = vec![settle.to_owned()];
+    let mut say = |said: bool, text: String| short.extend(said.then_some(text));
+    say(policy.placement == Placement::Single, "on one shard".to_owned());
+    say(policy.ordered, "ordered".to_owned());
+    say(policy.max_running.is_some(), format!("at most {} running", policy.max_running.unwrap_or_default()));
+    say(policy.rate_per_second.is_some(), format!("{} a second", policy.rate_per_second.unwrap_or_default()));
+    say(policy.max_attempts != default.max_attempts, format!("{} attempts", policy.max_attempts));
+    let retry = match policy.retry {
+        RetryPolicy::Polynomial => String::new(),
+        RetryPolicy::Exponential { base_ms, factor, .. } => format!("retry after {base_ms} ms, × {factor}"),
+        RetryPolicy::Fixed { delay_ms } => format!("retry after {delay_ms} ms"),
+        RetryPolicy::Immediate => "retry at once".to_owned(),
+    };
+    say(policy.retry != default.retry, retry);
+    say(policy.format == Format::Celery, "for Celery".to_owned());
+    say(policy.format == Format::CloudEvents, "as CloudEvents".to_owned());
+    let exchange = policy.exchange.as_deref().unwrap_or_default();
+    say(policy.exchange.is_some(), format!("to exchange {exchange}"));
+    short
+}

@@ -1,0 +1,253 @@
+//! One schedule: when it fires and fired, what its tasks are, and what can be done to it.
+
+use askama::Template;
+use axum::{
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Redirect, Response},
+};
+use common::{
+    ids::{QueueName, ScheduleName},
+    schedule::{check_name, key_of},
+    time::UnixMicros,
+    wire::{Problem, ScheduleRequest, ScheduleView},
+};
+use serde_json::{Value, value::RawValue};
+
+use super::{
+    Console,
+    act::{On, acted, deed},
+    door::{Posted, Visitor},
+    form::{self, Field, Kind, Spec, spec},
+    frame::{Frame, Trouble, show},
+    schedules::Rule,
+    told::{When, when},
+};
+use crate::{config::Role, desk::Desk};
+
+/// Fire times shown, to come and gone.
+const SHOWN: usize = 5;
+
+const CALENDAR: [Spec; 6] = [
+    spec("queue", Kind::Text, "", "of its tasks; required"),
+    spec("cron", Kind::Text, "", "minute hour day month weekday, with seconds first if wanted; or @daily"),
+    spec("time_zone", Kind::Text, "UTC", "whose clock cron goes by, like Europe/Berlin"),
+    spec("every_ms", Kind::Whole, "", "instead of cron: 1000 or more, counted from 1970"),
+    spec(
+        "overlap",
+        Kind::OneOf(&["skip", "buffer_one", "allow"]),
+        "skip",
+        "what becomes of a fire time while the last task is unfinished",
+    ),
+    spec("catch_up_ms", Kind::Whole, "60000", "fire times missed by no more than this are made up"),
+];
+
+const PAYLOAD: [Spec; 3] = [
+    spec("payload", Kind::Json, "null", "of its tasks: JSON, up to 64 KiB"),
+    spec("payload_base64", Kind::Text, "", "instead of payload: any bytes"),
+    spec("content_type", Kind::Text, "application/octet-stream", "with payload_base64"),
+];
+
+const TASKS: [Spec; 6] = [
+    spec("headers", Kind::Object, "none", "of its tasks: a JSON object of texts"),
+    spec("priority", Kind::Whole, "3", "1 (highest) to 5"),
+    spec("partition_key", Kind::Text, "", "colocates and orders its tasks"),
+    spec("max_attempts", Kind::Whole, "the queue's", "then a task is dead"),
+    spec("timeout_ms", Kind::Whole, "the queue's", "how long a delivered attempt may be silent"),
+    spec("expires_after_ms", Kind::Whole, "never", "from the fire time: not started by then, it never is"),
+];
+
+/// What is not shown cannot be written either: a form without the payload keeps the one there is.
+fn specs(with_payload: bool) -> Vec<Spec> {
+    let payload = PAYLOAD.into_iter().filter(|_| with_payload);
+    CALENDAR.into_iter().chain(payload).chain(TASKS).chain(form::retry("the queue's")).collect()
+}
+
+#[derive(Template)]
+#[template(path = "schedule.html")]
+struct SchedulePage {
+    frame: Frame,
+    name: ScheduleName,
+    /// `None`: there is no such schedule yet.
+    there: Option<There>,
+    fields: Vec<Field>,
+    payload_hidden: bool,
+    /// What is wrong with what was sent, and not with one field.
+    wrong: Option<String>,
+    may_act: bool,
+}
+
+struct There {
+    queue: QueueName,
+    rule: Rule,
+    paused: bool,
+    buffered: Option<When>,
+    next: Vec<FireTime>,
+    last: Vec<FireTime>,
+    updated: When,
+}
+
+/// A fire time, and the task it made as far as that is still kept.
+struct FireTime {
+    at: When,
+    /// On the clocks of the schedule's time zone.
+    local: String,
+    task: Option<(String, &'static str)>,
+}
+
+#[derive(Template)]
+#[template(path = "schedule_delete.html")]
+struct DeletePage {
+    frame: Frame,
+    name: ScheduleName,
+}
+
+pub(super) async fn schedule(
+    State(console): State<Console>,
+    visitor: Visitor,
+    Path(name): Path<String>,
+) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    let there = look(&visitor, &name).await.map_err(trouble)?;
+    let status = if there.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
+    let json = there.as_ref().map(json_of).transpose().map_err(trouble)?;
+    let fields = form::shown(&specs(console.show_payloads || there.is_none()), &json.unwrap_or_default());
+    Ok(show(status, &page(&console, &visitor, name, there, fields).await))
+}
+
+/// The schedule; `None` for one that is not there and might be made by whoever looks.
+async fn look(visitor: &Visitor, name: &ScheduleName) -> Result<Option<ScheduleView>, Problem> {
+    match visitor.desk.schedule_get(name.clone(), SHOWN).await {
+        Ok(view) => Ok(Some(view)),
+        Err(problem) if problem.status == 404 && visitor.may(Role::Operator) => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+/// As the form shows it: the payload as the text it is, and its type only where it can be set.
+fn json_of(view: &ScheduleView) -> Result<Value, Problem> {
+    let unwritable = |error| Problem::internal(format!("the schedule cannot be shown: {error}"));
+    let mut json = serde_json::to_value(ScheduleView { payload: None, ..view.clone() }).map_err(unwritable)?;
+    if let Some(payload) = &view.payload {
+        json["payload"] = Value::from(payload.get());
+        json["content_type"] = Value::Null;
+    }
+    Ok(json)
+}
+
+async fn page(
+    console: &Console,
+    visitor: &Visitor,
+    name: ScheduleName,
+    there: Option<ScheduleView>,
+    fields: Vec<Field>,
+) -> SchedulePage {
+    let payload_hidden = there.is_some() && !console.show_payloads;
+    let there = match there {
+        Some(view) => Some(shown(&visitor.desk, &view).await),
+        None => None,
+    };
+    let frame = Frame::new(format!("Schedule {name}"), visitor);
+    SchedulePage { frame, name, there, fields, payload_hidden, wrong: None, may_act: visitor.may(Role::Operator) }
+}
+
+async fn shown(desk: &Desk, view: &ScheduleView) -> There {
+    let now = desk.now();
+    let calendar = view.rules.when.calendar().ok();
+    let local = |at| calendar.as_ref().map(|calendar| calendar.on_the_clock(at)).unwrap_or_default();
+    let fire_time = |at: UnixMicros, task| FireTime { at: when(at, now), local: local(at), task };
+    let gone = calendar.as_ref().map(|calendar| calendar.last_times(now, SHOWN)).unwrap_or_default();
+    let mut last = Vec::new();
+    for at in gone.into_iter().filter(|at| *at >= view.created_at) {
+        last.push(fire_time(at, task_of(desk, view, at).await));
+    }
+    There {
+        queue: view.rules.queue.clone(),
+        rule: Rule::of(view),
+        paused: view.paused,
+        buffered: view.buffered_at.map(|at| when(at, now)),
+        next: view.next_fire_times.iter().map(|at| fire_time(*at, None)).collect(),
+        last,
+        updated: when(view.updated_at, now),
+    }
+}
+
+/// The task of a fire time, which is known by its key.
+async fn task_of(desk: &Desk, view: &ScheduleView, at: UnixMicros) -> Option<(String, &'static str)> {
+    let rules = &view.rules;
+    let key = key_of(&view.name, at);
+    let id = desk.find(rules.queue.as_str(), rules.partition_key.as_deref(), &key).await.ok()?;
+    let task = desk.get(id).await.ok()?;
+    Some((id.to_string(), task.state.text()))
+}
+
+pub(super) async fn act(
+    State(console): State<Console>,
+    Path(name): Path<String>,
+    posted: Posted,
+) -> Result<Response, Trouble> {
+    let visitor = &posted.visitor;
+    let trouble = |problem| Trouble::at(visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    let action = posted.one("action").unwrap_or_default();
+    let here = format!("/console/schedules/{name}");
+    let done = match action {
+        "set" => set(&console, &name, &posted).await.map(|()| here),
+        "pause" | "resume" => visitor.desk.schedule_pause(name.clone(), action == "pause").await.map(|_| here),
+        "run" => visitor.desk.schedule_run(name.clone()).await.map(|task| format!("/console/tasks/{}", task.id)),
+        "delete" => visitor.desk.schedule_delete(name.clone()).await.map(|()| "/console/schedules".to_owned()),
+        _ => Err(Problem::invalid_field("action", "say what to do: set, pause, resume, run or delete")),
+    };
+    if let Some(what) = deed(On::Schedule, action) {
+        acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));
+    }
+    match done {
+        Ok(next) => Ok(Redirect::to(&next).into_response()),
+        Err(problem) if action == "set" && problem.status < 500 => {
+            let there = look(visitor, &name).await.map_err(trouble)?;
+            let mut fields = form::filled(&specs(console.show_payloads || there.is_none()), &posted);
+            let wrong = form::blame(&mut fields, &problem);
+            let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
+            let page = page(&console, visitor, name, there, fields).await;
+            Ok(show(status, &SchedulePage { wrong, ..page }))
+        }
+        Err(problem) => Err(trouble(problem)),
+    }
+}
+
+async fn set(console: &Console, name: &ScheduleName, posted: &Posted) -> Result<(), Problem> {
+    let kept = if console.show_payloads { None } else { look(&posted.visitor, name).await? };
+    let body = Value::Object(form::read(&specs(kept.is_none()), posted)?);
+    let mut request = ScheduleRequest::parse(&body.to_string())?;
+    match kept {
+        Some(view) => {
+            request.content_type = view.payload_base64.as_ref().map(|_| view.rules.content_type);
+            (request.payload, request.payload_base64) = (view.payload, view.payload_base64);
+        }
+        // As it was written, so that no number in it loses a digit.
+        None => request.payload = posted.one("payload").map(json).transpose()?,
+    }
+    posted.visitor.desk.schedule_put(name.clone(), request).await.map(drop)
+}
+
+fn json(text: &str) -> Result<Box<RawValue>, Problem> {
+    // Browsers end each line of a text with two characters.
+    let text = text.replace("\r\n", "\n").trim().to_owned();
+    RawValue::from_string(text)
+        .map_err(|error| Problem::invalid_field("payload", format!("`payload` must be JSON: {error}")))
+}
+
+pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    let name = named(&name).map_err(trouble)?;
+    if !visitor.may(Role::Operator) {
+        return Err(trouble(Problem::forbidden("deleting a schedule needs the role operator")));
+    }
+    Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
+}
+
+fn named(name: &str) -> Result<ScheduleName, Problem> {
+    check_name(name)?;
+    Ok(ScheduleName::new(name))
+}
