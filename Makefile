@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test alerts-test bench lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down test alerts-test alerts-fire bench lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -36,6 +36,10 @@ alerts-test: ## Check alerts, runbooks and dashboards, and when each alert fires
 	@promtool check rules charts/duetime/files/rules.yaml
 	@promtool test rules charts/duetime/tests/rules_test.yaml
 	@charts/duetime/tests/check_rules.py
+
+alerts-fire: stores build ## Make each alert fire by its cause on a cluster of its own, and see it resolve; ARGS='--only NAME,NAME'
+	@integration-tests/install prometheus
+	@$(STACK) alerts $(ARGS)
 
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)

@@ -1,6 +1,7 @@
-//! `stack up`, `down`, `demo`, `bench`: a whole Duetime on this machine, to try, to look at and to measure.
+//! `stack up`, `down`, `demo`, `bench`, `alerts`: a whole Duetime on this machine, to try, to look at and to measure.
 #![expect(clippy::print_stdout, reason = "it talks to a person")]
 
+mod alerts;
 mod bench;
 mod demo;
 mod down;
@@ -34,6 +35,8 @@ enum Verb {
     Demo(demo::Options),
     /// Measure lateness, throughput and takeovers on clusters of its own.
     Bench(bench::Options),
+    /// Make each alert fire by its cause, and fall silent again, on a cluster of its own.
+    Alerts(alerts::Options),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Verb::Down(options) => down::run(&arguments.folder, &options).await,
         Verb::Demo(options) => demo::run(&arguments.folder, &options).await,
         Verb::Bench(options) => bench::run(&arguments.folder, &options).await,
+        Verb::Alerts(options) => alerts::run(&arguments.folder, &options).await,
     }
 }
 

@@ -1,0 +1,165 @@
+//! `stack alerts`: each alert fires by its cause, and falls silent when the cause is gone, on a real cluster and a real Prometheus.
+//!
+//! The rules are those of the chart with their times made short. What fires by itself while nothing is wrong is a fault too.
+
+mod nodes;
+mod report;
+mod rules;
+mod scene;
+mod stores;
+mod tasks;
+
+use std::{
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use futures::future;
+use integration_tests::sandbox::{Prometheus, Sandbox, free_port, scratch, scratch_below};
+use serde_json::json;
+
+use report::Report;
+use scene::{Cause, Scene, Stage};
+
+const RULES: &str = include_str!("../../../../charts/duetime/files/rules.yaml");
+
+/// Longer than every window and the longest `for` of the short rules.
+const QUIET: Duration = Duration::from_secs(30);
+/// After a step: until nothing fires that it left behind.
+const CALM_WITHIN: Duration = Duration::from_secs(60);
+/// What happened just now has been scraped and evaluated by then, twice.
+const CALM_FOR: Duration = Duration::from_secs(4);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What runs beside all causes: tasks for one queue whose consumer acks them.
+const STEADY_EVERY: Duration = Duration::from_millis(200);
+const STEADY_TASKS: usize = 5;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Only the causes of these alerts; all when absent.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
+    let steps = steps(&options.only)?;
+    scratch_below(&base.join("alerts"))?;
+    // Dropping the cluster stops its nodes; the stores and Prometheus end with this process.
+    tokio::select! {
+        outcome = play(&steps) => outcome,
+        _ = tokio::signal::ctrl_c() => {
+            println!("\ninterrupted: all is stopped");
+            Ok(ExitCode::from(130))
+        }
+    }
+}
+
+/// Causes in their order; those of one step at once.
+fn steps(only: &[String]) -> Result<Vec<Vec<&'static Cause>>> {
+    let all = || [tasks::AT_ONCE].into_iter().chain(tasks::ALONE).chain(nodes::ALONE).chain(stores::ALONE);
+    let name_of = |alert: &'static str| alert.split(' ').next().unwrap_or(alert);
+    let names: Vec<&str> = all().flatten().flat_map(|cause| cause.alerts.iter().map(|alert| name_of(alert))).collect();
+    for name in RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        ensure!(names.contains(&name), "nothing here makes {name} fire: give it a cause in bin/stack/alerts");
+    }
+    if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
+        bail!("there is no alert {unknown}; docs/runbooks/README.md lists them");
+    }
+    let wanted = |cause: &Cause| {
+        only.is_empty() || cause.alerts.iter().any(|alert| only.iter().any(|name| name == name_of(alert)))
+    };
+    let steps = all().map(|step| step.iter().filter(|cause| wanted(cause)).collect::<Vec<_>>());
+    Ok(steps.filter(|step| !step.is_empty()).collect())
+}
+
+async fn play(steps: &[Vec<&'static Cause>]) -> Result<ExitCode> {
+    let began = Instant::now();
+    println!("starting PostgreSQL, etcd, RabbitMQ, three nodes and Prometheus ...");
+    let stage = stage().await?;
+    println!(
+        "ready after {:.0} s. Windows and waits of the rules are a sixtieth; besides:",
+        began.elapsed().as_secs_f32()
+    );
+    for (_, _, what) in rules::CHANGES {
+        println!("  {what}");
+    }
+    let mut report = Report::default();
+    tokio::select! {
+        played = play_steps(&stage, steps, &mut report) => played?,
+        () = steady(&stage) => {}
+    }
+    Ok(report.end(began.elapsed()))
+}
+
+async fn play_steps(stage: &Stage, steps: &[Vec<&'static Cause>], report: &mut Report) -> Result<()> {
+    // What was absent until Prometheus had scraped for the first time.
+    calm(stage).await;
+    quiet(stage, report).await?;
+    for step in steps {
+        let scenes: Vec<Scene<'_>> = step.iter().map(|cause| Scene::new(stage, cause)).collect();
+        let played = scenes.iter().map(|scene| async move {
+            let outcome = (scene.cause.play)(scene).await;
+            scene.resolved().await;
+            outcome
+        });
+        let outcomes = future::join_all(played).await;
+        report.step(&scenes);
+        for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+            report.wrong(error);
+        }
+        calm(stage).await;
+    }
+    Ok(())
+}
+
+async fn stage() -> Result<Stage> {
+    let heap = format!("[scheduler]\nheap_entries = {}\n", rules::HEAP_ENTRIES);
+    let cluster = Sandbox::builder().proxied().unwatched().config(&heap).start().await?;
+    cluster.consume_and_ack("steady", &json!({})).await?;
+    let (stranger_port, impostor_port) = (free_port(), free_port());
+    let nodes = cluster.nodes().iter().map(|node| node.config().port);
+    let ports = nodes.chain([stranger_port, impostor_port]);
+    let targets: Vec<String> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    let rules = rules::shorten(RULES)?;
+    let prometheus = Prometheus::start(scratch(), &targets, &cluster.node(0).config().token, &rules).await?;
+    Ok(Stage { cluster, prometheus, targets, stranger_port, impostor_port })
+}
+
+/// Submits for as long as it is asked to. What no node takes is not missed.
+async fn steady(stage: &Stage) {
+    loop {
+        if let Ok(client) = stage.cluster.live() {
+            let batch = tasks::tasks("steady", STEADY_TASKS, 500);
+            tokio::time::timeout(STEADY_EVERY * 5, client.batch(&batch)).await.ok();
+        }
+        tokio::time::sleep(STEADY_EVERY).await;
+    }
+}
+
+/// Nothing is wrong, so nothing may fire.
+async fn quiet(stage: &Stage, report: &mut Report) -> Result<()> {
+    let until = Instant::now() + QUIET;
+    while Instant::now() < until {
+        report.quiet(&stage.prometheus.firing().await?);
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    let faults = stage.prometheus.faults().await?;
+    ensure!(faults.is_empty(), "Prometheus cannot evaluate: {}", faults.join("; "));
+    Ok(())
+}
+
+/// Waits until nothing fires or is about to, or should not: the next cause shall not be taken for what the last has set off.
+async fn calm(stage: &Stage) {
+    let until = Instant::now() + CALM_WITHIN;
+    let mut since = Instant::now();
+    while Instant::now() < until && since.elapsed() < CALM_FOR {
+        if !stage.prometheus.is_calm().await.unwrap_or(false) {
+            since = Instant::now();
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

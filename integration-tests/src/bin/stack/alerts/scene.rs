@@ -1,0 +1,168 @@
+//! One cause while it lasts: what it is played on, and when which of its alerts fired and fell silent.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use futures::future::BoxFuture;
+use integration_tests::{
+    client::Client,
+    sandbox::{Prometheus, Sandbox},
+};
+use parking_lot::Mutex;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use tokio::time::Instant;
+
+/// An alert that has not fired by then will not.
+const FIRES_WITHIN: Duration = Duration::from_secs(75);
+/// Its window, and what the cluster takes to be well again.
+const SILENT_WITHIN: Duration = Duration::from_secs(90);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A cause, the alerts that it sets off, and how it is brought about and healed.
+pub(super) struct Cause {
+    /// Names as Prometheus gives them; an alert about a queue with the queue behind it.
+    pub alerts: &'static [&'static str],
+    pub says: &'static str,
+    /// Injects, waits for the alerts, heals.
+    pub play: for<'a> fn(&'a Scene<'a>) -> BoxFuture<'a, Result<()>>,
+}
+
+/// What all causes are played on.
+pub(super) struct Stage {
+    pub cluster: Sandbox,
+    pub prometheus: Prometheus,
+    /// What Prometheus scrapes: the nodes in their order, and the two places below.
+    pub targets: Vec<String>,
+    /// Nobody listens here, until there is a node of another cluster or something of another version.
+    pub stranger_port: u16,
+    pub impostor_port: u16,
+}
+
+/// When an alert fired, since its cause was there, and when it was seen silent, since the healing began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Course {
+    pub fired: Option<Duration>,
+    pub resolved: Option<Duration>,
+}
+
+/// One cause at work.
+pub(super) struct Scene<'a> {
+    pub stage: &'a Stage,
+    pub cause: &'static Cause,
+    injected_at: Mutex<Instant>,
+    healing_since: Mutex<Instant>,
+    courses: Mutex<BTreeMap<&'static str, Course>>,
+    /// Whatever else fired meanwhile.
+    beside: Mutex<BTreeSet<String>>,
+}
+
+impl<'a> Scene<'a> {
+    pub(super) fn new(stage: &'a Stage, cause: &'static Cause) -> Self {
+        Self {
+            stage,
+            cause,
+            courses: Mutex::new(cause.alerts.iter().map(|alert| (*alert, Course::default())).collect()),
+            injected_at: Mutex::new(Instant::now()),
+            healing_since: Mutex::new(Instant::now()),
+            beside: Mutex::default(),
+        }
+    }
+
+    pub(super) fn cluster(&self) -> &Sandbox {
+        &self.stage.cluster
+    }
+
+    pub(super) fn client(&self) -> Result<Client> {
+        self.cluster().live()
+    }
+
+    /// The cause is there from now on.
+    pub(super) fn injected(&self) {
+        *self.injected_at.lock() = Instant::now();
+    }
+
+    /// Waits until each alert has fired at some time since the cause is there, or could have. What comes next heals.
+    pub(super) async fn fired(&self) {
+        let deadline = Instant::now() + FIRES_WITHIN;
+        while Instant::now() < deadline && self.courses.lock().values().any(|course| course.fired.is_none()) {
+            self.look().await;
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        *self.healing_since.lock() = Instant::now();
+    }
+
+    /// The same while `cause`, which never ends by itself, goes on.
+    pub(super) async fn fired_during(&self, cause: impl Future<Output = Result<()>>) -> Result<()> {
+        tokio::select! {
+            () = self.fired() => Ok(()),
+            ended = cause => ended,
+        }
+    }
+
+    /// Waits until those that fired are silent, or should be: the cause is gone now.
+    pub(super) async fn resolved(&self) {
+        let deadline = Instant::now() + SILENT_WITHIN;
+        while Instant::now() < deadline {
+            if self.look().await.is_some_and(|firing| self.all_silent(&firing)) {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Notes which of those that fired are silent; whether all are.
+    fn all_silent(&self, firing: &BTreeSet<String>) -> bool {
+        let healing_for = self.healing_since.lock().elapsed();
+        let mut courses = self.courses.lock();
+        for (alert, course) in courses.iter_mut().filter(|(_, course)| course.fired.is_some()) {
+            if !firing.contains(*alert) {
+                course.resolved.get_or_insert(healing_for);
+            }
+        }
+        courses.values().all(|course| course.fired.is_none() || course.resolved.is_some())
+    }
+
+    /// Asks Prometheus once and notes what it says; nothing when it did not answer in time.
+    async fn look(&self) -> Option<BTreeSet<String>> {
+        let firing = self.stage.prometheus.firing().await.ok()?;
+        let since = self.injected_at.lock().elapsed();
+        let mut courses = self.courses.lock();
+        for alert in &firing {
+            match courses.get_mut(alert.as_str()) {
+                Some(course) => {
+                    course.fired.get_or_insert(since);
+                }
+                None => {
+                    self.beside.lock().insert(alert.clone());
+                }
+            }
+        }
+        Some(firing)
+    }
+
+    pub(super) fn course(&self, alert: &str) -> Course {
+        self.courses.lock().get(alert).copied().unwrap_or_default()
+    }
+
+    pub(super) fn beside(&self) -> BTreeSet<String> {
+        self.beside.lock().clone()
+    }
+
+    /// A connection of the database's owner, who may lock and forbid.
+    pub(super) async fn database(&self) -> Result<PgConnection> {
+        Ok(PgConnection::connect(&self.cluster().database_url(0)).await?)
+    }
+
+    /// Statements one after another.
+    pub(super) async fn sql(&self, statements: &str) -> Result<()> {
+        let mut connection = self.database().await?;
+        sqlx::raw_sql(AssertSqlSafe(statements.to_owned()))
+            .execute(&mut connection)
+            .await
+            .with_context(|| statements.to_owned())?;
+        Ok(connection.close().await?)
+    }
+}

@@ -1,0 +1,179 @@
+//! What becomes of the stores and of the ways to them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::{FutureExt, future};
+use integration_tests::sandbox::Proxy;
+use serde_json::json;
+
+use super::{
+    scene::{Cause, Scene},
+    tasks::tasks,
+};
+
+const REFUSING: Cause = Cause {
+    alerts: &["DuetimeSubmissionsFailing", "DuetimeStatementsFailing", "DuetimeInboxStuck"],
+    says: "a trigger on duetime.task refuses a queue whose tasks come over HTTP and in SQL",
+    play: |scene| refusing(scene).boxed(),
+};
+
+const NO_PARTITION: Cause = Cause {
+    alerts: &["DuetimeArchivePartitionsFailing"],
+    says: "no table can be made, when a queue is to keep its dead for longer",
+    play: |scene| no_partition(scene).boxed(),
+};
+
+const LOCKED: Cause = Cause {
+    alerts: &["DuetimePoolSaturated"],
+    says: "a transaction locks duetime.task while one node is asked for a task by 100 clients",
+    play: |scene| locked(scene).boxed(),
+};
+
+const DATABASE_GONE: Cause = Cause {
+    alerts: &["DuetimeDatabaseDown"],
+    says: "PostgreSQL is killed",
+    play: |scene| database_gone(scene).boxed(),
+};
+
+const ETCD_GONE: Cause = Cause {
+    alerts: &["DuetimeNoMaster", "DuetimeEtcdUnreachable", "DuetimeLeaseRenewalFailing"],
+    says: "etcd is killed, and then the master, whose place nobody can take",
+    play: |scene| etcd_gone(scene).boxed(),
+};
+
+const BROKER_GONE: Cause = Cause {
+    alerts: &["DuetimeBrokerDown", "DuetimePublishUnknown"],
+    says: "RabbitMQ falls silent while 1,000 tasks come due, and is killed",
+    play: |scene| broker_gone(scene).boxed(),
+};
+
+const BROKER_FULL: Cause = Cause {
+    alerts: &["DuetimeBrokerBlocked"],
+    says: "RabbitMQ is allowed next to no memory",
+    play: |scene| broker_full(scene).boxed(),
+};
+
+const CUT_OFF: Cause = Cause {
+    alerts: &["DuetimeNodeCutOff"],
+    says: "one node's way to RabbitMQ is closed",
+    play: |scene| cut_off(scene).boxed(),
+};
+
+pub(super) const ALONE: [&[Cause]; 7] =
+    [&[REFUSING, NO_PARTITION], &[LOCKED], &[ETCD_GONE], &[BROKER_FULL], &[CUT_OFF], &[BROKER_GONE], &[DATABASE_GONE]];
+
+const REFUSE_TASKS: &str = "
+CREATE OR REPLACE FUNCTION public.refuse_task() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.queue = 'refused' THEN RAISE EXCEPTION 'refused'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER refuse_task BEFORE INSERT ON duetime.task FOR EACH ROW EXECUTE FUNCTION public.refuse_task()";
+
+const REFUSE_TABLES: &str = "
+CREATE OR REPLACE FUNCTION public.refuse_table() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'refused';
+END $$;
+CREATE EVENT TRIGGER refuse_table ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION public.refuse_table()";
+
+/// Longer than a dead task is kept by default.
+const KEEP_DEAD_MS: i64 = 40 * 86_400_000;
+
+/// Enough that more than one statement in twenty is theirs, and that nobody finds a connection free.
+const WRITERS: usize = 12;
+const READERS: usize = 100;
+
+async fn refusing(scene: &Scene<'_>) -> Result<()> {
+    scene.sql(REFUSE_TASKS).await?;
+    scene.injected();
+    scene.sql("SELECT duetime.submit('refused', '1')").await?;
+    let clients = scene.cluster().clients();
+    let writers = (0..WRITERS).map(|writer| {
+        let client = &clients[writer % clients.len()];
+        async move {
+            loop {
+                // That it fails is the point.
+                client.submit(&json!({ "queue": "refused" })).await.ok();
+            }
+        }
+    });
+    scene.fired_during(async { future::join_all(writers).map(|_: Vec<()>| Ok(())).await }).await?;
+    scene.sql("DROP TRIGGER refuse_task ON duetime.task").await
+}
+
+async fn no_partition(scene: &Scene<'_>) -> Result<()> {
+    scene.sql(REFUSE_TABLES).await?;
+    scene.injected();
+    scene.client()?.put_queue("kept", &json!({ "keep_dead_ms": KEEP_DEAD_MS })).await?;
+    scene.fired().await;
+    scene.sql("DROP EVENT TRIGGER refuse_table").await
+}
+
+async fn locked(scene: &Scene<'_>) -> Result<()> {
+    let client = scene.cluster().client(0);
+    let task = client.submit(&json!({ "queue": "steady", "delay_ms": 3_600_000 })).await?;
+    let mut connection = scene.database().await?;
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").execute(&mut connection).await?;
+    scene.injected();
+    let readers = (0..READERS).map(|_| async {
+        loop {
+            client.get(&task.id).await.ok();
+        }
+    });
+    scene.fired_during(async { future::join_all(readers).map(|_: Vec<()>| Ok(())).await }).await?;
+    sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
+    client.cancel(&task.id).await.ok();
+    Ok(())
+}
+
+async fn database_gone(scene: &Scene<'_>) -> Result<()> {
+    scene.injected();
+    scene.cluster().postgres(0).kill();
+    scene.fired().await;
+    scene.cluster().postgres(0).restart().await
+}
+
+async fn etcd_gone(scene: &Scene<'_>) -> Result<()> {
+    let cluster = scene.cluster();
+    let master = cluster.master().await?;
+    scene.injected();
+    cluster.etcd().kill_all();
+    cluster.kill(master);
+    scene.fired().await;
+    cluster.etcd().restart_all().await?;
+    cluster.restart(master).await?;
+    cluster.settled().await
+}
+
+async fn broker_gone(scene: &Scene<'_>) -> Result<()> {
+    let cluster = scene.cluster();
+    let ways = || (0..cluster.nodes().len()).map(|node| &cluster.links(node).rabbit);
+    scene.client()?.batch(&tasks("steady", 1_000, 1_500)).await?;
+    scene.injected();
+    // What is published now stays on its way, and its outcome will not be known.
+    ways().for_each(Proxy::cut);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    cluster.rabbit().kill();
+    ways().for_each(Proxy::heal);
+    scene.fired().await;
+    cluster.rabbit().restart().await
+}
+
+async fn broker_full(scene: &Scene<'_>) -> Result<()> {
+    let rabbit = scene.cluster().rabbit();
+    scene.injected();
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.000001"]).await?;
+    scene.fired().await;
+    rabbit.ctl(&["set_vm_memory_high_watermark", "0.6"]).await.map(drop)
+}
+
+async fn cut_off(scene: &Scene<'_>) -> Result<()> {
+    let way = &scene.cluster().links(1).rabbit;
+    scene.injected();
+    way.refuse();
+    scene.fired().await;
+    way.heal();
+    Ok(())
+}
