@@ -6,7 +6,8 @@ use std::path::Path;
 use integration_tests::page::{Page, root};
 
 /// What a fence may be. `sh` is run as it stands; `console` has placeholders, and is only read.
-const LANGUAGES: [&str; 9] = ["sh", "console", "sql", "toml", "json", "yaml", "python", "promql", "text"];
+const LANGUAGES: [&str; 12] =
+    ["sh", "console", "sql", "toml", "json", "yaml", "python", "go", "java", "js", "promql", "text"];
 
 /// Every `sh` fence that no test runs: page, reason, how it begins.
 const NOT_RUN: &[(&str, &str, &str)] = &[

@@ -5,7 +5,10 @@ mod sums;
 
 use std::collections::BTreeSet;
 
-use common::{ids::QueueName, task::verdict::FailureReason};
+use common::{
+    ids::QueueName,
+    task::{TaskState, verdict::FailureReason},
+};
 use parking_lot::RwLock;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -211,6 +214,17 @@ impl Metrics {
 
     pub fn late_by(&self, queue: &QueueName, seconds: f64) {
         self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
+    }
+
+    /// A queue there is. What increases is seen only from a series that was there before, at 0.
+    pub fn begin(&self, queue: &QueueName) {
+        self.published(queue, 0);
+        self.finished(queue, TaskState::Dead.text(), 0);
+        self.with_label(queue, |label| {
+            for reason in FailureReason::ALL {
+                self.failed.with_label_values(&[label, reason.text()]).inc_by(0);
+            }
+        });
     }
 
     pub fn published(&self, queue: &QueueName, messages: u64) {

@@ -4,7 +4,7 @@
 #[path = "../openapi/document.rs"]
 mod document;
 
-use std::{cell::RefCell, collections::BTreeSet};
+use std::{cell::RefCell, collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use document::{Answer, Document, Operation};
@@ -12,7 +12,7 @@ use integration_tests::{client::Client, sandbox::Sandbox};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::{in_state, language, scenario};
+use crate::{in_state, language, scenario, until};
 
 /// No task has it.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
@@ -107,6 +107,7 @@ async fn every_operation_answers_as_the_document_says() {
         tasks_are_described(&asker).await?;
         keys_and_many_tasks_are_described(&asker).await?;
         queues_and_schedules_are_described(&asker).await?;
+        tokens_and_deeds_are_described(&asker).await?;
         the_node_is_described(&asker, sandbox).await?;
         refusals_are_described(&asker).await?;
         bodies_that_are_not_described_are_refused(&asker).await?;
@@ -235,6 +236,22 @@ async fn queues_and_schedules_are_described(asker: &Asker) -> Result<()> {
     Ok(())
 }
 
+async fn tokens_and_deeds_are_described(asker: &Asker) -> Result<()> {
+    asker.does("delete", "/v1/tokens/shop-1", None).await?;
+    let page = asker.does("get", "/v1/tokens?limit=1", None).await?;
+    let cursor = page["next_cursor"].as_str().context("more than one token")?;
+    asker.does("get", &format!("/v1/tokens?cursor={cursor}"), None).await?;
+    asker.refuses(409, "post", "/v1/tokens", Some(&json!({ "name": "ann", "role": "viewer" }))).await?;
+    let revoked = "/v1/audit?who=operator&what=token.revoke&target=shop-1&after=0&before=2099-01-01T00:00:00Z&limit=1";
+    let told = until("the deed is in the audit", Duration::from_secs(30), || async {
+        let page = asker.does("get", revoked, None).await.ok()?;
+        page["next_cursor"].as_str().map(str::to_owned)
+    });
+    let cursor = told.await?;
+    asker.does("get", &format!("/v1/audit?cursor={cursor}"), None).await?;
+    Ok(())
+}
+
 async fn the_node_is_described(asker: &Asker, sandbox: &Sandbox) -> Result<()> {
     for path in ["/v1/cluster", "/healthz", "/readyz", "/metrics", "/openapi.json"] {
         asker.does("get", path, None).await?;
@@ -284,6 +301,8 @@ async fn refusals_are_described(asker: &Asker) -> Result<()> {
         "/v1/tasks?colour=red",
         "/v1/tasks/export?state=done",
         "/v1/schedules?limit=x",
+        "/v1/tokens?limit=0",
+        "/v1/audit?who=",
         "/v1/schedules/s0?next=101",
     ] {
         asker.refuses(422, "get", path, None).await?;
@@ -326,6 +345,12 @@ async fn bodies_that_are_not_described_are_refused(asker: &Asker) -> Result<()> 
             "/v1/queues/q",
             json!([{ "settle": "maybe" }, { "colour": 1 }, { "ordered": true }, { "max_running": 1 }, { "timeout_ms": 0 },
             { "format": "celery", "settle": "result" }, { "priority_weights": [] }, { "rate_per_second": 0 }]),
+        ),
+        (
+            "post",
+            "/v1/tokens",
+            json!([{}, { "name": "a b", "role": "viewer" }, { "name": "a", "role": "root" }, { "name": "a", "role": "viewer", "queues": [] },
+            { "name": "a", "role": "viewer", "expires_after_ms": 0 }, { "name": "a", "role": "viewer", "colour": 1 }]),
         ),
         (
             "put",

@@ -105,6 +105,7 @@ struct Written {
     auth: auth::Written,
     #[serde(default)]
     audit: Audit,
+    #[serde(default)]
     console: Console,
     #[serde(default)]
     scheduler: Scheduler,

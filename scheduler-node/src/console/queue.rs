@@ -62,12 +62,7 @@ const POLICY: [Spec; 17] = [
     ),
     spec("keep_succeeded_ms", Kind::Whole, "86400000", "how long a task that succeeded is kept"),
     spec("keep_dead_ms", Kind::Whole, "1209600000", "how long any other finished task is kept"),
-    spec(
-        "failure_alert_threshold",
-        Kind::Whole,
-        "none",
-        "failed attempts that are worth an alert; kept for alerts of your own",
-    ),
+    spec("failure_alert_threshold", Kind::Whole, "none", "tasks that die in 15 minutes before there is an alert"),
 ];
 
 fn specs() -> Vec<Spec> {

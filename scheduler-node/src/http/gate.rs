@@ -126,7 +126,7 @@ pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
         None => Some(Role::Viewer),
         Some(route) if route.starts_with("/v1/tokens") || route == "/v1/audit" => Some(Role::Operator),
         Some(_) if looks => Some(Role::Viewer),
-        Some(route) if route.starts_with("/v1/tasks") => Some(Role::Producer),
+        Some(route) if route.starts_with("/v1/tasks") || route.contains("/keys/") => Some(Role::Producer),
         Some(_) => Some(Role::Operator),
     }
 }
@@ -269,6 +269,8 @@ mod tests {
             (Method::POST, Some("/v1/tasks/batch"), Some(Role::Producer)),
             (Method::DELETE, Some("/v1/tasks/{id}"), Some(Role::Producer)),
             (Method::POST, Some("/v1/tasks/{id}/result"), Some(Role::Producer)),
+            (Method::PATCH, Some("/v1/queues/{queue}/keys/{key}"), Some(Role::Producer)),
+            (Method::DELETE, Some("/v1/queues/{queue}/keys/{key}"), Some(Role::Producer)),
             (Method::PUT, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::DELETE, Some("/v1/queues/{queue}"), Some(Role::Operator)),
             (Method::POST, Some("/v1/queues/{queue}/pause"), Some(Role::Operator)),

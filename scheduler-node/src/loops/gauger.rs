@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::QueueName;
+use common::{ids::QueueName, queue::QueueBook};
 use tokio_util::sync::CancellationToken;
 
 use super::{lanes::Lanes, queue_reader::Books, site::Sites};
@@ -25,9 +25,14 @@ pub struct Gauger {
 impl Gauger {
     pub async fn run(self, stop: CancellationToken) {
         let mut with_limit = BTreeSet::new();
+        let mut known = None;
         loop {
             self.read();
-            self.tell_limits(&mut with_limit);
+            let book = self.books.load_full();
+            if known != Some(book.revision()) {
+                known = Some(book.revision());
+                self.tell_queues(&book, &mut with_limit);
+            }
             tokio::select! {
                 () = tokio::time::sleep(READ_EVERY) => {}
                 () = stop.cancelled() => return,
@@ -50,11 +55,12 @@ impl Gauger {
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
     }
 
-    /// The alert about tasks that die takes a queue's own limit from here.
-    fn tell_limits(&self, with_limit: &mut BTreeSet<QueueName>) {
+    /// Alerts count from the series of a queue that begin here, and take its own limit of dead tasks.
+    fn tell_queues(&self, book: &QueueBook, with_limit: &mut BTreeSet<QueueName>) {
         let limits = &self.metrics.failure_alert_threshold;
         let mut gone = std::mem::take(with_limit);
-        for queue in self.books.load().iter() {
+        for queue in book.iter() {
+            self.metrics.begin(&queue.name);
             if let Some(threshold) = queue.policy.failure_alert_threshold {
                 limits.with_label_values(&[queue.name.as_str()]).set(threshold);
                 gone.remove(&queue.name);

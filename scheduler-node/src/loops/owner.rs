@@ -276,7 +276,16 @@ impl<F: Fence> Owner<F> {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = self.actor.coordination.metrics();
         metrics.shards_owned.set(gauge(self.yards.iter().map(|yard| yard.holding.held.owned().len()).sum()));
-        let all = self.yards.iter().flat_map(|yard| yard.holding.shards.iter());
-        metrics.shards_unowned.set(gauge(all.filter(|shard| !view.owners.contains_key(shard)).count()));
+        metrics.shards_unowned.set(gauge(self.yards.iter().map(|yard| self.unowned(yard, view)).sum()));
+    }
+
+    /// Shards of which nobody has the key, and those of which this node has it and not the fence: nothing in them is dispatched.
+    fn unowned(&self, yard: &Yard<F>, view: &ClusterView) -> usize {
+        let owned = yard.holding.held.owned();
+        let is_owned = |shard| match view.owners.get(&shard) {
+            Some(owner) => owner.node != self.actor.me || owned.contains_key(&shard),
+            None => false,
+        };
+        yard.holding.shards.iter().filter(|shard| !is_owned(*shard)).count()
     }
 }

@@ -1,0 +1,51 @@
+//! How a node ends: why, and in which order.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Node;
+
+/// How long requests that have begun may take to finish.
+const INTAKE_END: Duration = Duration::from_secs(8);
+
+/// How long claimed tasks may take to be published, confirmed and settled. What is left is published again by the next owner.
+const WORK_END: Duration = Duration::from_secs(15);
+
+/// How long taking the registration back may take.
+const CLUSTER_END: Duration = Duration::from_secs(5);
+
+impl Node {
+    /// Waits for the signal to stop, or for something that makes going on impossible.
+    pub(super) async fn until_end(&mut self, shutdown: &CancellationToken) -> anyhow::Result<()> {
+        let broken = tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            Some(misfit) = self.misfits.recv() => return Err(misfit.into()),
+            end = self.intake.first_end() => end,
+            end = self.work.first_end() => end,
+            end = self.cluster.first_end() => end,
+        };
+        anyhow::bail!(broken)
+    }
+
+    /// In order: what comes in, what goes out, the registration, the broker.
+    pub(super) async fn stop(mut self) {
+        self.stop.leaving.cancel();
+        self.stop.intake.cancel();
+        if !self.intake.all_end(INTAKE_END).await {
+            tracing::warn!("requests were cut off");
+        }
+        // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
+        self.stop.work.cancel();
+        if !self.work.all_end(WORK_END).await {
+            tracing::warn!("not everything that was claimed could be settled; the next owner publishes it again");
+            self.stop.patience.cancel();
+        }
+        self.stop.cluster.cancel();
+        self.broker.close().await;
+        if !self.cluster.all_end(CLUSTER_END).await {
+            tracing::warn!("the registration was not taken back; it runs out by itself");
+        }
+        tracing::info!(me = %self.me, "stopped");
+    }
+}
