@@ -8,8 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{connection::Link, error::Error};
 
-/// As many batches as can be in flight at once. Each channel costs the broker a process, and is opened when it is needed first.
-const CHANNELS: usize = 384;
+/// As many batches as can be in flight at once. Each channel costs the broker a process.
+const CHANNELS: usize = 128;
 /// Of the channels a broker allows on one connection (2,047 by default), these are left for declarations.
 const SPARE: usize = 32;
 

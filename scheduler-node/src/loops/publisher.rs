@@ -39,9 +39,8 @@ use crate::{
     traces::{self, Hop, Traces},
 };
 
-/// Batches of one lane on the way at a time: enough that a broker which takes 50 ms over its confirms does not hold up what comes due
-/// meanwhile, few enough that sixteen lanes without any confirm leave channels to others.
-const BATCHES_PER_LANE: usize = 24;
+/// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
+const BATCHES_PER_LANE: usize = 8;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
