@@ -23,6 +23,8 @@ pub(super) fn deed(on: On, action: &str) -> Option<&'static str> {
         (On::Schedule, "resume") => "schedule.resume",
         (On::Schedule, "run") => "schedule.run",
         (On::Schedule, "delete") => "schedule.delete",
+        (On::Token, "create") => "token.create",
+        (On::Token, "revoke") => "token.revoke",
         _ => return None,
     })
 }
@@ -33,6 +35,7 @@ pub(super) enum On {
     Task,
     Queue,
     Schedule,
+    Token,
 }
 
 /// Whoever did something, and from where.

@@ -58,6 +58,15 @@ impl Visitor {
         self.caller.role >= needed
     }
 
+    /// Refuses a page to whoever may do less.
+    pub(super) fn ask_for(&self, needed: Role) -> Result<(), Trouble> {
+        if self.may(needed) {
+            return Ok(());
+        }
+        let detail = format!("this needs the role {needed}; yours is {}", self.caller.role);
+        Err(Trouble::at(self, Problem::forbidden(detail)))
+    }
+
     pub(super) fn actor(&self) -> Actor<'_> {
         Actor { desk: &self.desk, caller: &self.caller, from: self.from }
     }
@@ -127,10 +136,7 @@ impl FromRequest<Console> for Posted {
         }
         let route = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let needed = needed(route.unwrap_or_default());
-        if !visitor.may(needed) {
-            let detail = format!("this needs the role {needed}; yours is {}", visitor.caller.role);
-            return Err(refuse(Problem::forbidden(detail)));
-        }
+        visitor.ask_for(needed).map_err(IntoResponse::into_response)?;
         let read = Form::<Vec<(String, String)>>::from_request(Request::from_parts(parts, body), console).await;
         let Form(fields) = read.map_err(|error| refuse(Problem::malformed(error.body_text())))?;
         let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());

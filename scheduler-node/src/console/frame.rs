@@ -11,16 +11,19 @@ use super::{
     assets,
     door::{Posted, Visitor},
 };
+use crate::config::Role;
 
 /// Where one can go from every page; `g` and the letter lead there too.
 pub(super) const PLACES: &[Place] = &[
-    Place { letter: 'o', name: "Overview", path: "/console" },
-    Place { letter: 't', name: "Tasks", path: "/console/tasks" },
-    Place { letter: 'd', name: "Dead letters", path: "/console/dead" },
-    Place { letter: 'b', name: "Bulk", path: "/console/bulk" },
-    Place { letter: 'q', name: "Queues", path: "/console/queues" },
-    Place { letter: 's', name: "Schedules", path: "/console/schedules" },
-    Place { letter: 'c', name: "Cluster", path: "/console/cluster" },
+    Place { letter: 'o', name: "Overview", path: "/console", needs: Role::Viewer },
+    Place { letter: 't', name: "Tasks", path: "/console/tasks", needs: Role::Viewer },
+    Place { letter: 'd', name: "Dead letters", path: "/console/dead", needs: Role::Viewer },
+    Place { letter: 'b', name: "Bulk", path: "/console/bulk", needs: Role::Viewer },
+    Place { letter: 'q', name: "Queues", path: "/console/queues", needs: Role::Viewer },
+    Place { letter: 's', name: "Schedules", path: "/console/schedules", needs: Role::Viewer },
+    Place { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Role::Viewer },
+    Place { letter: 'a', name: "Audit", path: "/console/audit", needs: Role::Operator },
+    Place { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Role::Operator },
 ];
 
 /// One of them.
@@ -29,6 +32,8 @@ pub(super) struct Place {
     pub(super) letter: char,
     pub(super) name: &'static str,
     pub(super) path: &'static str,
+    /// Whoever may do less is not led there.
+    pub(super) needs: Role,
 }
 
 /// Nothing but our own files and forms: what a payload holds can neither run nor load nor look like anything but text.

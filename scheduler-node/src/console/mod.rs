@@ -6,6 +6,7 @@
 
 mod act;
 mod assets;
+mod audit;
 mod bulk;
 mod cluster;
 mod dead;
@@ -24,6 +25,7 @@ mod task;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod tokens;
 mod told;
 mod wanted;
 
@@ -65,6 +67,9 @@ pub const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/console/schedules/{name}"),
     (Method::GET, "/console/schedules/{name}/delete"),
     (Method::GET, "/console/cluster"),
+    (Method::GET, "/console/audit"),
+    (Method::GET, "/console/tokens"),
+    (Method::POST, "/console/tokens"),
     (Method::GET, "/console/bulk"),
     (Method::GET, "/console/export"),
     (Method::GET, "/console/assets/{hash}/{name}"),
@@ -123,6 +128,8 @@ fn routes() -> Router<Console> {
         )
         .route("/console/schedules/{name}/delete", get(schedule::delete_page))
         .route("/console/cluster", get(cluster::cluster))
+        .route("/console/audit", get(audit::list))
+        .route("/console/tokens", get(tokens::list).post(tokens::act))
         .route("/console/bulk", get(many::page))
         .route("/console/export", get(many::export))
         .route("/console/assets/{hash}/{name}", get(assets::asset))

@@ -74,8 +74,22 @@ try {
   assert.equal(await page.locator("#shards tbody tr").count(), shards);
   assert.ok(shards > 1);
 
+  // A token is made, shown once, and revoked; the audit tells of it.
+  await open("/console/tokens");
+  await field("name").fill("shop");
+  await button("Make").click();
+  assert.match(await page.locator("#made").innerText(), /^duetime_/);
+  await button("Revoke shop").click();
+  await page.getByText("revoked").first().waitFor();
+  assert.equal(await page.locator("#made").count(), 0);
+  for (let tries = 0; ; tries += 1) {
+    await open("/console/audit?what=token.revoke");
+    if (await page.getByRole("cell", { name: "shop", exact: true }).isVisible()) break;
+    assert.ok(tries < 50, await page.locator("main").innerText());
+  }
+
   // Nothing has to be scrolled sideways, in the dark, in the light and on a phone.
-  const places = ["queues", "queues/reports", "queues/reports/delete", "schedules", "schedules/nightly", "schedules/nightly/delete", "cluster", "cluster?shards=all", "bulk?queue=orders"];
+  const places = ["queues", "queues/reports", "queues/reports/delete", "schedules", "schedules/nightly", "schedules/nightly/delete", "cluster", "cluster?shards=all", "bulk?queue=orders", "audit", "tokens"];
   for (const [scheme, width] of [["dark", 1280], ["light", 390]]) {
     await page.emulateMedia({ colorScheme: scheme });
     await page.setViewportSize({ width, height: 844 });

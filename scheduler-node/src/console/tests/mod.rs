@@ -1,5 +1,6 @@
 //! The console before a real database, asked as a browser asks.
 
+mod access;
 mod cluster;
 mod queues;
 mod schedules;

@@ -1,0 +1,71 @@
+//! Tokens and the audit: for operators, and nobody else.
+
+use axum::http::StatusCode;
+
+use super::{between, browser};
+use crate::config::Role;
+
+#[tokio::test]
+async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
+    let mut browser = browser(&[Role::Operator], true).await;
+    browser.sign_in("operator").await;
+    let fields =
+        [("action", "create"), ("name", "shop"), ("role", "producer"), ("queues", "orders, shop.*"), ("days", "30")];
+    let made = browser.post("/console/tokens", &fields).await;
+    assert_eq!(made.status, StatusCode::OK, "{}", made.html);
+    let again = browser.post("/console/tokens", &fields).await;
+    assert_eq!(again.status, StatusCode::CONFLICT, "{}", again.html);
+    let token = between(&made.html, "<pre id=\"made\">", "</pre>").expect("told").to_owned();
+    assert!(token.starts_with("duetime_"), "{token}");
+    let list = browser.page("/console/tokens").await;
+    assert!(list.contains("orders, shop.*") && !list.contains(&token), "{list}");
+    let revoked = browser.post("/console/tokens", &[("action", "revoke"), ("name", "shop")]).await;
+    assert_eq!(revoked.location.as_deref(), Some("/console/tokens"), "{}", revoked.html);
+    assert!(browser.page("/console/tokens").await.contains("revoked"));
+    let mut noted = Vec::new();
+    while let Ok(note) = browser.counter.notes.try_recv() {
+        noted.push((note.deed.what.to_string(), note.deed.target, note.deed.status));
+    }
+    let deeds: Vec<_> = noted.iter().map(|(what, target, status)| (what.as_str(), target.as_str(), *status)).collect();
+    assert_eq!(
+        deeds,
+        [
+            ("console.sign_in", "console", 200),
+            ("token.create", "shop", 200),
+            ("token.create", "shop", 409),
+            ("token.revoke", "shop", 200)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn neither_page_is_for_anybody_but_operators() {
+    let mut browser = browser(&Role::ALL, true).await;
+    browser.sign_in("producer").await;
+    assert!(!browser.page("/console").await.contains("/console/audit"));
+    for path in ["/console/audit", "/console/tokens"] {
+        assert_eq!(browser.get(path).await.status, StatusCode::FORBIDDEN, "{path}");
+    }
+    assert_eq!(
+        browser.post("/console/tokens", &[("action", "revoke"), ("name", "x")]).await.status,
+        StatusCode::FORBIDDEN
+    );
+    browser.sign_in("operator").await;
+    assert!(browser.page("/console").await.contains("/console/audit"));
+}
+
+#[tokio::test]
+async fn the_audit_is_found_by_what_is_asked_for_and_hostile_text_is_text() {
+    let browser = browser(&[], true).await;
+    sqlx::query(
+        "INSERT INTO duetime.audit (id, at, who, what, target, status, node) SELECT gen_random_uuid(), now(), 'ann', what, '<b>x', 200, 'n' FROM unnest(ARRAY['queue.pause', 'queue.put']) AS what",
+    )
+    .execute(&browser.test.pool)
+    .await
+    .expect("written");
+    let page = browser.page("/console/audit?what=queue.pause").await;
+    let rows = page.split_once("<tbody>").expect("a table").1;
+    assert_eq!(rows.matches("<tr data-row>").count(), 1, "{rows}");
+    assert!(rows.contains("&#60;b&#62;x") && !rows.contains("<b>x"), "{rows}");
+    assert_eq!(browser.get("/console/audit?cursor=x").await.status, StatusCode::UNPROCESSABLE_ENTITY);
+}

@@ -1,0 +1,120 @@
+//! Tokens: which there are, made, revoked.
+
+use askama::Template;
+use axum::{
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Redirect, Response},
+};
+use common::{
+    time::UnixMicros,
+    wire::{Problem, TokenPage, TokenRequest, TokenView, token::TokenSource},
+};
+
+use super::{
+    act::{On, acted, deed},
+    door::{Posted, Visitor},
+    form::parameter,
+    frame::{Frame, Trouble, show},
+    told::{When, when},
+};
+use crate::config::Role;
+
+/// Tokens of one page.
+const PAGE: u32 = 100;
+const DAY_MS: i64 = 24 * 60 * 60 * 1_000;
+
+#[derive(Template)]
+#[template(path = "tokens.html")]
+struct TokensPage {
+    frame: Frame,
+    rows: Vec<Row>,
+    next: Option<String>,
+    /// One that was just made: its name and itself, told this once.
+    made: Option<(String, String)>,
+}
+
+struct Row {
+    name: String,
+    role: Role,
+    queues: String,
+    configured: bool,
+    created: Option<(When, String)>,
+    expires: Option<When>,
+    revoked: Option<(When, String)>,
+}
+
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+    visitor.ask_for(Role::Operator)?;
+    page(&visitor, parameter(&uri, "cursor"), None).await
+}
+
+/// A token is shown by the answer to the form that made it and by no other page, so there is no redirect.
+pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
+    let visitor = &posted.visitor;
+    let action = posted.one("action").unwrap_or_default();
+    let name = posted.one("name").unwrap_or_default();
+    let by = &visitor.caller.name;
+    let done = match action {
+        "create" => create(&posted).await,
+        "revoke" => visitor.desk.token_revoke(name, by).await,
+        _ => Err(Problem::invalid_field("action", "say what to do: create or revoke")),
+    };
+    if let Some(what) = deed(On::Token, action) {
+        acted(&visitor.actor(), what, name, done.as_ref().map(|_| "done"));
+    }
+    let view = done.map_err(|problem| Trouble::at(visitor, problem))?;
+    match view.token {
+        Some(token) => page(visitor, None, Some((view.name, token))).await,
+        None => Ok(Redirect::to("/console/tokens").into_response()),
+    }
+}
+
+async fn create(posted: &Posted) -> Result<TokenView, Problem> {
+    let role = posted.one("role").and_then(Role::parse);
+    let days = match posted.one("days") {
+        Some(text) => Some(text.trim().parse::<i64>().map_err(|_| not_days())?),
+        None => None,
+    };
+    let names = posted.one("queues").unwrap_or_default().split(',').map(|name| name.trim().to_owned());
+    let queues: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+    let request = TokenRequest {
+        name: posted.one("name").unwrap_or_default().trim().to_owned(),
+        role: role.ok_or_else(|| Problem::invalid_field("role", "choose a role"))?,
+        queues: (!queues.is_empty()).then_some(queues),
+        expires_at: None,
+        expires_after_ms: days.map(|days| days.checked_mul(DAY_MS).ok_or_else(not_days)).transpose()?,
+    };
+    posted.visitor.desk.token_add(request, &posted.visitor.caller.name).await
+}
+
+fn not_days() -> Problem {
+    Problem::invalid_field("days", "a token's end is a whole number of days from now")
+}
+
+async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, String)>) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(visitor, problem);
+    let cursor = cursor.map(|text| serde_json::from_value(text.into())).transpose();
+    let cursor = cursor.map_err(|error| trouble(Problem::invalid_field("cursor", error.to_string())))?;
+    let listed = visitor.desk.token_list(TokenPage { limit: Some(PAGE), cursor }).await.map_err(trouble)?;
+    let now = visitor.desk.now();
+    let page = TokensPage {
+        frame: Frame::new("Tokens", visitor),
+        rows: listed.tokens.into_iter().map(|view| row(view, now)).collect(),
+        next: listed.next_cursor.map(|cursor| format!("/console/tokens?cursor={}", cursor.0)),
+        made,
+    };
+    Ok(show(StatusCode::OK, &page))
+}
+
+fn row(view: TokenView, now: UnixMicros) -> Row {
+    let by = |who: Option<String>| who.unwrap_or_default();
+    Row {
+        name: view.name,
+        role: view.role,
+        queues: view.queues.map_or_else(|| "all".to_owned(), |queues| queues.join(", ")),
+        configured: view.source == TokenSource::Configuration,
+        created: view.created_at.map(|at| (when(at, now), by(view.created_by))),
+        expires: view.expires_at.map(|at| when(at, now)),
+        revoked: view.revoked_at.map(|at| (when(at, now), by(view.revoked_by))),
+    }
+}
