@@ -64,16 +64,21 @@ async fn submit_batch(sandbox: &Sandbox, caller: &str, tasks: &[Value]) -> Resul
 
 /// A consumer that goes on with the trace of what it takes.
 struct Hand {
-    connection: Connection,
+    url: String,
+    _connection: Connection,
     channel: Channel,
 }
 
 impl Hand {
     async fn open(sandbox: &Sandbox) -> Result<Self> {
-        let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
+        Self::connect(sandbox.amqp_url()).await
+    }
+
+    async fn connect(url: String) -> Result<Self> {
+        let connection = Connection::connect(&url, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(Self { connection, channel })
+        Ok(Self { url, _connection: connection, channel })
     }
 
     /// The next message of `queue`, which comes into being with its first one.
@@ -83,9 +88,10 @@ impl Hand {
             match self.channel.basic_get(queue.into(), BasicGetOptions::default()).await {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => {}
-                Err(_) => self.channel = self.connection.create_channel().await?,
+                // Not there yet. A connection whose channels the broker closes one after the other is soon closed as a whole.
+                Err(_) => *self = Self::connect(self.url.clone()).await?,
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
         bail!("nothing comes out of {queue}")
     }
