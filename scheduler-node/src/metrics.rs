@@ -53,6 +53,7 @@ pub struct Metrics {
     pub publish_unroutable: IntCounter,
     pub publish_nacked: IntCounter,
     pub claim_batch: Histogram,
+    pub claim_ahead_s: GaugeVec,
     pub reports_stale: IntCounter,
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
@@ -118,6 +119,11 @@ impl Metrics {
             publish_nacked: book
                 .counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
             claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,
+            claim_ahead_s: book.float_gauges(
+                "duetime_claim_ahead_seconds",
+                "how long before their due times tasks are claimed, by what claims lately took",
+                &["database"],
+            )?,
             reports_stale: book
                 .counter("duetime_reports_stale_total", "reports and rejections about attempts that are over")?,
             quarantined: book.counters(
@@ -198,7 +204,9 @@ impl Metrics {
             for gauges in [&metrics.heap_entries, &metrics.in_flight, &metrics.database_up] {
                 gauges.with_label_values(&[database]).set(0);
             }
-            metrics.overdue_s.with_label_values(&[database]).set(0.0);
+            for gauges in [&metrics.overdue_s, &metrics.claim_ahead_s] {
+                gauges.with_label_values(&[database]).set(0.0);
+            }
             metrics.inbox_stands(database, 0, 0.0);
             for state in ["open", "idle"] {
                 metrics.pool_connections.with_label_values(&[*database, state]).set(0);

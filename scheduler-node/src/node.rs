@@ -2,14 +2,16 @@
 
 mod end;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use anyhow::Context;
 use common::{
     cluster::Member,
+    delay::Lead,
     ids::{DatabaseName, Incarnation, NodeId},
     shard::ShardRange,
 };
+use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::{
     net::TcpListener,
@@ -358,12 +360,13 @@ impl Shared {
             let preloader =
                 Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries, Arc::clone(&self.metrics));
             crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
-            let pace = Pace { claim_ahead: scheduler.claim_ahead(), batch: scheduler.batch, window: scheduler.window };
+            let pace = Pace { batch: scheduler.batch, window: scheduler.window };
             let gate =
                 Gate { site: site.clone(), index, publisher: publisher.clone(), metrics: Arc::clone(&self.metrics) };
             let dispatcher = Dispatcher {
                 gate: gate.clone(),
                 pace,
+                lead: Arc::new(Mutex::new(Lead::new(scheduler.claim_ahead(), Instant::now()))),
                 lanes: Arc::clone(&self.lanes),
                 books: Arc::clone(&self.books),
                 broker: broker.state(),

@@ -1,8 +1,10 @@
-//! What comes due next: the heap, how ids are found in it, and how far ahead it is filled.
+//! What comes due next: the heap, how ids are found in it, how far ahead it is filled, and how far ahead it is emptied.
 
 pub mod heap;
 pub mod horizon;
 mod index;
+mod lead;
 
 pub use heap::{DelayHeap, Entry, Pushed, WakeKind};
 pub use horizon::Horizon;
+pub use lead::Lead;

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{connection::Link, error::Error};
 
 /// As many batches as can be in flight at once. Each channel costs the broker a process.
-const CHANNELS: usize = 128;
+const CHANNELS: usize = 256;
 /// Of the channels a broker allows on one connection (2,047 by default), these are left for declarations.
 const SPARE: usize = 32;
 

@@ -70,7 +70,11 @@ pub const KEYS: &[Key] = &[
     key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
     key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
-    key("scheduler.claim_ahead_ms", "30", "how long before its due time a task may be claimed"),
+    key(
+        "scheduler.claim_ahead_ms",
+        "100",
+        "how long before its due time a task may be claimed at most; as much of it is used as claims lately took",
+    ),
     key("scheduler.batch", "500", "tasks claimed or settled in one statement at most"),
     key("scheduler.window", "10000", "tasks claimed whose outcome is not written yet, at most"),
     key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),

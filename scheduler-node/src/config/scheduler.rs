@@ -14,7 +14,8 @@ pub struct Scheduler {
     pub horizon_ms: u64,
     /// Entries of the heap at most, about 40 bytes each.
     pub heap_entries: usize,
-    /// How long before its due time a task may be claimed, to hide the database's round trip.
+    /// How long before its due time a task may be claimed at most, to hide the database's round trip. As much of it is used as
+    /// claims lately took.
     pub claim_ahead_ms: u64,
     /// Tasks in one statement at most.
     pub batch: usize,
@@ -24,7 +25,7 @@ pub struct Scheduler {
 
 impl Default for Scheduler {
     fn default() -> Self {
-        Self { horizon_ms: 10_000, heap_entries: 1_000_000, claim_ahead_ms: 30, batch: 500, window: 10_000 }
+        Self { horizon_ms: 10_000, heap_entries: 1_000_000, claim_ahead_ms: 100, batch: 500, window: 10_000 }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Takes what is due out of the heap, claims it, and hands it to the publisher; sends deadlines, rescues and looks their way.
 //!
-//! Claims a few milliseconds ahead, so that the database's round trip does not show in the lateness; the publisher waits for the due
-//! instant. Claims nothing while the broker is away or blocked, or while too much is in flight already. What waits for
+//! Claims ahead by what claims lately took, so that the database's round trip does not show in the lateness; the publisher waits for
+//! the due instant. Claims nothing while the broker is away or blocked, or while too much is in flight already. What waits for
 //! room is the picker's. If it stops, nothing of this database comes due on this node.
 
 use std::{
@@ -10,10 +10,14 @@ use std::{
 };
 
 use common::{
-    delay::heap::{Entry, WakeKind},
+    delay::{
+        Lead,
+        heap::{Entry, WakeKind},
+    },
     ids::TaskId,
     time::UnixMicros,
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -34,8 +38,6 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// How long before the due instant a task may be claimed.
-    pub claim_ahead: Duration,
     /// The most tasks of one claim.
     pub batch: usize,
     /// The most tasks in flight.
@@ -46,6 +48,8 @@ pub struct Pace {
 pub struct Dispatcher {
     pub gate: Gate,
     pub pace: Pace,
+    /// How long before the due instant tasks are claimed.
+    pub lead: Arc<Mutex<Lead>>,
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
@@ -78,8 +82,8 @@ impl Dispatcher {
                     this.wake(batch).await;
                     drop(permit);
                 });
-                // What comes due within half the claim-ahead goes out together; the other half is for the round trip.
-                tokio::time::sleep(self.pace.claim_ahead / 2).await;
+                let stride = self.lead.lock().stride(Instant::now());
+                tokio::time::sleep(stride).await;
                 continue;
             }
             tokio::select! {
@@ -98,7 +102,7 @@ impl Dispatcher {
         let head = self.gate.site.held.next_due().filter(|_| !full);
         let head = head
             .and_then(|due| self.gate.site.database.clock().instant_of(due))
-            .map(|due| due.checked_sub(self.pace.claim_ahead).unwrap_or(due));
+            .map(|due| due.checked_sub(self.ahead()).unwrap_or(due));
         head.unwrap_or(longest).min(longest)
     }
 
@@ -108,7 +112,7 @@ impl Dispatcher {
         if room == 0 {
             return None;
         }
-        let batch = self.gate.site.held.take_due(now.plus(self.pace.claim_ahead), room);
+        let batch = self.gate.site.held.take_due(now.plus(self.ahead()), room);
         (!batch.is_empty()).then_some(batch)
     }
 
@@ -136,10 +140,19 @@ impl Dispatcher {
         self.gate.metrics.claim_batch.observe(ids.len() as f64);
         let fences = self.gate.fences(&ids);
         let closed = self.lanes.not_claimed(&self.books.load(), Instant::now());
-        let answer = self.gate.site.database.task_claim(&ids, &fences, self.pace.claim_ahead, &closed).await;
+        let began = Instant::now();
+        let answer = self.gate.site.database.task_claim(&ids, &fences, self.ahead(), &closed).await;
+        self.lead.lock().took(began.elapsed(), Instant::now());
         if let Some(claimed) = self.gate.received("due", ids, &fences, answer).await {
             self.gate.hand_over(claimed).await;
         }
+    }
+
+    /// To be claimed: what comes due within this time.
+    fn ahead(&self) -> Duration {
+        let ahead = self.lead.lock().ahead(Instant::now());
+        self.gate.metrics.claim_ahead_s.with_label_values(&[self.gate.site.name().as_str()]).set(ahead.as_secs_f64());
+        ahead
     }
 
     async fn rescue(&self, ids: Vec<TaskId>) {

@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
-const BATCHES_PER_LANE: usize = 8;
+const BATCHES_PER_LANE: usize = 16;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;

@@ -1,0 +1,63 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LONGEST: Duration = Duration::from_millis(100);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[test]
+fn quick_claims_begin_late() {
+    let start = Instant::now();
+    let mut lead = Lead::new(LONGEST, start);
+    assert_eq!(lead.ahead(start), ms(30));
+    lead.took(ms(2), start);
+    assert_eq!((lead.ahead(start), lead.stride(start)), (ms(30), ms(10)));
+}
+
+#[test]
+fn one_slow_claim_makes_the_next_begin_earlier_and_is_forgotten() {
+    let start = Instant::now();
+    let mut lead = Lead::new(LONGEST, start);
+    lead.took(ms(60), start);
+    assert_eq!((lead.ahead(start), lead.stride(start)), (ms(90), ms(30)));
+    lead.took(ms(2), start + HALF_LIFE);
+    assert_eq!(lead.ahead(start + HALF_LIFE), ms(45), "a quick one does not hide it");
+    assert_eq!(lead.ahead(start + HALF_LIFE * 2), ms(30));
+}
+
+#[test]
+fn a_claim_that_hung_is_forgotten_as_soon_as_one_that_took_the_longest_lead() {
+    let start = Instant::now();
+    let mut lead = Lead::new(LONGEST, start);
+    lead.took(Duration::from_secs(60), start);
+    assert_eq!(lead.ahead(start), LONGEST);
+    assert_eq!(lead.ahead(start + HALF_LIFE), ms(75));
+}
+
+#[test]
+fn with_no_lead_allowed_there_is_none() {
+    let start = Instant::now();
+    let mut lead = Lead::new(Duration::ZERO, start);
+    lead.took(ms(60), start);
+    assert_eq!((lead.ahead(start), lead.stride(start)), (Duration::ZERO, Duration::ZERO));
+}
+
+proptest! {
+    #[test]
+    fn what_comes_due_before_the_next_claim_ends_is_claimed_in_time_unless_the_bound_forbids_it(
+        claims in prop::collection::vec((0_u64..60, 0_u64..200), 1..50),
+    ) {
+        let mut now = Instant::now();
+        let mut lead = Lead::new(LONGEST, now);
+        for (took, pause) in claims {
+            lead.took(ms(took), now);
+            // Claimed at the next stride at the latest, and that claim as slow as this one.
+            prop_assert!(lead.ahead(now) >= lead.stride(now) + ms(took).min(LONGEST * 2 / 3));
+            prop_assert!(lead.ahead(now) <= LONGEST);
+            now += ms(pause);
+        }
+    }
+}
