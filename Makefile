@@ -26,8 +26,10 @@ up: stores build ## Start three nodes and their stores, and leave them running
 down: ## Stop what `make up` started
 	@if [ -x $(STACK) ]; then $(STACK) down; elif [ -e .local/stack ]; then $(MAKE) --no-print-directory build && $(STACK) down; fi
 
-# A scenario takes the machine for itself; they are a target of their own (`it`) and run one after another.
-test: stores ## Run all tests
+# A scenario takes the machine for itself; they are a target of their own (`it`) and run one after another. Helm, and what drives the browser, come
+# from npm: where that is missing, neither the chart nor the console's pages are looked at.
+test: stores alerts-test ## Run all tests
+	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "npm is not installed: chart and console pages are not tested"; fi
 	$(TEST)
 	$(TEST) --test it -- --test-threads=1
 
