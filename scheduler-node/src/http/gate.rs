@@ -1,8 +1,8 @@
 //! Who is let in, and to what.
 
-use std::{sync::Arc, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header, uri::Authority};
 pub use common::access::Caller;
 use common::{access::Role, wire::Problem};
 use sha2::{Digest, Sha256};
@@ -50,6 +50,17 @@ impl Gate {
         }
         let place = usize::try_from(found).ok()?.checked_sub(1)?;
         tokens.clone().nth(place).filter(|token| !token.is_expired(now)).map(|token| token.caller.clone())
+    }
+
+    /// Where nobody is asked for a token, refuses who came by a name that is not this machine's own. A page of another site may have its
+    /// name lead here while somebody looks at it (DNS rebinding), and is of this very site then as far as his browser can tell.
+    pub(super) fn meet(&self, host: Option<&str>) -> Result<(), Refusal> {
+        if !self.access.is_open() || host.is_none_or(is_own) {
+            return Ok(());
+        }
+        let detail =
+            "without tokens configured, this node answers to `localhost` and to addresses only, and to no other name";
+        Err(Problem::forbidden(detail).into())
     }
 
     /// Refuses a caller who may not do what needs `needed`.
@@ -111,6 +122,14 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 /// on this machine looks at could otherwise cancel tasks.
 fn is_from_another_site(headers: &HeaderMap) -> bool {
     headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
+}
+
+/// Nobody else can have such a name lead here: an address, or `localhost`, with or without a port.
+fn is_own(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host();
+    let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+    is_address || name.eq_ignore_ascii_case("localhost")
 }
 
 /// The role that a request needs; `None`: nobody is asked. `route` is the pattern that matched, if one did.
@@ -256,6 +275,20 @@ mod tests {
         for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
             assert_eq!(status(open.admit(&from(site), Role::Viewer)), expected, "{site}");
         }
+    }
+
+    #[test]
+    fn without_tokens_only_names_are_answered_that_nobody_else_can_have_lead_here() {
+        let open = of(&Auth::default());
+        for own in ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "[::1]:8080", "192.0.2.7"] {
+            assert!(open.meet(Some(own)).is_ok(), "{own}");
+        }
+        for name in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b"]
+        {
+            assert!(open.meet(Some(name)).is_err(), "{name}");
+            assert!(gate().meet(Some(name)).is_ok(), "a page without a token gets nowhere: {name}");
+        }
+        assert!(open.meet(None).is_ok(), "no browser leaves it out");
     }
 
     #[test]

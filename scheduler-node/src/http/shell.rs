@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 use axum::{
     Router,
     extract::{MatchedPath, Request, State},
-    http::{Method, Uri},
+    http::{Method, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -42,10 +42,10 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let draft = Draft::of(&request, route);
-    let admitted = match gate::needed(&method, route) {
+    let admitted = shell.gate.meet(host(&request)).and_then(|()| match gate::needed(&method, route) {
         Some(role) => shell.gate.admit(request.headers(), role).map(Some),
         None => Ok(None),
-    };
+    });
     let (caller, response) = match admitted {
         Ok(caller) => {
             if let Some(caller) = &caller {
@@ -61,6 +61,12 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
     response
+}
+
+/// By which name the node was asked; what is not text is no name of anyone's.
+fn host(request: &Request) -> Option<&str> {
+    let sent = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    sent.or_else(|| request.uri().host())
 }
 
 /// The panic itself has been logged where it happened.
@@ -89,7 +95,7 @@ async fn wrong_method(method: Method, uri: Uri) -> Refusal {
 mod tests {
     use axum::{
         body::{Body, to_bytes},
-        http::{StatusCode, header},
+        http::StatusCode,
         routing::{get, post},
     };
     use common::access::Scope;
@@ -211,6 +217,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn without_tokens_a_strangers_name_leads_nowhere() {
+        let request = |host: &str| {
+            let request = Request::builder().uri("/v1/tasks").header(header::HOST, host);
+            request.body(Body::empty()).expect("a request")
+        };
+        let there = router(&[]).oneshot(request("localhost:8080")).await.expect("an answer");
+        assert_eq!(there.status(), StatusCode::OK);
+        let refused = router(&[]).oneshot(request("evil.example:8080")).await.expect("an answer");
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+        assert!(detail(refused).await.contains("localhost"));
     }
 
     #[tokio::test]

@@ -65,7 +65,7 @@ async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
 
 impl Browser {
     async fn send(&self, mut request: Request<Body>) -> Answer {
-        request.headers_mut().insert(header::HOST, "console.test".parse().expect("a header"));
+        request.headers_mut().insert(header::HOST, "localhost:8080".parse().expect("a header"));
         if let Some(cookie) = &self.cookie {
             request.headers_mut().insert(header::COOKIE, cookie.parse().expect("a header"));
         }
