@@ -158,6 +158,7 @@ impl Node {
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
+            coordination: coordination.clone(),
             metrics: Arc::clone(&shared.metrics),
             traces: shared.traces.clone(),
             readiness,

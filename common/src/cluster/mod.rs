@@ -1,5 +1,6 @@
 //! The cluster as one node sees it, and what it makes of it.
 
+pub mod drain;
 pub mod membership;
 pub mod ownership;
 pub mod view;

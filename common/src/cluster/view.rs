@@ -18,6 +18,8 @@ use crate::{
 pub struct ClusterView {
     pub revision: i64,
     pub members: BTreeMap<NodeName, Member>,
+    /// Starts of nodes that an operator has drained. One that has ended since drains nothing.
+    pub drained: BTreeSet<NodeId>,
     /// By term, so the master is the first.
     pub candidates: Vec<Candidate>,
     pub assignment: Option<AssignmentRecord>,
@@ -98,13 +100,13 @@ impl ClusterView {
     }
 
     /// The question the master has to answer, given which database holds which shards.
+    ///
+    /// Drained members are not asked, unless a database has no others: its shards must never be without an owner.
     pub fn problem(&self, databases: &[(DatabaseName, ShardRange)]) -> Problem {
         let fit = |database: &DatabaseName| {
-            self.members
-                .values()
-                .filter(|member| member.is_fit_for(database))
-                .map(|member| member.node.clone())
-                .collect()
+            let fit = || self.members.values().filter(|member| member.is_fit_for(database)).map(|member| &member.node);
+            let staying: BTreeSet<NodeId> = fit().filter(|node| !self.drained.contains(*node)).cloned().collect();
+            if staying.is_empty() { fit().cloned().collect() } else { staying }
         };
         let groups = databases
             .iter()

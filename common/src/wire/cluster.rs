@@ -33,6 +33,9 @@ pub struct NodeReport {
     pub incarnation: Incarnation,
     pub url: Option<String>,
     pub leaving: bool,
+    /// An operator has drained it: it owns no shards until that is undone or it starts again.
+    #[serde(default)]
+    pub drained: bool,
     /// Databases it cannot reach.
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
@@ -111,6 +114,7 @@ fn node_reports(view: &ClusterView) -> Vec<NodeReport> {
         incarnation: member.node.incarnation,
         url: member.url.clone(),
         leaving: member.leaving,
+        drained: view.drained.contains(&member.node),
         unfit: member.unfit.clone(),
         broker_unfit: member.broker_unfit,
         version: member.version.clone(),
@@ -134,6 +138,7 @@ mod tests {
         assign(&mut view, vec![Some(me()), Some(node("other")), None]);
         own(&mut view, ShardId::new(0), node("other"));
         view.candidates = vec![Candidate { term: Term::from_revision(9), node: node("other") }];
+        view.drained = [node("other")].into();
         let databases = [(DatabaseName::new("main"), ShardRange::all(3))];
         let pace = Pace::Frozen { until: UnixMicros::new(5), missing: vec![] };
         let report = ClusterReport::of(&me(), Some(&view), &databases, &pace);
@@ -145,8 +150,9 @@ mod tests {
             (&json["shards"][1]["assigned"], &json["shards"][1]["owner"]),
             (&"other".into(), &serde_json::Value::Null)
         );
-        let owned: Vec<_> = report.nodes.iter().map(|node| (node.name.as_str(), node.shards_owned)).collect();
-        assert_eq!(owned, [("me", 0), ("other", 1)]);
+        let nodes: Vec<_> =
+            report.nodes.iter().map(|node| (node.name.as_str(), node.shards_owned, node.drained)).collect();
+        assert_eq!(nodes, [("me", 0, false), ("other", 1, true)]);
         assert_eq!(report.frozen_until, Some(UnixMicros::new(5)));
         assert_eq!(serde_json::from_value::<ClusterReport>(json).unwrap(), report);
     }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use integration_tests::{load::Load, sandbox::Sandbox};
+use reqwest::Method;
+use serde_json::Value;
 
-use crate::{confirm, load, scenario};
+use crate::{command::Terminal, confirm, load, scenario, until};
 
 /// No task may be later than this while shards are handed over.
 const GAP_MS: f64 = 2_000.0;
@@ -84,6 +86,84 @@ async fn all_nodes_may_be_killed_at_once() {
             sandbox.node(number).wait_ready(Duration::from_secs(60)).await?;
         }
         sandbox.settled().await
+    })
+    .await;
+}
+
+/// How many shards a node says it owns, and whether it says that it is drained.
+async fn shards_of(sandbox: &Sandbox, node: usize) -> Result<(f64, bool)> {
+    let client = sandbox.client(node);
+    let figure = async |name| anyhow::Ok(client.metric(name).await?.unwrap_or(-1.0));
+    Ok((figure("duetime_shards_owned").await?, figure("duetime_drained").await? > 0.0))
+}
+
+/// Waits until `owner` has all shards.
+async fn all_with(sandbox: &Sandbox, owner: usize) -> Result<()> {
+    until("all shards with one node", Duration::from_secs(60), || async {
+        shards_of(sandbox, owner).await.ok().filter(|(shards, _)| *shards == 128.0)
+    })
+    .await
+    .map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_node_makes_no_copy_and_no_gap_and_serves_on_without_shards() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let terminal = Terminal::of(sandbox);
+        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(16));
+        let master = sandbox.master().await?;
+        for node in [(master + 1) % 3, master] {
+            let name = sandbox.node(node).name();
+            let began = std::time::Instant::now();
+            let drained = terminal.json(&["cluster", "drain", name, "--wait"]).await?;
+            ensure!(drained["drained"] == true && drained["shards_owned"] == 0, "{drained}");
+            ensure!(began.elapsed() < Duration::from_secs(10), "{name} was drained in {:?}", began.elapsed());
+            ensure!(shards_of(sandbox, node).await? == (0.0, true));
+            let (ready, why) = sandbox.client(node).readiness().await?;
+            ensure!(ready && sandbox.master().await? == master, "{why}");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let undrained = terminal.text(&["cluster", "undrain", name]).await?;
+            ensure!(undrained.starts_with(&format!("{name}  not drained, ")), "{undrained}");
+            sandbox.settled().await?;
+        }
+        stream.await?;
+        no_gap(sandbox).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_stays_drained_when_the_master_dies_and_is_drained_no_more_when_it_starts_again() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let master = sandbox.master().await?;
+        let (drained, other) = ((master + 1) % 3, (master + 2) % 3);
+        let name = sandbox.node(drained).name().to_owned();
+        let terminal = Terminal::of(sandbox);
+        terminal.text(&["cluster", "drain", &name, "--wait"]).await?;
+        let stream = load(sandbox, &[drained, other], Load::new("mail", 100), Duration::from_secs(12));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        sandbox.kill(master);
+        all_with(sandbox, other).await?;
+        ensure!(shards_of(sandbox, drained).await? == (0.0, true), "{name} took shards of the master");
+        // The last one is not drained, whoever asks; nor is one that is not there.
+        let last = sandbox.node(other).name();
+        let refused = terminal.refused(&["cluster", "drain", last]).await?;
+        ensure!(refused.contains(last) && refused.contains("last"), "{refused}");
+        let refused = terminal.refused(&["cluster", "undrain", "nobody"]).await?;
+        ensure!(refused.contains("there are: ") && refused.contains(last), "{refused}");
+
+        stream.await?;
+        ensure!(sandbox.node(drained).stop(STOP_WITHIN).await?.success());
+        sandbox.restart(drained).await?;
+        sandbox.settled().await?;
+        ensure!(!shards_of(sandbox, drained).await?.1, "another start of {name} is drained");
+        let deeds: Value = sandbox.client(other).call(Method::GET, "/v1/audit?what=node.drain", None).await?;
+        let told: Vec<_> =
+            deeds["deeds"].as_array().into_iter().flatten().map(|deed| (&deed["target"], &deed["status"])).collect();
+        ensure!(told == [(&last.into(), &409.into()), (&Value::from(name), &200.into())], "{told:?}");
+        Ok(())
     })
     .await;
 }

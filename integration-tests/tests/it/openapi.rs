@@ -256,6 +256,10 @@ async fn the_node_is_described(asker: &Asker, sandbox: &Sandbox) -> Result<()> {
     for path in ["/v1/cluster", "/healthz", "/readyz", "/metrics", "/openapi.json"] {
         asker.does("get", path, None).await?;
     }
+    let (one, other) = (sandbox.node(0).name(), sandbox.node(1).name());
+    asker.does("post", &format!("/v1/cluster/nodes/{one}/drain"), None).await?;
+    asker.refuses(409, "post", &format!("/v1/cluster/nodes/{other}/drain"), None).await?;
+    asker.does("post", &format!("/v1/cluster/nodes/{one}/undrain"), None).await?;
     let stranger = Asker::of(sandbox.client(0)).await?;
     let stranger = Asker { client: stranger.client.with_token(None), ..stranger };
     for operation in asker.document.operations() {

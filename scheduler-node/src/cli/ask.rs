@@ -67,9 +67,11 @@ pub enum Ask {
     /// Show who did what, newest first.
     #[command(after_help = "Example:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z")]
     Audit(Asked<audit::Wish>),
-    /// Show the nodes, the master and who owns the shards.
-    #[command(after_help = "Example:\n  duetime cluster --url http://10.0.0.5:8080")]
-    Cluster(Asked<cluster::Wish>),
+    /// Show the nodes, the master and who owns the shards; drain a node.
+    #[command(
+        after_help = "Examples:\n  duetime cluster --url http://10.0.0.5:8080\n  duetime cluster drain node-2 --wait"
+    )]
+    Cluster(cluster::Wish),
     /// Watch the cluster at work; q ends it.
     #[command(after_help = "Examples:\n  duetime top\n  duetime top --once --output json")]
     Top(Asked<top::Wish>),
@@ -127,7 +129,7 @@ pub async fn ask(question: &Ask) -> Result<(), Error> {
         Ask::Queue(command) => queue::queue(command).await,
         Ask::Schedule(command) => schedule::schedule(command).await,
         Ask::Audit(asked) => audit::audit(asked).await,
-        Ask::Cluster(asked) => cluster::cluster(asked).await,
+        Ask::Cluster(wish) => cluster::cluster(wish).await,
         Ask::Top(asked) => top::top(asked).await,
     }
 }

@@ -1,8 +1,10 @@
-//! `duetime cluster`: what is intended beside what is.
+//! `duetime cluster`: what is intended beside what is, and nodes drained.
+
+mod drain;
 
 use std::collections::BTreeMap;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use common::{
     time::UnixMicros,
     wire::{
@@ -14,15 +16,44 @@ use common::{
 use super::{Error, ask::Asked, client::Request, moment, print};
 use crate::clock;
 
+/// What is to be done; nothing said is to show it.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Wish {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    show: Asked<Show>,
+}
+
+/// What is to be done about a node.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Give a node's shards to the others, and no more to it, until it is undrained or starts again.
+    #[command(after_help = "Example:\n  duetime cluster drain node-2 --wait")]
+    Drain(Asked<drain::Drain>),
+    /// Let a drained node have shards again.
+    #[command(after_help = "Example:\n  duetime cluster undrain node-2")]
+    Undrain(Asked<drain::One>),
+}
+
 /// How much of it.
 #[derive(Debug, Args)]
-pub struct Wish {
+struct Show {
     /// Every shard, not only those whose owner is not the one they are assigned to.
     #[arg(long)]
     shards: bool,
 }
 
-pub(super) async fn cluster(asked: &Asked<Wish>) -> Result<(), Error> {
+pub(super) async fn cluster(wish: &Wish) -> Result<(), Error> {
+    match &wish.command {
+        None => show(&wish.show).await,
+        Some(Command::Drain(asked)) => drain::drain(asked).await,
+        Some(Command::Undrain(asked)) => drain::undrain(asked).await,
+    }
+}
+
+async fn show(asked: &Asked<Show>) -> Result<(), Error> {
     let answer = asked.client()?.ask(&Request::get(&["v1", "cluster"])).await?;
     asked.print(&answer, |answer| Ok(picture(&answer.read()?, asked.wish.shards, clock::now())))
 }
@@ -62,9 +93,10 @@ fn nodes(report: &ClusterReport, now: UnixMicros) -> String {
 /// What is to be said of a node in a few words.
 pub(super) fn standing(node: &NodeReport) -> String {
     let leaving = node.leaving.then(|| "leaving".to_owned());
+    let drained = node.drained.then(|| "drained".to_owned());
     let databases = node.unfit.iter().map(|database| format!("cannot reach database {database}"));
     let broker = node.broker_unfit.then(|| "cannot reach the broker".to_owned());
-    let words: Vec<String> = leaving.into_iter().chain(databases).chain(broker).collect();
+    let words: Vec<String> = leaving.into_iter().chain(drained).chain(databases).chain(broker).collect();
     if words.is_empty() { "well".to_owned() } else { words.join(", ") }
 }
 
@@ -108,7 +140,7 @@ mod tests {
         let node = |name: &str, leaving: bool| {
             json!({
                 "name": name, "incarnation": "0199f3a0-0000-7000-8000-000000000005", "url": "http://127.0.0.1:1",
-                "leaving": leaving, "unfit": [], "broker_unfit": false, "version": "0.1.0",
+                "leaving": leaving, "drained": leaving, "unfit": [], "broker_unfit": false, "version": "0.1.0",
                 "started_at": "2030-01-01T00:00:00Z", "shards_owned": 1,
             })
         };
@@ -127,7 +159,7 @@ mod tests {
     fn a_picture_names_the_master_the_nodes_and_the_shards_on_their_way() {
         let now = UnixMicros::new(1_893_456_000_000_000 + 7_200_000_000);
         let shown = picture(&report(), false, now);
-        for part in ["master b since term 9", "2 h ago", "leaving", "2 of 2 shards", "database `x`"] {
+        for part in ["master b since term 9", "2 h ago", "leaving, drained", "2 of 2 shards", "database `x`"] {
             assert!(shown.contains(part), "{part} is missing:\n{shown}");
         }
         let listed = |shown: &str| shown.lines().filter(|line| line.contains("main") && line.ends_with('4')).count();

@@ -278,9 +278,10 @@ mod tests {
     fn every_command_that_asks_a_node_has_an_example() {
         let mut command = Cli::command();
         command.build();
+        let names = ["queue", "schedule", "token", "cluster"];
         let (families, single): (Vec<_>, Vec<_>) =
-            command.get_subcommands().partition(|command| ["queue", "schedule", "token"].contains(&command.get_name()));
-        assert_eq!(families.len(), 3);
+            command.get_subcommands().partition(|command| names.contains(&command.get_name()));
+        assert_eq!(families.len(), names.len());
         let asking = single.into_iter().chain(families.into_iter().flat_map(clap::Command::get_subcommands));
         for command in asking.filter(|command| command.get_arguments().any(|arg| arg.get_id() == "token_file")) {
             let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -9,10 +9,19 @@ const DRAWN_EVERY: Duration = Duration::from_millis(200);
 
 /// A count of tasks, drawn on a terminal only.
 pub(super) fn of_tasks() -> ProgressBar {
+    counted("{spinner} {human_pos} tasks, {per_sec}, {elapsed}")
+}
+
+/// Shards that are left somewhere, drawn on a terminal only.
+pub(super) fn of_shards() -> ProgressBar {
+    counted("{spinner} {human_pos} shards left, {elapsed}")
+}
+
+fn counted(template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{spinner} {human_pos} tasks, {per_sec}, {elapsed}");
+    let style = ProgressStyle::with_template(template);
     let progress = ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     progress.enable_steady_tick(DRAWN_EVERY);
     progress

@@ -25,6 +25,8 @@ pub(super) fn deed(on: On, action: &str) -> Option<&'static str> {
         (On::Schedule, "delete") => "schedule.delete",
         (On::Token, "create") => "token.create",
         (On::Token, "revoke") => "token.revoke",
+        (On::Node, "drain") => "node.drain",
+        (On::Node, "undrain") => "node.undrain",
         _ => return None,
     })
 }
@@ -36,6 +38,7 @@ pub(super) enum On {
     Queue,
     Schedule,
     Token,
+    Node,
 }
 
 /// Whoever did something, and from where.

@@ -5,19 +5,21 @@ use std::collections::BTreeMap;
 use askama::Template;
 use axum::{
     http::{StatusCode, Uri},
-    response::Response,
+    response::{IntoResponse, Redirect, Response},
 };
 use common::{
     ids::NodeName,
-    wire::{ClusterReport, cluster::ShardReport},
+    wire::{ClusterReport, Problem, cluster::ShardReport},
 };
 
 use super::{
-    door::Visitor,
+    act::{On, acted, deed},
+    door::{Posted, Visitor},
     form::parameter,
     frame::{Frame, Trouble, show},
     told::{When, span, when},
 };
+use crate::config::Role;
 
 #[derive(Template)]
 #[template(path = "cluster.html")]
@@ -36,6 +38,8 @@ struct ClusterPage {
     told: Vec<Shard>,
     all: bool,
     unsettled: usize,
+    /// May drain nodes.
+    may_act: bool,
 }
 
 struct NodeRow {
@@ -45,6 +49,7 @@ struct NodeRow {
     version: String,
     started: When,
     state: Vec<String>,
+    drained: bool,
     assigned: usize,
     owned: usize,
     is_master: bool,
@@ -112,8 +117,24 @@ pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Trou
         told: shards.iter().filter(|shard| all || unsettled(shard)).cloned().collect(),
         shards,
         all,
+        may_act: visitor.may(Role::Operator) && visitor.desk.ask_for_everything().is_ok(),
     };
     Ok(show(StatusCode::OK, &page))
+}
+
+pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
+    let visitor = &posted.visitor;
+    let action = posted.one("action").unwrap_or_default();
+    let node = posted.one("node").unwrap_or_default();
+    let done = match action {
+        "drain" | "undrain" => visitor.desk.node_drain(node, action == "drain", &visitor.caller.name).await.map(drop),
+        _ => Err(Problem::invalid_field("action", "say what to do: drain or undrain")),
+    };
+    if let Some(what) = deed(On::Node, action) {
+        acted(&visitor.actor(), what, node, done.as_ref().map(|()| "done"));
+    }
+    done.map_err(|problem| Trouble::at(visitor, problem))?;
+    Ok(Redirect::to("/console/cluster").into_response())
 }
 
 /// A letter for each node there is or that owns something: `A` to `Z`, then `A1` and so on.
@@ -142,6 +163,7 @@ fn nodes(report: &ClusterReport, marks: &BTreeMap<NodeName, String>, now: common
             version: node.version.clone(),
             started: when(node.started_at, now),
             state,
+            drained: node.drained,
             assigned: assigned(&node.name),
             owned: node.shards_owned,
             is_master: report.master.as_ref().is_some_and(|master| master.name == node.name),

@@ -67,6 +67,7 @@ pub const ROUTES: &[(Method, &str)] = &[
     (Method::POST, "/console/schedules/{name}"),
     (Method::GET, "/console/schedules/{name}/delete"),
     (Method::GET, "/console/cluster"),
+    (Method::POST, "/console/cluster"),
     (Method::GET, "/console/audit"),
     (Method::GET, "/console/tokens"),
     (Method::POST, "/console/tokens"),
@@ -127,7 +128,7 @@ fn routes() -> Router<Console> {
             get(schedule::schedule).post(schedule::act).layer(DefaultBodyLimit::max(SCHEDULE_BYTES)),
         )
         .route("/console/schedules/{name}/delete", get(schedule::delete_page))
-        .route("/console/cluster", get(cluster::cluster))
+        .route("/console/cluster", get(cluster::cluster).post(cluster::act))
         .route("/console/audit", get(audit::list))
         .route("/console/tokens", get(tokens::list).post(tokens::act))
         .route("/console/bulk", get(many::page))

@@ -17,6 +17,8 @@ pub enum EtcdOp {
     OwnerCreate,
     OwnerConfirm,
     OwnerRemove,
+    DrainRead,
+    DrainWrite,
     MirrorList,
     MirrorWatch,
 }
@@ -36,6 +38,8 @@ impl fmt::Display for EtcdOp {
             Self::OwnerCreate => "owner_create",
             Self::OwnerConfirm => "owner_confirm",
             Self::OwnerRemove => "owner_remove",
+            Self::DrainRead => "drain_read",
+            Self::DrainWrite => "drain_write",
             Self::MirrorList => "mirror_list",
             Self::MirrorWatch => "mirror_watch",
         })

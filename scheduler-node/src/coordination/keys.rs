@@ -18,6 +18,7 @@ pub(super) enum Key {
     Candidate(LeaseId),
     Assignment,
     Owner(ShardId),
+    Drained,
 }
 
 impl Keys {
@@ -30,8 +31,13 @@ impl Keys {
         &self.prefix
     }
 
+    /// Begins the key of every node.
+    pub(super) fn nodes(&self) -> String {
+        format!("{}nodes/", self.prefix)
+    }
+
     pub(super) fn node(&self, name: &NodeName) -> String {
-        format!("{}nodes/{name}", self.prefix)
+        format!("{}{name}", self.nodes())
     }
 
     pub(super) fn candidate(&self, lease: LeaseId) -> String {
@@ -46,11 +52,17 @@ impl Keys {
         format!("{}owners/{}", self.prefix, shard.number())
     }
 
+    pub(super) fn drained(&self) -> String {
+        format!("{}drained", self.prefix)
+    }
+
     /// `None` for a key that is not one of these.
     pub(super) fn parse(&self, key: &[u8]) -> Option<Key> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
-        if key == "assignment" {
-            return Some(Key::Assignment);
+        match key {
+            "assignment" => return Some(Key::Assignment),
+            "drained" => return Some(Key::Drained),
+            _ => {}
         }
         match key.split_once('/')? {
             ("nodes", name) if !name.is_empty() => Some(Key::Node(NodeName::new(name))),
@@ -77,6 +89,7 @@ mod tests {
             (keys.candidate(lease), Key::Candidate(lease)),
             (keys.assignment(), Key::Assignment),
             (keys.owner(ShardId::new(65_535)), Key::Owner(ShardId::new(65_535))),
+            (keys.drained(), Key::Drained),
         ] {
             assert_eq!(keys.parse(text.as_bytes()), Some(key), "{text}");
         }
@@ -93,6 +106,7 @@ mod tests {
             "/duetime/owners/x",
             "/duetime/candidates/zz",
             "/duetime/nodes/",
+            "/duetime/drained/a",
             "/duetime/else",
         ] {
             assert_eq!(keys.parse(text.as_bytes()), None, "{text}");
@@ -108,5 +122,6 @@ mod tests {
         assert_eq!(keys.candidate(LeaseId::parse("00000000000000ff").unwrap()), "/duetime/candidates/00000000000000ff");
         assert_eq!(keys.assignment(), "/duetime/assignment");
         assert_eq!(keys.owner(ShardId::new(12)), "/duetime/owners/12");
+        assert_eq!(keys.drained(), "/duetime/drained");
     }
 }

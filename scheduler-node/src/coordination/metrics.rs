@@ -15,6 +15,8 @@ pub struct CoordinationMetrics {
     renewal_age: RenewalAge,
     /// 1 on the master.
     pub master: IntGauge,
+    /// 1 on a node that an operator has drained.
+    pub drained: IntGauge,
     /// Shards whose fence this node holds.
     pub shards_owned: IntGauge,
     /// Shards of the whole cluster that nobody says he owns.
@@ -30,6 +32,7 @@ impl CoordinationMetrics {
         let metrics = Self {
             renewal_age: RenewalAge::new()?,
             master: IntGauge::new("duetime_master", "1 while this node is the master")?,
+            drained: IntGauge::new("duetime_drained", "1 while this node is drained: it owns no shards")?,
             shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
             shards_unowned: IntGauge::new(
                 "duetime_shards_unowned",
@@ -44,6 +47,7 @@ impl CoordinationMetrics {
         };
         registry.register(Box::new(metrics.renewal_age.clone()))?;
         registry.register(Box::new(metrics.master.clone()))?;
+        registry.register(Box::new(metrics.drained.clone()))?;
         registry.register(Box::new(metrics.shards_owned.clone()))?;
         registry.register(Box::new(metrics.shards_unowned.clone()))?;
         registry.register(Box::new(metrics.acquisitions.clone()))?;
@@ -97,6 +101,6 @@ mod tests {
         let families = registry.gather();
         let age = families.iter().find(|family| family.name() == "duetime_lease_renewal_age_seconds").unwrap();
         assert!(age.get_metric()[0].get_gauge().get_value() >= 7.0);
-        assert_eq!(families.len(), 7);
+        assert_eq!(families.len(), 8);
     }
 }

@@ -216,6 +216,7 @@ struct Picture {
     candidates: BTreeMap<LeaseId, Candidate>,
     assignment: Option<AssignmentRecord>,
     owners: BTreeMap<ShardId, OwnerRecord>,
+    drained: BTreeSet<NodeId>,
     /// Keys that could not be read, so that each is said once.
     complaints: BTreeSet<Vec<u8>>,
 }
@@ -237,6 +238,7 @@ impl Picture {
                 let owner = self.read(found);
                 replace(&mut self.owners, shard, owner);
             }
+            Some(Key::Drained) => self.drained = self.read(found).unwrap_or_default(),
             None => self.complain(found, "a key that is none of the cluster's"),
         }
     }
@@ -247,6 +249,7 @@ impl Picture {
             Some(Key::Candidate(lease)) => drop(self.candidates.remove(&lease)),
             Some(Key::Assignment) => self.assignment = None,
             Some(Key::Owner(shard)) => drop(self.owners.remove(&shard)),
+            Some(Key::Drained) => self.drained.clear(),
             None => {}
         }
     }
@@ -275,6 +278,7 @@ impl Picture {
         ClusterView {
             revision: self.revision,
             members: self.members.clone(),
+            drained: self.drained.clone(),
             candidates,
             assignment: self.assignment.clone(),
             owners: self.owners.clone(),

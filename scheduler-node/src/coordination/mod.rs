@@ -6,6 +6,7 @@
 //! | `<prefix>/candidates/<lease>` | the node that queues up for master; the oldest key leads, its create revision is the term | its node's lease |
 //! | `<prefix>/assignment` | [`AssignmentRecord`](common::cluster::AssignmentRecord), written under the master's term | for ever |
 //! | `<prefix>/owners/<shard>` | [`OwnerRecord`](common::cluster::OwnerRecord): whoever creates it may take the fence | its owner's lease |
+//! | `<prefix>/drained` | the starts of nodes that operators have drained; one that has ended drains nothing | for ever |
 //!
 //! All of it may be lost. Tasks, fences and epochs are the databases' business; without etcd every owner goes on, and what
 //! is lost here is written again by those who are alive. So nothing here is a permission, and nothing here decides: the
@@ -17,6 +18,7 @@
 mod assignment;
 mod candidates;
 mod client;
+mod drained;
 mod error;
 mod keys;
 mod metrics;
@@ -32,6 +34,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use secrecy::SecretString;
 
 pub use assignment::Written;
+pub use drained::Drained;
 pub use error::{Error, EtcdOp};
 pub use metrics::CoordinationMetrics;
 pub use mirror::{Mirror, Views};

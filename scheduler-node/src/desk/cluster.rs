@@ -1,16 +1,35 @@
 //! The cluster as it is shown: what is intended, from etcd, beside what is, from the databases.
 
-use std::collections::{BTreeMap, HashMap};
-
-use common::{
-    cluster::Pace,
-    ids::{DatabaseName, NodeName, ShardId},
-    shard::ShardRange,
-    wire::{ClusterReport, Problem},
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
 };
 
-use super::Desk;
-use crate::store::fence::ShardRow;
+use common::{
+    cluster::{Pace, drain::Refused},
+    ids::{DatabaseName, NodeName, ShardId},
+    shard::ShardRange,
+    wire::{ClusterReport, Problem, cluster::NodeReport},
+};
+
+use super::{Desk, refusal::uncoordinated, to_its_end};
+use crate::{
+    coordination::{Error, EtcdOp},
+    store::fence::ShardRow,
+};
+
+/// How often operators may be faster with another drain; each of them has moved on by then.
+const ROUNDS: usize = 8;
+
+/// Until this node's own picture of the cluster has what was written. It shows within milliseconds.
+const SHOWN_WITHIN: Duration = Duration::from_secs(1);
+
+/// What has become of a request to drain a node.
+enum Outcome {
+    /// The revision of etcd that has it.
+    Written(i64),
+    SoAlready,
+}
 
 impl Desk {
     /// Who owns a shard is told by its own database, whose fence decides it. Where a database cannot be asked, nobody knows: its
@@ -41,6 +60,49 @@ impl Desk {
         let overdue_s = self.parts().metrics.oldest_overdue_s.get();
         report.lag.oldest_overdue_ms = Some((overdue_s * 1_000.0) as i64);
         Ok(report)
+    }
+
+    /// Drains a node in the name of `by`, or ends that. The master moves its shards after the answer: the node shows how many
+    /// are left. Asked again, it is so already.
+    pub async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
+        self.ask_for_everything()?;
+        let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
+        to_its_end(async move {
+            if let Outcome::Written(revision) = desk.drain_write(&name, drained).await? {
+                tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
+                let mut views = desk.parts().views.clone();
+                let shown = views.wait_for(|view| view.revision >= revision);
+                // It is written; this node's picture is late, and what is told below is right all the same.
+                let _ = tokio::time::timeout(SHOWN_WITHIN, shown).await;
+            }
+            let node = desk.cluster().await?.nodes.into_iter().find(|node| node.name == name);
+            let left = || Problem::not_found(format!("node `{name}` has just left the cluster"));
+            Ok(NodeReport { drained, ..node.ok_or_else(left)? })
+        })
+        .await
+    }
+
+    async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Outcome, Problem> {
+        let coordination = &self.parts().coordination;
+        for _ in 0..ROUNDS {
+            let read = coordination.drained_read().await.map_err(|error| uncoordinated(&error))?;
+            let next = read.roll.set(name, drained).map_err(|refused| refusal(&refused))?;
+            if next == read.roll.drained {
+                return Ok(Outcome::SoAlready);
+            }
+            let written = coordination.drained_write(&read, &next).await;
+            if let Some(revision) = written.map_err(|error| uncoordinated(&error))? {
+                return Ok(Outcome::Written(revision));
+            }
+        }
+        Err(uncoordinated(&Error::Contended { op: EtcdOp::DrainWrite }))
+    }
+}
+
+fn refusal(refused: &Refused) -> Problem {
+    match refused {
+        Refused::Unknown { .. } => Problem::not_found(refused.to_string()),
+        Refused::Last { .. } => Problem::conflict(refused.to_string()),
     }
 }
 

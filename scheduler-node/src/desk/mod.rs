@@ -41,6 +41,7 @@ use crate::{
     access::Access,
     audit::Audit,
     clock,
+    coordination::Coordination,
     loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
     metrics::Metrics,
     readiness::{Readiness, Report},
@@ -70,6 +71,7 @@ pub struct Parts {
     /// A queue comes into being with the first task that names it.
     pub auto_create: bool,
     pub views: watch::Receiver<Arc<ClusterView>>,
+    pub coordination: Coordination,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub readiness: Readiness,

@@ -3,6 +3,7 @@
 use common::wire::Problem;
 
 use crate::{
+    coordination::{self, EtcdOp},
     loops::submitter::Unstored,
     store::{
         Effect, Error, StoreOp,
@@ -61,6 +62,24 @@ pub(super) fn failed(error: &Error) -> Problem {
     } else {
         format!("database `{database}` {why} at the moment; it was not done, ask again")
     };
+    Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
+}
+
+/// A request to etcd that failed. Logged here, once.
+pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
+    use coordination::Error;
+    let detail = match error {
+        Error::Unanswered { op: EtcdOp::DrainWrite, .. } => {
+            "nobody knows whether it was done: etcd stopped answering at the wrong moment; look, or ask again"
+        }
+        Error::Unanswered { .. } => "etcd cannot be reached at the moment; it was not done, ask again",
+        Error::Contended { .. } => "others change the same all the time; it was not done, ask again",
+        Error::Refused { .. } | Error::LeaseGone { .. } | Error::Endpoint { .. } => {
+            tracing::error!(error = error as &dyn std::error::Error, "etcd refuses a request");
+            return Problem::internal("etcd refuses the request; the log of this node says why");
+        }
+    };
+    tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 

@@ -96,6 +96,8 @@ fn deed(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/schedules/{name}/run") => "schedule.run",
         ("POST", "/v1/tokens") => "token.create",
         ("DELETE", "/v1/tokens/{name}") => "token.revoke",
+        ("POST", "/v1/cluster/nodes/{name}/drain") => "node.drain",
+        ("POST", "/v1/cluster/nodes/{name}/undrain") => "node.undrain",
         _ => return None,
     })
 }

@@ -6,14 +6,22 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use common::wire::{ClusterReport, Problem};
+use common::wire::{ClusterReport, Problem, cluster::NodeReport};
 use prometheus::TextEncoder;
 use serde_json::json;
 
-use super::{Api, Asked, refusal::Refusal};
+use super::{Api, Asked, Named, refusal::Refusal};
 
 pub(super) async fn show(asked: Asked) -> Result<Json<ClusterReport>, Refusal> {
     Ok(Json(asked.desk.cluster().await?))
+}
+
+pub(super) async fn drain(asked: Asked, Named(name): Named) -> Result<Json<NodeReport>, Refusal> {
+    Ok(Json(asked.desk.node_drain(&name, true, &asked.caller.name).await?))
+}
+
+pub(super) async fn undrain(asked: Asked, Named(name): Named) -> Result<Json<NodeReport>, Refusal> {
+    Ok(Json(asked.desk.node_drain(&name, false, &asked.caller.name).await?))
 }
 
 /// The process answers: all that a liveness probe may ask, because a restart heals nothing else.

@@ -92,6 +92,8 @@ routes! {
     DELETE "/v1/tokens/{name}" => tokens::revoke;
     GET "/v1/audit" => audit::list;
     GET "/v1/cluster" => cluster::show;
+    POST "/v1/cluster/nodes/{name}/drain" => cluster::drain;
+    POST "/v1/cluster/nodes/{name}/undrain" => cluster::undrain;
     GET "/healthz" => cluster::alive;
     GET "/readyz" => cluster::ready;
     GET "/metrics" => cluster::metrics;

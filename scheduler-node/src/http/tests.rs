@@ -51,6 +51,7 @@ fn decision(method: &Method, route: &str) -> Option<Foreign> {
             Foreign::Missing
         }
         ("GET" | "POST", "/v1/tokens") | ("DELETE", "/v1/tokens/{name}") => Foreign::ForNobody,
+        ("POST", "/v1/cluster/nodes/{name}/drain" | "/v1/cluster/nodes/{name}/undrain") => Foreign::ForNobody,
         ("GET", "/v1/audit" | "/metrics") => Foreign::ForNobody,
         ("GET", "/v1/cluster" | "/healthz" | "/readyz" | "/openapi.json") => Foreign::Open,
         _ => return None,

@@ -276,6 +276,7 @@ impl<F: Fence> Owner<F> {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = self.actor.coordination.metrics();
         metrics.shards_owned.set(gauge(self.yards.iter().map(|yard| yard.holding.held.owned().len()).sum()));
+        metrics.drained.set(i64::from(view.drained.contains(&self.actor.me)));
         metrics.shards_unowned.set(gauge(self.yards.iter().map(|yard| self.unowned(yard, view)).sum()));
     }
 

@@ -1,5 +1,10 @@
+use proptest::prelude::*;
+
 use super::*;
-use crate::cluster::ownership::scenes::{me, member, node, view_of};
+use crate::{
+    cluster::ownership::scenes::{me, member, node, view_of},
+    shard::assign::solve,
+};
 
 #[test]
 fn the_first_candidate_is_master_and_everyone_watches_the_one_before_him() {
@@ -54,4 +59,106 @@ fn a_member_written_by_another_version_can_be_read() {
 fn without_an_assignment_nothing_is_assigned() {
     assert_eq!(view_of(&["me"]).assigned(ShardId::new(0)), None);
     assert_eq!(me(), node("me"));
+}
+
+fn drain(mut view: ClusterView, names: &[&str]) -> ClusterView {
+    view.drained = names.iter().map(|name| node(name)).collect();
+    view
+}
+
+/// The question of one database with twelve shards.
+fn asked(view: &ClusterView) -> Problem {
+    view.problem(&[(DatabaseName::new("main"), ShardRange::all(12))])
+}
+
+fn held(assignment: &Assignment, name: &str) -> usize {
+    assignment.of(&node(name)).count()
+}
+
+#[test]
+fn a_drained_node_gives_up_its_share_and_gets_it_back() {
+    let view = view_of(&["a", "b", "c"]);
+    let before = solve(&asked(&view), &Assignment::default());
+    let drained = solve(&asked(&drain(view.clone(), &["b"])), &before);
+    assert_eq!(["a", "b", "c"].map(|name| held(&drained, name)), [6, 0, 6]);
+    let kept = before.iter().filter(|(_, owner)| *owner != Some(&node("b")));
+    for (shard, owner) in kept {
+        assert_eq!(drained.owner(shard), owner, "{shard} was not the drained node's");
+    }
+    let undone = solve(&asked(&view), &drained);
+    assert_eq!(["a", "b", "c"].map(|name| held(&undone, name)), [4, 4, 4]);
+}
+
+#[test]
+fn when_all_are_drained_it_is_as_though_none_were() {
+    let view = view_of(&["a", "b"]);
+    let before = solve(&asked(&view), &Assignment::default());
+    assert_eq!(solve(&asked(&drain(view, &["a", "b"])), &before), before);
+}
+
+#[test]
+fn a_database_that_only_drained_nodes_can_reach_stays_with_them() {
+    let mut view = drain(view_of(&["a", "b", "c"]), &["b", "c"]);
+    view.members.get_mut("a").expect("is a member").unfit.insert(DatabaseName::new("main"));
+    let next = solve(&asked(&view), &Assignment::default());
+    assert_eq!(["a", "b", "c"].map(|name| held(&next, name)), [0, 6, 6]);
+}
+
+#[test]
+fn a_drain_ends_with_the_start_of_the_node() {
+    let mut view = drain(view_of(&["a", "b"]), &["b"]);
+    let reborn = NodeId { incarnation: crate::ids::Incarnation::new(uuid::Uuid::from_u128(99)), ..node("b") };
+    view.members.get_mut("b").expect("is a member").node = reborn.clone();
+    assert!(asked(&view).groups[0].fit.contains(&reborn));
+}
+
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+/// Some members, some of them drained, unfit or leaving, and what was assigned before.
+fn clusters() -> impl Strategy<Value = (ClusterView, Assignment)> {
+    let some = || prop::sample::subsequence(NAMES.to_vec(), 0..=NAMES.len());
+    let owner = prop::option::weighted(0.9, prop::sample::select(NAMES.to_vec()));
+    let few = || prop::sample::subsequence(NAMES.to_vec(), 0..=2);
+    (some(), some(), few(), few(), prop::collection::vec(owner, 12)).prop_map(
+        |(there, drained, unfit, leaving, previous)| {
+            let mut view = drain(view_of(&there), &drained);
+            for member in view.members.values_mut() {
+                member.broker_unfit = unfit.contains(&member.node.name.as_str());
+                member.leaving = leaving.contains(&member.node.name.as_str());
+            }
+            let owners = previous.into_iter().map(|owner| owner.map(node)).collect();
+            (view, Assignment { owners })
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn drained_nodes_own_nothing_unless_nobody_else_is_fit((view, previous) in clusters()) {
+        let next = solve(&asked(&view), &previous);
+        let fit = view.members.values().filter(|member| member.is_fit_for(&DatabaseName::new("main")));
+        let fit = fit.map(|member| member.node.clone());
+        let (drained, staying): (Vec<NodeId>, Vec<NodeId>) = fit.partition(|node| view.drained.contains(node));
+        let owners = if staying.is_empty() { drained } else { staying };
+        prop_assume!(!owners.is_empty());
+        let held: Vec<usize> = owners.iter().map(|node| next.of(node).count()).collect();
+        prop_assert_eq!(held.iter().sum::<usize>(), 12, "all shards are with those who stay: {:?}", next);
+        prop_assert!(held.iter().max().unwrap() - held.iter().min().unwrap() <= 1, "balanced: {:?}", held);
+    }
+
+    #[test]
+    fn a_drain_moves_the_shards_of_that_node_and_no_others((view, previous) in clusters(), nth in any::<prop::sample::Index>()) {
+        let staying = asked(&view).groups.remove(0).fit;
+        prop_assume!(staying.len() > 1);
+        let chosen = nth.get(&staying.iter().cloned().collect::<Vec<_>>()).clone();
+        let before = solve(&asked(&view), &previous);
+        let mut after = view;
+        after.drained.insert(chosen.clone());
+        // Where all are drained already, it is another question.
+        prop_assume!(asked(&after).groups[0].fit.len() + 1 == staying.len());
+        let next = solve(&asked(&after), &before);
+        for (shard, owner) in before.iter() {
+            prop_assert_eq!(next.owner(shard) != owner, owner == Some(&chosen), "{}", shard);
+        }
+    }
 }

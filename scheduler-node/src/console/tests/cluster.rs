@@ -2,8 +2,11 @@
 
 use axum::http::{StatusCode, header};
 
-use super::{between, browser};
-use crate::{config::Role, desk::tests::request};
+use super::{between, browser, browser_at};
+use crate::{
+    config::Role,
+    desk::tests::{drain::among, request},
+};
 
 #[tokio::test]
 async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
@@ -16,6 +19,39 @@ async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
     assert!(page.contains("none is known") && page.contains("has not reached etcd"), "{page}");
     let all = browser.page("/console/cluster?shards=all").await;
     assert!(all.contains("href=\"/console/cluster\">Those only"), "{all}");
+}
+
+#[tokio::test]
+async fn a_node_is_drained_and_undrained_by_a_form_for_operators_and_noted() {
+    let (counter, .., test) = among(&["node-1", "node-2"]).await;
+    let mut browser = browser_at(counter, test, &Role::ALL, true);
+    browser.sign_in("producer").await;
+    let offered = "action=\"/console/cluster\"";
+    assert!(!browser.page("/console/cluster").await.contains(offered));
+    let fields = |action| [("action", action), ("node", "node-2")];
+    assert_eq!(browser.post("/console/cluster", &fields("drain")).await.status, StatusCode::FORBIDDEN);
+    browser.sign_in("operator").await;
+    assert_eq!(browser.page("/console/cluster").await.matches(offered).count(), 2);
+    let bare = browser.post_bare("/console/cluster", &fields("drain"), "same-origin").await;
+    assert_eq!(bare.status, StatusCode::FORBIDDEN, "a form without its token");
+    let done = browser.post("/console/cluster", &fields("drain")).await;
+    assert_eq!(done.location.as_deref(), Some("/console/cluster"), "{}", done.html);
+    let page = browser.page("/console/cluster").await;
+    assert!(
+        page.contains("drained</span>") && page.contains("Undrain node-2") && page.contains("Drain node-1"),
+        "{page}"
+    );
+    let last = browser.post("/console/cluster", &[("action", "drain"), ("node", "node-1")]).await;
+    assert!(last.status == StatusCode::CONFLICT && last.html.contains("is the last one"), "{}", last.html);
+    browser.post("/console/cluster", &fields("undrain")).await;
+    assert!(!browser.page("/console/cluster").await.contains("Undrain"));
+    let mut noted = Vec::new();
+    while let Ok(note) = browser.counter.notes.try_recv() {
+        noted.push((note.deed.what.to_string(), note.deed.target, note.deed.status));
+    }
+    let noted: Vec<_> = noted.iter().map(|(what, target, status)| (what.as_str(), target.as_str(), *status)).collect();
+    let expected = [("node.drain", "node-2", 200), ("node.drain", "node-1", 409), ("node.undrain", "node-2", 200)];
+    assert!(noted.ends_with(&expected), "{noted:?}");
 }
 
 #[tokio::test]

@@ -46,6 +46,10 @@ struct Answer {
 /// Tokens are the names of their roles; none of them: nobody is asked.
 async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
     let (counter, test) = fresh().await;
+    browser_at(counter, test, roles, show_payloads)
+}
+
+fn browser_at(counter: Counter, test: TestDatabase, roles: &[Role], show_payloads: bool) -> Browser {
     let token = |role: &Role| Token {
         name: format!("the {role}"),
         role: *role,

@@ -53,6 +53,9 @@ async fn the_mirror_shows_what_is_created_changed_and_deleted() {
     let record = AssignmentRecord { term, assignment };
     coordination.assignment_write(None, &record, lease).await.unwrap();
     running.shows("an assignment", |view| view.assignment.as_ref() == Some(&record)).await;
+    let read = coordination.drained_read().await.unwrap();
+    coordination.drained_write(&read, &[me.clone()].into()).await.unwrap();
+    running.shows("a drained node", |view| view.drained.contains(&me)).await;
     coordination.lease_revoke(lease).await.unwrap();
     running.shows("what is left without the lease", |view| view.members.is_empty() && view.candidates.is_empty()).await;
     running.shows("no owner", |view| view.owners.is_empty() && view.assignment.is_some()).await;
@@ -82,7 +85,8 @@ async fn keys_that_cannot_be_read_are_passed_over() {
     let lease = coordination.lease_grant().await.unwrap();
     coordination.member_put(&member(&me), lease).await.unwrap();
     let mut etcd = etcdctl(&endpoints).await;
-    let foreign = ["nodes/two", "nodes/two/deep", "owners/0", "owners/x", "candidates/1", "assignment", "else", ""];
+    let foreign =
+        ["nodes/two", "nodes/two/deep", "owners/0", "owners/x", "candidates/1", "assignment", "drained", "else", ""];
     for key in foreign {
         etcd.put(format!("{prefix}/{key}"), "{", None).await.unwrap();
     }

@@ -112,3 +112,23 @@ async fn an_epoch_is_confirmed_only_while_the_key_is_the_one_that_was_created() 
     coordination.lease_revoke(lease).await.unwrap();
     assert!(!coordination.owner_confirm(&other, &me, epoch).await.unwrap());
 }
+
+#[tokio::test]
+async fn of_two_who_have_read_the_same_drained_nodes_only_one_writes() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let (one, other) = (coordination(&endpoints, &prefix).await, coordination(&endpoints, &prefix).await);
+    let nodes = ["a", "b", "c"].map(node);
+    let lease = one.lease_grant().await.unwrap();
+    for node in &nodes {
+        one.member_put(&member(node), lease).await.unwrap();
+    }
+    let drained = |node: &NodeId| [node.clone()].into();
+    // There is no key yet, and then there is one.
+    for node in &nodes[..2] {
+        let (seen, seen_too) = (one.drained_read().await.unwrap(), other.drained_read().await.unwrap());
+        assert_eq!(seen.roll.members.len(), 3);
+        assert!(one.drained_write(&seen, &drained(node)).await.unwrap().is_some());
+        assert_eq!(other.drained_write(&seen_too, &drained(&nodes[2])).await.unwrap(), None);
+        assert_eq!(other.drained_read().await.unwrap().roll.drained, drained(node));
+    }
+}

@@ -2,6 +2,7 @@
 
 mod bulk;
 mod collect;
+pub(crate) mod drain;
 mod queues;
 mod receive;
 mod schedules;
@@ -21,6 +22,7 @@ use common::{
     shard::ShardRange,
     wire::TaskRequest,
 };
+use futures::FutureExt;
 use prometheus::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +33,7 @@ use crate::{
     audit::{Audit, AuditMetrics, Noted},
     broker::{BrokerState, DoorTroubles},
     config::Auth,
+    coordination::{Coordination, Views, tests::coordination},
     loops::{
         at_once::AtOnce,
         held::Held,
@@ -80,6 +83,19 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
 }
 
 fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) -> Counter {
+    let nowhere = coordination(&["http://127.0.0.1:1".to_owned()], "/nowhere").now_or_never();
+    let coordination = nowhere.expect("opens no connection yet");
+    counter_in(databases, setup, access, coordination, watch::channel(Arc::default()).1)
+}
+
+/// One whose node stands in a cluster.
+fn counter_in(
+    databases: Vec<Arc<Database>>,
+    setup: Setup,
+    access: Arc<Access>,
+    coordination: Coordination,
+    views: Views,
+) -> Counter {
     let registry = Registry::new();
     let names: Vec<String> = databases.iter().map(|database| database.name().to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -144,7 +160,8 @@ fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) 
         audit,
         max_payload_bytes: 1_000,
         auto_create: setup.auto_create,
-        views: watch::channel(Arc::default()).1,
+        views,
+        coordination,
         metrics,
         traces: Traces::default(),
         readiness,

@@ -132,3 +132,50 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     one.fitness.send_replace(Fitness::default());
     eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
 }
+
+/// What an operator asks for.
+async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
+    let read = by.coordination.drained_read().await.unwrap();
+    let next = read.roll.set(&node.me.name, drained).unwrap();
+    by.coordination.drained_write(&read, &next).await.unwrap().expect("nobody else drains");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_it_is_undrained() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    let two = world.start("two").await;
+    let three = world.start("three").await;
+    balanced(&[&one, &two, &three]).await;
+    let kept = epochs(&[&one, &three]);
+    drain(&three, &two, true).await;
+    eventually("the others have its shards", || two.owned().is_empty() && is_balanced(&[&one, &three])).await;
+    eventually("it shows", || two.coordination.metrics().drained.get() == 1).await;
+    for (before, after) in kept.iter().zip(epochs(&[&one, &three])) {
+        assert!(before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)), "what was theirs did not move");
+    }
+    // A master may be drained too, and one who was not there when it was asked for knows all the same.
+    assert!(one.is_master() && two.standing() == Standing::Joined);
+    one.crash();
+    let four = world.start("four").await;
+    balanced(&[&three, &four]).await;
+    assert!(two.owned().is_empty() && two.is_master(), "{:?}", two.view().candidates);
+    drain(&four, &two, false).await;
+    balanced(&[&two, &three, &four]).await;
+    assert_eq!(two.coordination.metrics().drained.get(), 0);
+}
+
+#[tokio::test]
+async fn when_only_drained_nodes_are_left_they_own_what_there_is() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    let two = world.start("two").await;
+    balanced(&[&one, &two]).await;
+    drain(&one, &two, true).await;
+    eventually("one has all", || two.owned().is_empty() && one.owned().len() == SHARDS as usize).await;
+    assert!(one.leave().await);
+    balanced(&[&two]).await;
+    let three = world.start("three").await;
+    balanced(&[&three]).await;
+    assert!(two.owned().is_empty());
+}

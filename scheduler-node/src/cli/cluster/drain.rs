@@ -1,0 +1,163 @@
+//! `duetime cluster drain` and `undrain`.
+
+use std::time::Duration;
+
+use clap::Args;
+use common::{
+    ids::NodeName,
+    wire::{ClusterReport, cluster::NodeReport},
+};
+
+use super::super::{
+    Error, Form,
+    ask::Asked,
+    client::{Client, Request},
+    progress, say,
+};
+
+/// Shards move within a second or two; a person sees them go.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// One node.
+#[derive(Debug, Args)]
+pub(super) struct One {
+    /// As `duetime cluster` lists it.
+    #[arg(value_parser = name)]
+    node: String,
+}
+
+/// A node that is to be drained.
+#[derive(Debug, Args)]
+pub(super) struct Drain {
+    #[command(flatten)]
+    one: One,
+    /// End when no shard is left on it, not when it is asked for.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+fn name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("name a node".into()),
+        "." | ".." => Err("a name of dots only has no address".into()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+pub(super) async fn drain(asked: &Asked<Drain>) -> Result<(), Error> {
+    let (client, wish) = (asked.client()?, &asked.wish);
+    let node = turned(&client, &wish.one.node, "drain").await?;
+    print(asked.form(), &if wish.wait { emptied(&client, node).await? } else { node })
+}
+
+pub(super) async fn undrain(asked: &Asked<One>) -> Result<(), Error> {
+    let node = turned(&asked.client()?, &asked.wish.node, "undrain").await?;
+    print(asked.form(), &node)
+}
+
+async fn turned(client: &Client, node: &str, verb: &str) -> Result<NodeReport, Error> {
+    Ok(client.ask(&Request::post(&["v1", "cluster", "nodes", node, verb])).await?.read()?)
+}
+
+fn print(form: Form, node: &NodeReport) -> Result<(), Error> {
+    match form {
+        Form::Text => say(shown(node)),
+        Form::Json | Form::Jsonl => say(serde_json::to_string(node).map_err(Error::Unwritable)?),
+    }
+    Ok(())
+}
+
+fn shown(node: &NodeReport) -> String {
+    let standing = if node.drained { "drained" } else { "not drained" };
+    let shards = if node.shards_owned == 1 { "shard" } else { "shards" };
+    format!("{}  {standing}, {} {shards}", node.name, node.shards_owned)
+}
+
+/// Waits until nothing is left on it, and gives it as it is then.
+async fn emptied(client: &Client, node: NodeReport) -> Result<NodeReport, Error> {
+    let progress = progress::of_shards();
+    let node = loop {
+        let report: ClusterReport = client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
+        match left(&report, &node) {
+            Left::Nothing => break NodeReport { shards_owned: 0, ..node },
+            Left::Some(count) => progress.set_position(count),
+            Left::NotKnown => {}
+            Left::Undrained => {
+                let detail =
+                    format!("{} is not drained any more: it has started again, or somebody undrained it", node.name);
+                return Err(Error::Refused(detail));
+            }
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    };
+    progress.finish_and_clear();
+    Ok(node)
+}
+
+/// What a node that was drained still has.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// So many shards are with it or meant for it.
+    Some(u64),
+    /// A database does not tell who owns its shards.
+    NotKnown,
+    /// It counts among the others again.
+    Undrained,
+}
+
+fn left(report: &ClusterReport, node: &NodeReport) -> Left {
+    let is_it = |name: &Option<NodeName>| name.as_ref() == Some(&node.name);
+    let found = report.nodes.iter().find(|other| other.name == node.name);
+    if found.is_some_and(|found| !found.drained || found.incarnation != node.incarnation) {
+        return Left::Undrained;
+    }
+    match report.shards.iter().filter(|shard| is_it(&shard.owner) || is_it(&shard.assigned)).count() {
+        0 if report.notes.is_empty() => Left::Nothing,
+        0 => Left::NotKnown,
+        count => Left::Some(u64::try_from(count).unwrap_or(u64::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(incarnation: u8, drained: bool) -> Value {
+        json!({
+            "name": "a", "incarnation": format!("0199f3a0-0000-7000-8000-00000000000{incarnation}"), "url": null,
+            "leaving": false, "drained": drained, "unfit": [], "broker_unfit": false, "version": "0.1.0",
+            "started_at": "2030-01-01T00:00:00Z", "shards_owned": 1,
+        })
+    }
+
+    fn told(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
+        let report = json!({
+            "node": { "name": "b", "incarnation": "0199f3a0-0000-7000-8000-000000000009" }, "nodes": nodes, "master": null,
+            "shards": [{ "shard": 0, "database": "main", "assigned": shard.0, "owner": shard.1, "epoch": 4 }],
+            "frozen_until": null, "lag": {}, "notes": notes,
+        });
+        let asked = serde_json::from_value(node(1, true)).expect("a node");
+        left(&serde_json::from_value(report).expect("a report"), &asked)
+    }
+
+    #[test]
+    fn a_node_is_empty_when_nothing_is_with_it_or_meant_for_it_and_everybody_tells() {
+        let there = [node(1, true)];
+        assert_eq!(told(&there, ("a", "a"), &[]), Left::Some(1));
+        assert_eq!(told(&there, ("b", "a"), &[]), Left::Some(1));
+        assert_eq!(told(&there, ("a", "b"), &[]), Left::Some(1));
+        assert_eq!(told(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
+        assert_eq!(told(&there, ("b", "b"), &[]), Left::Nothing);
+        assert_eq!(told(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and nothing with it");
+    }
+
+    #[test]
+    fn a_node_that_was_put_back_or_has_started_again_is_not_waited_for() {
+        assert_eq!(told(&[node(1, false)], ("b", "a"), &[]), Left::Undrained);
+        assert_eq!(told(&[node(2, false)], ("b", "b"), &[]), Left::Undrained);
+    }
+}
