@@ -107,7 +107,7 @@ fn live_tiles(queues: &[QueueView]) -> [Tile; 4] {
         tile("Ready", sum(|queue| queue.counts.ready), "due, wait for room", "/console/tasks?state=ready"),
         tile(
             "In flight",
-            sum(|queue| queue.counts.dispatching + queue.counts.delivered + queue.counts.running),
+            sum(|queue| queue.counts.in_flight()),
             "handed over, not finished",
             "/console/tasks?state=delivered",
         ),

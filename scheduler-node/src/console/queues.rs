@@ -53,7 +53,7 @@ impl Shown {
             scheduled: shown(counts.scheduled),
             waiting: shown(counts.waiting),
             ready: shown(counts.ready),
-            in_flight: shown(counts.dispatching + counts.delivered + counts.running),
+            in_flight: shown(counts.in_flight()),
         }
     }
 }
