@@ -204,11 +204,8 @@ async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    if !visitor.may(Role::Operator) {
-        return Err(trouble(Problem::forbidden("deleting a queue needs the role operator")));
-    }
+    visitor.ask_for(Role::Operator)?;
+    let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }
 
