@@ -321,7 +321,7 @@ impl Shared {
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
         }
-        let reader = QueueReader { store: self.store.clone(), books: Arc::clone(&self.books) };
+        let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books));
         let gauger = Gauger {
             sites: self.sites.clone(),
             lanes: Arc::clone(&self.lanes),

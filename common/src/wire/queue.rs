@@ -114,7 +114,12 @@ pub struct Counts {
 
 impl Counts {
     pub fn total(&self) -> i64 {
-        self.waiting + self.scheduled + self.ready + self.dispatching + self.delivered + self.running
+        self.waiting + self.scheduled + self.ready + self.in_flight()
+    }
+
+    /// Handed over, or about to be, and not finished.
+    pub fn in_flight(&self) -> i64 {
+        self.dispatching + self.delivered + self.running
     }
 
     /// Adds to the count of a state; those that are final are not counted.

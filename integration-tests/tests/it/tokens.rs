@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use integration_tests::{client::Client, sandbox::Sandbox};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::scenario;
+use crate::{command::Terminal, scenario, until};
 
 /// Within this a token is in force, or out of it, on every node.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
@@ -36,20 +36,12 @@ async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Resu
 
 /// Waits until the audit has `count` deeds of that kind.
 async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
-    let began = Instant::now();
-    loop {
-        let path = format!("/v1/audit?what={what}");
-        if let Ok(page) = operator.call::<Value>(Method::GET, &path, None).await {
-            let deeds = page["deeds"].as_array().cloned().unwrap_or_default();
-            if deeds.len() >= count {
-                return Ok(deeds);
-            }
-        }
-        if began.elapsed() > NOTED_WITHIN {
-            bail!("{what} was not noted {count} times");
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let path = format!("/v1/audit?what={what}");
+    until(&format!("{what} is noted {count} times"), NOTED_WITHIN, || async {
+        let page: Value = operator.call(Method::GET, &path, None).await.ok()?;
+        page["deeds"].as_array().filter(|deeds| deeds.len() >= count).cloned()
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,6 +119,51 @@ async fn what_was_answered_before_a_node_stops_is_in_the_audit() {
         sandbox.node(2).stop(Duration::from_secs(30)).await?;
         let deeds = noted(&sandbox.client(0), "queue.put", 20).await?;
         ensure!(deeds.iter().filter(|deed| deed["node"] == sandbox.node(2).name()).count() == 20, "{deeds:?}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_made_listed_and_revoked_by_hand_and_the_audit_tells_who_did_it() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
+        let shop = ["token", "create", "shop", "--role", "producer", "--queue", "shop.*", "--expires-after", "8h"];
+        let shown = terminal.text(&shop).await?;
+        let token = shown.lines().next().and_then(|line| line.strip_prefix("token: ")).context("a token")?;
+        answers(&client.with_token(Some(token)), None, IN_FORCE_WITHIN).await?;
+        let error = terminal.refused(&shop).await?;
+        ensure!(error.contains("shop") && error.lines().count() == 1, "{error}");
+
+        let made = terminal.json(&["token", "create", "visitor", "--role", "viewer"]).await?;
+        ensure!(made["name"] == "visitor" && made["token"].is_string(), "{made}");
+        let shown = terminal.text(&["token", "list"]).await?;
+        ensure!(
+            shown.contains("shop.*") && shown.contains("in force, expires in 7 h") && !shown.contains(token),
+            "{shown}"
+        );
+        let (out, error) = terminal.ends(0, &["token", "list", "--limit", "1"], "").await?;
+        ensure!(out.contains("visitor") && !out.contains("shop") && error.contains("--cursor"), "{out}{error}");
+
+        let shown = terminal.text(&["token", "revoke", "shop"]).await?;
+        ensure!(shown.trim() == "shop  revoked", "{shown}");
+        answers(&client.with_token(Some(token)), Some(401), IN_FORCE_WITHIN).await?;
+        terminal.refused(&["token", "revoke", "shop"]).await?;
+
+        noted(&client, "token.revoke", 2).await?;
+        let shown = terminal.text(&["audit", "--what", "token.revoke", "--target", "shop"]).await?;
+        ensure!(shown.contains("200") && shown.contains("404") && shown.lines().count() == 3, "{shown}");
+        let one = ["audit", "--what", "token.revoke", "--limit", "1"];
+        let newest = terminal.json(&one).await?;
+        ensure!(newest["deeds"][0]["status"] == 404, "newest first: {newest}");
+        let cursor = newest["next_cursor"].as_str().context("there is one more")?;
+        let before = terminal.json(&[one.as_slice(), &["--cursor", cursor]].concat()).await?;
+        ensure!(
+            before["deeds"][0]["status"] == 200 && before["deeds"][0]["who"] == newest["deeds"][0]["who"],
+            "{before}"
+        );
+        let nobody = terminal.json(&["audit", "--who", "nobody"]).await?;
+        ensure!(nobody["deeds"] == json!([]), "{nobody}");
         Ok(())
     })
     .await;

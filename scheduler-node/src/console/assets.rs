@@ -26,26 +26,16 @@ impl Asset {
     }
 }
 
-pub(super) static STYLE: Asset = Asset {
-    name: "console.css",
-    content_type: "text/css; charset=utf-8",
-    content: include_str!("assets/console.css"),
-    hash: LazyLock::new(|| hash(include_str!("assets/console.css"))),
-};
+macro_rules! asset {
+    ($name:literal, $content_type:literal) => {{
+        const CONTENT: &str = include_str!(concat!("assets/", $name));
+        Asset { name: $name, content_type: $content_type, content: CONTENT, hash: LazyLock::new(|| hash(CONTENT)) }
+    }};
+}
 
-pub(super) static SCRIPT: Asset = Asset {
-    name: "console.js",
-    content_type: "text/javascript; charset=utf-8",
-    content: include_str!("assets/console.js"),
-    hash: LazyLock::new(|| hash(include_str!("assets/console.js"))),
-};
-
-pub(super) static ICON: Asset = Asset {
-    name: "icon.svg",
-    content_type: "image/svg+xml",
-    content: include_str!("assets/icon.svg"),
-    hash: LazyLock::new(|| hash(include_str!("assets/icon.svg"))),
-};
+pub(super) static STYLE: Asset = asset!("console.css", "text/css; charset=utf-8");
+pub(super) static SCRIPT: Asset = asset!("console.js", "text/javascript; charset=utf-8");
+pub(super) static ICON: Asset = asset!("icon.svg", "image/svg+xml");
 
 fn hash(content: &str) -> String {
     let digest = Sha256::digest(content);

@@ -248,12 +248,14 @@ async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcom
         Act::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
         Act::Run => drop(desk.run(id).await?),
         Act::Retry => drop(desk.retry(id).await?),
-        Act::Move(target) => {
-            let due_at = target.of(desk.get(id).await?.due_at, desk.now());
-            desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await?;
-        }
+        Act::Move(target) => move_to(desk, id, target).await?,
     }
     Ok(None)
+}
+
+pub(super) async fn move_to(desk: &Desk, id: TaskId, target: Target) -> Result<(), Problem> {
+    let due_at = target.of(desk.get(id).await?.due_at, desk.now());
+    desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await.map(drop)
 }
 
 /// Whether it could be done to the task as it is now.

@@ -21,6 +21,7 @@ use subtle::ConstantTimeEq;
 use super::{
     Console,
     act::{Actor, acted},
+    form::parameter,
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
 };
 use crate::{config::Role, desk::Desk, http::Caller};
@@ -194,9 +195,7 @@ pub(super) fn safe_next(next: Option<&str>) -> &str {
 }
 
 pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
-    let next = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
-        .find(|(name, _)| name == "next")
-        .map(|(_, next)| next.into_owned());
+    let next = parameter(&uri, "next");
     let next = safe_next(next.as_deref());
     if console.gate.anybody().is_some() {
         return Redirect::to(next).into_response();

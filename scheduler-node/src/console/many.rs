@@ -8,7 +8,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use common::{task::TaskState, wire::Problem};
-use futures::{StreamExt, TryStreamExt};
 
 use super::{
     Console,
@@ -79,15 +78,12 @@ pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri
         return Err(trouble(Problem::forbidden(detail)));
     }
     let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
-    let mut lines = Box::pin(visitor.desk.export(filter).map_err(trouble)?);
-    // What fails at once is answered as such.
-    let first = lines.try_next().await.map_err(trouble)?;
-    let rest = futures::stream::iter(first.map(Ok)).chain(lines);
+    let lines = visitor.desk.export(filter).await.map_err(trouble)?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    Ok((headers, Body::from_stream(rest)).into_response())
+    Ok((headers, Body::from_stream(lines)).into_response())
 }

@@ -34,47 +34,51 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request},
-    http::{Method, StatusCode},
+    handler::Handler,
+    http::StatusCode,
     middleware::{self, Next},
     response::{IntoResponse, Redirect, Response},
-    routing::{get, post},
+    routing::get,
 };
 
-use crate::{config, desk::Desk, http::Gate};
+use crate::{
+    config,
+    desk::Desk,
+    http::{Gate, routes},
+};
 
-/// Every route there is, as it is matched and as it is counted.
-pub const ROUTES: &[(Method, &str)] = &[
-    (Method::GET, "/"),
-    (Method::GET, "/console"),
-    (Method::GET, "/console/sign-in"),
-    (Method::POST, "/console/sign-in"),
-    (Method::POST, "/console/sign-out"),
-    (Method::POST, "/console/theme"),
-    (Method::GET, "/console/help"),
-    (Method::GET, "/console/find"),
-    (Method::GET, "/console/tasks"),
-    (Method::POST, "/console/tasks/bulk"),
-    (Method::GET, "/console/tasks/{id}"),
-    (Method::POST, "/console/tasks/{id}"),
-    (Method::GET, "/console/tasks/{id}/cancel"),
-    (Method::GET, "/console/dead"),
-    (Method::GET, "/console/queues"),
-    (Method::GET, "/console/queues/{queue}"),
-    (Method::POST, "/console/queues/{queue}"),
-    (Method::GET, "/console/queues/{queue}/delete"),
-    (Method::GET, "/console/schedules"),
-    (Method::GET, "/console/schedules/{name}"),
-    (Method::POST, "/console/schedules/{name}"),
-    (Method::GET, "/console/schedules/{name}/delete"),
-    (Method::GET, "/console/cluster"),
-    (Method::POST, "/console/cluster"),
-    (Method::GET, "/console/audit"),
-    (Method::GET, "/console/tokens"),
-    (Method::POST, "/console/tokens"),
-    (Method::GET, "/console/bulk"),
-    (Method::GET, "/console/export"),
-    (Method::GET, "/console/assets/{hash}/{name}"),
-];
+routes! { Console =>
+    GET "/" => async || Redirect::to("/console");
+    GET "/console" => overview::overview;
+    GET "/console/sign-in" => door::sign_in_page;
+    POST "/console/sign-in" => door::sign_in;
+    POST "/console/sign-out" => door::sign_out;
+    POST "/console/theme" => frame::theme;
+    GET "/console/help" => frame::help;
+    GET "/console/find" => find::find;
+    GET "/console/tasks" => tasks::list;
+    POST "/console/tasks/bulk" => bulk::bulk;
+    GET "/console/tasks/{id}" => task::task;
+    POST "/console/tasks/{id}" => task::act;
+    GET "/console/tasks/{id}/cancel" => task::cancel_page;
+    GET "/console/dead" => dead::list;
+    GET "/console/queues" => queues::list;
+    GET "/console/queues/{queue}" => queue::queue;
+    POST "/console/queues/{queue}" => queue::act;
+    GET "/console/queues/{queue}/delete" => queue::delete_page;
+    GET "/console/schedules" => schedules::list;
+    GET "/console/schedules/{name}" => schedule::schedule;
+    POST "/console/schedules/{name}" => schedule::act.layer(DefaultBodyLimit::max(SCHEDULE_BYTES));
+    GET "/console/schedules/{name}/delete" => schedule::delete_page;
+    GET "/console/cluster" => cluster::cluster;
+    POST "/console/cluster" => cluster::act;
+    GET "/console/audit" => audit::list;
+    GET "/console/tokens" => tokens::list;
+    POST "/console/tokens" => tokens::act;
+    GET "/console/bulk" => many::page;
+    GET "/console/export" => many::export;
+    GET "/console/assets/{hash}/{name}" => assets::asset;
+}
 
 /// What every page needs.
 #[derive(Clone)]
@@ -87,7 +91,12 @@ struct Console {
 /// All pages.
 pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
     let console = Console { desk, gate, show_payloads: config.show_payloads };
-    routes().layer(DefaultBodyLimit::max(FORM_BYTES)).layer(middleware::from_fn(in_time)).with_state(console)
+    routes()
+        .route("/console/", get(async || Redirect::to("/console")))
+        .route("/console/{*rest}", get(frame::nothing_here))
+        .layer(DefaultBodyLimit::max(FORM_BYTES))
+        .layer(middleware::from_fn(in_time))
+        .with_state(console)
 }
 
 /// The largest form is a page of selected ids with a filter.
@@ -102,37 +111,4 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 async fn in_time(request: Request, next: Next) -> Response {
     let answered = tokio::time::timeout(ANSWERED_WITHIN, next.run(request)).await;
     answered.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
-}
-
-fn routes() -> Router<Console> {
-    Router::new()
-        .route("/", get(|| async { Redirect::to("/console") }))
-        .route("/console/", get(|| async { Redirect::to("/console") }))
-        .route("/console", get(overview::overview))
-        .route("/console/sign-in", get(door::sign_in_page).post(door::sign_in))
-        .route("/console/sign-out", post(door::sign_out))
-        .route("/console/theme", post(frame::theme))
-        .route("/console/help", get(frame::help))
-        .route("/console/find", get(find::find))
-        .route("/console/tasks", get(tasks::list))
-        .route("/console/tasks/bulk", post(bulk::bulk))
-        .route("/console/tasks/{id}", get(task::task).post(task::act))
-        .route("/console/tasks/{id}/cancel", get(task::cancel_page))
-        .route("/console/dead", get(dead::list))
-        .route("/console/queues", get(queues::list))
-        .route("/console/queues/{queue}", get(queue::queue).post(queue::act))
-        .route("/console/queues/{queue}/delete", get(queue::delete_page))
-        .route("/console/schedules", get(schedules::list))
-        .route(
-            "/console/schedules/{name}",
-            get(schedule::schedule).post(schedule::act).layer(DefaultBodyLimit::max(SCHEDULE_BYTES)),
-        )
-        .route("/console/schedules/{name}/delete", get(schedule::delete_page))
-        .route("/console/cluster", get(cluster::cluster).post(cluster::act))
-        .route("/console/audit", get(audit::list))
-        .route("/console/tokens", get(tokens::list).post(tokens::act))
-        .route("/console/bulk", get(many::page))
-        .route("/console/export", get(many::export))
-        .route("/console/assets/{hash}/{name}", get(assets::asset))
-        .route("/console/{*rest}", get(frame::nothing_here))
 }

@@ -107,7 +107,7 @@ fn live_tiles(queues: &[QueueView]) -> [Tile; 4] {
         tile("Ready", sum(|queue| queue.counts.ready), "due, wait for room", "/console/tasks?state=ready"),
         tile(
             "In flight",
-            sum(|queue| queue.counts.dispatching + queue.counts.delivered + queue.counts.running),
+            sum(|queue| queue.counts.in_flight()),
             "handed over, not finished",
             "/console/tasks?state=delivered",
         ),
@@ -117,16 +117,15 @@ fn live_tiles(queues: &[QueueView]) -> [Tile; 4] {
 fn node_tiles(figures: &NodeFigures) -> NodeTiles {
     let lateness =
         |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |seconds| format!("≤ {} ms", seconds * 1e3));
-    let minutes = (figures.up.as_secs_f64() / 60.0).max(1.0);
     let tile = |name, value, note| Tile { name, value, note, href: "", bad: false };
     // A task that is due is claimed within milliseconds; one second behind is already seen by alerts.
     let overdue = Tile {
         bad: figures.oldest_overdue >= Duration::from_secs(1),
         ..tile("Overdue", span(figures.oldest_overdue), "the oldest due task of its shards")
     };
-    let finished = format!("{:.1}", figures.finished as f64 / minutes);
+    let finished = format!("{:.1}", figures.a_minute(figures.finished()));
     NodeTiles {
-        name: figures.name.clone(),
+        name: figures.node.name.to_string(),
         up: span(figures.up),
         tiles: vec![
             overdue,

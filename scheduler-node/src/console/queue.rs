@@ -22,7 +22,7 @@ use super::{
     queues::Shown,
     told::{When, count, span, when},
 };
-use crate::{config::Role, desk::Throughput};
+use crate::{config::Role, desk::NodeFigures};
 
 /// All that a policy says, apart from the retry.
 const POLICY: [Spec; 17] = [
@@ -136,33 +136,33 @@ fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Ve
         paused: queue.paused,
         counts: Shown::of(&queue.counts),
         updated: queue.updated_at.map(|moment| when(moment, now)),
-        flow: flow(&visitor.desk.throughput(), &name, uri),
+        flow: flow(&visitor.desk.node_figures(), &name, uri),
     });
     let frame = Frame::new(format!("Queue {name}"), visitor);
     QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Role::Operator) }
 }
 
 /// The look before is in the URL: no node remembers who has looked.
-fn flow(throughput: &Throughput, name: &QueueName, uri: &Uri) -> Flow {
-    let finished = throughput.finished(name).unwrap_or(0);
+fn flow(figures: &NodeFigures, name: &QueueName, uri: &Uri) -> Flow {
+    let finished = figures.finished_of(name).unwrap_or(0);
     let number = |field: &str| parameter(uri, field).and_then(|text| text.parse::<i64>().ok());
-    let incarnation = throughput.node.incarnation.to_string();
+    let incarnation = figures.node.incarnation.to_string();
     let same_node = parameter(uri, "node").is_some_and(|node| node == incarnation);
     let before = number("at").zip(number("finished")).filter(|_| same_node);
     let since = before.and_then(|(at, before)| {
-        let passed = throughput.at.since(UnixMicros::new(at));
+        let passed = figures.at.since(UnixMicros::new(at));
         let minutes = passed.as_secs_f64() / 60.0;
         let done = i64::try_from(finished).ok()?.checked_sub(before).filter(|done| *done >= 0)?;
         (minutes > 0.0).then(|| format!("{:.1} a minute in the last {}", done as f64 / minutes, span(passed)))
     });
     let again = form_urlencoded::Serializer::new(String::new())
         .append_pair("node", &incarnation)
-        .append_pair("at", &throughput.at.micros().to_string())
+        .append_pair("at", &figures.at.micros().to_string())
         .append_pair("finished", &finished.to_string())
         .finish();
     Flow {
-        node: throughput.node.name.to_string(),
-        up: span(throughput.up),
+        node: figures.node.name.to_string(),
+        up: span(figures.up),
         finished: count(i64::try_from(finished).unwrap_or(i64::MAX), false),
         since,
         again: format!("/console/queues/{name}?{again}"),
@@ -204,11 +204,8 @@ async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    if !visitor.may(Role::Operator) {
-        return Err(trouble(Problem::forbidden("deleting a queue needs the role operator")));
-    }
+    visitor.ask_for(Role::Operator)?;
+    let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }
 

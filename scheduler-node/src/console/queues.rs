@@ -18,7 +18,7 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{count, span},
 };
-use crate::{config::Role, desk::Throughput};
+use crate::{config::Role, desk::NodeFigures};
 
 #[derive(Template)]
 #[template(path = "queues.html")]
@@ -53,7 +53,7 @@ impl Shown {
             scheduled: shown(counts.scheduled),
             waiting: shown(counts.waiting),
             ready: shown(counts.ready),
-            in_flight: shown(counts.dispatching + counts.delivered + counts.running),
+            in_flight: shown(counts.in_flight()),
         }
     }
 }
@@ -65,20 +65,19 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
         return Ok(Redirect::to(&format!("/console/queues/{open}")).into_response());
     }
     let queues = visitor.desk.queue_list().await.map_err(|problem| Trouble::at(&visitor, problem))?;
-    let throughput = visitor.desk.throughput();
+    let figures = visitor.desk.node_figures();
     let page = QueuesPage {
         frame: Frame::new("Queues", &visitor),
-        rows: queues.iter().map(|queue| row(queue, &throughput)).collect(),
-        node: throughput.node.name.to_string(),
-        up: span(throughput.up),
+        rows: queues.iter().map(|queue| row(queue, &figures)).collect(),
+        node: figures.node.name.to_string(),
+        up: span(figures.up),
         may_act: visitor.may(Role::Operator),
     };
     Ok(show(StatusCode::OK, &page))
 }
 
-fn row(queue: &QueueView, throughput: &Throughput) -> Row {
-    let minutes = (throughput.up.as_secs_f64() / 60.0).max(1.0);
-    let rate = throughput.finished(&queue.name).map(|finished| format!("{:.1}", finished as f64 / minutes));
+fn row(queue: &QueueView, figures: &NodeFigures) -> Row {
+    let rate = figures.finished_of(&queue.name).map(|finished| format!("{:.1}", figures.a_minute(finished)));
     Row {
         name: queue.name.clone(),
         paused: queue.paused,

@@ -239,11 +239,8 @@ fn json(text: &str) -> Result<Box<RawValue>, Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    if !visitor.may(Role::Operator) {
-        return Err(trouble(Problem::forbidden("deleting a schedule needs the role operator")));
-    }
+    visitor.ask_for(Role::Operator)?;
+    let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }
 

@@ -11,13 +11,13 @@ use common::{
     ids::TaskId,
     task::state::CancelOutcome,
     time::UnixMicros,
-    wire::{ChangeRequest, Problem, TaskView},
+    wire::{Problem, TaskView},
 };
 
 use super::{
     Console,
     act::{On, acted, deed},
-    bulk::target,
+    bulk::{move_to, target},
     door::{Posted, Visitor},
     frame::{Frame, Trouble, show},
     json,
@@ -280,12 +280,10 @@ async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, 
         Some("run") => desk.run(id).await.map(|_| "run"),
         Some("retry") => desk.retry(id).await.map(|_| "retry"),
         Some("move") => {
-            let now = desk.now();
-            let Some(target) = target(posted.one("to"), posted.one("by_min"), now)? else {
+            let Some(target) = target(posted.one("to"), posted.one("by_min"), desk.now())? else {
                 return Err(Problem::invalid_field("to", "say when it shall be due"));
             };
-            let due_at = target.of(desk.get(id).await?.due_at, now);
-            desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await.map(|_| "move")
+            move_to(desk, id, target).await.map(|()| "move")
         }
         _ => Err(Problem::invalid_field("action", "say what to do: cancel, stop, run, retry or move")),
     }

@@ -19,7 +19,7 @@ pub struct CoordinationMetrics {
     pub drained: IntGauge,
     /// Shards whose fence this node holds.
     pub shards_owned: IntGauge,
-    /// Shards of the whole cluster that nobody says he owns.
+    /// Shards of the whole cluster that nobody says he owns, and those that this node says and has no fence of.
     pub shards_unowned: IntGauge,
     pub acquisitions: IntCounter,
     pub releases: IntCounter,
@@ -36,7 +36,7 @@ impl CoordinationMetrics {
             shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
             shards_unowned: IntGauge::new(
                 "duetime_shards_unowned",
-                "shards of the cluster without an owner, as this node sees it",
+                "shards of the cluster that nobody owns, as this node sees it, and those whose key it holds and whose fence it cannot take",
             )?,
             acquisitions: IntCounter::new("duetime_shard_acquisitions_total", "fences taken by this node")?,
             releases: IntCounter::new("duetime_shard_releases_total", "shards handed over by this node")?,

@@ -9,7 +9,7 @@ use common::{
     task::TaskState,
     wire::{ExportEnd, ExportedTask, Problem, TaskFilter, bulk::Place, view::Body},
 };
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use serde_json::value::RawValue;
 
 use super::{Desk, refusal::failed};
@@ -37,19 +37,25 @@ struct Export {
 }
 
 impl Desk {
-    /// Lines of JSON in chunks of many lines; the last line counts them. A problem ends it early.
-    pub fn export(&self, filter: TaskFilter) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {
+    /// Lines of JSON in chunks of many lines; the last line counts them. What fails at once is the answer; a problem later ends
+    /// the lines early.
+    pub async fn export(
+        &self,
+        filter: TaskFilter,
+    ) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {
         self.ask_for_tasks(filter.queue.as_ref())?;
         let databases = self.parts().store.databases();
         let of_database = |database: &Arc<Database>| {
             walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()
         };
         let walks = databases.iter().flat_map(of_database).collect();
-        let export =
+        let mut export =
             Export { filter, walks, place: None, walked: false, found: VecDeque::new(), exported: 0, ended: false };
-        Ok(futures::stream::try_unfold(export, |mut export| async move {
+        let first = export.next().await?;
+        let rest = futures::stream::try_unfold(export, |mut export| async move {
             Ok(export.next().await?.map(|chunk| (chunk, export)))
-        }))
+        });
+        Ok(futures::stream::iter(first.map(Ok)).chain(rest))
     }
 }
 

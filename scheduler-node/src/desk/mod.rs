@@ -9,6 +9,7 @@ mod bulk;
 mod cluster;
 mod collect;
 mod export;
+mod figures;
 mod keys;
 mod list;
 mod overview;
@@ -21,7 +22,6 @@ mod submit;
 mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
-mod throughput;
 mod tokens;
 mod trace;
 mod view;
@@ -50,11 +50,11 @@ use crate::{
     traces::Traces,
 };
 
-pub use overview::{Bucket, DEAD_LOOK, NodeFigures, Outlook};
+pub use figures::NodeFigures;
+pub use overview::{Bucket, DEAD_LOOK, Outlook};
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
-pub use throughput::Throughput;
 
 /// What the desk asks.
 #[derive(Debug)]

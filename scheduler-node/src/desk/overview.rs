@@ -1,17 +1,11 @@
-//! What is to come, what has failed for good, and how this node does: for a person who wants to see at one glance.
+//! What is to come, and what has failed for good: for a person who wants to see at one glance.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{time::UnixMicros, wire::Problem};
 
 use super::{Desk, refusal::failed};
-use crate::{
-    metrics::Lateness,
-    store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK},
-};
+use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
 pub use crate::store::outlook::DEAD_LOOK;
 
@@ -26,17 +20,6 @@ pub struct Bucket {
 
 /// What comes due, one span after another.
 pub type Outlook = Vec<Bucket>;
-
-/// What this node alone knows of itself, since it started.
-#[derive(Clone, Debug)]
-pub struct NodeFigures {
-    pub name: String,
-    pub up: Duration,
-    pub lateness: Lateness,
-    pub finished: u64,
-    /// How far behind the oldest due task of its shards is.
-    pub oldest_overdue: Duration,
-}
 
 impl Desk {
     /// How many tasks come due in each of `count` spans of `length` from now on.
@@ -80,16 +63,5 @@ impl Desk {
         let mut groups: Vec<DeadGroup> = groups.into_values().collect();
         groups.sort_by_key(|group| (std::cmp::Reverse(group.tasks), std::cmp::Reverse(group.newest_at)));
         Ok(DeadGroups { groups, at_least })
-    }
-
-    pub fn node_figures(&self) -> NodeFigures {
-        let metrics = &self.parts().metrics;
-        NodeFigures {
-            name: self.parts().me.name.to_string(),
-            up: Instant::now().duration_since(self.inner.started),
-            lateness: metrics.lateness(),
-            finished: metrics.finished_total(),
-            oldest_overdue: Duration::try_from_secs_f64(metrics.oldest_overdue_s.get()).unwrap_or_default(),
-        }
     }
 }

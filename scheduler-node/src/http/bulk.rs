@@ -8,7 +8,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use common::wire::{BulkAnswer, BulkRequest};
-use futures::{StreamExt, TryStreamExt};
 
 use super::{Api, Asked, audit::Told, body, query, refusal::Refusal};
 
@@ -31,9 +30,6 @@ pub(super) async fn act(
 
 /// Once lines have been sent there is no other status: an export that fails breaks off, without its last line.
 pub(super) async fn export(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
-    let mut lines = Box::pin(asked.desk.export(query::task_filter(&uri)?)?);
-    // What fails at once is answered as such.
-    let first = lines.try_next().await?;
-    let rest = futures::stream::iter(first.map(Ok)).chain(lines);
-    Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(rest)).into_response())
+    let lines = asked.desk.export(query::task_filter(&uri)?).await?;
+    Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response())
 }

@@ -15,6 +15,7 @@ mod openapi;
 mod query;
 mod queues;
 mod refusal;
+mod routes;
 mod schedules;
 mod serve;
 mod shell;
@@ -28,12 +29,12 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{FromRequestParts, Path},
-    http::{Method, request::Parts},
-    routing::{MethodFilter, on},
+    http::request::Parts,
 };
 use common::wire::report::MAX_RESULT_BYTES;
 use prometheus::Registry;
 
+pub(crate) use self::routes::routes;
 use self::{
     asked::{Asked, Front},
     body::Room,
@@ -46,19 +47,7 @@ pub use self::{
 };
 use crate::desk::Desk;
 
-/// Spells the routes once: as they are matched, as they are counted, and who answers.
-macro_rules! routes {
-    ($($method:ident $path:literal => $handler:path;)*) => {
-        /// Every route there is, as it is matched and as it is counted.
-        const ROUTES: &[(Method, &str)] = &[$((Method::$method, $path)),*];
-
-        fn routes() -> Router<Api> {
-            Router::new()$(.route($path, on(MethodFilter::$method, $handler)))*
-        }
-    };
-}
-
-routes! {
+routes! { Api =>
     POST "/v1/tasks" => tasks::submit;
     GET "/v1/tasks" => tasks::list;
     POST "/v1/tasks/batch" => tasks::submit_batch;

@@ -5,7 +5,7 @@
 //! Tasks that nobody submits: [`firer`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`token_reader`],
 //! [`auditor`], [`prober`] and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
-//! [`gate`], [`site`], and the short way of [`at_once`].
+//! [`gate`], [`site`], `reread`, and the short way of [`at_once`].
 
 pub mod archiver;
 pub mod assigner;
@@ -30,6 +30,7 @@ pub mod queue_reader;
 pub mod receiver;
 pub mod releaser;
 pub mod reporter;
+mod reread;
 pub mod session_keeper;
 pub mod settler;
 pub mod site;

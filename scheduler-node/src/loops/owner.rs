@@ -186,7 +186,7 @@ impl<F: Fence> Owner<F> {
 
     fn activate(&mut self) {
         let view = self.views.borrow_and_update().clone();
-        let owned: BTreeMap<ShardId, Epoch> = self.yards.iter().flat_map(|yard| yard.holding.held.owned()).collect();
+        let owned = self.owned();
         let known = (view.revision > 0).then_some(&*view);
         let leaving = self.leaving.is_cancelled();
         let actions = ownership::step(&self.actor.me, &owned, known, &self.unfit(), leaving);
@@ -196,6 +196,10 @@ impl<F: Fence> Owner<F> {
         if self.busy.is_empty() {
             self.log.flush();
         }
+    }
+
+    fn owned(&self) -> BTreeMap<ShardId, Epoch> {
+        self.yards.iter().flat_map(|yard| yard.holding.held.owned()).collect()
     }
 
     /// Shards whose database this node cannot reach.
@@ -275,18 +279,15 @@ impl<F: Fence> Owner<F> {
     fn gauge(&self, view: &ClusterView) {
         let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = self.actor.coordination.metrics();
-        metrics.shards_owned.set(gauge(self.yards.iter().map(|yard| yard.holding.held.owned().len()).sum()));
+        let owned = self.owned();
+        metrics.shards_owned.set(gauge(owned.len()));
         metrics.drained.set(i64::from(view.drained.contains(&self.actor.me)));
-        metrics.shards_unowned.set(gauge(self.yards.iter().map(|yard| self.unowned(yard, view)).sum()));
-    }
-
-    /// Shards of which nobody has the key, and those of which this node has it and not the fence: nothing in them is dispatched.
-    fn unowned(&self, yard: &Yard<F>, view: &ClusterView) -> usize {
-        let owned = yard.holding.held.owned();
-        let is_owned = |shard| match view.owners.get(&shard) {
-            Some(owner) => owner.node != self.actor.me || owned.contains_key(&shard),
-            None => false,
+        // Shards of which nobody has the key, and those of which this node has it and not the fence: nothing in them is dispatched.
+        let is_unowned = |shard: &ShardId| match view.owners.get(shard) {
+            Some(owner) => owner.node == self.actor.me && !owned.contains_key(shard),
+            None => true,
         };
-        yard.holding.shards.iter().filter(|shard| !is_owned(*shard)).count()
+        let shards = self.yards.iter().flat_map(|yard| yard.holding.shards.iter());
+        metrics.shards_unowned.set(gauge(shards.filter(is_unowned).count()));
     }
 }

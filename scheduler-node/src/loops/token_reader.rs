@@ -3,17 +3,15 @@
 //! Reads one small number often and all tokens only when it has changed. If the home database is away the copy stays as it is, so
 //! known tokens go on working, and one that is revoked meanwhile goes on until the database is back.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::reread::{Reread, reread};
 use crate::{
     access::Access,
     store::{Error, Store},
 };
-
-/// Well below the second within which a token is to be in force everywhere.
-const READ_EVERY: Duration = Duration::from_millis(400);
 
 #[derive(Debug)]
 pub struct TokenReader {
@@ -23,27 +21,14 @@ pub struct TokenReader {
 
 impl TokenReader {
     pub async fn run(self, stop: CancellationToken) {
-        let mut told = false;
-        loop {
-            match self.read().await {
-                Ok(()) => told = false,
-                Err(error) if !told => {
-                    told = true;
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "the tokens cannot be read; those that were read last count"
-                    );
-                }
-                Err(_) => {}
-            }
-            tokio::select! {
-                () = tokio::time::sleep(READ_EVERY) => {}
-                () = stop.cancelled() => return,
-            }
-        }
+        reread(self, stop).await;
     }
+}
 
-    async fn read(&self) -> Result<(), Error> {
+impl Reread for TokenReader {
+    const OF: &'static str = "tokens";
+
+    async fn read(&mut self) -> Result<(), Error> {
         let revision = self.store.home().token_revision().await?;
         if self.access.book().is_some_and(|book| book.revision == revision) {
             return Ok(());

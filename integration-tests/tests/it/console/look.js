@@ -2,24 +2,12 @@
 // BASES: the nodes, separated by commas; TOKEN; TASKS: {"big","cancel","dead"}; PROFILE: a fresh folder; SHOTS: where pictures go, if anywhere.
 import assert from "node:assert/strict";
 import path from "node:path";
-import { chromium } from "playwright-core";
+import { start } from "./browser.js";
 
 const bases = process.env.BASES.split(",");
 const tasks = JSON.parse(process.env.TASKS);
 const shots = process.env.SHOTS;
-const complaints = [];
-
-const browser = await chromium.launchPersistentContext(process.env.PROFILE, {
-  executablePath: process.env.CHROMIUM,
-  headless: true,
-  viewport: { width: 1280, height: 800 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-});
-const page = browser.pages()[0] ?? (await browser.newPage());
-page.setDefaultTimeout(20_000);
-// What violates the policy is told on the console as well.
-page.on("console", (message) => message.type() === "error" && complaints.push(`${page.url()}: ${message.text()}`));
-page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
+const { browser, page, complaints } = await start();
 
 const open = async (place, base = bases[0]) => {
   const answer = await page.goto(base + place);

@@ -2,23 +2,12 @@
 // BASES: the nodes, separated by commas; TOKEN; TASKS: {"queue","count"}; PROFILE: a fresh folder.
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
-import { chromium } from "playwright-core";
+import { start } from "./browser.js";
 
 const base = process.env.BASES.split(",")[0];
 const tasks = JSON.parse(process.env.TASKS);
-const complaints = [];
-
-const browser = await chromium.launchPersistentContext(process.env.PROFILE, {
-  executablePath: process.env.CHROMIUM,
-  headless: true,
-  viewport: { width: 1280, height: 800 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-});
-const page = browser.pages()[0] ?? (await browser.newPage());
-page.setDefaultTimeout(20_000);
-page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
-// A status that a page is meant to have is no complaint; what violates the policy is.
-page.on("console", (message) => message.type() === "error" && !/status of (404|422)/.test(message.text()) && complaints.push(`${page.url()}: ${message.text()}`));
+// A status that a page is meant to have is no complaint.
+const { browser, page, complaints } = await start(/status of (404|422)/);
 
 const open = (place) => page.goto(base + place);
 const button = (name) => page.getByRole("main").getByRole("button", { name, exact: true });

@@ -24,7 +24,7 @@ async fn state(counter: &Counter, id: TaskId) -> TaskState {
 }
 
 async fn export(counter: &Counter, filter: TaskFilter) -> Result<Vec<Value>, Problem> {
-    let chunks: Vec<Vec<u8>> = counter.desk.export(filter)?.try_collect().await?;
+    let chunks: Vec<Vec<u8>> = counter.desk.export(filter).await?.try_collect().await?;
     let text = String::from_utf8(chunks.concat()).expect("UTF-8");
     Ok(text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect())
 }
@@ -230,7 +230,7 @@ async fn large_tasks_are_told_a_few_at_a_time() {
     .execute(&test.pool)
     .await
     .unwrap();
-    let mut chunks = Box::pin(counter.desk.export(TaskFilter::default()).expect("for all queues"));
+    let mut chunks = Box::pin(counter.desk.export(TaskFilter::default()).await.expect("for all queues"));
     let (mut largest, mut lines) = (0, 0);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.expect("read");

@@ -9,6 +9,7 @@ use sqlx::Executor;
 use super::*;
 use crate::{
     audit::{Audit, Deed},
+    coordination::tests::eventually,
     store::tests::fixture::{self, TestDatabase},
 };
 
@@ -60,9 +61,7 @@ async fn notes_wait_until_they_can_be_written() {
     let restore = async {
         audit.note(deed("task.run"));
         test.pool.execute("ALTER TABLE duetime.away RENAME TO audit").await.unwrap();
-        while metrics.written.get() < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually("both are written", || metrics.written.get() == 2).await;
         stop.cancel();
     };
     tokio::join!(auditor.run(notes, stop.clone()), restore);

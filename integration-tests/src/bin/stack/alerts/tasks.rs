@@ -134,16 +134,12 @@ async fn dying(scene: &Scene<'_>) -> Result<()> {
     let policy = json!({ "settle": "reject", "max_attempts": 1, "timeout_ms": 60_000 });
     let mut few = policy.clone();
     few["failure_alert_threshold"] = json!(3);
-    let mut consumers = Vec::new();
-    for (queue, policy) in [("dying", &policy), ("dying-few", &few)] {
-        client.put_queue(queue, policy).await?;
-        let (url, ledger) = (scene.cluster().amqp_url(), &scene.cluster().ledger);
-        consumers.push(Consumer::scripted(&url, queue, ledger, Arc::new(|_| Answer::reject())));
-    }
-    // The policies are in force by then.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    scene.cluster().put_queues(&[("dying", policy), ("dying-few", few)]).await?;
+    let (url, ledger) = (scene.cluster().amqp_url(), &scene.cluster().ledger);
+    let rejecting = |queue| Consumer::scripted(&url, queue, ledger, Arc::new(|_| Answer::reject()));
+    let _consumers = ["dying", "dying-few"].map(rejecting);
     scene.injected();
-    // Again, because a node counts a queue from its first task there: what dies before that has been scraped is no increase.
+    // Again and again: what dies before the counters of a queue, which begin at 0, have been scraped is no increase.
     scene
         .fired_during(async {
             loop {

@@ -1,0 +1,56 @@
+//! What this node alone knows of itself since it started: for a person who wants to see how it does, and whether its queues move.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{NodeId, QueueName},
+    time::UnixMicros,
+};
+
+use super::Desk;
+use crate::metrics::Lateness;
+
+#[derive(Clone, Debug)]
+pub struct NodeFigures {
+    pub node: NodeId,
+    pub at: UnixMicros,
+    pub up: Duration,
+    pub lateness: Lateness,
+    /// How far behind the oldest due task of its shards is.
+    pub oldest_overdue: Duration,
+    finished: BTreeMap<String, u64>,
+}
+
+impl NodeFigures {
+    /// Tasks that reached a final state here.
+    pub fn finished(&self) -> u64 {
+        self.finished.values().sum()
+    }
+
+    /// The same of one queue. `None`: none did, or the queue is one of too many to have a count of its own.
+    pub fn finished_of(&self, queue: &QueueName) -> Option<u64> {
+        self.finished.get(queue.as_str()).copied()
+    }
+
+    /// `finished` tasks as so many a minute, on average since it started.
+    pub fn a_minute(&self, finished: u64) -> f64 {
+        finished as f64 / (self.up.as_secs_f64() / 60.0).max(1.0)
+    }
+}
+
+impl Desk {
+    pub fn node_figures(&self) -> NodeFigures {
+        let metrics = &self.parts().metrics;
+        NodeFigures {
+            node: self.parts().me.clone(),
+            at: self.now(),
+            up: Instant::now().duration_since(self.inner.started),
+            lateness: metrics.lateness(),
+            oldest_overdue: Duration::try_from_secs_f64(metrics.oldest_overdue_s.get()).unwrap_or_default(),
+            finished: metrics.finished_by_queue(),
+        }
+    }
+}
