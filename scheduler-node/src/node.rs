@@ -10,6 +10,7 @@ use common::{
     delay::Lead,
     ids::{DatabaseName, Incarnation, NodeId},
     shard::ShardRange,
+    time::UnixMicros,
 };
 use parking_lot::Mutex;
 use prometheus::Registry;
@@ -110,6 +111,15 @@ struct Shared {
     stop: Stop,
 }
 
+/// What a node knows of the cluster it belongs to.
+struct Joined {
+    coordination: Coordination,
+    views: Views,
+    session: watch::Receiver<Session>,
+    mastership: watch::Receiver<Mastership>,
+    frozen_until: watch::Receiver<Option<UnixMicros>>,
+}
+
 impl Node {
     async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
         let bound = listener.local_addr().context("cannot tell the address that was bound")?;
@@ -120,7 +130,7 @@ impl Node {
             cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
         }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
-        let (coordination, views, session, mastership) = shared.join(&mut cluster, url).await?;
+        let Joined { coordination, views, session, mastership, frozen_until } = shared.join(&mut cluster, url).await?;
         let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
         let (broker, keeper) =
             Broker::new(settings::amqp(&shared.config.amqp, Some(&shared.config.delay_exchanges)), broker_metrics);
@@ -158,6 +168,7 @@ impl Node {
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             views: views.clone(),
+            frozen_until,
             coordination: coordination.clone(),
             metrics: Arc::clone(&shared.metrics),
             traces: shared.traces.clone(),
@@ -244,11 +255,7 @@ impl Shared {
     }
 
     /// The life of an ownership.
-    async fn join(
-        &self,
-        crew: &mut Crew,
-        url: String,
-    ) -> anyhow::Result<(Coordination, Views, watch::Receiver<Session>, watch::Receiver<Mastership>)> {
+    async fn join(&self, crew: &mut Crew, url: String) -> anyhow::Result<Joined> {
         let metrics = CoordinationMetrics::register(&self.registry)?;
         let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
         let coordination = Coordination::new(etcd, Arc::clone(&metrics)).await?;
@@ -275,6 +282,7 @@ impl Shared {
             self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
         let assigner =
             Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let frozen_until = assigner.frozen_until();
         let holdings = self.sites.all().iter().map(|site| Holding {
             database: site.name().clone(),
             shards: site.database.shards(),
@@ -296,7 +304,7 @@ impl Shared {
         crew.spawn(LoopKind::Elector, elector.run(stop.clone()));
         crew.spawn(LoopKind::Assigner, assigner.run(stop.clone()));
         crew.spawn(LoopKind::Owner, owner.run(stop.clone()));
-        Ok((coordination, views, session, mastership))
+        Ok(Joined { coordination, views, session, mastership, frozen_until })
     }
 
     /// What looks after the stores and tells nodes of one another's rows.

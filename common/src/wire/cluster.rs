@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cluster::{ClusterView, Pace},
+    cluster::ClusterView,
     ids::{DatabaseName, Epoch, Incarnation, NodeId, NodeName, ShardId, Term},
     shard::ShardRange,
     time::UnixMicros,
@@ -71,7 +71,12 @@ pub struct Lag {
 
 impl ClusterReport {
     /// The report of `view`, without any lag. `None` for the view: this node has not reached etcd yet.
-    pub fn of(me: &NodeId, view: Option<&ClusterView>, databases: &[(DatabaseName, ShardRange)], pace: &Pace) -> Self {
+    pub fn of(
+        me: &NodeId,
+        view: Option<&ClusterView>,
+        databases: &[(DatabaseName, ShardRange)],
+        frozen_until: Option<UnixMicros>,
+    ) -> Self {
         let nothing = ClusterView::default();
         let view = view.unwrap_or(&nothing);
         let shards = databases
@@ -83,10 +88,7 @@ impl ClusterReport {
             nodes: node_reports(view),
             master: view.master().map(|master| MasterReport { name: master.node.name.clone(), term: master.term }),
             shards,
-            frozen_until: match pace {
-                Pace::Proceed => None,
-                Pace::Frozen { until, .. } => Some(*until),
-            },
+            frozen_until,
             lag: Lag::default(),
             notes: Vec::new(),
         }
@@ -140,8 +142,7 @@ mod tests {
         view.candidates = vec![Candidate { term: Term::from_revision(9), node: node("other") }];
         view.drained = [node("other")].into();
         let databases = [(DatabaseName::new("main"), ShardRange::all(3))];
-        let pace = Pace::Frozen { until: UnixMicros::new(5), missing: vec![] };
-        let report = ClusterReport::of(&me(), Some(&view), &databases, &pace);
+        let report = ClusterReport::of(&me(), Some(&view), &databases, Some(UnixMicros::new(5)));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["master"], serde_json::json!({"name": "other", "term": 9}));
         let first = serde_json::json!({"shard": 0, "database": "main", "assigned": "me", "owner": "other", "epoch": 1});
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn before_etcd_is_reached_every_shard_is_shown_without_an_owner() {
         let databases = [(DatabaseName::new("main"), ShardRange::all(2))];
-        let report = ClusterReport::of(&me(), None, &databases, &Pace::Proceed);
+        let report = ClusterReport::of(&me(), None, &databases, None);
         assert_eq!((report.nodes.len(), report.master, report.shards.len()), (0, None, 2));
         assert!(report.shards.iter().all(|shard| shard.owner.is_none() && shard.assigned.is_none()));
     }

@@ -1,6 +1,9 @@
 //! What alerts about the cluster's coordination stand on.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use prometheus::{
@@ -12,7 +15,8 @@ use prometheus::{
 /// The coordination's series; every one exists from the start.
 #[derive(Debug)]
 pub struct CoordinationMetrics {
-    renewal_age: RenewalAge,
+    renewal_age: Age,
+    view_age: Age,
     /// 1 on the master.
     pub master: IntGauge,
     /// 1 on a node that an operator has drained.
@@ -30,7 +34,11 @@ pub struct CoordinationMetrics {
 impl CoordinationMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = Self {
-            renewal_age: RenewalAge::new()?,
+            renewal_age: Age::new("duetime_lease_renewal_age_seconds", "time since the lease was renewed")?,
+            view_age: Age::new(
+                "duetime_etcd_view_age_seconds",
+                "time since etcd confirmed what this node knows of the cluster",
+            )?,
             master: IntGauge::new("duetime_master", "1 while this node is the master")?,
             drained: IntGauge::new("duetime_drained", "1 while this node is drained: it owns no shards")?,
             shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
@@ -46,6 +54,7 @@ impl CoordinationMetrics {
             )?,
         };
         registry.register(Box::new(metrics.renewal_age.clone()))?;
+        registry.register(Box::new(metrics.view_age.clone()))?;
         registry.register(Box::new(metrics.master.clone()))?;
         registry.register(Box::new(metrics.drained.clone()))?;
         registry.register(Box::new(metrics.shards_owned.clone()))?;
@@ -60,23 +69,32 @@ impl CoordinationMetrics {
     pub fn renewed(&self, at: Instant) {
         *self.renewal_age.last.lock() = at;
     }
+
+    /// What the mirror shows is what etcd had at `at` or later.
+    pub fn confirmed(&self, at: Instant) {
+        *self.view_age.last.lock() = at;
+    }
+
+    /// Since etcd last confirmed what the mirror shows; until the first time since the start of the node.
+    pub fn view_age(&self) -> Duration {
+        self.view_age.last.lock().elapsed()
+    }
 }
 
 /// A gauge that grows by itself, so that a loop that hangs shows as well as one that fails.
 #[derive(Clone, Debug)]
-struct RenewalAge {
+struct Age {
     last: Arc<Mutex<Instant>>,
     gauge: Gauge,
 }
 
-impl RenewalAge {
-    fn new() -> prometheus::Result<Self> {
-        let gauge = Gauge::new("duetime_lease_renewal_age_seconds", "time since the lease was renewed")?;
-        Ok(Self { last: Arc::new(Mutex::new(Instant::now())), gauge })
+impl Age {
+    fn new(name: &str, help: &str) -> prometheus::Result<Self> {
+        Ok(Self { last: Arc::new(Mutex::new(Instant::now())), gauge: Gauge::new(name, help)? })
     }
 }
 
-impl Collector for RenewalAge {
+impl Collector for Age {
     fn desc(&self) -> Vec<&Desc> {
         self.gauge.desc()
     }
@@ -89,18 +107,19 @@ impl Collector for RenewalAge {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn every_series_exists_from_the_start_and_the_renewal_age_grows_by_itself() {
+    fn every_series_exists_from_the_start_and_ages_grow_by_themselves() {
         let registry = Registry::new();
         let metrics = CoordinationMetrics::register(&registry).unwrap();
-        metrics.renewed(Instant::now().checked_sub(Duration::from_secs(7)).unwrap());
+        let before = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
+        metrics.renewed(before);
+        metrics.confirmed(before);
+        assert!(metrics.view_age() >= Duration::from_secs(7));
         let families = registry.gather();
         let age = families.iter().find(|family| family.name() == "duetime_lease_renewal_age_seconds").unwrap();
         assert!(age.get_metric()[0].get_gauge().get_value() >= 7.0);
-        assert_eq!(families.len(), 8);
+        assert_eq!(families.len(), 9);
     }
 }

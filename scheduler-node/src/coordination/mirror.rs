@@ -114,6 +114,7 @@ impl Mirror {
             silent_at = Instant::now() + SILENCE_TIMEOUT;
             match response {
                 Ok(Some(response)) => {
+                    self.coordination.metrics().confirmed(std::time::Instant::now());
                     if let Some(end) = self.take(&mut stream, response) {
                         return Ok(end);
                     }
@@ -130,6 +131,7 @@ impl Mirror {
             let mut kv = client.kv_client().max_decoding_message_size(LIST_LIMIT_BYTES);
             kv.get(prefix, Some(GetOptions::new().with_prefix())).await
         };
+        let asked_at = std::time::Instant::now();
         let answer: GetResponse = self.coordination.endpoints.ask(EtcdOp::MirrorList, REQUEST_TIMEOUT, get).await?;
         let revision = answer.header().map_or(0, |header| header.revision());
         if revision < self.picture.revision {
@@ -144,6 +146,7 @@ impl Mirror {
         for found in answer.kvs() {
             self.picture.put(self.coordination.keys.parse(found.key()), found);
         }
+        self.coordination.metrics().confirmed(asked_at);
         self.publish();
         Ok(())
     }

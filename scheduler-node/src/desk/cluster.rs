@@ -6,7 +6,7 @@ use std::{
 };
 
 use common::{
-    cluster::{Pace, drain::Refused},
+    cluster::drain::Refused,
     ids::{DatabaseName, NodeName, ShardId},
     shard::ShardRange,
     wire::{ClusterReport, Problem, cluster::NodeReport},
@@ -14,6 +14,7 @@ use common::{
 
 use super::{Desk, refusal::uncoordinated, to_its_end};
 use crate::{
+    clock,
     coordination::{Error, EtcdOp},
     store::fence::ShardRow,
 };
@@ -39,7 +40,8 @@ impl Desk {
         let ranges: Vec<(DatabaseName, ShardRange)> =
             databases.iter().map(|database| (database.name().clone(), database.shards())).collect();
         let view = self.parts().views.borrow().clone();
-        let mut report = ClusterReport::of(&self.parts().me, Some(&view), &ranges, &Pace::Proceed);
+        let frozen_until = self.parts().frozen_until.borrow().filter(|until| *until > clock::now());
+        let mut report = ClusterReport::of(&self.parts().me, Some(&view), &ranges, frozen_until);
         let mut fences: HashMap<ShardId, ShardRow> = HashMap::new();
         let parts = databases.iter().map(|database| database.shards_read());
         for (database, part) in databases.iter().zip(futures::future::join_all(parts).await) {
@@ -57,6 +59,8 @@ impl Desk {
             }
         }
         show_owners(&mut report, &fences);
+        let view_age_ms = self.parts().coordination.metrics().view_age().as_millis();
+        report.lag.view_age_ms = i64::try_from(view_age_ms).ok();
         let overdue_s = self.parts().metrics.oldest_overdue_s.get();
         report.lag.oldest_overdue_ms = Some((overdue_s * 1_000.0) as i64);
         Ok(report)

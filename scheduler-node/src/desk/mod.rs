@@ -71,6 +71,8 @@ pub struct Parts {
     /// A queue comes into being with the first task that names it.
     pub auto_create: bool,
     pub views: watch::Receiver<Arc<ClusterView>>,
+    /// Too many nodes vanished together: nothing is reassigned until then. In the past, it is over.
+    pub frozen_until: watch::Receiver<Option<UnixMicros>>,
     pub coordination: Coordination,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,

@@ -19,7 +19,10 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{elector::Mastership, session_keeper::Session};
-use crate::coordination::{Coordination, Error, Views, Written};
+use crate::{
+    clock,
+    coordination::{Coordination, Error, Views, Written},
+};
 
 /// Changes of the membership are gathered this long.
 const GATHER: Duration = Duration::from_millis(50);
@@ -58,6 +61,8 @@ pub struct Assigner {
     /// Written, not yet shown by the mirror.
     written: Option<(AssignmentRecord, Instant)>,
     frozen: Vec<NodeName>,
+    /// For those who ask, on the clock that people read.
+    frozen_until: watch::Sender<Option<UnixMicros>>,
 }
 
 impl Assigner {
@@ -83,7 +88,13 @@ impl Assigner {
             settled: None,
             written: None,
             frozen: Vec::new(),
+            frozen_until: watch::Sender::default(),
         }
+    }
+
+    /// Until when this node, were it the master, would reassign nothing. It may lie in the past.
+    pub fn frozen_until(&self) -> watch::Receiver<Option<UnixMicros>> {
+        self.frozen_until.subscribe()
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -109,7 +120,7 @@ impl Assigner {
             return None;
         }
         let pace = self.freeze.observe(&view.members, self.monotonic(), self.coordination.lease_ttl());
-        self.observe(&view);
+        self.observe(&view, &pace);
         let term = self.mastership.borrow_and_update().term;
         let Some(term) = term else {
             self.rest();
@@ -132,7 +143,11 @@ impl Assigner {
         self.decide(term, problem, &view).await
     }
 
-    fn observe(&mut self, view: &ClusterView) {
+    fn observe(&mut self, view: &ClusterView, pace: &Pace) {
+        self.frozen_until.send_replace(match pace {
+            Pace::Proceed => None,
+            Pace::Frozen { until, .. } => Some(clock::now().plus(until.since(self.monotonic()))),
+        });
         if self.present.iter().any(|node| view.member(node).is_none()) {
             self.unsure_until = Some(Instant::now() + GATHER_LOST);
         }

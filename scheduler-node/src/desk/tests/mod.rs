@@ -161,6 +161,7 @@ fn counter_in(
         max_payload_bytes: 1_000,
         auto_create: setup.auto_create,
         views,
+        frozen_until: watch::channel(None).1,
         coordination,
         metrics,
         traces: Traces::default(),

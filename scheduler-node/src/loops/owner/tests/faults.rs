@@ -1,4 +1,5 @@
 use super::*;
+use crate::clock;
 
 #[tokio::test]
 async fn a_crashed_nodes_shards_move_after_its_lease_and_the_next_in_the_queue_is_master() {
@@ -76,7 +77,9 @@ async fn most_of_the_nodes_vanishing_together_freezes_the_assignment_for_a_while
     let gone = Instant::now();
     tokio::time::sleep(TTL).await;
     assert_eq!(one.owned(), before, "moved in spite of the freeze");
+    assert!(one.frozen_until.borrow().is_some_and(|until| until > clock::now()), "it tells");
     balanced(&[&one]).await;
+    assert!(one.frozen_until.borrow().is_none_or(|until| until <= clock::now()));
     assert!(gone.elapsed() < TTL * 3, "frozen for {:?}", gone.elapsed());
 }
 

@@ -18,6 +18,7 @@ use common::{
     cluster::ClusterView,
     ids::{DatabaseName, Epoch, NodeId, ShardId},
     shard::ShardRange,
+    time::UnixMicros,
 };
 use integration_tests::sandbox::Etcd;
 use parking_lot::Mutex;
@@ -95,6 +96,7 @@ struct TestNode {
     views: Views,
     session: watch::Receiver<Session>,
     mastership: watch::Receiver<Mastership>,
+    frozen_until: watch::Receiver<Option<UnixMicros>>,
     fitness: watch::Sender<Fitness>,
     leaving: CancellationToken,
     stop: CancellationToken,
@@ -140,6 +142,7 @@ impl World {
         let databases = vec![(database.clone(), shards)];
         let assigner =
             Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let frozen_until = assigner.frozen_until();
         let holdings = vec![Holding { database, shards, held: Arc::clone(&held), fence: Arc::clone(&line) }];
         let owner = Owner::new(
             me.clone(),
@@ -157,7 +160,20 @@ impl World {
             spawn_child(assigner.run(stop.clone())),
             spawn_child(owner.run(stop.clone())),
         ];
-        TestNode { me, coordination, held, line, views, session, mastership, fitness, leaving, stop, tasks }
+        TestNode {
+            me,
+            coordination,
+            held,
+            line,
+            views,
+            session,
+            mastership,
+            frozen_until,
+            fitness,
+            leaving,
+            stop,
+            tasks,
+        }
     }
 }
 
