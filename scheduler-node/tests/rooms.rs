@@ -145,7 +145,8 @@ fn common_decides_and_does_nothing() {
 #[test]
 fn only_one_file_spells_the_keys_of_etcd() {
     for word in ["\"nodes/", "\"candidates/", "\"owners/", "/nodes/{", "/owners/{"] {
-        assert_eq!(strangers(word, &["coordination/keys.rs"]), Vec::<String>::new());
+        // A path of the API may look like one, and http/ never speaks to etcd.
+        assert_eq!(strangers(word, &["coordination/keys.rs", "http/"]), Vec::<String>::new());
     }
 }
 

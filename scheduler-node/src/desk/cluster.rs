@@ -25,13 +25,6 @@ const ROUNDS: usize = 8;
 /// Until this node's own picture of the cluster has what was written. It shows within milliseconds.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
-/// What has become of a request to drain a node.
-enum Outcome {
-    /// The revision of etcd that has it.
-    Written(i64),
-    SoAlready,
-}
-
 impl Desk {
     /// Who owns a shard is told by its own database, whose fence decides it. Where a database cannot be asked, nobody knows: its
     /// shards have no owner in the report, and a note says why.
@@ -72,7 +65,7 @@ impl Desk {
         self.ask_for_everything()?;
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
         to_its_end(async move {
-            if let Outcome::Written(revision) = desk.drain_write(&name, drained).await? {
+            if let Some(revision) = desk.drain_write(&name, drained).await? {
                 tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
                 let mut views = desk.parts().views.clone();
                 let shown = views.wait_for(|view| view.revision >= revision);
@@ -86,17 +79,18 @@ impl Desk {
         .await
     }
 
-    async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Outcome, Problem> {
+    /// The revision of etcd that has it; `None`: it was so already.
+    async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Option<i64>, Problem> {
         let coordination = &self.parts().coordination;
         for _ in 0..ROUNDS {
             let read = coordination.drained_read().await.map_err(|error| uncoordinated(&error))?;
             let next = read.roll.set(name, drained).map_err(|refused| refusal(&refused))?;
             if next == read.roll.drained {
-                return Ok(Outcome::SoAlready);
+                return Ok(None);
             }
-            let written = coordination.drained_write(&read, &next).await;
-            if let Some(revision) = written.map_err(|error| uncoordinated(&error))? {
-                return Ok(Outcome::Written(revision));
+            let written = coordination.drained_write(&read, &next).await.map_err(|error| uncoordinated(&error))?;
+            if written.is_some() {
+                return Ok(written);
             }
         }
         Err(uncoordinated(&Error::Contended { op: EtcdOp::DrainWrite }))

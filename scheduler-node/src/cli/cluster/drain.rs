@@ -7,6 +7,7 @@ use common::{
     ids::NodeName,
     wire::{ClusterReport, cluster::NodeReport},
 };
+use indicatif::ProgressBar;
 
 use super::super::{
     Error, Form,
@@ -48,7 +49,13 @@ fn name(text: &str) -> Result<String, String> {
 pub(super) async fn drain(asked: &Asked<Drain>) -> Result<(), Error> {
     let (client, wish) = (asked.client()?, &asked.wish);
     let node = turned(&client, &wish.one.node, "drain").await?;
-    print(asked.form(), &if wish.wait { emptied(&client, node).await? } else { node })
+    if !wish.wait {
+        return print(asked.form(), &node);
+    }
+    let progress = progress::of_shards();
+    let emptied = emptied(&client, node, &progress).await;
+    progress.finish_and_clear();
+    print(asked.form(), &emptied?)
 }
 
 pub(super) async fn undrain(asked: &Asked<One>) -> Result<(), Error> {
@@ -75,12 +82,11 @@ fn shown(node: &NodeReport) -> String {
 }
 
 /// Waits until nothing is left on it, and gives it as it is then.
-async fn emptied(client: &Client, node: NodeReport) -> Result<NodeReport, Error> {
-    let progress = progress::of_shards();
-    let node = loop {
+async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
+    loop {
         let report: ClusterReport = client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
         match left(&report, &node) {
-            Left::Nothing => break NodeReport { shards_owned: 0, ..node },
+            Left::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
             Left::Some(count) => progress.set_position(count),
             Left::NotKnown => {}
             Left::Undrained => {
@@ -90,9 +96,7 @@ async fn emptied(client: &Client, node: NodeReport) -> Result<NodeReport, Error>
             }
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
-    };
-    progress.finish_and_clear();
-    Ok(node)
+    }
 }
 
 /// What a node that was drained still has.

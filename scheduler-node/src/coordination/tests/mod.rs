@@ -17,7 +17,8 @@ use prometheus::Registry;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Coordination, CoordinationMetrics, EtcdSettings};
+use super::{Coordination, CoordinationMetrics, EtcdSettings, LeaseId};
+use crate::supervise::spawn_child;
 
 /// Generous: the machine may be busy. Nothing waits that long when it is well.
 pub(crate) const SOON: Duration = Duration::from_secs(40);
@@ -68,6 +69,20 @@ pub(crate) fn member(node: &NodeId) -> Member {
         version: "0.0.0".to_owned(),
         started_at: UnixMicros::new(1),
     }
+}
+
+/// A lease that lives as long as the test.
+pub(crate) async fn kept_lease(coordination: &Coordination) -> LeaseId {
+    let lease = coordination.lease_grant().await.unwrap();
+    let coordination = coordination.clone();
+    spawn_child(async move {
+        loop {
+            tokio::time::sleep(TTL / 6).await;
+            // One that fails is followed by another.
+            let _ = coordination.lease_renew(lease).await;
+        }
+    });
+    lease
 }
 
 /// Waits until `done` says so; fails the test when it has not by then.

@@ -118,7 +118,7 @@ async fn of_two_who_have_read_the_same_drained_nodes_only_one_writes() {
     let (endpoints, prefix) = shared_etcd().await;
     let (one, other) = (coordination(&endpoints, &prefix).await, coordination(&endpoints, &prefix).await);
     let nodes = ["a", "b", "c"].map(node);
-    let lease = one.lease_grant().await.unwrap();
+    let lease = kept_lease(&one).await;
     for node in &nodes {
         one.member_put(&member(node), lease).await.unwrap();
     }

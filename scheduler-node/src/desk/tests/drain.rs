@@ -14,7 +14,7 @@ use crate::{
     config::Auth,
     coordination::{
         Coordination, Mirror,
-        tests::{coordination, member, node, shared_etcd, soon},
+        tests::{coordination, kept_lease, member, node, shared_etcd, soon},
     },
     store::tests::fixture::{self, TestDatabase},
     supervise::spawn_child,
@@ -25,7 +25,7 @@ pub(crate) async fn among(names: &[&str]) -> (Counter, Coordination, Vec<NodeId>
     let (endpoints, prefix) = shared_etcd().await;
     let coordination = coordination(&endpoints, &prefix).await;
     let nodes: Vec<NodeId> = names.iter().map(|name| node(name)).collect();
-    let lease = coordination.lease_grant().await.expect("a lease");
+    let lease = kept_lease(&coordination).await;
     for node in &nodes {
         coordination.member_put(&member(node), lease).await.expect("registered");
     }
@@ -94,7 +94,7 @@ async fn a_drain_ends_with_the_start_of_the_node() {
     let (counter, coordination, nodes, _test) = among(&["a", "b"]).await;
     counter.desk.node_drain("a", true, "ops").await.expect("drained");
     coordination.member_remove(&nodes[0]).await.expect("gone");
-    let lease = coordination.lease_grant().await.expect("a lease");
+    let lease = kept_lease(&coordination).await;
     let reborn = node("a");
     coordination.member_put(&member(&reborn), lease).await.expect("registered");
     let answer = counter.desk.node_drain("b", true, "ops").await.expect("the new start of `a` is not drained");

@@ -143,8 +143,11 @@ async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_it_is_undrained() {
     let world = World::shared().await;
+    // One after the other, so that they lead in this order.
     let one = world.start("one").await;
+    balanced(&[&one]).await;
     let two = world.start("two").await;
+    balanced(&[&one, &two]).await;
     let three = world.start("three").await;
     balanced(&[&one, &two, &three]).await;
     let kept = epochs(&[&one, &three]);
