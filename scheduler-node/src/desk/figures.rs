@@ -13,6 +13,7 @@ use common::{
 use super::Desk;
 use crate::metrics::Lateness;
 
+/// See the module.
 #[derive(Clone, Debug)]
 pub struct NodeFigures {
     pub node: NodeId,

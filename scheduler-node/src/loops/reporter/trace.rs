@@ -2,7 +2,7 @@
 
 use common::wire::amqp::MessageId;
 
-use super::{Fact, Happening, Reporter};
+use super::{Happening, Reporter, write::Fact};
 use crate::{
     store::settle::StandingRow,
     traces::{Done, Hop, Settled, Step},

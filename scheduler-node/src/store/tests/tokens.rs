@@ -63,12 +63,12 @@ async fn a_token_expires_by_the_clock_of_its_database() {
 async fn of_two_revocations_at_one_moment_one_is_done() {
     let test = fixture::database().await;
     test.database.token_add(&token("shop"), &[7; 32], "ops").await.unwrap();
-    let mut barrier = test.pool.begin().await.unwrap();
-    barrier.execute("SELECT FROM duetime.token WHERE name = 'shop' FOR UPDATE").await.unwrap();
+    let mut barrier = test.pool.acquire().await.unwrap();
+    barrier.execute("BEGIN; SELECT FROM duetime.token WHERE name = 'shop' FOR UPDATE").await.unwrap();
     let both = async { tokio::join!(test.database.token_revoke("shop", "a"), test.database.token_revoke("shop", "b")) };
     let open = async {
         test.until_waiting(2).await;
-        barrier.commit().await.unwrap();
+        barrier.execute("COMMIT").await.unwrap();
     };
     let ((one, other), ()) = tokio::join!(both, open);
     assert_eq!([one.unwrap(), other.unwrap()].iter().flatten().count(), 1);

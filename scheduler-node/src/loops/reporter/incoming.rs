@@ -1,0 +1,149 @@
+//! What comes back from the broker: read, put in its database's line, applied, and acked once that is written.
+
+use std::{collections::HashSet, time::Duration};
+
+use common::{
+    ids::{Attempt, TaskId},
+    task::TraceContext,
+    wire::{
+        amqp::{HEADER_TRACEPARENT, MessageId, NotAMessageId},
+        report::{ReportStatus, ResultBody},
+    },
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Happening, Reported, Reporter};
+use crate::broker::{Incoming, Source};
+
+/// Messages of one pass: one read and at most three writes a database for all of them.
+const BATCH: usize = 500;
+
+/// Messages that wait for one database: more than the broker hands out unacked, over both of its queues.
+const WAITING: usize = 1_024;
+
+/// Between two tries to write while the database is away. The broker keeps what is not acked.
+const PAUSE: Duration = Duration::from_millis(500);
+
+const STOPPING: Reported = Reported::Applied { stopping: true };
+
+/// A message that was read: whom it is about, what it says, and its ack.
+type Told = (TaskId, Happening, Incoming);
+
+impl Reporter {
+    /// What comes back from the broker, until told to stop. Each database has its own line, so that one that is away
+    /// holds up nobody else's reports.
+    pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
+        let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
+        let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
+        tokio::select! {
+            _ = async { tokio::join!(self.read_all(incoming, lines), futures::future::join_all(applying)) } => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
+    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, lines: Vec<mpsc::Sender<Told>>) {
+        while let Some(message) = incoming.recv().await {
+            match self.read(&message) {
+                // The lines end after this, and the broker hands out fewer unacked messages than one of them holds.
+                Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
+                Err(reason) => self.set_aside(message, reason).await,
+            }
+        }
+    }
+
+    /// Applies and acks what one database's tasks are told, a batch at a time.
+    async fn apply_all(&self, index: usize, mut line: mpsc::Receiver<Told>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while line.recv_many(&mut batch, BATCH).await > 0 {
+            self.apply_and_ack(index, std::mem::take(&mut batch)).await;
+        }
+    }
+
+    fn read(&self, message: &Incoming) -> Result<(usize, TaskId, Happening), String> {
+        let (id, happening) = match message.source {
+            Source::Results => {
+                let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
+                let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
+                let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
+                let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
+                let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
+                let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
+                body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
+                (id, Happening::Reported { attempt: Attempt::new(attempt), body: Box::new(body) })
+            }
+            Source::Rejected => {
+                let name = message.message_id.as_deref().ok_or("it has no message_id")?;
+                let MessageId { id, attempt } = name.parse().map_err(|error: NotAMessageId| error.to_string())?;
+                (
+                    id,
+                    Happening::Rejected {
+                        attempt,
+                        reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
+                    },
+                )
+            }
+        };
+        let (index, _) = self.sites.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
+        Ok((index, id, happening))
+    }
+
+    async fn set_aside(&self, message: Incoming, reason: String) {
+        let source = match message.source {
+            Source::Results => "results",
+            Source::Rejected => "rejected",
+        };
+        let home = &self.sites.all()[0].database;
+        tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
+        while let Err(error) = home
+            .quarantine_add(
+                source,
+                reason.clone(),
+                message.message_id.clone(),
+                message.headers.clone(),
+                message.body.clone(),
+            )
+            .await
+        {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "the quarantine could not be written; trying again"
+            );
+            tokio::time::sleep(PAUSE).await;
+        }
+        self.metrics.quarantined.with_label_values(&[source]).inc();
+        message.ack.ack().await;
+    }
+
+    async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
+        let site = &self.sites.all()[index];
+        let mut told = false;
+        let answers = loop {
+            let happenings = messages.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
+            match self.apply(site, happenings).await {
+                Ok(answers) => break answers,
+                Err(error) => {
+                    if !told {
+                        told = true;
+                        tracing::warn!(database = %site.name(), messages = messages.len(), error = &error as &dyn std::error::Error, "what consumers reported could not be written; trying until it is");
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        };
+        let stopping: HashSet<TaskId> =
+            answers.into_iter().filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
+        for (id, happening, message) in messages {
+            if stopping.contains(&id)
+                && let Happening::Reported { attempt, body } = &happening
+                && body.status == ReportStatus::Running
+                && let Some(reply_to) = &message.reply_to
+            {
+                let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
+                message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
+            }
+            message.ack.ack().await;
+        }
+    }
+}

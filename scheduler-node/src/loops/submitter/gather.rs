@@ -1,0 +1,65 @@
+//! Gathers what comes in at the same time into one statement.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::supervise::spawn_child;
+
+/// How much of what comes in shares a statement, and how many statements are under way at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub in_flight: usize,
+    /// A statement that has so many takes no further job.
+    pub tasks: usize,
+}
+
+/// What one caller wants written.
+pub trait Part: Send + 'static {
+    fn tasks(&self) -> usize;
+}
+
+/// Has what comes in at the same time written together, until told to stop; then what has come in already. Returns when all is written.
+pub async fn work<P, F>(
+    mut jobs: mpsc::Receiver<P>,
+    stop: CancellationToken,
+    bounds: Bounds,
+    write: impl Fn(Vec<P>) -> F,
+) where
+    P: Part,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let statements = Arc::new(Semaphore::new(bounds.in_flight));
+    loop {
+        let room = Arc::clone(&statements).acquire_owned().await.expect("the semaphore is never closed");
+        let first = tokio::select! {
+            job = jobs.recv() => job,
+            () = stop.cancelled() => {
+                jobs.close();
+                jobs.recv().await
+            }
+        };
+        let Some(first) = first else { break };
+        let writing = write(gather(first, &mut jobs, bounds.tasks));
+        spawn_child(async move {
+            writing.await;
+            drop(room);
+        });
+    }
+    // The last statements hold permits until they have answered.
+    let all = u32::try_from(bounds.in_flight).expect("a small number");
+    let _ = statements.acquire_many(all).await;
+}
+
+fn gather<P: Part>(first: P, jobs: &mut mpsc::Receiver<P>, most: usize) -> Vec<P> {
+    let mut tasks = first.tasks();
+    let mut batch = vec![first];
+    while tasks < most
+        && let Ok(job) = jobs.try_recv()
+    {
+        tasks += job.tasks();
+        batch.push(job);
+    }
+    batch
+}
