@@ -5,12 +5,21 @@
 
 mod follow;
 
+use std::time::Duration;
+
+use anyhow::ensure;
+use follow::follow;
 use integration_tests::{
     page::{Fence, Page},
     sandbox::Sandbox,
 };
 
+use serde_json::{Value, json};
+
 use crate::scenario;
+
+/// More than a node's drain takes.
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A cluster of its own for each page: a reader of one has not read the others.
 async fn page(name: &str) {
@@ -23,11 +32,15 @@ async fn pages(pages: &[(&str, &str)]) {
         // For a page that starts a node by hand.
         sandbox.add_node().await?;
         for (name, before) in pages {
-            follow::follow(sandbox, name, before).await?;
+            follow(sandbox, name, before).await?;
         }
         Ok(())
     })
     .await;
+}
+
+fn in_an_hour() -> Value {
+    json!({ "queue": "mails", "delay_ms": 3_600_000 })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,7 +70,28 @@ async fn the_way_from_cron_can_be_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operations_can_be_followed() {
-    pages(&[("docs/operations.md", include_str!("docs/before/operations.sh"))]).await;
+    // Epochs go back with the databases, which a watcher would take for two owners.
+    scenario(Sandbox::builder().unwatched(), async |sandbox| {
+        sandbox.add_node().await?;
+        let page = ("docs/operations.md", include_str!("docs/before/operations.sh"));
+        let before = sandbox.client(0).submit(&in_an_hour()).await?.id;
+        follow(sandbox, page.0, page.1).await?;
+        let since = sandbox.client(0).submit(&in_an_hour()).await?.id;
+
+        let running = 0..sandbox.nodes().len() - 1;
+        for number in running.clone() {
+            sandbox.node(number).stop(STOPPED_WITHIN).await?;
+        }
+        follow(sandbox, page.0, "").await?;
+        for number in running {
+            sandbox.restart(number).await?;
+        }
+        sandbox.settled().await?;
+        ensure!(sandbox.client(0).get(&before).await?.state == "scheduled", "what the dump has is back");
+        ensure!(sandbox.client(0).get(&since).await.is_err(), "what it has not is lost, as the page says");
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,6 +15,8 @@ const FOLLOWED_WITHIN: Duration = Duration::from_secs(60);
 const MARK: char = '\u{1e}';
 /// Marks a fence with commands that run until they are stopped.
 const STAYS: &str = "stays";
+/// Marks a fence that is typed while no node runs.
+const NODES_STOPPED: &str = "nodes-stopped";
 /// Words in capitals for which a reader puts something of his own, with a port where one stands behind it.
 const PLACES: [&str; 6] = ["FIRST", "ID", "NAME", "NODE", "QUEUE", "SECOND"];
 
@@ -22,7 +24,7 @@ const PLACES: [&str; 6] = ["FIRST", "ID", "NAME", "NODE", "QUEUE", "SECOND"];
 const RUN_THAT_STAYS: &str = r#"
 duetime() {
     local ended=0
-    timeout --kill-after=10 3 script --quiet --return --command "$(printf '%q ' duetime "$@")" /dev/null || ended=$?
+    script --quiet --return --command "timeout --foreground --kill-after=10 3 $(printf '%q ' duetime "$@")" /dev/null || ended=$?
     [ $ended -eq 124 ]
 }
 "#;
@@ -83,14 +85,18 @@ fn steps(fences: &[Fence]) -> Vec<Step> {
     steps
 }
 
-/// A shell in a folder of its own, that knows where everything is as after `source .local/env`. The configuration beside it is that of the
-/// one node which does not run.
-fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
-    let (run, rest): (Vec<&Node>, Vec<&Node>) = sandbox.nodes().iter().partition(|node| node.is_running());
-    let urls: Vec<String> = run.iter().map(|node| node.url()).collect();
+/// A folder for a reader, with the configuration of the one node that does not run.
+fn furnish(sandbox: &Sandbox, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let spare = sandbox.nodes().iter().find(|node| !node.is_running()).context("a node is left to be started")?;
+    std::fs::copy(spare.file(), folder.join("duetime.toml"))?;
     symlink(root().join("examples"), folder.join("examples"))?;
-    std::fs::copy(rest.first().context("a node is left to be started")?.file(), folder.join("duetime.toml"))?;
-    sandbox.rabbit().programs(&folder.join("bin"), sandbox.vhost())?;
+    sandbox.rabbit().programs(&folder.join("bin"), sandbox.vhost())
+}
+
+/// A shell that knows where everything is, as after `source .local/env`.
+fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
+    let urls: Vec<String> = sandbox.nodes().iter().filter(|node| node.is_running()).map(Node::url).collect();
     let programs = binary()?.parent().context("a program lies in a folder")?.display();
     let mut shell = Command::new("bash");
     shell
@@ -110,12 +116,17 @@ fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     Ok(shell)
 }
 
-/// Follows a page in the shell of somebody who has done what `before` says.
+/// Follows a page in the shell of somebody who has done what `before` says: what is to be typed while no node runs, or all the rest.
 pub(super) async fn follow(sandbox: &Sandbox, name: &str, before: &str) -> Result<()> {
-    let steps = steps(&Page::read(name).fences());
+    let mut fences = Page::read(name).fences();
+    let nodes_run = sandbox.nodes().iter().any(Node::is_running);
+    fences.retain(|fence| fence.says(NODES_STOPPED) != nodes_run);
+    let steps = steps(&fences);
     ensure!(!steps.is_empty(), "{name} has nothing to type");
     let folder = scratch().join(name.replace('/', "-"));
-    std::fs::create_dir_all(&folder)?;
+    if !folder.exists() {
+        furnish(sandbox, &folder)?;
+    }
     let typed: String = steps.iter().map(|step| format!("printf '{MARK}'\n{}", step.typed)).collect();
     std::fs::write(folder.join("typed.sh"), format!("{before}\n{typed}"))?;
 
