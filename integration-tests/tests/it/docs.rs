@@ -5,19 +5,23 @@
 
 mod follow;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::ensure;
 use follow::follow;
 use integration_tests::{
     page::{Fence, Page},
-    sandbox::Sandbox,
+    sandbox::{Prometheus, Sandbox, scratch},
 };
-
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use crate::scenario;
+use crate::{language::is_here, scenario};
 
+/// As the Prometheus of the sandbox does.
+const SCRAPED_EVERY: Duration = Duration::from_secs(1);
+/// A rate is told after two scrapes that differ.
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
 /// More than a node's drain takes.
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -120,4 +124,37 @@ async fn the_runbooks_can_be_followed() {
     names.retain(|name| Page::read(name).fences().iter().any(Fence::is_typed));
     let before = include_str!("docs/before/runbooks.sh");
     pages(&names.iter().map(|name| (name.as_str(), before)).collect::<Vec<_>>()).await;
+}
+
+/// Each tells something of a cluster that works, but for those that ask for trouble and find none.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queries_of_the_runbooks_are_answered() {
+    if !is_here("prometheus") {
+        return;
+    }
+    scenario(Sandbox::builder(), async |sandbox| {
+        let targets: Vec<String> = sandbox.nodes().iter().map(|node| node.url().replace("http://", "")).collect();
+        let folder = scratch().join("queries");
+        std::fs::create_dir_all(&folder)?;
+        let prometheus = Prometheus::start(&folder, &targets, &sandbox.node(0).config().token, "groups: []").await?;
+        let fences = Page::below("docs/runbooks").into_iter().flat_map(|name| Page::read(&name).fences());
+        let text: String = fences.filter(|fence| fence.language() == "promql").map(|fence| fence.text).collect();
+        let mut silent: BTreeSet<&str> = text.lines().collect();
+        let trouble = |query: &str| query.ends_with("> 0") || query.ends_with("== 0");
+        let deadline = Instant::now() + TOLD_WITHIN;
+        loop {
+            sandbox.client(0).submit(&json!({ "queue": "mails" })).await?;
+            for query in silent.clone() {
+                if prometheus.count(query).await? > 0 || trouble(query) {
+                    silent.remove(query);
+                }
+            }
+            if silent.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "nothing is told by {silent:#?}");
+            tokio::time::sleep(SCRAPED_EVERY).await;
+        }
+    })
+    .await;
 }
