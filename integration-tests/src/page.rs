@@ -69,11 +69,14 @@ impl Page {
         names.iter().map(|name| Self::read(name)).collect()
     }
 
-    /// The names of the pages in a folder.
+    /// The names of the pages in a folder, in order.
     pub fn below(folder: &str) -> Vec<String> {
         let entries = fs::read_dir(root().join(folder)).expect("the folder is there").flatten();
-        let pages = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        pages.filter(|name| name.ends_with(".md")).map(|name| format!("{folder}/{name}")).collect()
+        let files = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let pages = files.filter(|name| name.ends_with(".md"));
+        let mut names: Vec<String> = pages.map(|name| format!("{folder}/{name}")).collect();
+        names.sort();
+        names
     }
 
     pub fn fences(&self) -> Vec<Fence> {
@@ -175,6 +178,9 @@ mod tests {
         let fences = page.fences();
         assert_eq!((fences[0].language(), fences[0].no_test(), fences[0].text.as_str()), ("sh", Some("why"), "ls\n"));
         assert_eq!((fences[1].language(), fences[1].no_test(), fences[1].text.as_str()), ("json", None, "{}\n"));
+        assert!(
+            !fences[0].is_typed() && !fences[1].is_typed() && fences[0].says("no-test=why") && !fences[0].says("sh")
+        );
         assert_eq!((page.links(), page.words_of_code()), (vec!["y.md#z".to_owned()], vec!["b".to_owned()]));
         assert_eq!(page.anchors(), BTreeSet::from(["a-b-page-more".to_owned()]));
     }
