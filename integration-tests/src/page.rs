@@ -32,6 +32,16 @@ impl Fence {
         self.info.split_whitespace().next().unwrap_or_default()
     }
 
+    /// Whether the word stands behind its language.
+    pub fn says(&self, word: &str) -> bool {
+        self.info.split_whitespace().skip(1).any(|said| said == word)
+    }
+
+    /// Whether a test types it: all commands, unless they say why not.
+    pub fn is_typed(&self) -> bool {
+        matches!(self.language(), "sh" | "sql") && self.no_test().is_none()
+    }
+
     /// Why no test runs it, where one would.
     pub fn no_test(&self) -> Option<&str> {
         self.info.split_whitespace().find_map(|word| word.strip_prefix(NO_TEST))
@@ -54,11 +64,19 @@ impl Page {
         let mut names: Vec<String> =
             ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "examples/README.md"].map(String::from).into();
         for folder in ["docs", "docs/runbooks", "migrations", "charts/duetime"] {
-            let entries = fs::read_dir(root().join(folder)).expect("the folder is there").flatten();
-            let pages = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            names.extend(pages.filter(|name| name.ends_with(".md")).map(|name| format!("{folder}/{name}")));
+            names.extend(Self::below(folder));
         }
         names.iter().map(|name| Self::read(name)).collect()
+    }
+
+    /// The names of the pages in a folder, in order.
+    pub fn below(folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(root().join(folder)).expect("the folder is there").flatten();
+        let files = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let pages = files.filter(|name| name.ends_with(".md"));
+        let mut names: Vec<String> = pages.map(|name| format!("{folder}/{name}")).collect();
+        names.sort();
+        names
     }
 
     pub fn fences(&self) -> Vec<Fence> {
@@ -160,6 +178,9 @@ mod tests {
         let fences = page.fences();
         assert_eq!((fences[0].language(), fences[0].no_test(), fences[0].text.as_str()), ("sh", Some("why"), "ls\n"));
         assert_eq!((fences[1].language(), fences[1].no_test(), fences[1].text.as_str()), ("json", None, "{}\n"));
+        assert!(
+            !fences[0].is_typed() && !fences[1].is_typed() && fences[0].says("no-test=why") && !fences[0].says("sh")
+        );
         assert_eq!((page.links(), page.words_of_code()), (vec!["y.md#z".to_owned()], vec!["b".to_owned()]));
         assert_eq!(page.anchors(), BTreeSet::from(["a-b-page-more".to_owned()]));
     }

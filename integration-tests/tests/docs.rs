@@ -1,28 +1,48 @@
-//! The documentation by itself: what a machine can read of it is right. What it tells a person to type is run by a scenario
-//! (`it/docs.rs`) and read by the program's own parser (`scheduler-node/tests/docs.rs`).
+//! The documentation by itself: what a machine can read of it is right. What it tells a person to type is typed by a scenario
+//! (`it/docs.rs`), or says why not, and is read by the program's own parser (`scheduler-node/tests/docs.rs`).
 
 use std::path::Path;
 
-use integration_tests::page::{Page, root};
+use integration_tests::page::{Fence, Page, root};
 
-/// What a fence may be. `sh` is run as it stands; `console` has placeholders, and is only read.
-const LANGUAGES: [&str; 12] =
-    ["sh", "console", "sql", "toml", "json", "yaml", "python", "go", "java", "js", "promql", "text"];
+/// What a fence may be. `sh` and `sql` are typed as they stand, words in capitals filled in.
+const LANGUAGES: [&str; 11] = ["sh", "sql", "toml", "json", "yaml", "python", "go", "java", "js", "promql", "text"];
 
-/// Every `sh` fence that no test runs: page, reason, how it begins.
+/// Why a command is not typed, and nothing else counts: it is what starts or stops all that the others need, or it needs what a machine
+/// with the three stores does not have.
+const REASONS: [&str; 5] =
+    ["starts-a-cluster", "stops-the-cluster", "runs-these-tests", "builds-an-image", "needs-kubernetes"];
+
+/// Every fence that no test types: page, reason, how it begins.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "starts-a-cluster", "make demo"),
     ("README.md", "runs-these-tests", "make test"),
     ("README.md", "starts-a-cluster", "make up"),
-    ("README.md", "runs-until-it-is-stopped", "duetime node    --config duetime.toml"),
-    ("docs/operations.md", "runs-until-it-is-stopped", "duetime node --config duetime.toml"),
     (
-        "docs/operations.md",
-        "needs-all-nodes-stopped",
-        "pg_restore --clean --if-exists --dbname=\"$DATABASE_URLS\" duetime.dump",
+        "charts/duetime/README.md",
+        "needs-kubernetes",
+        "helm install duetime charts/duetime --namespace duetime --create-namespace --values my-values.yaml",
+    ),
+    ("docs/kubernetes.md", "builds-an-image", "make image"),
+    (
+        "docs/kubernetes.md",
+        "needs-kubernetes",
+        "helm install duetime charts/duetime --namespace duetime --create-namespace \\",
+    ),
+    ("docs/kubernetes.md", "needs-kubernetes", "kubectl create namespace duetime"),
+    (
+        "docs/kubernetes.md",
+        "needs-kubernetes",
+        "helm install duetime charts/duetime --namespace duetime --values duetime.yaml",
+    ),
+    (
+        "docs/kubernetes.md",
+        "needs-kubernetes",
+        "helm upgrade duetime charts/duetime --namespace duetime --values duetime.yaml",
     ),
     ("docs/start.md", "starts-a-cluster", "make up"),
     ("docs/start.md", "stops-the-cluster", "make down"),
+    ("examples/README.md", "starts-a-cluster", "make up && source .local/env"),
 ];
 
 #[test]
@@ -93,7 +113,13 @@ fn what_is_not_run_is_on_the_list() {
     let mut not_run = Vec::new();
     for page in Page::all() {
         for fence in page.fences() {
-            assert!(fence.language() == "sh" || fence.no_test().is_none(), "{}: {}", page.name, fence.info);
+            assert!(
+                ["sh", "sql"].contains(&fence.language()) || fence.no_test().is_none(),
+                "{}: {}",
+                page.name,
+                fence.info
+            );
+            assert!(fence.no_test().is_none_or(|reason| REASONS.contains(&reason)), "{}: {}", page.name, fence.info);
             let first = fence.text.lines().next().unwrap_or_default();
             let begins = first.split(" #").next().unwrap_or_default().trim_end().to_owned();
             not_run.extend(fence.no_test().map(|reason| (page.name.clone(), reason.to_owned(), begins)));
@@ -105,12 +131,29 @@ fn what_is_not_run_is_on_the_list() {
     assert_eq!(not_run, NOT_RUN);
 }
 
+/// A word behind a language that nobody reads would be a promise that nobody keeps.
+#[test]
+fn every_word_behind_a_language_means_something() {
+    for page in Page::all() {
+        for fence in page.fences() {
+            let words = fence.info.split_whitespace().skip(1);
+            let known = |word: &str| {
+                ["stays", "nodes-stopped"].contains(&word) && fence.is_typed() || fence.no_test().is_some()
+            };
+            assert!(words.clone().count() <= 1 && words.clone().all(known), "{}: {}", page.name, fence.info);
+        }
+    }
+}
+
 #[test]
 fn a_page_with_commands_to_type_is_followed_by_a_scenario() {
     let scenarios = std::fs::read_to_string(root().join("integration-tests/tests/it/docs.rs")).expect("it can be read");
-    for page in Page::all() {
-        let runs = page.fences().iter().any(|fence| fence.language() == "sh" && fence.no_test().is_none());
-        let followed = scenarios.contains(&format!("page({:?})", page.name));
-        assert_eq!(runs, followed, "{}: commands with placeholders are `console`, all others are run", page.name);
+    // Read as a whole, whatever is in it.
+    let all_in_it = "docs/runbooks";
+    assert!(scenarios.contains(&format!("Page::below({all_in_it:?})")), "the runbooks are followed");
+    for page in Page::all().iter().filter(|page| !page.name.starts_with(all_in_it)) {
+        let runs = page.fences().iter().any(Fence::is_typed);
+        let followed = scenarios.contains(&format!("({:?}", page.name));
+        assert_eq!(runs, followed, "{}: all commands are run, and a page without any needs no scenario", page.name);
     }
 }

@@ -106,6 +106,13 @@ impl Prometheus {
             .collect())
     }
 
+    /// How many series answer this query now.
+    pub async fn count(&self, query: &str) -> Result<usize> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let answer = self.ask(&format!("query?query={encoded}")).await.with_context(|| query.to_owned())?;
+        Ok(answer["data"]["result"].as_array().context("Prometheus answers no series")?.len())
+    }
+
     async fn ask(&self, what: &str) -> Result<Value> {
         let answer = http::plain().get(format!("{}/{what}", self.url)).timeout(ANSWER_WITHIN).send().await?;
         ensure!(answer.status().is_success(), "Prometheus answers {}", answer.status());

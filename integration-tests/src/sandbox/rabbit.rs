@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -119,6 +120,20 @@ impl Rabbit {
             .envs(self.environment())
             .current_dir(&self.folder);
         process::run(&format!("rabbitmqctl {}", words.join(" ")), command).await
+    }
+
+    /// Puts RabbitMQ's own programs for operators into `folder`: they ask this broker, and `rabbitmqctl` this virtual host.
+    pub fn programs(&self, folder: &Path, vhost: &str) -> Result<()> {
+        fs::create_dir_all(folder)?;
+        let variables: String = self.environment().iter().map(|(name, value)| format!(" '{name}={value}'")).collect();
+        let (user, place, node) = (self.account.setpriv().join(" "), self.folder.display(), self.node_name());
+        for (program, words) in [("rabbitmqctl", format!("--vhost {vhost}")), ("rabbitmq-diagnostics", String::new())] {
+            let file = folder.join(program);
+            let run = format!("setpriv {user} -- env -i{variables} {SCRIPTS}/{program} -n {node} {words} \"$@\"");
+            fs::write(&file, format!("#!/bin/sh\ncd '{place}' && exec {run}\n"))?;
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
     }
 
     /// SIGKILL. Its name server stays: it holds nothing.

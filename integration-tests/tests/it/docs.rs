@@ -1,103 +1,50 @@
-//! The documentation as a reader follows it: every `sh` fence of these pages is typed into one shell, in order, beside a cluster such as
-//! `make up` starts. Each command has to end well, and to print what the page shows in the `text` fence after it.
+//! The documentation as a reader follows it: every `sh` and `sql` fence of these pages is typed into one shell, in order, beside a cluster
+//! such as `make up` starts. Each command has to end well, and to print what the page shows in the `text` fence after it.
+//!
+//! What a reader of a page has before is in `docs/before/`: files, a queue, tasks for the words in capitals.
 
-use std::{os::unix::fs::symlink, path::Path, process::Stdio, time::Duration};
+mod follow;
 
-use anyhow::{Context, Result, ensure};
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::ensure;
+use follow::follow;
 use integration_tests::{
-    page::{Fence, Page, is_shown, root},
-    sandbox::{Sandbox, binary, scratch},
+    page::{Fence, Page},
+    sandbox::{Prometheus, Sandbox, scratch},
 };
-use tokio::process::Command;
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use crate::scenario;
+use crate::{language::is_here, scenario};
 
-/// A page takes a reader ten minutes, and a machine that does not read less than one.
-const FOLLOWED_WITHIN: Duration = Duration::from_secs(60);
-/// Between what two fences print.
-const MARK: char = '\u{1e}';
-
-/// A fence that is run, and what the page shows after it.
-struct Step {
-    typed: String,
-    shows: Option<String>,
-}
-
-fn steps(fences: Vec<Fence>) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
-    // An example of an output belongs to the fence right before it.
-    let mut follows = false;
-    for fence in fences {
-        let runs = fence.language() == "sh" && fence.no_test().is_none();
-        match steps.last_mut().filter(|_| follows && fence.language() == "text") {
-            Some(step) => step.shows = Some(fence.text),
-            None if runs => steps.push(Step { typed: fence.text, shows: None }),
-            None => {}
-        }
-        follows = runs;
-    }
-    steps
-}
-
-/// A shell in a folder of its own, that knows where everything is as after `source .local/env`.
-fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
-    let urls: Vec<String> = sandbox.nodes().iter().map(|node| node.url()).collect();
-    symlink(root().join("examples"), folder.join("examples"))?;
-    std::fs::copy(sandbox.node(0).file(), folder.join("duetime.toml"))?;
-    let programs = binary()?.parent().context("a program lies in a folder")?.display();
-    let mut shell = Command::new("bash");
-    shell
-        .args(["-euo", "pipefail", "typed.sh"])
-        .current_dir(folder)
-        .env("PATH", format!("{programs}:{}", std::env::var("PATH")?))
-        .env("DUETIME_URLS", urls.join(","))
-        .env("DUETIME_TOKEN", &sandbox.node(0).config().token)
-        .env("AMQP_URL", sandbox.amqp_url())
-        .env("DATABASE_URLS", sandbox.database_url(0))
-        .env("ETCD_ENDPOINTS", sandbox.etcd().endpoints().join(","))
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(folder.join("said"))?)
-        .stderr(std::fs::File::create(folder.join("complained"))?)
-        .kill_on_drop(true);
-    Ok(shell)
-}
-
-async fn follow(sandbox: &Sandbox, name: &str) -> Result<()> {
-    let steps = steps(Page::read(name).fences());
-    ensure!(!steps.is_empty(), "{name} has nothing to type");
-    let folder = scratch().join(name.replace('/', "-"));
-    std::fs::create_dir_all(&folder)?;
-    let typed: String = steps.iter().map(|step| format!("printf '{MARK}'\n{}", step.typed)).collect();
-    std::fs::write(folder.join("typed.sh"), typed)?;
-
-    let mut running = shell(sandbox, &folder)?.spawn()?;
-    let group = format!("-{}", running.id().context("it has just been started")?);
-    let ended = tokio::time::timeout(FOLLOWED_WITHIN, running.wait()).await;
-    // What a page that was broken off had started beside it; where nothing is left, there is nobody to tell.
-    Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status().await?;
-    let said = std::fs::read_to_string(folder.join("said"))?;
-    let complained = std::fs::read_to_string(folder.join("complained"))?;
-    let said: Vec<&str> = said.split(MARK).skip(1).collect();
-    let last = said.len().checked_sub(1).and_then(|at| steps.get(at)).map_or("", |step| &step.typed);
-    let ended = ended.with_context(|| format!("{name}: does not end:\n{last}\n{said:?}\n{complained}"))??;
-    ensure!(ended.success(), "{name}: {ended}:\n{last}\n{:?}\n{complained}", said.last());
-    ensure!(said.len() == steps.len(), "{name}: ends before its end");
-    for (step, said) in steps.iter().zip(said) {
-        let fits = step.shows.as_ref().is_none_or(|shows| is_shown(shows, said));
-        ensure!(
-            fits,
-            "{name}:\n{}\nsays\n{said}\nand the page shows\n{}",
-            step.typed,
-            step.shows.as_deref().unwrap_or_default()
-        );
-    }
-    Ok(())
-}
+/// As the Prometheus of the sandbox does.
+const SCRAPED_EVERY: Duration = Duration::from_secs(1);
+/// A rate is told after two scrapes that differ.
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
+/// More than a node's drain takes.
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A cluster of its own for each page: a reader of one has not read the others.
 async fn page(name: &str) {
-    scenario(Sandbox::builder(), async |sandbox| follow(sandbox, name).await).await;
+    pages(&[(name, "")]).await;
+}
+
+/// Pages that ask little of a cluster share one. Beside each is what its reader has done before.
+async fn pages(pages: &[(&str, &str)]) {
+    scenario(Sandbox::builder(), async |sandbox| {
+        // For a page that starts a node by hand.
+        sandbox.add_node().await?;
+        for (name, before) in pages {
+            follow(sandbox, name, before).await?;
+        }
+        Ok(())
+    })
+    .await;
+}
+
+fn in_an_hour() -> Value {
+    json!({ "queue": "mails", "delay_ms": 3_600_000 })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +59,7 @@ async fn the_ten_minute_start_can_be_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_concepts_can_be_followed() {
-    page("docs/concepts.md").await;
+    pages(&[("docs/concepts.md", include_str!("docs/before/concepts.sh"))]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,5 +74,87 @@ async fn the_way_from_cron_can_be_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operations_can_be_followed() {
-    page("docs/operations.md").await;
+    // Epochs go back with the databases, which a watcher would take for two owners.
+    scenario(Sandbox::builder().unwatched(), async |sandbox| {
+        sandbox.add_node().await?;
+        let page = ("docs/operations.md", include_str!("docs/before/operations.sh"));
+        let before = sandbox.client(0).submit(&in_an_hour()).await?.id;
+        follow(sandbox, page.0, page.1).await?;
+        let since = sandbox.client(0).submit(&in_an_hour()).await?.id;
+
+        let running = 0..sandbox.nodes().len() - 1;
+        for number in running.clone() {
+            sandbox.node(number).stop(STOPPED_WITHIN).await?;
+        }
+        follow(sandbox, page.0, "").await?;
+        for number in running {
+            sandbox.restart(number).await?;
+        }
+        sandbox.settled().await?;
+        ensure!(sandbox.client(0).get(&before).await?.state == "scheduled", "what the dump has is back");
+        ensure!(sandbox.client(0).get(&since).await.is_err(), "what it has not is lost, as the page says");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_can_be_followed() {
+    pages(&[("docs/cli.md", include_str!("docs/before/cli.sh"))]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_developers_read_can_be_followed() {
+    pages(&[
+        ("docs/consumers.md", include_str!("docs/before/consumers.sh")),
+        ("docs/reference.md", include_str!("docs/before/reference.sh")),
+    ])
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_examples_and_kubernetes_can_be_followed() {
+    pages(&[("examples/README.md", ""), ("docs/kubernetes.md", "")]).await;
+}
+
+/// All in one cluster, which is well: what they look at is there, and what they do does it no harm.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_runbooks_can_be_followed() {
+    let mut names = Page::below("docs/runbooks");
+    names.retain(|name| Page::read(name).fences().iter().any(Fence::is_typed));
+    let before = include_str!("docs/before/runbooks.sh");
+    pages(&names.iter().map(|name| (name.as_str(), before)).collect::<Vec<_>>()).await;
+}
+
+/// Each tells something of a cluster that works, but for those that ask for trouble and find none.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_queries_of_the_runbooks_are_answered() {
+    if !is_here("prometheus") {
+        return;
+    }
+    scenario(Sandbox::builder(), async |sandbox| {
+        let targets: Vec<String> = sandbox.nodes().iter().map(|node| node.url().replace("http://", "")).collect();
+        let folder = scratch().join("queries");
+        std::fs::create_dir_all(&folder)?;
+        let prometheus = Prometheus::start(&folder, &targets, &sandbox.node(0).config().token, "groups: []").await?;
+        let fences = Page::below("docs/runbooks").into_iter().flat_map(|name| Page::read(&name).fences());
+        let text: String = fences.filter(|fence| fence.language() == "promql").map(|fence| fence.text).collect();
+        let mut silent: BTreeSet<&str> = text.lines().collect();
+        let trouble = |query: &str| query.ends_with("> 0") || query.ends_with("== 0");
+        let deadline = Instant::now() + TOLD_WITHIN;
+        loop {
+            sandbox.client(0).submit(&json!({ "queue": "mails" })).await?;
+            for query in silent.clone() {
+                if prometheus.count(query).await? > 0 || trouble(query) {
+                    silent.remove(query);
+                }
+            }
+            if silent.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "nothing is told by {silent:#?}");
+            tokio::time::sleep(SCRAPED_EVERY).await;
+        }
+    })
+    .await;
 }
