@@ -16,6 +16,7 @@ mod form;
 mod frame;
 mod json;
 mod many;
+mod oidc;
 mod overview;
 mod queue;
 mod queues;
@@ -40,7 +41,7 @@ use axum::{
     routing::{get, post},
 };
 
-use crate::{config, desk::Desk, http::Gate};
+use crate::{config, desk::Desk, http::Gate, oidc::Provider};
 
 /// Every route there is, as it is matched and as it is counted.
 pub const ROUTES: &[(Method, &str)] = &[
@@ -48,6 +49,8 @@ pub const ROUTES: &[(Method, &str)] = &[
     (Method::GET, "/console"),
     (Method::GET, "/console/sign-in"),
     (Method::POST, "/console/sign-in"),
+    (Method::GET, "/console/sign-in/oidc"),
+    (Method::GET, "/console/sign-in/oidc/callback"),
     (Method::POST, "/console/sign-out"),
     (Method::POST, "/console/theme"),
     (Method::GET, "/console/help"),
@@ -80,12 +83,14 @@ pub const ROUTES: &[(Method, &str)] = &[
 struct Console {
     desk: Desk,
     gate: Arc<Gate>,
+    /// Who signs people in beside the tokens.
+    oidc: Option<Arc<Provider>>,
     show_payloads: bool,
 }
 
 /// All pages.
-pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
-    let console = Console { desk, gate, show_payloads: config.show_payloads };
+pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, config: &config::Console) -> Router {
+    let console = Console { desk, gate, oidc: oidc.map(Arc::new), show_payloads: config.show_payloads };
     routes().layer(DefaultBodyLimit::max(FORM_BYTES)).layer(middleware::from_fn(in_time)).with_state(console)
 }
 
@@ -109,6 +114,8 @@ fn routes() -> Router<Console> {
         .route("/console/", get(|| async { Redirect::to("/console") }))
         .route("/console", get(overview::overview))
         .route("/console/sign-in", get(door::sign_in_page).post(door::sign_in))
+        .route("/console/sign-in/oidc", get(oidc::begin))
+        .route(config::oidc::CALLBACK, get(oidc::callback))
         .route("/console/sign-out", post(door::sign_out))
         .route("/console/theme", post(frame::theme))
         .route("/console/help", get(frame::help))
