@@ -105,7 +105,8 @@ impl IdentityProvider {
             given: 0,
         };
         let inner = Arc::new(Inner {
-            issuer: format!("http://{}", listener.local_addr()?),
+            // For a browser another site than the nodes, which are 127.0.0.1.
+            issuer: format!("http://localhost:{}", listener.local_addr()?.port()),
             rsa: RsaKeyPair::generate(KeySize::Rsa2048).context("a key")?,
             other: RsaKeyPair::generate(KeySize::Rsa2048).context("a key")?,
             ec: EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).context("a key")?,

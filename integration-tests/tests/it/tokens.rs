@@ -35,7 +35,7 @@ async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Resu
 }
 
 /// Waits until the audit has `count` deeds of that kind.
-async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
+pub(crate) async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
     let began = Instant::now();
     loop {
         let path = format!("/v1/audit?what={what}");

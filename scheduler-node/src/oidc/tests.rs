@@ -40,8 +40,7 @@ fn node(issuer: &str) -> Provider {
 
 /// Goes where the provider is, as a browser does, and brings back the query that it sends along.
 async fn visit(url: &str) -> String {
-    let http = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).tls_certs_only([]).build();
-    let answer = http.expect("a client").get(url).send().await.expect("answered");
+    let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
     let location = answer.headers().get("location").expect("led back").to_str().expect("text");
     location.split_once('?').expect("with an answer").1.to_owned()
 }

@@ -43,8 +43,7 @@ async fn there_and_back(browser: &mut Browser, next: &str) -> Answer {
 
 /// Where the provider sends the browser.
 async fn visit(url: &str) -> String {
-    let http = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).tls_certs_only([]).build();
-    let answer = http.expect("a client").get(url).send().await.expect("answered");
+    let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
     answer.headers()["location"].to_str().expect("text").to_owned()
 }
 
@@ -112,7 +111,7 @@ async fn what_went_wrong_is_said_where_one_may_try_again() {
     let refused = there_and_back(&mut browser, "/console").await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN);
     assert!(refused.html.contains("claim `groups`") && !refused.html.contains("others"), "{}", refused.html);
-    assert!(refused.html.contains("Sign in with 127.0.0.1"), "{}", refused.html);
+    assert!(refused.html.contains("Sign in with localhost"), "{}", refused.html);
     let noted = browser.counter.notes.try_recv().expect("noted").deed;
     assert_eq!((&*noted.who, &*noted.what, noted.status), ("oidc:bob", "console.sign_in", 403));
     idp.lie(Lie::Refuses);
