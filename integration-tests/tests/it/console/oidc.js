@@ -16,7 +16,8 @@ const browser = await chromium.launchPersistentContext(process.env.PROFILE, {
 const page = browser.pages()[0] ?? (await browser.newPage());
 page.setDefaultTimeout(20_000);
 page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
-page.on("console", (message) => message.type() === "error" && complaints.push(`${page.url()}: ${message.text()}`));
+// A queue that is not there yet is a page with status 404; what violates the policy is a complaint.
+page.on("console", (message) => message.type() === "error" && !/status of 404/.test(message.text()) && complaints.push(`${page.url()}: ${message.text()}`));
 
 try {
   // Begun on the first node, back on the second.
