@@ -35,6 +35,8 @@ pub const CLIENT_SECRET: &str = "a secret: 64 % of it + a colon";
 pub enum Lie {
     #[default]
     None,
+    /// It says that it is away.
+    Away,
     /// It refuses the person.
     Refuses,
     /// Its answer names another provider.
@@ -80,6 +82,8 @@ struct Mood {
     is_elliptic: bool,
     /// The secret has to be in the body.
     in_body: bool,
+    /// The key that it signs with from now on is published.
+    is_rotated: bool,
     /// Of a token, in seconds.
     lives_s: u64,
     codes: HashMap<String, Signed>,
@@ -100,6 +104,7 @@ impl IdentityProvider {
             person: json!({ "sub": "ann" }),
             is_elliptic: false,
             in_body: false,
+            is_rotated: false,
             lives_s: 3_600,
             codes: HashMap::new(),
             given: 0,
@@ -145,6 +150,11 @@ impl IdentityProvider {
         self.inner.mood.lock().in_body = true;
     }
 
+    /// From now on the key of [`Lie::NewKey`] is no lie.
+    pub fn publish_the_new_key(&self) {
+        self.inner.mood.lock().is_rotated = true;
+    }
+
     /// How long tokens live from now on.
     pub fn vouch_for(&self, seconds: u64) {
         self.inner.mood.lock().lives_s = seconds;
@@ -168,7 +178,10 @@ impl Drop for IdentityProvider {
     }
 }
 
-async fn configuration(State(inner): State<Arc<Inner>>) -> Json<Value> {
+async fn configuration(State(inner): State<Arc<Inner>>) -> Response {
+    if inner.mood.lock().lie == Lie::Away {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
     let issuer = &inner.issuer;
     let method = if inner.mood.lock().in_body { "client_secret_post" } else { "client_secret_basic" };
     Json(json!({
@@ -180,14 +193,20 @@ async fn configuration(State(inner): State<Arc<Inner>>) -> Json<Value> {
         "authorization_response_iss_parameter_supported": true,
         "response_types_supported": ["code"],
     }))
+    .into_response()
 }
 
 async fn keys(State(inner): State<Arc<Inner>>) -> Json<Value> {
-    let rsa = PublicKeyComponents::<Vec<u8>>::from(inner.rsa.public_key());
-    let point = inner.ec.public_key().as_ref();
     let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let rsa = |name: &str, key: &RsaKeyPair| {
+        let key = PublicKeyComponents::<Vec<u8>>::from(key.public_key());
+        json!({ "kty": "RSA", "kid": name, "use": "sig", "alg": "RS256", "n": text(&key.n), "e": text(&key.e) })
+    };
+    let point = inner.ec.public_key().as_ref();
+    let new = inner.mood.lock().is_rotated.then(|| rsa("new", &inner.other));
     Json(json!({ "keys": [
-        { "kty": "RSA", "kid": "rsa", "use": "sig", "alg": "RS256", "n": text(&rsa.n), "e": text(&rsa.e) },
+        rsa("rsa", &inner.rsa),
+        new,
         { "kty": "EC", "kid": "ec", "crv": "P-256", "x": text(&point[1..33]), "y": text(&point[33..]) },
         { "kty": "of a later time", "kid": "later" },
     ] }))

@@ -29,6 +29,9 @@ use crate::{
 /// The cookie that tells the browser that began from any other.
 const FLOW: &str = "duetime_sign_in";
 
+/// What fits into that cookie with the rest. Whoever wants to go further begins at the overview.
+const NEXT_BYTES: usize = 2_000;
+
 /// Where a sign-in with the provider begins.
 pub(super) fn begin_url(next: &str) -> String {
     let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
@@ -38,12 +41,13 @@ pub(super) fn begin_url(next: &str) -> String {
 pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
     let next = door::next_of(&uri);
     let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url(&next)).into_response() };
-    match provider.begin(&next, clock::now()).await {
+    let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
+    match provider.begin(next, clock::now()).await {
         Ok(begun) => {
             let flow = kept(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
-        Err(refusal) => door::not_signed_in(&console, &headers, &next, &refusal.problem()),
+        Err(refusal) => door::not_signed_in(&console, &headers, next, &refusal.problem()),
     }
 }
 

@@ -1,11 +1,9 @@
 //! Where the provider takes what, and the keys that it signs with: asked when somebody signs in, and kept for a while. A provider
 //! that is away stops no node.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
+use common::time::UnixMicros;
 use jsonwebtoken::jwk::Jwk;
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,7 +18,7 @@ const PATH: &str = "/.well-known/openid-configuration";
 const KEPT_FOR: Duration = Duration::from_secs(10 * 60);
 
 /// Between two looks when the last one failed, or a token has a key that is not known: whoever asks meanwhile is told the same.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Providers have two or three; the others are not looked at.
 const KEYS: usize = 100;
@@ -53,7 +51,7 @@ pub(super) struct Found {
 /// The last look.
 #[derive(Debug)]
 struct Look {
-    at: Instant,
+    at: UnixMicros,
     came_to: Result<Arc<Found>, String>,
 }
 
@@ -69,19 +67,19 @@ impl Discovery {
         Self { issuer: issuer.to_owned(), last: Mutex::default() }
     }
 
-    pub(super) async fn found(&self, asker: &Asker) -> Result<Arc<Found>, Refusal> {
-        self.found_since(asker, KEPT_FOR).await
+    pub(super) async fn found(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(asker, KEPT_FOR, now).await
     }
 
     /// For who needs what may have come since.
-    pub(super) async fn found_anew(&self, asker: &Asker) -> Result<Arc<Found>, Refusal> {
-        self.found_since(asker, LOOK_AGAIN).await
+    pub(super) async fn found_anew(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(asker, LOOK_AGAIN, now).await
     }
 
-    async fn found_since(&self, asker: &Asker, kept_for: Duration) -> Result<Arc<Found>, Refusal> {
+    async fn found_since(&self, asker: &Asker, kept_for: Duration, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
         let mut last = self.last.lock().await;
         if let Some(Look { at, came_to }) = &*last
-            && at.elapsed() < if came_to.is_ok() { kept_for } else { LOOK_AGAIN }
+            && now.since(*at) < if came_to.is_ok() { kept_for } else { LOOK_AGAIN }
         {
             return came_to.clone().map_err(Refusal::Away);
         }
@@ -98,7 +96,7 @@ impl Discovery {
             Ok(_) if was_away => tracing::info!(issuer = self.issuer, "the identity provider answers again"),
             _ => {}
         }
-        *last = Some(Look { at: Instant::now(), came_to: came_to.clone() });
+        *last = Some(Look { at: now, came_to: came_to.clone() });
         came_to.map_err(Refusal::Away)
     }
 

@@ -167,7 +167,7 @@ impl Provider {
 
     /// Sends somebody to the provider, who wants to go to `next` afterwards.
     pub async fn begin(&self, next: &str, now: UnixMicros) -> Result<Begun, Refusal> {
-        let found = self.discovery.found(&self.asker).await?;
+        let found = self.discovery.found(&self.asker, now).await?;
         let flow = Flow { state: fresh(), nonce: fresh(), verifier: fresh(), next: next.to_owned() };
         let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(&flow.verifier));
         let query = form_urlencoded::Serializer::new(String::new())
@@ -193,7 +193,7 @@ impl Provider {
         if !bool::from(state.as_bytes().ct_eq(flow.state.as_bytes())) {
             return Err(Refusal::Over);
         }
-        let found = self.discovery.found(&self.asker).await?;
+        let found = self.discovery.found(&self.asker, now).await?;
         let speaks = returned.iss.as_ref().map_or(!found.metadata.says_issuer, |iss| *iss == self.config.issuer);
         if !speaks {
             return Err(Refusal::Untrusted("the answer is another provider's".to_owned()));
@@ -204,7 +204,7 @@ impl Provider {
         let code =
             returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("there is no code in the answer".to_owned()))?;
         let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier).await?;
-        let claims = self.verified(&token, found, &flow.nonce).await?;
+        let claims = self.verified(&token, found, &flow.nonce, now).await?;
         self.let_in(&claims, flow.next, now)
     }
 
@@ -215,10 +215,16 @@ impl Provider {
     }
 
     /// The claims of a token that the provider has signed for this sign-in. Keys change: one that is not known is looked for anew.
-    async fn verified(&self, token: &str, found: Arc<discovery::Found>, nonce: &str) -> Result<Value, Refusal> {
+    async fn verified(
+        &self,
+        token: &str,
+        found: Arc<discovery::Found>,
+        nonce: &str,
+        now: UnixMicros,
+    ) -> Result<Value, Refusal> {
         let claims = match id_token::verified(token, &found.keys, &self.config) {
             Err(id_token::Fault::UnknownKey) => {
-                let found = self.discovery.found_anew(&self.asker).await?;
+                let found = self.discovery.found_anew(&self.asker, now).await?;
                 id_token::verified(token, &found.keys, &self.config)
             }
             known => known,

@@ -46,9 +46,13 @@ async fn visit(url: &str) -> String {
 }
 
 async fn sign_in(node: &Provider) -> Result<SignedIn, Refusal> {
-    let begun = node.begin("/console/tasks", clock::now()).await?;
+    sign_in_at(node, clock::now()).await
+}
+
+async fn sign_in_at(node: &Provider, now: UnixMicros) -> Result<SignedIn, Refusal> {
+    let begun = node.begin("/console/tasks", now).await?;
     let query = visit(&begun.url).await;
-    node.finish(&begun.flow, &Returned::of(&query), clock::now()).await
+    node.finish(&begun.flow, &Returned::of(&query), now).await
 }
 
 #[tokio::test]
@@ -154,6 +158,32 @@ async fn only_who_began_can_finish_and_once() {
     assert_eq!(node.caller(&mine.flow, clock::now()), None, "what a sign-in needs is no session");
     let refused = node.finish(&session, &Returned::of(&query), clock::now()).await;
     assert_eq!(refused.expect_err("refused"), Refusal::Over, "nor the other way round");
+}
+
+/// When another look is worth it.
+fn later() -> UnixMicros {
+    clock::now().plus(discovery::LOOK_AGAIN)
+}
+
+#[tokio::test]
+async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
+    let (node, idp) = pair().await;
+    sign_in(&node).await.expect("let in");
+    idp.lie(Lie::NewKey);
+    idp.publish_the_new_key();
+    let refusal = sign_in(&node).await.expect_err("refused").to_string();
+    assert!(refusal.contains("does not publish"), "{refusal}");
+    sign_in_at(&node, later()).await.expect("let in");
+}
+
+#[tokio::test]
+async fn a_provider_that_comes_back_is_asked_again_after_a_while() {
+    let (node, idp) = pair().await;
+    idp.lie(Lie::Away);
+    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(said)) if said.contains("503")));
+    idp.lie(Lie::None);
+    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(_))), "everybody is told the same for a while");
+    sign_in_at(&node, later()).await.expect("let in");
 }
 
 #[tokio::test]
