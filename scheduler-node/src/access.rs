@@ -94,8 +94,8 @@ impl Access {
         self.book.store(Some(Arc::new(book)));
     }
 
-    /// Whether everybody is let in, because there is no token at all and nobody who could sign people in. The configuration allows that on loopback only. What is not
-    /// known yet is not open.
+    /// Whether everybody is let in, because there is no token at all and nobody who could sign people in. The configuration allows
+    /// that on loopback only. What is not known yet is not open.
     pub fn is_open(&self) -> bool {
         !self.closed && self.book.load().as_ref().is_some_and(|book| book.tokens.is_empty())
     }
