@@ -68,6 +68,20 @@ impl Scope {
         Ok(Self(Some(patterns.into())))
     }
 
+    /// What any of `scopes` has, each pattern once.
+    pub fn joined<'a>(scopes: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut joined: Vec<String> = Vec::new();
+        for scope in scopes {
+            let Some(patterns) = scope.patterns() else { return Self::ALL };
+            for pattern in patterns {
+                if !joined.contains(pattern) {
+                    joined.push(pattern.clone());
+                }
+            }
+        }
+        Self(Some(joined.into()))
+    }
+
     pub const fn is_all(&self) -> bool {
         self.0.is_none()
     }
@@ -94,7 +108,7 @@ impl fmt::Display for Scope {
 /// Somebody who was let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The token's.
+    /// The token's; of whoever signed in with an identity provider [`Caller::SUBJECT`] and his subject there.
     pub name: Arc<str>,
     pub role: Role,
     pub queues: Scope,
@@ -103,6 +117,9 @@ pub struct Caller {
 impl Caller {
     /// The name of whoever needs no token. No token is called so.
     pub const ANONYMOUS: &'static str = "anonymous";
+
+    /// Before the subject of whoever signed in with an identity provider. No token's name begins so.
+    pub const SUBJECT: &'static str = "oidc:";
 
     /// Whoever comes where nobody is asked for a token.
     pub fn anonymous() -> Self {

@@ -10,6 +10,7 @@ pub mod client;
 pub mod clock;
 pub mod consumer;
 pub mod http;
+pub mod identity_provider;
 pub mod ledger;
 pub mod load;
 pub mod page;

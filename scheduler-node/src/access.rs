@@ -55,6 +55,8 @@ pub struct TokenBook {
 #[derive(Debug)]
 pub struct Access {
     configured: Vec<Token>,
+    /// Nobody comes in unasked, whether there is a token or not.
+    closed: bool,
     book: ArcSwapOption<TokenBook>,
     /// Whoever reads the book anew holds this.
     pub reading: Mutex<()>,
@@ -66,11 +68,21 @@ impl Access {
             let caller = Caller { name: token.name.as_str().into(), role: token.role, queues: token.queues.clone() };
             Token { caller, sha256: token.sha256, ends: None }
         });
-        Self { configured: configured.collect(), book: ArcSwapOption::empty(), reading: Mutex::default() }
+        Self {
+            configured: configured.collect(),
+            closed: !auth.is_empty(),
+            book: ArcSwapOption::empty(),
+            reading: Mutex::default(),
+        }
     }
 
     pub fn configured(&self) -> &[Token] {
         &self.configured
+    }
+
+    /// Whether nobody comes in unasked, whatever there is in the book.
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// `None`: not read since this node started.
@@ -82,9 +94,9 @@ impl Access {
         self.book.store(Some(Arc::new(book)));
     }
 
-    /// Whether everybody is let in, because there is no token at all. The configuration allows that on loopback only. What is not
-    /// known yet is not open.
+    /// Whether everybody is let in, because there is no token at all and nobody who could sign people in. The configuration allows
+    /// that on loopback only. What is not known yet is not open.
     pub fn is_open(&self) -> bool {
-        self.configured.is_empty() && self.book.load().as_ref().is_some_and(|book| book.tokens.is_empty())
+        !self.closed && self.book.load().as_ref().is_some_and(|book| book.tokens.is_empty())
     }
 }

@@ -16,6 +16,8 @@ pub mod desk;
 
 pub mod loops;
 
+pub mod oidc;
+
 pub mod relay;
 
 pub mod traces;

@@ -62,6 +62,7 @@ use crate::{
         token_reader::TokenReader,
     },
     metrics::Metrics,
+    oidc,
     readiness::Readiness,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
     supervise::{Crew, LoopKind, Stop},
@@ -186,7 +187,8 @@ impl Node {
         let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
         let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
         let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
-        let pages = console::router(desk.clone(), Arc::clone(&gate), &shared.config.console);
+        let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
+        let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, &shared.config.console);
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
         let stop_intake = shared.stop.intake.clone();
         intake.spawn(LoopKind::Http, async move {

@@ -62,7 +62,7 @@ fn each_store_has_one_room_that_speaks_to_it() {
         ("etcd_client::", &["coordination/"]),
         ("lapin::", &["broker/"]),
         ("axum::", &["http/", "console/"]),
-        ("reqwest::", &["cli/", "relay/", "traces/"]),
+        ("reqwest::", &["cli/", "oidc/", "relay/", "traces/"]),
         ("opentelemetry", &["traces/"]),
     ] {
         assert_eq!(strangers(word, rooms), Vec::<String>::new(), "only {rooms:?} mention {word}");
@@ -91,6 +91,16 @@ fn a_relay_is_a_consumer_like_any_other() {
         for room in ["store", "coordination", "http", "desk", "loops", "cli"] {
             let mention = code(&text).find(|(_, line)| line.contains(&format!("crate::{room}")));
             assert_eq!(mention, None, "relay/{name} speaks to {room}/; it speaks to the broker and to its target");
+        }
+    }
+}
+
+#[test]
+fn who_asks_an_identity_provider_asks_nobody_else() {
+    for (name, text) in sources(&root().join("scheduler-node/src/oidc")) {
+        for room in ["store", "coordination", "broker", "http", "console", "desk", "loops", "cli"] {
+            let mention = code(&text).find(|(_, line)| line.contains(&format!("crate::{room}")));
+            assert_eq!(mention, None, "oidc/{name} speaks to {room}/");
         }
     }
 }

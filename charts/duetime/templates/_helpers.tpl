@@ -171,6 +171,29 @@ queues = {{ toJson . }}
 sha256 = {{ toJson . }}
 {{- end }}
 {{- end }}
+{{- with .Values.auth.oidc }}
+{{- if .issuer }}
+
+[auth.oidc]
+issuer = {{ toJson .issuer }}
+client_id = {{ toJson .clientId }}
+client_secret_file = "/etc/duetime/secrets/oidc/client-secret"
+redirect_url = {{ toJson .redirectUrl }}
+{{- with .scopes }}
+scopes = {{ toJson . }}
+{{- end }}
+roles_claim = {{ toJson .rolesClaim }}
+{{- range .roles }}
+
+[[auth.oidc.role]]
+value = {{ toJson .value }}
+role = {{ toJson .role }}
+{{- with .queues }}
+queues = {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $section := list "audit" "console" "scheduler" "queues" "telemetry" }}
 {{- with index $.Values.config $section }}
 
@@ -236,6 +259,11 @@ etcd: {{ .password | toString | b64enc }}
             - key: {{ . }}
               path: etcd-tls/{{ . }}
             {{- end }}
+      {{- end }}
+      {{- end }}
+      {{- with .root.Values.auth.oidc }}
+      {{- if .issuer }}
+      {{- include "duetime.source" (dict "existingSecret" .existingSecret "existingSecretKey" .existingSecretKey "path" "oidc/client-secret") | nindent 6 }}
       {{- end }}
       {{- end }}
 {{- include "duetime.caVolume" .root }}

@@ -68,6 +68,14 @@
   {{- if eq (empty .sha256) (empty .existingSecret) }}{{ $wrong = append $wrong (printf "%s.sha256: or existingSecret has to be set, one of them" $key) }}{{ end }}
 {{- end }}
 
+{{- with .auth.oidc }}
+  {{- if .issuer }}
+    {{- range list "clientId" "existingSecret" "redirectUrl" "roles" }}
+      {{- if not (index $.Values.auth.oidc .) }}{{ $wrong = append $wrong (printf "auth.oidc.%s: is missing; auth.oidc.issuer needs it" .) }}{{ end }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+
 {{- range $index, $exchange := .delayExchanges }}
   {{- if eq .name .deliverTo }}{{ $wrong = append $wrong (printf "delayExchanges[%d].deliverTo: is the delay exchange itself; messages would never leave it" $index) }}{{ end }}
 {{- end }}

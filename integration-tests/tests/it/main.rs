@@ -19,6 +19,7 @@ mod keys;
 mod lanes;
 mod language;
 mod membership;
+mod oidc;
 mod openapi;
 mod outage;
 mod refusal;

@@ -35,7 +35,7 @@ async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Resu
 }
 
 /// Waits until the audit has `count` deeds of that kind.
-async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
+pub(crate) async fn noted(operator: &Client, what: &str, count: usize) -> Result<Vec<Value>> {
     let path = format!("/v1/audit?what={what}");
     until(&format!("{what} is noted {count} times"), NOTED_WITHIN, || async {
         let page: Value = operator.call(Method::GET, &path, None).await.ok()?;

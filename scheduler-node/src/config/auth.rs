@@ -4,12 +4,25 @@ pub use common::access::Role;
 use common::access::{Caller, Scope};
 use serde::Deserialize;
 
-use super::{complaint::Complaints, read};
+use super::{
+    complaint::Complaints,
+    oidc::{self, Oidc},
+    read,
+};
 
-/// The tokens that are let in. None: nobody is asked, which is allowed on loopback only.
+/// Who is let in. Neither a token nor a provider: nobody is asked, which is allowed on loopback only.
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
     pub token: Vec<Token>,
+    /// Who signs people in to the console, beside the tokens.
+    pub oidc: Option<Oidc>,
+}
+
+impl Auth {
+    /// Whether nobody could be asked who he is.
+    pub fn is_empty(&self) -> bool {
+        self.token.is_empty() && self.oidc.is_none()
+    }
 }
 
 /// One token. The token itself is 256 random bits, so a plain hash of it cannot be searched.
@@ -26,6 +39,7 @@ pub struct Token {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Written {
     token: Vec<WrittenToken>,
+    oidc: Option<oidc::Written>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -55,6 +69,14 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
             key("name"),
             "is what callers without a token are called; give it another name",
         );
+        complaints.unless(
+            !written.name.starts_with(Caller::SUBJECT),
+            key("name"),
+            format!(
+                "begins with {:?}, as those whom the provider signed in are called; give it another name",
+                Caller::SUBJECT
+            ),
+        );
         let queues = Scope::of(written.queues).unwrap_or_else(|error| {
             complaints.add(key("queues"), error.detail);
             Scope::ALL
@@ -79,7 +101,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
             ),
         }
     }
-    Auth { token }
+    Auth { token, oidc: written.oidc.map(|written| oidc::settle(written, complaints)) }
 }
 
 /// The SHA-256 of the empty text: what a script computes when its variable was not set.

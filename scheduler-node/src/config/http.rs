@@ -36,7 +36,7 @@ impl Http {
 
     pub(super) fn check(&self, auth: &Auth, complaints: &mut Complaints) {
         complaints.unless(
-            self.listen.ip().is_loopback() || !auth.token.is_empty(),
+            self.listen.ip().is_loopback() || !auth.is_empty(),
             "http.listen",
             format!(
                 "is {}, which others can reach, but no [[auth.token]] is configured; make one with `duetime token`, or listen on 127.0.0.1",

@@ -17,7 +17,8 @@ const fn key(path: &'static str, default: &'static str, meaning: &'static str) -
 }
 
 /// Where a secret may be read from a file instead: `<key>_file` names the file.
-pub const SECRETS: &[&str] = &["etcd.password", "database[].url", "amqp.url", "telemetry.otlp_headers"];
+pub const SECRETS: &[&str] =
+    &["etcd.password", "database[].url", "amqp.url", "telemetry.otlp_headers", "auth.oidc.client_secret"];
 
 /// Variables of OpenTelemetry, and the keys that they stand for where nothing else says them. The first that is set counts.
 pub const STANDARD: &[(&str, &str)] = &[
@@ -66,6 +67,24 @@ pub const KEYS: &[Key] = &[
     key("auth.token[].role", "", "viewer, producer or operator; each may do what those before it may"),
     key("auth.token[].queues", "", "the queues it is for: a list of names, or starts of names and `*`; default: all"),
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
+    key("auth.oidc.issuer", "", "https:// address of the identity provider that signs people in to the console"),
+    key("auth.oidc.client_id", "", "what the provider calls this cluster"),
+    key("auth.oidc.client_secret", "", "what it knows it by, the same on every node; at least 24 characters"),
+    key("auth.oidc.client_secret_file", "", "file that holds it"),
+    key("auth.oidc.scopes", "[\"openid\", \"profile\", \"email\"]", "what the provider is asked for"),
+    key(
+        "auth.oidc.redirect_url",
+        "",
+        "address of the console with the path /console/sign-in/oidc/callback, as registered with the provider",
+    ),
+    key(
+        "auth.oidc.roles_claim",
+        "\"groups\"",
+        "claim of the id token that says what somebody is, by its name or as a path with dots",
+    ),
+    key("auth.oidc.role[].value", "", "a value of that claim; who has none of them is not let in"),
+    key("auth.oidc.role[].role", "", "viewer, producer or operator; of several values the highest role counts"),
+    key("auth.oidc.role[].queues", "", "the queues it is for, as those of a token; default: all"),
     key("audit.keep_days", "400", "how long it is known who did what; the same on every node"),
     key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
@@ -99,7 +118,7 @@ impl Key {
 pub fn table() -> String {
     let mut text = String::from(
         "Configuration keys, with defaults. The file is TOML; a variable of the environment wins over it.\n\
-         A section that repeats is `[[database]]`, `[[delay_exchange]]` or `[[auth.token]]` in the file and counts from 0 in a variable.\n",
+         A section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in the file and counts from 0 in a variable.\n",
     );
     for key in KEYS {
         let default = if key.default.is_empty() { String::new() } else { format!(" = {}", key.default) };

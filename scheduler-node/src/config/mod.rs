@@ -16,6 +16,7 @@ pub mod http;
 pub mod keys;
 pub mod link;
 pub mod node;
+pub mod oidc;
 pub mod queues;
 pub mod scheduler;
 pub mod telemetry;
@@ -44,6 +45,7 @@ pub use self::{
     http::Http,
     link::Link,
     node::Node,
+    oidc::Oidc,
     queues::Queues,
     scheduler::Scheduler,
     telemetry::Telemetry,
@@ -169,6 +171,9 @@ impl Config {
         }
         let Scheduler { horizon_ms, heap_entries, claim_ahead_ms, batch, window } = self.scheduler;
         let _ = write!(line, " tokens={} horizon_ms={horizon_ms} heap_entries={heap_entries}", self.auth.token.len());
+        if let Some(oidc) = &self.auth.oidc {
+            let _ = write!(line, " oidc={}", oidc.issuer);
+        }
         let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
         let _ = write!(line, " show_payloads={}", self.console.show_payloads);
         let Queues { auto_create, max_payload_bytes } = self.queues;
@@ -219,7 +224,8 @@ fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
 
 /// Why a value cannot have its type. What was found is told only where it cannot be a secret.
 fn mismatch(path: &[String], kind: &Kind) -> String {
-    let secret = path.last().is_some_and(|name| ["password", "url", "otlp_headers"].contains(&name.as_str()));
+    let secret =
+        path.last().is_some_and(|name| ["password", "url", "otlp_headers", "client_secret"].contains(&name.as_str()));
     match kind {
         Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
         Kind::InvalidType(found, wanted) | Kind::InvalidValue(found, wanted) => {

@@ -4,6 +4,8 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
+mod oidc;
+
 const SMALLEST: &str = r#"
 [[database]]
 url = "postgres://duetime:s3cret@db:5432/tasks"
@@ -359,6 +361,8 @@ fn the_table_of_keys_is_what_is_read() {
         ("delay_exchange[]", "[[delay_exchange]]\nx=1"),
         ("http", "[http]\nx=1"),
         ("auth.token[]", "[[auth.token]]\nx=1"),
+        ("auth.oidc", "[auth.oidc]\nx=1"),
+        ("auth.oidc.role[]", "[[auth.oidc.role]]\nx=1"),
         ("audit", "[audit]\nx=1"),
         ("console", "[console]\nx=1"),
         ("scheduler", "[scheduler]\nx=1"),
@@ -370,6 +374,8 @@ fn the_table_of_keys_is_what_is_read() {
             complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
         let names = known.split_once(" has ").expect("the known keys").1;
         read_keys.extend(names.split(", ").map(|name| format!("{section}.{name}")));
+        // A list of sections, whose keys stand for it.
+        read_keys.retain(|key| key != "auth.oidc.role");
     }
     let mut listed: Vec<String> = keys::KEYS.iter().map(|key| key.path.to_owned()).collect();
     read_keys.extend(keys::SECRETS.iter().map(|secret| format!("{secret}_file")));

@@ -111,7 +111,8 @@ impl Tree {
     /// Puts the content of the file that `<secret>_file` names in the place of `<secret>`.
     fn take_secret_file(&mut self, secret: &str, complaints: &mut Complaints) {
         let Some((section, name)) = secret.rsplit_once('.') else { return };
-        match (section.strip_suffix("[]"), self.root.get_mut(section.trim_end_matches("[]"))) {
+        let way: Vec<String> = section.trim_end_matches("[]").split('.').map(str::to_owned).collect();
+        match (section.strip_suffix("[]"), find(&mut self.root, &way)) {
             (None, Some(Value::Dict(_, dict))) => take_from(dict, section, name, complaints),
             (Some(section), Some(Value::Array(_, items))) => {
                 for (index, item) in items.iter_mut().enumerate() {

@@ -1,5 +1,5 @@
-//! Who is at the browser: signed in with a token that the browser keeps in a cookie, so that every node knows him and none
-//! remembers him.
+//! Who is at the browser: signed in with a token that the browser keeps in a cookie, or with an identity provider ([`oidc`]); either
+//! way every node knows him and none remembers him.
 //!
 //! A form is taken only from a page of ours: the browser says where it comes from, and the form carries a token that only a page
 //! made for this session has.
@@ -23,11 +23,16 @@ use super::{
     act::{Actor, acted},
     form::parameter,
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
+    oidc,
 };
-use crate::{config::Role, desk::Desk, http::Caller};
+use crate::{clock, config::Role, desk::Desk, http::Caller};
 
-/// The cookie that holds the token, in base64url: a token may have any characters.
-const SESSION: &str = "duetime_session";
+/// The cookie that holds the token, in base64url: a token may have any characters. Or, after [`SEALED`], the session of somebody
+/// whom the identity provider has signed in.
+pub(super) const SESSION: &str = "duetime_session";
+
+/// Has a character that base64url has not.
+pub(super) const SEALED: &str = "oidc.";
 
 /// A working day: whoever forgets to sign out has been by the next morning.
 const SESSION_S: u32 = 12 * 60 * 60;
@@ -44,7 +49,7 @@ pub(super) struct Visitor {
     pub(super) caller: Caller,
     /// What a page asks: on behalf of this caller, of nobody else.
     pub(super) desk: Desk,
-    /// He gave a token, so he can sign out.
+    /// He has a session, so he can sign out.
     pub(super) signed_in: bool,
     pub(super) form_token: String,
     pub(super) theme: Theme,
@@ -73,10 +78,9 @@ impl Visitor {
     }
 
     fn of(parts: &Parts, console: &Console) -> Option<Self> {
-        let token = session(&parts.headers);
         let (caller, key) = match console.gate.anybody() {
             Some(anybody) => (anybody, Vec::new()),
-            None => token.and_then(|token| Some((console.gate.caller(&token)?, token)))?,
+            None => holder(console, cookie(&parts.headers, SESSION)?)?,
         };
         Some(Self {
             desk: console.desk.within(caller.queues.clone()),
@@ -176,11 +180,16 @@ fn form_token(key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-fn session(headers: &HeaderMap) -> Option<Vec<u8>> {
-    URL_SAFE_NO_PAD.decode(cookie(headers, SESSION)?).ok()
+/// Who has a session, and what its forms are made with.
+fn holder(console: &Console, session: &str) -> Option<(Caller, Vec<u8>)> {
+    if let Some(sealed) = session.strip_prefix(SEALED) {
+        return Some((console.oidc.as_ref()?.caller(sealed, clock::now())?, sealed.into()));
+    }
+    let token = URL_SAFE_NO_PAD.decode(session).ok()?;
+    Some((console.gate.caller(&token)?, token))
 }
 
-fn sign_in_url(next: &str) -> String {
+pub(super) fn sign_in_url(next: &str) -> String {
     let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
     format!("/console/sign-in?{query}")
 }
@@ -194,14 +203,29 @@ pub(super) fn safe_next(next: Option<&str>) -> &str {
     .unwrap_or("/console")
 }
 
+/// The same, of the query.
+pub(super) fn next_of(uri: &Uri) -> String {
+    safe_next(parameter(uri, "next").as_deref()).to_owned()
+}
+
 pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
-    let next = parameter(&uri, "next");
-    let next = safe_next(next.as_deref());
+    let next = next_of(&uri);
     if console.gate.anybody().is_some() {
-        return Redirect::to(next).into_response();
+        return Redirect::to(&next).into_response();
     }
-    let frame = Frame::outside("Sign in", Theme::of(&headers));
-    show(StatusCode::OK, &SignInPage { frame, next: next.to_owned(), wrong: false })
+    ask(&console, &headers, &next, StatusCode::OK, None)
+}
+
+/// Why nobody was signed in, where he may try again.
+pub(super) fn not_signed_in(console: &Console, headers: &HeaderMap, next: &str, problem: &Problem) -> Response {
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    ask(console, headers, next, status, Some(problem.detail.clone()))
+}
+
+fn ask(console: &Console, headers: &HeaderMap, next: &str, status: StatusCode, trouble: Option<String>) -> Response {
+    let frame = Frame::outside("Sign in", Theme::of(headers));
+    let provider = console.oidc.as_ref().map(|provider| (provider.name().to_owned(), oidc::begin_url(next)));
+    show(status, &SignInPage { frame, next: next.to_owned(), trouble, provider })
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -217,14 +241,15 @@ pub(super) async fn sign_in(
     Form(form): Form<SignIn>,
 ) -> Response {
     let from = from.map(|Extension(from)| from);
-    let frame = Frame::outside("Sign in", Theme::of(&headers));
     if !is_from_here(&headers) {
+        let frame = Frame::outside("Sign in", Theme::of(&headers));
         return Trouble::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
             .into_response();
     }
     let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
     let Some(caller) = console.gate.caller(token.as_bytes()) else {
-        return show(StatusCode::UNAUTHORIZED, &SignInPage { frame, next: next.to_owned(), wrong: true });
+        let trouble = "This token is unknown here.".to_owned();
+        return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
     let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
     acted(&actor, "console.sign_in", "console", Ok("signed in"));
@@ -242,9 +267,14 @@ fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response 
     let says = |name: &str, start: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.starts_with(start))
     };
-    let secure = if says("origin", "https://") || says("x-forwarded-proto", "https") { "; Secure" } else { "" };
-    let cookie = format!("{pair}; Path=/console; HttpOnly; SameSite=Strict{secure}");
+    let cookie = kept(pair, "Strict", says("origin", "https://") || says("x-forwarded-proto", "https"));
     ([(header::SET_COOKIE, cookie)], redirect).into_response()
+}
+
+/// A cookie that no script reads.
+pub(super) fn kept(pair: &str, same_site: &str, is_secure: bool) -> String {
+    let secure = if is_secure { "; Secure" } else { "" };
+    format!("{pair}; Path=/console; HttpOnly; SameSite={same_site}{secure}")
 }
 
 #[cfg(test)]

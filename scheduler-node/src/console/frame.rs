@@ -168,7 +168,10 @@ fn with_headers(mut response: Response) -> Response {
 pub(super) struct SignInPage {
     pub(super) frame: Frame,
     pub(super) next: String,
-    pub(super) wrong: bool,
+    /// Why the last attempt failed.
+    pub(super) trouble: Option<String>,
+    /// The identity provider that signs people in, and where that begins.
+    pub(super) provider: Option<(String, String)>,
 }
 
 #[derive(Template)]

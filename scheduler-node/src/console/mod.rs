@@ -16,6 +16,7 @@ mod form;
 mod frame;
 mod json;
 mod many;
+mod oidc;
 mod overview;
 mod queue;
 mod queues;
@@ -45,6 +46,7 @@ use crate::{
     config,
     desk::Desk,
     http::{Gate, routes},
+    oidc::Provider,
 };
 
 routes! { Console =>
@@ -52,6 +54,8 @@ routes! { Console =>
     GET "/console" => overview::overview;
     GET "/console/sign-in" => door::sign_in_page;
     POST "/console/sign-in" => door::sign_in;
+    GET "/console/sign-in/oidc" => oidc::begin;
+    GET "/console/sign-in/oidc/callback" => oidc::callback;
     POST "/console/sign-out" => door::sign_out;
     POST "/console/theme" => frame::theme;
     GET "/console/help" => frame::help;
@@ -85,12 +89,14 @@ routes! { Console =>
 struct Console {
     desk: Desk,
     gate: Arc<Gate>,
+    /// Who signs people in beside the tokens.
+    oidc: Option<Arc<Provider>>,
     show_payloads: bool,
 }
 
 /// All pages.
-pub fn router(desk: Desk, gate: Arc<Gate>, config: &config::Console) -> Router {
-    let console = Console { desk, gate, show_payloads: config.show_payloads };
+pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, config: &config::Console) -> Router {
+    let console = Console { desk, gate, oidc: oidc.map(Arc::new), show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
         .route("/console/{*rest}", get(frame::nothing_here))

@@ -128,7 +128,7 @@ mod tests {
             queues: Scope::ALL,
             sha256: Sha256::digest(role.text()).into(),
         };
-        let gate = gate(&Auth { token: roles.iter().map(token).collect() });
+        let gate = gate(&Auth { token: roles.iter().map(token).collect(), oidc: None });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
             .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))

@@ -24,7 +24,7 @@ async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
 #[tokio::test]
 async fn a_node_is_drained_and_undrained_by_a_form_for_operators_and_noted() {
     let (counter, .., test) = among(&["node-1", "node-2"]).await;
-    let mut browser = browser_at(counter, test, &Role::ALL, true);
+    let mut browser = browser_at(counter, test, &Role::ALL, true, None);
     browser.sign_in("producer").await;
     let offered = "action=\"/console/cluster\"";
     assert!(!browser.page("/console/cluster").await.contains(offered));

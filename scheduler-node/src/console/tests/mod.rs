@@ -2,6 +2,7 @@
 
 mod access;
 mod cluster;
+mod oidc;
 mod queues;
 mod schedules;
 mod signing_in;
@@ -24,6 +25,7 @@ use crate::{
     config::{self, Auth, Role, Token},
     desk::tests::{Counter, fresh},
     http::{self, Gate, HttpMetrics},
+    oidc::Provider,
     store::tests::fixture::TestDatabase,
 };
 
@@ -45,23 +47,35 @@ struct Answer {
 
 /// Tokens are the names of their roles; none of them: nobody is asked.
 async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
-    let (counter, test) = fresh().await;
-    browser_at(counter, test, roles, show_payloads)
+    browser_with(roles, show_payloads, None).await
 }
 
-fn browser_at(counter: Counter, test: TestDatabase, roles: &[Role], show_payloads: bool) -> Browser {
+/// The same, with an identity provider beside the tokens.
+async fn browser_with(roles: &[Role], show_payloads: bool, oidc: Option<config::Oidc>) -> Browser {
+    let (counter, test) = fresh().await;
+    browser_at(counter, test, roles, show_payloads, oidc)
+}
+
+fn browser_at(
+    counter: Counter,
+    test: TestDatabase,
+    roles: &[Role],
+    show_payloads: bool,
+    oidc: Option<config::Oidc>,
+) -> Browser {
     let token = |role: &Role| Token {
         name: format!("the {role}"),
         role: *role,
         queues: Scope::ALL,
         sha256: Sha256::digest(role.text()).into(),
     };
-    let access = Access::new(&Auth { token: roles.iter().map(token).collect() });
+    let access = Access::new(&Auth { token: roles.iter().map(token).collect(), oidc: oidc.clone() });
     access.put_in_force(TokenBook::default());
     let gate = Arc::new(Gate::new(Arc::new(access)));
     let registry = Registry::new();
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
-    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), &config::Console { show_payloads });
+    let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
+    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), oidc, &config::Console { show_payloads });
     let limits = http::Limits::of_payload(1_000);
     let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
     Browser { router, counter, cookie: None, test }

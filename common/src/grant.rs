@@ -1,0 +1,155 @@
+//! Who may do what by the word of an identity provider: a claim of its token, and what each value of it is worth here.
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::access::{Role, Scope};
+
+/// More values than this are not told apart; one group with a name for it stands for any number of people.
+pub const MAX_GRANTS: usize = 100;
+
+/// What one value of the claim lets its holder do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub value: String,
+    pub role: Role,
+    pub queues: Scope,
+}
+
+/// All of them, and the claim that is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grants {
+    /// The name of a claim, or a path through objects with dots: `realm_access.roles`.
+    pub claim: String,
+    pub grants: Vec<Grant>,
+}
+
+impl Grants {
+    /// The places of those that the holder of `claims` has: of the highest role that he has any of. A lower role adds nothing, not
+    /// even queues, because a role is for all queues of a caller.
+    pub fn held(&self, claims: &Value) -> Vec<usize> {
+        let values = self.values(claims);
+        let held = |grant: &&Grant| values.contains(&grant.value.as_str());
+        let Some(highest) = self.grants.iter().filter(held).map(|grant| grant.role).max() else { return Vec::new() };
+        let places = self.grants.iter().enumerate().filter(|(_, grant)| grant.role == highest && held(grant));
+        places.map(|(place, _)| place).collect()
+    }
+
+    /// What they are worth together. `None`: nothing, or one of them is no place.
+    pub fn worth(&self, held: &[usize]) -> Option<(Role, Scope)> {
+        let grants = held.iter().map(|place| self.grants.get(*place)).collect::<Option<Vec<_>>>()?;
+        let role = grants.iter().map(|grant| grant.role).min()?;
+        Some((role, Scope::joined(grants.into_iter().map(|grant| &grant.queues))))
+    }
+
+    /// Changes with everything that decides what a place is worth.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let mut put = |text: &str| {
+            // With its length, so that no two lists read the same.
+            hash.update((text.len() as u64).to_be_bytes());
+            hash.update(text);
+        };
+        put(&self.claim);
+        for grant in &self.grants {
+            put(&grant.value);
+            put(grant.role.text());
+            put(&grant.queues.patterns().map_or_else(String::new, |patterns| patterns.join(" ")));
+        }
+        hash.finalize().into()
+    }
+
+    /// A list of texts, or one text. A claim whose very name has dots comes before a path.
+    fn values<'a>(&self, claims: &'a Value) -> Vec<&'a str> {
+        let path = || self.claim.split('.').try_fold(claims, |object, name| object.get(name));
+        match claims.get(&self.claim).or_else(path) {
+            Some(Value::String(value)) => vec![value],
+            Some(Value::Array(values)) => values.iter().filter_map(Value::as_str).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn grant(value: &str, role: Role, queues: Option<&[&str]>) -> Grant {
+        let queues = queues.map(|queues| queues.iter().map(ToString::to_string).collect());
+        Grant { value: value.to_owned(), role, queues: Scope::of(queues).expect("a scope") }
+    }
+
+    fn grants(claim: &str) -> Grants {
+        let grants = vec![
+            grant("all", Role::Viewer, None),
+            grant("shop", Role::Producer, Some(&["shop.*"])),
+            grant("mail", Role::Producer, Some(&["mail", "shop.*"])),
+            grant("ops", Role::Operator, None),
+        ];
+        Grants { claim: claim.to_owned(), grants }
+    }
+
+    /// The role and the queues, as text.
+    fn worth(claim: &str, claims: &Value) -> Option<String> {
+        let grants = grants(claim);
+        let (role, queues) = grants.worth(&grants.held(claims))?;
+        Some(format!("{role}: {queues}"))
+    }
+
+    #[test]
+    fn the_highest_role_counts_with_the_queues_of_all_its_grants() {
+        for (values, expected) in [
+            (json!(["all"]), Some("viewer: all")),
+            (json!("all"), Some("viewer: all")),
+            (json!(["all", "shop"]), Some("producer: shop.*")),
+            (json!(["mail", "shop", "shop"]), Some("producer: shop.*, mail")),
+            (json!(["shop", "ops", "other"]), Some("operator: all")),
+            (json!(["other"]), None),
+            (json!(["ALL", "al", "all "]), None),
+            (json!([]), None),
+            (json!([["all"], 1, null]), None),
+            (json!({ "all": true }), None),
+            (json!(null), None),
+        ] {
+            assert_eq!(worth("groups", &json!({ "groups": values })).as_deref(), expected, "{values}");
+        }
+        assert_eq!(worth("groups", &json!({})), None);
+    }
+
+    #[test]
+    fn a_claim_is_found_by_its_name_and_then_by_its_path() {
+        let nested = json!({ "realm_access": { "roles": ["ops"] } });
+        assert_eq!(worth("realm_access.roles", &nested).as_deref(), Some("operator: all"));
+        let named = json!({ "https://a.example/roles": ["all"] });
+        assert_eq!(worth("https://a.example/roles", &named).as_deref(), Some("viewer: all"));
+        assert_eq!(worth("realm_access.groups", &nested), None);
+    }
+
+    #[test]
+    fn places_that_are_none_are_worth_nothing() {
+        assert_eq!(grants("groups").worth(&[]), None);
+        assert_eq!(grants("groups").worth(&[0, 4]), None);
+    }
+
+    #[test]
+    fn the_fingerprint_tells_every_change() {
+        let all = grants("groups");
+        let mut others = vec![grants("roles")];
+        for change in [
+            |grants: &mut Grants| grants.grants.swap(0, 1),
+            |grants: &mut Grants| grants.grants[0].role = Role::Operator,
+            |grants: &mut Grants| grants.grants[1].queues = Scope::ALL,
+            |grants: &mut Grants| drop(grants.grants.pop()),
+            |grants: &mut Grants| grants.grants[0].value.push('x'),
+        ] {
+            let mut other = grants("groups");
+            change(&mut other);
+            others.push(other);
+        }
+        for other in others {
+            assert_ne!(other.fingerprint(), all.fingerprint(), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `[auth.oidc]`: the identity provider that signs people in to the console.
+
+use std::net::IpAddr;
+
+use common::{
+    access::{Role, Scope},
+    grant::{Grant, Grants, MAX_GRANTS},
+};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+
+use super::{complaint::Complaints, link::Link, read};
+
+/// Where the provider sends a browser back to: the one path there is for it.
+pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
+
+/// Sessions are sealed with a key made from the secret, and whoever holds a session may try secrets on it for as long as he likes.
+/// Providers make longer ones.
+const SECRET_CHARS: usize = 24;
+
+/// Without it there is no id token.
+const OPENID: &str = "openid";
+
+/// How people sign in, and what they may do then.
+#[derive(Clone, Debug)]
+pub struct Oidc {
+    /// As its tokens spell it.
+    pub issuer: String,
+    pub client_id: String,
+    pub client_secret: SecretString,
+    pub scopes: Vec<String>,
+    /// This console's own address as the provider knows it. Configured, because the `Host` of a request is whatever its sender writes.
+    pub redirect_url: String,
+    pub grants: Grants,
+}
+
+impl Oidc {
+    /// Whether browsers reach the console over TLS.
+    pub fn is_secure(&self) -> bool {
+        self.redirect_url.starts_with("https://")
+    }
+}
+
+/// As it stands in the file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    issuer: String,
+    client_id: String,
+    #[serde(deserialize_with = "read::secret")]
+    client_secret: SecretString,
+    #[serde(default = "scopes", deserialize_with = "read::list")]
+    scopes: Vec<String>,
+    redirect_url: String,
+    #[serde(default = "roles_claim")]
+    roles_claim: String,
+    #[serde(default)]
+    role: Vec<WrittenRole>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenRole {
+    value: String,
+    role: Role,
+    /// Absent: all.
+    #[serde(default, deserialize_with = "read::maybe_list")]
+    queues: Option<Vec<String>>,
+}
+
+fn scopes() -> Vec<String> {
+    [OPENID, "profile", "email"].map(str::to_owned).to_vec()
+}
+
+fn roles_claim() -> String {
+    "groups".to_owned()
+}
+
+/// Checks the section. What is returned may be used only when nothing was complained about.
+pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Oidc {
+    for (key, url) in [("auth.oidc.issuer", &written.issuer), ("auth.oidc.redirect_url", &written.redirect_url)] {
+        if let Some(fault) = fault(url) {
+            complaints.add(key, fault);
+        }
+    }
+    complaints.unless(!written.issuer.contains('?'), "auth.oidc.issuer", "has a query; an issuer has none");
+    complaints.unless(
+        written
+            .redirect_url
+            .split_once("://")
+            .is_some_and(|(_, rest)| rest.find('/').is_some_and(|at| &rest[at..] == CALLBACK)),
+        "auth.oidc.redirect_url",
+        format!("must be the address of the console as browsers reach it, with the path {CALLBACK}"),
+    );
+    complaints.unless(
+        !written.client_id.trim().is_empty(),
+        "auth.oidc.client_id",
+        "is empty; the provider gives it out",
+    );
+    complaints.unless(
+        written.client_secret.expose_secret().len() >= SECRET_CHARS,
+        "auth.oidc.client_secret",
+        format!(
+            "has less than {SECRET_CHARS} characters; sessions are sealed with a key made from it, so let the provider make a random one"
+        ),
+    );
+    complaints.unless(
+        written.scopes.iter().any(|scope| scope == OPENID),
+        "auth.oidc.scopes",
+        format!("lacks {OPENID:?}, without which a provider signs nobody in"),
+    );
+    complaints.unless(!written.roles_claim.trim().is_empty(), "auth.oidc.roles_claim", "is empty; name a claim");
+    Oidc {
+        issuer: written.issuer,
+        client_id: written.client_id,
+        client_secret: written.client_secret,
+        scopes: written.scopes,
+        redirect_url: written.redirect_url,
+        grants: Grants { claim: written.roles_claim, grants: settle_roles(written.role, complaints) },
+    }
+}
+
+fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<Grant> {
+    complaints.unless(
+        (1..=MAX_GRANTS).contains(&written.len()),
+        "auth.oidc.role",
+        format!(
+            "has {} entries; it must have 1 to {MAX_GRANTS}, because nobody is let in without one: [[auth.oidc.role]] with `value` and `role`",
+            written.len()
+        ),
+    );
+    let mut grants: Vec<Grant> = Vec::with_capacity(written.len());
+    for (index, WrittenRole { value, role, queues }) in written.into_iter().enumerate() {
+        let key = |name: &str| format!("auth.oidc.role[{index}].{name}");
+        complaints.unless(!value.trim().is_empty(), key("value"), "is empty; name a value of the claim");
+        complaints.unless(
+            grants.iter().all(|other| other.value != value),
+            key("value"),
+            format!("is {value:?}, as another entry's; write each value once"),
+        );
+        let queues = Scope::of(queues).unwrap_or_else(|error| {
+            complaints.add(key("queues"), error.detail);
+            Scope::ALL
+        });
+        grants.push(Grant { value, role, queues });
+    }
+    grants
+}
+
+/// Whether nobody on the way can read or change what is sent there.
+pub fn is_safe(url: &str) -> bool {
+    fault(url).is_none()
+}
+
+/// What is wrong with an address that a browser or a secret is sent to.
+fn fault(url: &str) -> Option<String> {
+    if let Some(fault) = Link::fault(url, &["https", "http"]) {
+        return Some(fault);
+    }
+    let link = Link::parse(url)?;
+    if link.host.is_empty() || url.contains(['@', '#', '\\']) {
+        return Some("must have a host, and neither a login nor a #".to_owned());
+    }
+    (link.scheme == "http" && !is_loopback(&link.host))
+        .then(|| "begins with http://, which others can read; only on loopback it need not be https://".to_owned())
+}
+
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}

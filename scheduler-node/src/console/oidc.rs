@@ -1,0 +1,102 @@
+//! Signing in with an identity provider: away to it, and back with what it says.
+//!
+//! The way back is a request that another site has caused, so only a cookie that such requests carry can tell who began: it lives
+//! for minutes, is sealed, and opens nothing. The session's own cookie stays kept from other sites, which is why the way back ends
+//! with a page of ours that leads on, and not with a redirect.
+
+use std::net::SocketAddr;
+
+use askama::Template;
+use axum::{
+    Extension,
+    extract::{ConnectInfo, State},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::{AppendHeaders, IntoResponse, Redirect, Response},
+};
+use common::access::{Caller, Role, Scope};
+
+use super::{
+    Console,
+    act::{Actor, acted},
+    door::{self, SEALED, SESSION, kept},
+    frame::{Frame, Theme, cookie, show},
+};
+use crate::{
+    clock,
+    oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
+};
+
+/// The cookie that tells the browser that began from any other.
+const FLOW: &str = "duetime_sign_in";
+
+/// What fits into that cookie with the rest. Whoever wants to go further begins at the overview.
+const NEXT_BYTES: usize = 2_000;
+
+/// Where a sign-in with the provider begins.
+pub(super) fn begin_url(next: &str) -> String {
+    let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
+    format!("/console/sign-in/oidc?{query}")
+}
+
+pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
+    let next = door::next_of(&uri);
+    let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url(&next)).into_response() };
+    let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
+    match provider.begin(next, clock::now()).await {
+        Ok(begun) => {
+            let flow = kept(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
+            ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
+        }
+        Err(refusal) => door::not_signed_in(&console, &headers, next, &refusal.problem()),
+    }
+}
+
+pub(super) async fn callback(
+    State(console): State<Console>,
+    from: Option<Extension<ConnectInfo<SocketAddr>>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Response {
+    let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url("/console")).into_response() };
+    let from = from.map(|Extension(ConnectInfo(from))| from);
+    let flow = cookie(&headers, FLOW).unwrap_or_default();
+    let finished = provider.finish(flow, &Returned::of(uri.query().unwrap_or_default()), clock::now()).await;
+    let mut response = match &finished {
+        Ok(signed_in) => {
+            let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
+            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from };
+            acted(&actor, "console.sign_in", "console", Ok(&said));
+            let_on(provider, &headers, signed_in)
+        }
+        Err(refusal) => {
+            if let Refusal::NoRole { who, .. } = refusal {
+                // He may do nothing; only his name is noted.
+                let caller = Caller { name: who.as_str().into(), role: Role::Viewer, queues: Scope::ALL };
+                let actor = Actor { desk: &console.desk, caller: &caller, from };
+                acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
+            }
+            door::not_signed_in(&console, &headers, "/console", &refusal.problem())
+        }
+    };
+    // Another sign-in may be on its way in this browser; one that was answered is over.
+    if !matches!(finished, Err(Refusal::Over)) {
+        let over = kept(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
+        response.headers_mut().append(header::SET_COOKIE, HeaderValue::try_from(over).expect("it is all ASCII"));
+    }
+    response
+}
+
+#[derive(Template)]
+#[template(path = "signed_in.html")]
+struct SignedInPage<'a> {
+    frame: Frame,
+    next: &'a str,
+}
+
+fn let_on(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
+    let SignedIn { session, left_s, next, .. } = signed_in;
+    let session = kept(&format!("{SESSION}={SEALED}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
+    let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
+    let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
+    (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()
+}

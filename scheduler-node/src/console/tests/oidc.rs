@@ -1,0 +1,137 @@
+//! Signing in with an identity provider, as a browser does it.
+
+use axum::http::{StatusCode, header};
+use common::{
+    access::{Role, Scope},
+    grant::{Grant, Grants},
+};
+use integration_tests::identity_provider::{CLIENT_ID, CLIENT_SECRET, IdentityProvider, Lie};
+use serde_json::json;
+
+use super::{Answer, Browser, between, browser_with};
+use crate::config::{Oidc, oidc::CALLBACK};
+
+const OPERATORS: &str = "duetime operators";
+
+fn config(issuer: &str, redirect: &str) -> Oidc {
+    let grant = Grant { value: OPERATORS.to_owned(), role: Role::Operator, queues: Scope::ALL };
+    Oidc {
+        issuer: issuer.to_owned(),
+        client_id: CLIENT_ID.to_owned(),
+        client_secret: CLIENT_SECRET.into(),
+        scopes: vec!["openid".to_owned()],
+        redirect_url: format!("{redirect}{CALLBACK}"),
+        grants: Grants { claim: "groups".to_owned(), grants: vec![grant] },
+    }
+}
+
+async fn browser(idp: &IdentityProvider) -> Browser {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    browser_with(&[], true, Some(config(idp.issuer(), "https://console.test"))).await
+}
+
+/// Goes to the provider and comes back; what the console answers then.
+async fn there_and_back(browser: &mut Browser, next: &str) -> Answer {
+    let begun = browser.get(&super::super::oidc::begin_url(next)).await;
+    assert_eq!(begun.status, StatusCode::SEE_OTHER, "{}", begun.html);
+    let flow = begun.set_cookie.expect("a cookie");
+    assert!(flow.ends_with("; Path=/console; HttpOnly; SameSite=Lax; Secure"), "{flow}");
+    browser.cookie = flow.split(';').next().map(str::to_owned);
+    let back = visit(&begun.location.expect("a place")).await;
+    browser.get(back.strip_prefix("https://console.test").expect("to the console")).await
+}
+
+/// Where the provider sends the browser.
+async fn visit(url: &str) -> String {
+    let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
+    answer.headers()["location"].to_str().expect("text").to_owned()
+}
+
+fn cookies(answer: &Answer) -> Vec<&str> {
+    answer.headers.get_all(header::SET_COOKIE).iter().map(|cookie| cookie.to_str().expect("text")).collect()
+}
+
+#[tokio::test]
+async fn a_person_signs_in_acts_under_his_name_and_signs_out() {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    idp.person(json!({ "sub": "ann-7", "email": "ann@a.example", "groups": [OPERATORS] }));
+    let mut browser = browser(&idp).await;
+    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "nobody comes in unasked");
+    let page = browser.page("/console/sign-in?next=/console/queues").await;
+    let link = between(&page, "href=\"/console/sign-in/oidc", "\"").expect("a link");
+    assert!(link.contains("next=%2Fconsole%2Fqueues"), "{link}");
+    let answer = there_and_back(&mut browser, "/console/queues").await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.html);
+    assert_eq!(answer.headers[header::REFRESH], "0; url=/console/queues");
+    let [session, flow] = cookies(&answer)[..] else { panic!("{:?}", cookies(&answer)) };
+    assert!(session.contains("; HttpOnly; SameSite=Strict; Secure"), "{session}");
+    assert!(flow.starts_with("duetime_sign_in=; Max-Age=0;"), "{flow}");
+    browser.cookie = session.split(';').next().map(str::to_owned);
+    assert!(browser.page("/console/queues").await.contains("oidc:ann-7"));
+    let made = browser.post("/console/tokens", &[("action", "create"), ("name", "shop"), ("role", "viewer")]).await;
+    assert_eq!(made.status, StatusCode::OK, "{}", made.html);
+    let out = browser.post("/console/sign-out", &[]).await;
+    assert!(out.set_cookie.expect("a cookie").starts_with("duetime_session=; Max-Age=0"));
+    let mut noted = Vec::new();
+    while let Ok(note) = browser.counter.notes.try_recv() {
+        noted.push((note.deed.who.to_string(), note.deed.what.to_string(), note.deed.detail.unwrap_or_default()));
+    }
+    assert!(noted.iter().all(|(who, ..)| who == "oidc:ann-7"), "{noted:?}");
+    let deeds: Vec<_> = noted.iter().map(|(_, what, _)| what.as_str()).collect();
+    assert_eq!(deeds, ["console.sign_in", "token.create", "console.sign_out"]);
+    assert!(noted[0].2.contains("ann@a.example"), "{noted:?}");
+}
+
+#[tokio::test]
+async fn a_session_of_a_person_is_no_token_and_a_flow_no_session() {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    idp.person(json!({ "sub": "ann", "groups": [OPERATORS] }));
+    let mut browser = browser(&idp).await;
+    let answer = there_and_back(&mut browser, "/console").await;
+    let session = between(cookies(&answer)[0], "duetime_session=", ";").expect("a session").to_owned();
+    for bearer in [session.as_str(), session.strip_prefix("oidc.").expect("sealed")] {
+        let request = axum::http::Request::get("/v1/queues").header(header::AUTHORIZATION, format!("Bearer {bearer}"));
+        let answer = browser.send(request.body(axum::body::Body::empty()).expect("a request")).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{}", answer.html);
+    }
+    let flow = browser.cookie.clone().expect("it began").replace("duetime_sign_in=", "duetime_session=oidc.");
+    for cookie in
+        [flow, format!("duetime_session={}", &session[..session.len() - 1]), "duetime_session=oidc.".to_owned()]
+    {
+        browser.cookie = Some(cookie);
+        assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER);
+    }
+}
+
+#[tokio::test]
+async fn what_went_wrong_is_said_where_one_may_try_again() {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    idp.person(json!({ "sub": "bob", "groups": ["others"] }));
+    let mut browser = browser(&idp).await;
+    let refused = there_and_back(&mut browser, "/console").await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    assert!(refused.html.contains("claim `groups`") && !refused.html.contains("others"), "{}", refused.html);
+    assert!(refused.html.contains("Sign in with localhost"), "{}", refused.html);
+    let noted = browser.counter.notes.try_recv().expect("noted").deed;
+    assert_eq!((&*noted.who, &*noted.what, noted.status), ("oidc:bob", "console.sign_in", 403));
+    idp.lie(Lie::Refuses);
+    let refused = there_and_back(&mut browser, "/console").await;
+    assert!(refused.html.contains("access_denied") && !refused.html.contains("<b>no"), "{}", refused.html);
+    assert!(cookies(&refused)[0].starts_with("duetime_sign_in=; Max-Age=0"), "this sign-in is over");
+    let strange = browser.get(&format!("{CALLBACK}?state=guessed&code=x")).await;
+    assert_eq!((strange.status, cookies(&strange).len()), (StatusCode::BAD_REQUEST, 0));
+    assert!(strange.html.contains("begin again"), "{}", strange.html);
+    assert_eq!(idp.given(), 1, "only bob's");
+}
+
+#[tokio::test]
+async fn while_the_provider_is_away_the_page_says_so_and_a_token_still_opens() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let away = config("http://127.0.0.1:9", "https://console.test");
+    let mut browser = browser_with(&[Role::Viewer], true, Some(away)).await;
+    let answer = browser.get("/console/sign-in/oidc?next=//evil.example").await;
+    assert_eq!((answer.status, answer.location), (StatusCode::SERVICE_UNAVAILABLE, None));
+    assert!(answer.html.contains("cannot be asked") && !answer.html.contains("evil"), "{}", answer.html);
+    browser.sign_in("viewer").await;
+    browser.page("/console").await;
+}

@@ -1,0 +1,125 @@
+//! Where the provider takes what, and the keys that it signs with: asked when somebody signs in, and kept for a while. A provider
+//! that is away stops no node.
+
+use std::{sync::Arc, time::Duration};
+
+use common::time::UnixMicros;
+use jsonwebtoken::jwk::Jwk;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use super::{Refusal, ask::Asker};
+use crate::config::oidc::is_safe;
+
+const PATH: &str = "/.well-known/openid-configuration";
+
+/// What was found is taken for true so long. A key that is taken back by the provider is not trusted for longer.
+const KEPT_FOR: Duration = Duration::from_secs(10 * 60);
+
+/// Between two looks when the last one failed, or a token has a key that is not known: whoever asks meanwhile is told the same.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Providers have two or three; the others are not looked at.
+const KEYS: usize = 100;
+
+/// What the provider says of itself, as far as it is used.
+#[derive(Debug, Deserialize)]
+pub(super) struct Metadata {
+    issuer: String,
+    pub(super) authorization_endpoint: String,
+    pub(super) token_endpoint: String,
+    jwks_uri: String,
+    /// How a client proves who it is; absent: with the header.
+    pub(super) token_endpoint_auth_methods_supported: Option<Vec<String>>,
+    /// Whether its answers name it.
+    #[serde(default, rename = "authorization_response_iss_parameter_supported")]
+    pub(super) says_issuer: bool,
+}
+
+#[derive(Deserialize)]
+struct Keys {
+    keys: Vec<Value>,
+}
+
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) metadata: Metadata,
+    pub(super) keys: Vec<Jwk>,
+}
+
+/// The last look.
+#[derive(Debug)]
+struct Look {
+    at: UnixMicros,
+    came_to: Result<Arc<Found>, String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Discovery {
+    issuer: String,
+    /// Whoever looks holds it, and who comes meanwhile waits for the same look.
+    last: Mutex<Option<Look>>,
+}
+
+impl Discovery {
+    pub(super) fn new(issuer: &str) -> Self {
+        Self { issuer: issuer.to_owned(), last: Mutex::default() }
+    }
+
+    pub(super) async fn found(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(asker, KEPT_FOR, now).await
+    }
+
+    /// For who needs what may have come since.
+    pub(super) async fn found_anew(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(asker, LOOK_AGAIN, now).await
+    }
+
+    async fn found_since(&self, asker: &Asker, kept_for: Duration, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        let mut last = self.last.lock().await;
+        if let Some(Look { at, came_to }) = &*last
+            && now.since(*at) < if came_to.is_ok() { kept_for } else { LOOK_AGAIN }
+        {
+            return came_to.clone().map_err(Refusal::Away);
+        }
+        let came_to = self.look(asker).await.map(Arc::new);
+        let was_away = last.as_ref().is_some_and(|look| look.came_to.is_err());
+        match &came_to {
+            Err(reason) if !was_away => {
+                tracing::warn!(
+                    issuer = self.issuer,
+                    reason,
+                    "the identity provider cannot be asked; nobody signs in with it"
+                );
+            }
+            Ok(_) if was_away => tracing::info!(issuer = self.issuer, "the identity provider answers again"),
+            _ => {}
+        }
+        *last = Some(Look { at: now, came_to: came_to.clone() });
+        came_to.map_err(Refusal::Away)
+    }
+
+    async fn look(&self, asker: &Asker) -> Result<Found, String> {
+        let url = format!("{}{PATH}", self.issuer.trim_end_matches('/'));
+        let (status, metadata): (_, Metadata) = asker.ask(asker.http.get(url)).await?;
+        if !status.is_success() {
+            return Err(format!("it answered {status}"));
+        }
+        if metadata.issuer != self.issuer {
+            return Err(format!("it calls itself {:?}, and `auth.oidc.issuer` is {:?}", metadata.issuer, self.issuer));
+        }
+        for endpoint in [&metadata.authorization_endpoint, &metadata.token_endpoint, &metadata.jwks_uri] {
+            if !is_safe(endpoint) {
+                return Err(format!("it names {endpoint:?}, which is not https://"));
+            }
+        }
+        let (status, Keys { keys }) = asker.ask(asker.http.get(&metadata.jwks_uri)).await?;
+        if !status.is_success() {
+            return Err(format!("it answered {status} for its keys"));
+        }
+        // Keys of kinds that nobody has thought of yet are none of ours.
+        let keys = keys.into_iter().take(KEYS).filter_map(|key| serde_json::from_value(key).ok()).collect();
+        Ok(Found { metadata, keys })
+    }
+}

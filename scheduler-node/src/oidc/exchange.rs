@@ -1,0 +1,80 @@
+//! The code that the browser brought, for the token that says who he is.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use reqwest::{
+    RequestBuilder,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+};
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+
+use super::{
+    Refusal,
+    ask::{self, Asker},
+    discovery::Metadata,
+};
+use crate::config::Oidc;
+
+const IN_HEADER: &str = "client_secret_basic";
+const IN_BODY: &str = "client_secret_post";
+
+#[derive(Deserialize)]
+struct Answer {
+    id_token: Option<String>,
+    error: Option<String>,
+}
+
+/// The id token. Who asks proves that it is us, with the secret, and that it was us who began, with the verifier.
+pub(super) async fn exchange(
+    asker: &Asker,
+    config: &Oidc,
+    metadata: &Metadata,
+    code: &str,
+    verifier: &str,
+) -> Result<String, Refusal> {
+    let request = request(asker, config, metadata, code, verifier);
+    let (status, answer): (_, Answer) = asker.ask(request).await.map_err(Refusal::Away)?;
+    match answer {
+        Answer { error: Some(error), .. } => Err(refused(&error)),
+        Answer { id_token: Some(token), .. } if status.is_success() => Ok(token),
+        _ => Err(Refusal::Untrusted(format!("it answered {status} without an id token"))),
+    }
+}
+
+fn request(asker: &Asker, config: &Oidc, metadata: &Metadata, code: &str, verifier: &str) -> RequestBuilder {
+    let mut form = form_urlencoded::Serializer::new(String::new());
+    form.append_pair("grant_type", "authorization_code")
+        .append_pair("code", code)
+        .append_pair("redirect_uri", &config.redirect_url)
+        .append_pair("code_verifier", verifier);
+    let mut request = asker.http.post(&metadata.token_endpoint);
+    let methods = metadata.token_endpoint_auth_methods_supported.as_deref();
+    let takes = |method: &str| methods.is_none_or(|methods| methods.iter().any(|taken| taken == method));
+    if takes(IN_HEADER) || !takes(IN_BODY) {
+        request = request.header(AUTHORIZATION, login(config));
+    } else {
+        form.append_pair("client_id", &config.client_id)
+            .append_pair("client_secret", config.client_secret.expose_secret());
+    }
+    request.header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form.finish())
+}
+
+fn refused(error: &str) -> Refusal {
+    let error = ask::code(error);
+    if error == "invalid_grant" {
+        return Refusal::Refused("the code was used before, or is too old (invalid_grant); begin again".to_owned());
+    }
+    // Nothing that whoever signs in could do better.
+    tracing::warn!(error, "the identity provider does not give this cluster the tokens of those who sign in");
+    Refusal::Refused(format!("it does not take this cluster's request ({error}); its operator finds more in the log"))
+}
+
+/// Both parts are encoded, because a colon parts them.
+fn login(config: &Oidc) -> HeaderValue {
+    let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
+    let login = format!("{}:{}", encoded(&config.client_id), encoded(config.client_secret.expose_secret()));
+    let mut value =
+        HeaderValue::try_from(format!("Basic {}", STANDARD.encode(login))).expect("base64 fits into a header");
+    value.set_sensitive(true);
+    value
+}

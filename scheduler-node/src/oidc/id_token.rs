@@ -1,0 +1,93 @@
+//! Whether a token is the provider's word about somebody, for us and for now.
+
+use jsonwebtoken::{
+    Algorithm, DecodingKey, Header, Validation, decode, decode_header,
+    errors::ErrorKind,
+    jwk::{Jwk, PublicKeyUse},
+};
+use serde_json::Value;
+
+use super::LEEWAY_S;
+use crate::config::Oidc;
+
+/// Signatures that only the provider can make. Those that are made with a shared secret are not among them: whoever knows a public
+/// key could make one with that.
+const SIGNED: &[Algorithm] = &[
+    Algorithm::RS256,
+    Algorithm::RS384,
+    Algorithm::RS512,
+    Algorithm::PS256,
+    Algorithm::PS384,
+    Algorithm::PS512,
+    Algorithm::ES256,
+    Algorithm::ES384,
+    Algorithm::EdDSA,
+];
+
+/// Why a token is none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("its token is signed with a key that it does not publish")]
+    UnknownKey,
+    #[error("its token {0}")]
+    Bad(String),
+}
+
+/// The claims of a token with a signature of one of `keys`, from the issuer, for this client, in its time.
+pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value, Fault> {
+    let header = decode_header(token).map_err(|_| Fault::Bad("is no signed token".to_owned()))?;
+    if !SIGNED.contains(&header.alg) {
+        return Err(Fault::Bad(format!("is signed by {:?}, which is not taken", header.alg)));
+    }
+    let mut validation = Validation::new(header.alg);
+    validation.set_issuer(&[&config.issuer]);
+    validation.set_audience(&[&config.client_id]);
+    validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+    validation.leeway = LEEWAY_S.unsigned_abs();
+    validation.validate_nbf = true;
+    let mut fault = Fault::UnknownKey;
+    for key in keys.iter().filter(|key| fits(key, &header)) {
+        let Ok(key) = DecodingKey::from_jwk(key) else { continue };
+        match decode::<Value>(token, &key, &validation) {
+            Ok(decoded) => return for_us(decoded.claims, config),
+            Err(error) => fault = Fault::Bad(said(error.kind())),
+        }
+    }
+    Err(fault)
+}
+
+/// Whether the token may be signed with this key. One without a name is tried with all that have none to be told by.
+fn fits(key: &Jwk, header: &Header) -> bool {
+    let named = header.kid.is_none() || header.kid == key.common.key_id;
+    let for_it = key.common.key_algorithm.is_none_or(|algorithm| algorithm.to_string() == format!("{:?}", header.alg));
+    named && for_it && key.common.public_key_use != Some(PublicKeyUse::Encryption)
+}
+
+/// A token for several is for who asked for it, and that has to be us.
+fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
+    let many = claims["aud"].as_array().is_some_and(|audience| audience.len() > 1);
+    let asked = claims.get("azp").and_then(Value::as_str);
+    if asked.map_or(many, |asked| asked != config.client_id) {
+        return Err(Fault::Bad("was given to another client".to_owned()));
+    }
+    Ok(claims)
+}
+
+/// What is wrong, and nothing that it holds.
+fn said(kind: &ErrorKind) -> String {
+    match kind {
+        ErrorKind::InvalidSignature => "has a wrong signature".to_owned(),
+        ErrorKind::InvalidIssuer => "is of another issuer".to_owned(),
+        ErrorKind::InvalidAudience => "is for another client".to_owned(),
+        ErrorKind::ExpiredSignature => {
+            format!("has expired, also when clocks are {LEEWAY_S} s apart; compare this node's with the provider's")
+        }
+        ErrorKind::ImmatureSignature => {
+            format!(
+                "is not valid yet, also when clocks are {LEEWAY_S} s apart; compare this node's with the provider's"
+            )
+        }
+        ErrorKind::MissingRequiredClaim(claim) => format!("lacks the claim `{claim}`"),
+        other => format!("is not to be read ({other:?})"),
+    }
+}

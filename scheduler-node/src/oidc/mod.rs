@@ -1,0 +1,280 @@
+//! Speaks to an identity provider (OpenID Connect): who somebody is that signs in to the console, and what he may do then.
+//!
+//! No node remembers anything between two requests: what a sign-in needs until the browser is back, and who he is afterwards,
+//! travels with the browser, sealed ([`seal`]). So it may come back to any node.
+
+mod ask;
+mod discovery;
+mod exchange;
+mod id_token;
+mod seal;
+
+use std::sync::Arc;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use common::{access::Caller, time::UnixMicros, wire::Problem};
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use self::{ask::Asker, discovery::Discovery, seal::Seal};
+use crate::config::Oidc;
+
+/// Who begins has so long to say who he is, with a second factor to be found; then he begins anew.
+pub const SIGN_IN_S: i64 = 10 * 60;
+
+/// Nobody is asked anew for longer than a working day, however long the provider vouches for him.
+const SESSION_S: i64 = 8 * 60 * 60;
+
+/// How far the provider's clock may be from this node's.
+const LEEWAY_S: i64 = 60;
+
+/// What the standard allows for a subject; it goes into the audit.
+const SUBJECT_CHARS: usize = 255;
+
+/// Of a name or an address that the provider gives for a person, to tell subjects apart by.
+const KNOWN_AS_CHARS: usize = 100;
+
+/// Why somebody is not signed in, in words for him.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the identity provider cannot be asked: {0}; try again, or sign in with a token")]
+    Away(String),
+    #[error(
+        "this sign-in is over: it was begun more than 10 minutes ago, in another browser, or anew in another tab; begin again"
+    )]
+    Over,
+    #[error("the identity provider refused: {0}")]
+    Refused(String),
+    #[error("what the identity provider said is not to be trusted: {0}")]
+    Untrusted(String),
+    #[error(
+        "you are {who}, but nothing in the claim `{claim}` of your id token has a role here; ask whoever runs this cluster for one"
+    )]
+    NoRole { who: String, claim: String },
+}
+
+impl Refusal {
+    pub fn problem(&self) -> Problem {
+        let detail = self.to_string();
+        match self {
+            Self::Away(_) => Problem::unavailable(detail),
+            Self::Over => Problem::malformed(detail),
+            Self::Refused(_) | Self::Untrusted(_) | Self::NoRole { .. } => Problem::forbidden(detail),
+        }
+    }
+}
+
+/// There can be no client for HTTP.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make a client for the identity provider")]
+pub struct Error(#[from] reqwest::Error);
+
+/// Where the browser goes now, and what it brings back.
+#[derive(Debug)]
+pub struct Begun {
+    pub url: String,
+    /// Sealed; only for the browser that began.
+    pub flow: String,
+}
+
+/// What the browser brings from the provider.
+#[derive(Debug)]
+pub struct Returned {
+    code: Option<String>,
+    state: Option<String>,
+    error: Option<String>,
+    iss: Option<String>,
+}
+
+impl Returned {
+    /// What the query of its request says.
+    pub fn of(query: &str) -> Self {
+        let said = |wanted: &str| {
+            let mut pairs = form_urlencoded::parse(query.as_bytes());
+            pairs.find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
+        };
+        Self { code: said("code"), state: said("state"), error: said("error"), iss: said("iss") }
+    }
+}
+
+/// Somebody who was let in.
+#[derive(Debug)]
+pub struct SignedIn {
+    pub caller: Caller,
+    /// What the provider calls him beside his subject, for people to read. Empty when it says nothing.
+    pub known_as: String,
+    /// Sealed: he, until it ends.
+    pub session: String,
+    pub left_s: i64,
+    /// Where he wanted to go.
+    pub next: String,
+}
+
+/// What a sign-in needs when the browser is back.
+#[derive(Debug, Serialize, Deserialize)]
+struct Flow {
+    state: String,
+    nonce: String,
+    verifier: String,
+    next: String,
+}
+
+/// Who somebody is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Session {
+    subject: String,
+    /// Places in the grants. They mean the same wherever the seal can be opened, because the key is made from the grants too.
+    held: Vec<usize>,
+}
+
+#[derive(Debug)]
+pub struct Provider {
+    config: Oidc,
+    asker: Asker,
+    discovery: Discovery,
+    flows: Seal,
+    sessions: Seal,
+}
+
+impl Provider {
+    pub fn new(config: Oidc) -> Result<Self, Error> {
+        let asker = Asker::new(&config.issuer)?;
+        let secret = config.client_secret.expose_secret().as_bytes();
+        let grants = config.grants.fingerprint();
+        let context = [config.issuer.as_bytes(), config.client_id.as_bytes(), &grants];
+        Ok(Self {
+            flows: Seal::new(secret, "duetime console sign-in", &context),
+            sessions: Seal::new(secret, "duetime console session", &context),
+            discovery: Discovery::new(&config.issuer),
+            asker,
+            config,
+        })
+    }
+
+    /// What people know it by: its host.
+    pub fn name(&self) -> &str {
+        let rest = self.config.issuer.split_once("://").map_or("", |(_, rest)| rest);
+        rest.split('/').next().unwrap_or_default()
+    }
+
+    /// Whether the console's cookies may travel over TLS only.
+    pub fn is_secure(&self) -> bool {
+        self.config.is_secure()
+    }
+
+    /// Sends somebody to the provider, who wants to go to `next` afterwards.
+    pub async fn begin(&self, next: &str, now: UnixMicros) -> Result<Begun, Refusal> {
+        let found = self.discovery.found(&self.asker, now).await?;
+        let flow = Flow { state: fresh(), nonce: fresh(), verifier: fresh(), next: next.to_owned() };
+        let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(&flow.verifier));
+        let query = form_urlencoded::Serializer::new(String::new())
+            .append_pair("response_type", "code")
+            .append_pair("client_id", &self.config.client_id)
+            .append_pair("redirect_uri", &self.config.redirect_url)
+            .append_pair("scope", &self.config.scopes.join(" "))
+            .append_pair("state", &flow.state)
+            .append_pair("nonce", &flow.nonce)
+            .append_pair("code_challenge", &challenge)
+            .append_pair("code_challenge_method", "S256")
+            .finish();
+        let endpoint = &found.metadata.authorization_endpoint;
+        let mark = if endpoint.contains('?') { '&' } else { '?' };
+        let sealed = self.flows.close(&flow, seconds(now) + SIGN_IN_S);
+        Ok(Begun { url: format!("{endpoint}{mark}{query}"), flow: sealed })
+    }
+
+    /// Takes what the browser brings back, with what it was given at the begin. A code is good once, and the provider sees to that.
+    pub async fn finish(&self, flow: &str, returned: &Returned, now: UnixMicros) -> Result<SignedIn, Refusal> {
+        let flow: Flow = self.flows.open(flow, seconds(now)).ok_or(Refusal::Over)?;
+        let state = returned.state.as_deref().unwrap_or_default();
+        if !bool::from(state.as_bytes().ct_eq(flow.state.as_bytes())) {
+            return Err(Refusal::Over);
+        }
+        let found = self.discovery.found(&self.asker, now).await?;
+        let speaks = returned.iss.as_ref().map_or(!found.metadata.says_issuer, |iss| *iss == self.config.issuer);
+        if !speaks {
+            return Err(Refusal::Untrusted("the answer is another provider's".to_owned()));
+        }
+        if let Some(error) = &returned.error {
+            return Err(Refusal::Refused(ask::code(error)));
+        }
+        let code =
+            returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("there is no code in the answer".to_owned()))?;
+        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier).await?;
+        let claims = self.verified(&token, found, &flow.nonce, now).await?;
+        self.let_in(&claims, flow.next, now)
+    }
+
+    /// Who has this session; `None` when it has ended, or was not made by a node with this secret and these grants.
+    pub fn caller(&self, session: &str, now: UnixMicros) -> Option<Caller> {
+        let Session { subject, held } = self.sessions.open(session, seconds(now))?;
+        self.caller_of(&subject, &held)
+    }
+
+    /// The claims of a token that the provider has signed for this sign-in. Keys change: one that is not known is looked for anew.
+    async fn verified(
+        &self,
+        token: &str,
+        found: Arc<discovery::Found>,
+        nonce: &str,
+        now: UnixMicros,
+    ) -> Result<Value, Refusal> {
+        let claims = match id_token::verified(token, &found.keys, &self.config) {
+            Err(id_token::Fault::UnknownKey) => {
+                let found = self.discovery.found_anew(&self.asker, now).await?;
+                id_token::verified(token, &found.keys, &self.config)
+            }
+            known => known,
+        };
+        let claims = claims.map_err(|fault| Refusal::Untrusted(fault.to_string()))?;
+        let said = claims["nonce"].as_str().unwrap_or_default();
+        if !bool::from(said.as_bytes().ct_eq(nonce.as_bytes())) {
+            return Err(Refusal::Untrusted("its token was made for another sign-in (nonce)".to_owned()));
+        }
+        Ok(claims)
+    }
+
+    fn let_in(&self, claims: &Value, next: String, now: UnixMicros) -> Result<SignedIn, Refusal> {
+        let subject = claims["sub"].as_str().unwrap_or_default();
+        if subject.is_empty() || subject.chars().count() > SUBJECT_CHARS || subject.chars().any(char::is_control) {
+            return Err(Refusal::Untrusted(format!("its subject is not text of 1 to {SUBJECT_CHARS} characters")));
+        }
+        let held = self.config.grants.held(claims);
+        let Some(caller) = self.caller_of(subject, &held) else {
+            let who = format!("{}{subject}", Caller::SUBJECT);
+            return Err(Refusal::NoRole { who, claim: self.config.grants.claim.clone() });
+        };
+        let now_s = seconds(now);
+        // It was checked to be there.
+        let vouched_s = claims["exp"].as_f64().map_or(now_s, |exp| exp as i64).saturating_add(LEEWAY_S);
+        let ends_s = vouched_s.min(now_s + SESSION_S);
+        let session = self.sessions.close(&Session { subject: subject.to_owned(), held }, ends_s);
+        Ok(SignedIn { caller, known_as: known_as(claims), session, left_s: ends_s - now_s, next })
+    }
+
+    fn caller_of(&self, subject: &str, held: &[usize]) -> Option<Caller> {
+        let (role, queues) = self.config.grants.worth(held)?;
+        Some(Caller { name: format!("{}{subject}", Caller::SUBJECT).into(), role, queues })
+    }
+}
+
+/// Subjects are often numbers. These names are not proof of anything: people may choose them.
+fn known_as(claims: &Value) -> String {
+    let said = ["email", "preferred_username", "name"].into_iter().find_map(|claim| claims[claim].as_str());
+    said.unwrap_or_default().chars().filter(|c| !c.is_control()).take(KNOWN_AS_CHARS).collect()
+}
+
+/// 256 random bits, which nobody guesses, in characters that a URL takes.
+fn fresh() -> String {
+    URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>())
+}
+
+fn seconds(at: UnixMicros) -> i64 {
+    at.millis() / 1_000
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Signing in with a provider that is there, told to lie in every way there is.
+
+use std::time::Duration;
+
+use common::{
+    access::{Role, Scope},
+    grant::{Grant, Grants},
+};
+use integration_tests::identity_provider::{CLIENT_ID, CLIENT_SECRET, IdentityProvider, Lie};
+use serde_json::json;
+
+use super::*;
+use crate::{clock, config::oidc::CALLBACK};
+
+fn config(issuer: &str) -> Oidc {
+    let ops = Grant { value: "ops".to_owned(), role: Role::Operator, queues: Scope::ALL };
+    let shop = Scope::of(Some(vec!["shop.*".to_owned()])).expect("a scope");
+    let shop = Grant { value: "shop".to_owned(), role: Role::Producer, queues: shop };
+    Oidc {
+        issuer: issuer.to_owned(),
+        client_id: CLIENT_ID.to_owned(),
+        client_secret: CLIENT_SECRET.into(),
+        scopes: vec!["openid".to_owned()],
+        redirect_url: format!("http://127.0.0.1:1{CALLBACK}"),
+        grants: Grants { claim: "groups".to_owned(), grants: vec![ops, shop] },
+    }
+}
+
+/// A node, and the provider it asks.
+async fn pair() -> (Provider, IdentityProvider) {
+    let idp = IdentityProvider::start().await.expect("a provider");
+    idp.person(json!({ "sub": "ann", "email": "ann@a.example", "groups": ["shop"] }));
+    (node(idp.issuer()), idp)
+}
+
+fn node(issuer: &str) -> Provider {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    Provider::new(config(issuer)).expect("a client")
+}
+
+/// Goes where the provider is, as a browser does, and brings back the query that it sends along.
+async fn visit(url: &str) -> String {
+    let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
+    let location = answer.headers().get("location").expect("led back").to_str().expect("text");
+    location.split_once('?').expect("with an answer").1.to_owned()
+}
+
+async fn sign_in(node: &Provider) -> Result<SignedIn, Refusal> {
+    sign_in_at(node, clock::now()).await
+}
+
+async fn sign_in_at(node: &Provider, now: UnixMicros) -> Result<SignedIn, Refusal> {
+    let begun = node.begin("/console/tasks", now).await?;
+    let query = visit(&begun.url).await;
+    node.finish(&begun.flow, &Returned::of(&query), now).await
+}
+
+#[tokio::test]
+async fn whoever_has_a_role_is_let_in_on_every_node_until_his_session_ends() {
+    let (one, idp) = pair().await;
+    let signed_in = sign_in(&one).await.expect("let in");
+    assert_eq!(signed_in.next, "/console/tasks");
+    assert_eq!(signed_in.known_as, "ann@a.example");
+    let other = node(idp.issuer());
+    let caller = other.caller(&signed_in.session, clock::now()).expect("known there");
+    assert_eq!(caller, signed_in.caller);
+    assert_eq!(
+        (&*caller.name, caller.role, caller.queues.to_string()),
+        ("oidc:ann", Role::Producer, "shop.*".to_owned())
+    );
+    let later = clock::now().plus(Duration::from_secs(signed_in.left_s.unsigned_abs() + 1));
+    assert_eq!(other.caller(&signed_in.session, later), None);
+    let mut narrowed = config(idp.issuer());
+    narrowed.grants.grants[1].role = Role::Viewer;
+    let narrowed = Provider::new(narrowed).expect("a client");
+    assert_eq!(narrowed.caller(&signed_in.session, clock::now()), None, "grants that changed end sessions");
+}
+
+#[tokio::test]
+async fn a_session_ends_with_the_token_and_after_a_working_day() {
+    let (node, idp) = pair().await;
+    for (lives_s, at_most) in [(300, 300 + LEEWAY_S), (7 * 24 * 3_600, SESSION_S)] {
+        idp.vouch_for(lives_s);
+        let left_s = sign_in(&node).await.expect("let in").left_s;
+        assert!((at_most - 30..=at_most).contains(&left_s), "{left_s} of {at_most}");
+    }
+}
+
+#[tokio::test]
+async fn elliptic_keys_and_a_secret_in_the_body_are_fine_as_well() {
+    let (node, idp) = pair().await;
+    idp.sign_with_the_elliptic_key();
+    idp.want_the_secret_in_the_body();
+    sign_in(&node).await.expect("let in");
+}
+
+#[tokio::test]
+async fn every_lie_of_a_provider_is_seen() {
+    let (node, idp) = pair().await;
+    for (lie, said) in [
+        (Lie::Refuses, "refused: access_denied"),
+        (Lie::OtherAnswer, "another provider's"),
+        (Lie::OtherIssuer, "another issuer"),
+        (Lie::OtherAudience, "another client"),
+        (Lie::OtherParty, "another client"),
+        (Lie::OtherNonce, "another sign-in (nonce)"),
+        (Lie::OtherKey, "wrong signature"),
+        (Lie::NewKey, "does not publish"),
+        (Lie::SharedKey, "HS256"),
+        (Lie::Unsigned, "no signed token"),
+        (Lie::Expired, "has expired"),
+        (Lie::Early, "not valid yet"),
+    ] {
+        idp.lie(lie);
+        let refusal = sign_in(&node).await.expect_err("refused").to_string();
+        assert!(refusal.contains(said), "{lie:?}: {refusal}");
+        assert!(!refusal.contains("<b>"), "{lie:?}: {refusal}");
+    }
+    idp.lie(Lie::None);
+    sign_in(&node).await.expect("let in");
+}
+
+#[tokio::test]
+async fn without_a_role_nobody_is_let_in() {
+    let (node, idp) = pair().await;
+    for groups in [json!(["other"]), json!([]), json!(null), json!("shops")] {
+        idp.person(json!({ "sub": "bob", "groups": groups }));
+        let refusal = sign_in(&node).await.expect_err("refused");
+        assert_eq!(refusal, Refusal::NoRole { who: "oidc:bob".to_owned(), claim: "groups".to_owned() });
+    }
+    for subject in [json!(""), json!(7), json!("a\nb"), json!("x".repeat(SUBJECT_CHARS + 1))] {
+        idp.person(json!({ "sub": subject, "groups": "ops" }));
+        assert!(matches!(sign_in(&node).await, Err(Refusal::Untrusted(_))), "{subject}");
+    }
+}
+
+#[tokio::test]
+async fn only_who_began_can_finish_and_once() {
+    let (node, idp) = pair().await;
+    let mine = node.begin("/console", clock::now()).await.expect("begun");
+    let other = node.begin("/console", clock::now()).await.expect("begun");
+    let query = visit(&mine.url).await;
+    for (flow, query) in [(&*other.flow, &*query), ("", &query), (&mine.flow, ""), (&mine.flow, "state=&code=x")] {
+        let refused = node.finish(flow, &Returned::of(query), clock::now()).await;
+        assert_eq!(refused.expect_err("refused"), Refusal::Over, "{query}");
+    }
+    let late = clock::now().plus(Duration::from_secs(SIGN_IN_S.unsigned_abs() + 1));
+    assert_eq!(node.finish(&mine.flow, &Returned::of(&query), late).await.expect_err("refused"), Refusal::Over);
+    assert_eq!(idp.given(), 0, "nobody asked for a token");
+    // Another's code, in an answer that has this browser's state.
+    let state = |query: &str| Returned::of(query).state.expect("a state");
+    let theirs = visit(&other.url).await.replace(&state(&visit(&other.url).await), &state(&query));
+    let swapped = node.finish(&mine.flow, &Returned::of(&theirs), clock::now()).await.expect_err("refused");
+    assert!(swapped.to_string().contains("invalid_grant"), "PKCE: {swapped}");
+    let session = node.finish(&mine.flow, &Returned::of(&query), clock::now()).await.expect("let in").session;
+    let again = node.finish(&mine.flow, &Returned::of(&query), clock::now()).await.expect_err("refused");
+    assert!(again.to_string().contains("invalid_grant"), "{again}");
+    assert_eq!(node.caller(&mine.flow, clock::now()), None, "what a sign-in needs is no session");
+    let refused = node.finish(&session, &Returned::of(&query), clock::now()).await;
+    assert_eq!(refused.expect_err("refused"), Refusal::Over, "nor the other way round");
+}
+
+/// When another look is worth it.
+fn later() -> UnixMicros {
+    clock::now().plus(discovery::LOOK_AGAIN)
+}
+
+#[tokio::test]
+async fn a_key_that_came_since_is_found_but_not_looked_for_at_every_token() {
+    let (node, idp) = pair().await;
+    sign_in(&node).await.expect("let in");
+    idp.lie(Lie::NewKey);
+    idp.publish_the_new_key();
+    let refusal = sign_in(&node).await.expect_err("refused").to_string();
+    assert!(refusal.contains("does not publish"), "{refusal}");
+    sign_in_at(&node, later()).await.expect("let in");
+}
+
+#[tokio::test]
+async fn a_provider_that_comes_back_is_asked_again_after_a_while() {
+    let (node, idp) = pair().await;
+    idp.lie(Lie::Away);
+    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(said)) if said.contains("503")));
+    idp.lie(Lie::None);
+    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(_))), "everybody is told the same for a while");
+    sign_in_at(&node, later()).await.expect("let in");
+}
+
+#[tokio::test]
+async fn a_provider_that_is_away_or_another_one_is_said_to_be() {
+    let away = node("http://127.0.0.1:9");
+    let refusal = away.begin("/console", clock::now()).await.expect_err("refused");
+    assert!(matches!(refusal, Refusal::Away(_)), "{refusal}");
+    assert_eq!(refusal.problem().status, 503);
+    let (_, idp) = pair().await;
+    let other = node(&format!("{}/", idp.issuer()));
+    let refusal = other.begin("/console", clock::now()).await.expect_err("refused").to_string();
+    assert!(refusal.contains("calls itself") && refusal.contains("auth.oidc.issuer"), "{refusal}");
+}
