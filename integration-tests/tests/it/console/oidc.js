@@ -1,23 +1,12 @@
 // Signs in with an identity provider on another site, in a real browser: away, back, on, and out again.
 // BASES: the nodes, separated by commas; TASKS: {"who"}; PROFILE: a fresh folder.
 import assert from "node:assert/strict";
-import { chromium } from "playwright-core";
+import { start } from "./browser.js";
 
 const [one, two, three] = process.env.BASES.split(",");
 const { who } = JSON.parse(process.env.TASKS);
-const complaints = [];
-
-const browser = await chromium.launchPersistentContext(process.env.PROFILE, {
-  executablePath: process.env.CHROMIUM,
-  headless: true,
-  viewport: { width: 1280, height: 800 },
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-});
-const page = browser.pages()[0] ?? (await browser.newPage());
-page.setDefaultTimeout(20_000);
-page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
-// A queue that is not there yet is a page with status 404; what violates the policy is a complaint.
-page.on("console", (message) => message.type() === "error" && !/status of 404/.test(message.text()) && complaints.push(`${page.url()}: ${message.text()}`));
+// A queue that is not there yet is a page with status 404.
+const { browser, page, complaints } = await start(/status of 404/);
 
 try {
   // Begun on the first node, back on the second.
