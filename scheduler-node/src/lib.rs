@@ -27,6 +27,7 @@ pub mod supervise;
 pub mod access;
 pub mod alarm;
 pub mod audit;
+pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;

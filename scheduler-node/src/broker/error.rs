@@ -1,6 +1,8 @@
 //! What can go wrong between a node and its broker.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
+
+use crate::causes::explained;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -26,17 +28,7 @@ pub(super) enum Error {
 impl Error {
     /// The whole chain on one line, for a log or a state that somebody reads.
     pub(super) fn explained(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let said = error.to_string();
-            // The client's errors repeat their own causes.
-            if !text.contains(&said) {
-                write!(text, ": {said}").expect("writing into a string cannot fail");
-            }
-            cause = error.source();
-        }
-        text
+        explained(self)
     }
 
     /// The code with which the broker refused, as AMQP numbers them (404 not found, 406 precondition failed, ...).

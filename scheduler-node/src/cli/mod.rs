@@ -40,6 +40,7 @@ use std::{
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
+    causes::explained,
     config::{self, Config, keys},
     store, telemetry,
 };
@@ -194,14 +195,6 @@ impl Error {
             _ => explained(self),
         }
     }
-}
-
-/// The error and its causes on one line, after colons. Many libraries' errors repeat their own causes; once is enough.
-fn explained(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes
-        .map(ToString::to_string)
-        .fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 impl ConfigFile {

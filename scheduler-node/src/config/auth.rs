@@ -77,10 +77,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
                 Caller::SUBJECT
             ),
         );
-        let queues = Scope::of(written.queues).unwrap_or_else(|error| {
-            complaints.add(key("queues"), error.detail);
-            Scope::ALL
-        });
+        let queues = scope(written.queues, key("queues"), complaints);
         match digest(&written.sha256) {
             Some(sha256) => {
                 complaints.unless(
@@ -102,6 +99,14 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
         }
     }
     Auth { token, oidc: written.oidc.map(|written| oidc::settle(written, complaints)) }
+}
+
+/// The queues that something is for, as they are written under `key`.
+pub(super) fn scope(written: Option<Vec<String>>, key: String, complaints: &mut Complaints) -> Scope {
+    Scope::of(written).unwrap_or_else(|error| {
+        complaints.add(key, error.detail);
+        Scope::ALL
+    })
 }
 
 /// The SHA-256 of the empty text: what a script computes when its variable was not set.

@@ -224,8 +224,7 @@ fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
 
 /// Why a value cannot have its type. What was found is told only where it cannot be a secret.
 fn mismatch(path: &[String], kind: &Kind) -> String {
-    let secret =
-        path.last().is_some_and(|name| ["password", "url", "otlp_headers", "client_secret"].contains(&name.as_str()));
+    let secret = path.last().is_some_and(|name| keys::SECRETS.iter().any(|key| key.rsplit('.').next() == Some(name)));
     match kind {
         Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
         Kind::InvalidType(found, wanted) | Kind::InvalidValue(found, wanted) => {

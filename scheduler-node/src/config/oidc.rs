@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use common::{
-    access::{Role, Scope},
+    access::Role,
     grant::{Grant, Grants, MAX_GRANTS},
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{complaint::Complaints, link::Link, read};
+use super::{auth::scope, complaint::Complaints, link::Link, read};
 
 /// Where the provider sends a browser back to: the one path there is for it.
 pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
@@ -138,10 +138,7 @@ fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<G
             key("value"),
             format!("is {value:?}, as another entry's; write each value once"),
         );
-        let queues = Scope::of(queues).unwrap_or_else(|error| {
-            complaints.add(key("queues"), error.detail);
-            Scope::ALL
-        });
+        let queues = scope(queues, key("queues"), complaints);
         grants.push(Grant { value, role, queues });
     }
     grants

@@ -6,7 +6,7 @@ use crate::{
     coordination::{self, EtcdOp},
     loops::submitter::Unstored,
     store::{
-        Effect, Error, StoreOp,
+        Effect, Error, Fault, StoreOp,
         put::{Put, PutOutcome},
     },
 };
@@ -83,16 +83,13 @@ pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-/// The server understood the statement and would not do it: asking again will not help.
+/// Asking again will not help.
 fn refused(error: &Error) -> bool {
-    let Some(code) = error.sqlstate() else { return false };
-    // 08: the connection; 53: out of connections, memory or disk; 57: shutting down or starting.
-    let passing = ["08", "53", "57"].iter().any(|class| code.starts_with(class));
     // The archive has no partition yet that is kept for as long as a queue keeps its tasks: it is new, or has just been told so.
     let finishes =
         [StoreOp::TaskCancel, StoreOp::BulkCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
-    let unprepared = finishes && code == "23514";
-    !passing && !unprepared && !error.is_contention()
+    let unprepared = finishes && error.sqlstate().as_deref() == Some("23514");
+    !unprepared && matches!(error.fault(), Fault::Data | Fault::Bug)
 }
 
 /// Statements that change nothing, whatever becomes of them.

@@ -6,6 +6,8 @@ use reqwest::{RequestBuilder, StatusCode, redirect};
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 
+use crate::causes;
+
 /// A person waits for it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -67,7 +69,5 @@ pub(super) fn code(text: &str) -> String {
 
 /// With its causes.
 fn explained(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    causes::explained(&error.without_url())
 }

@@ -18,7 +18,7 @@ use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 
 use super::{Ended, guard::Guard};
-use crate::{broker::Handed, clock};
+use crate::{broker::Handed, causes, clock};
 
 /// A target that has not taken the connection by then counts as down.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
@@ -142,9 +142,7 @@ async fn read(mut response: Response) -> Ended {
 
 /// With its causes, without the address: it may hold a secret.
 fn explained(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    causes::explained(&error.without_url())
 }
 
 #[cfg(test)]

@@ -25,6 +25,54 @@ pub enum Effect {
     Unknown,
 }
 
+/// What kind of failure it is: what a loop that tries again, and an answer to a client, have to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The database is away, full, starting, stopping or read-only. The same statement may pass later.
+    Outage,
+    /// Another transaction was in the way, or the statement ran out of its time. The same statement may pass now.
+    Contention,
+    /// The database refuses a value that the statement carries (SQLSTATE classes 21, 22, 23, 44, 54). It will refuse it for ever;
+    /// the other rows of the same batch are innocent.
+    Data,
+    /// Code and schema disagree, or an answer could not be read. Trying again does not help; somebody has to mend it.
+    Bug,
+}
+
+impl Fault {
+    fn of(error: &sqlx::Error) -> Self {
+        match error {
+            sqlx::Error::Database(answer) => answer.code().map_or(Self::Bug, |code| Self::of_sqlstate(&code)),
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::Configuration(_) => Self::Outage,
+            sqlx::Error::Encode(_) => Self::Data,
+            _ => Self::Bug,
+        }
+    }
+
+    /// PostgreSQL, appendix A.
+    fn of_sqlstate(code: &str) -> Self {
+        match code {
+            // Cancelled by statement_timeout; a lock that was not to be had; a plan made before a migration.
+            "57014" | "55P03" | "55006" | "0A000" => Self::Contention,
+            // A server that became a standby.
+            "25006" => Self::Outage,
+            _ => match code.get(..2).unwrap_or_default() {
+                "40" => Self::Contention,
+                // Connection, credentials, no such database, resources, an operator, the system.
+                "08" | "28" | "3D" | "53" | "57" | "58" => Self::Outage,
+                "21" | "22" | "23" | "44" | "54" | "P0" => Self::Data,
+                _ => Self::Bug,
+            },
+        }
+    }
+}
+
 impl Effect {
     pub(super) fn of(error: &sqlx::Error) -> Self {
         match error {
@@ -59,8 +107,43 @@ impl Error {
         answer.is_unique_violation() && answer.constraint() == Some("task_key_version")
     }
 
+    /// No answer within the deadline is an outage.
+    pub fn fault(&self) -> Fault {
+        self.source.as_ref().map_or(Fault::Outage, Fault::of)
+    }
+
     /// Two statements met in opposite order, or one waited too long for a lock: the same statement may well pass now.
     pub fn is_contention(&self) -> bool {
-        matches!(self.sqlstate().as_deref(), Some("40P01" | "40001" | "55P03" | "57014"))
+        self.fault() == Fault::Contention
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_the_data_is_no_outage() {
+        for (code, fault) in [
+            ("08006", Fault::Outage),
+            ("53100", Fault::Outage),
+            ("57P01", Fault::Outage),
+            ("25006", Fault::Outage),
+            ("57014", Fault::Contention),
+            ("40P01", Fault::Contention),
+            ("55P03", Fault::Contention),
+            ("21000", Fault::Data),
+            ("22021", Fault::Data),
+            ("22P05", Fault::Data),
+            ("23505", Fault::Data),
+            ("54000", Fault::Data),
+            ("42703", Fault::Bug),
+            ("XX000", Fault::Bug),
+        ] {
+            assert_eq!(Fault::of_sqlstate(code), fault, "{code}");
+        }
+        let unreadable = sqlx::Error::ColumnDecode { index: "hit".into(), source: "unexpected null".into() };
+        assert_eq!(Fault::of(&unreadable), Fault::Bug);
+        assert_eq!(Fault::of(&sqlx::Error::PoolTimedOut), Fault::Outage);
     }
 }

@@ -47,7 +47,7 @@ use common::{
 use sqlx::{PgPool, Row, postgres::PgRow};
 
 pub use clock::{DatabaseClock, Reading};
-pub use error::{Effect, Error};
+pub use error::{Effect, Error, Fault};
 pub use op::{StoreMetrics, StoreOp};
 
 /// Longer than the server's own statement timeout (5 s): only a server that no longer answers at all runs into it.
