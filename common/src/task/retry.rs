@@ -13,7 +13,8 @@ const LONGEST_MS: i64 = 315_360_000_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Fields", into = "Fields")]
 pub enum RetryPolicy {
-    /// `n^4 + 15 + rand * 30 * (n + 1)` seconds: 25 attempts take about 20 days.
+    /// `n^4 + 15 + rand * 30 * (n + 1)` seconds. The default budget of 25 attempts has 24 waits,
+    /// about 16.6 days in all.
     #[default]
     Polynomial,
     /// `base_ms * factor^n`, at most `max_ms`, then shortened by a random part of it: `jitter` 0.2 takes away up to a

@@ -16,10 +16,20 @@ fn the_default_back_off_grows_with_the_fourth_power_of_the_failures() {
 }
 
 #[test]
-fn twenty_five_attempts_of_the_default_take_about_twenty_days() {
-    let total: Duration = (0..25).map(|failures| RetryPolicy::Polynomial.delay(failures, 0.5)).sum();
-    let days = total.as_secs_f64() / 86_400.0;
-    assert!((20.0..21.0).contains(&days), "{days} days");
+fn the_default_budget_of_25_attempts_waits_24_times_and_16_days_and_a_half() {
+    let budget = crate::queue::QueuePolicy::default().max_attempts;
+    let mut now = UnixMicros::new(0);
+    let mut waits = 0;
+    for attempt in 1.. {
+        match RetryPolicy::Polynomial.decide(attempt, budget, now, 0.5, None) {
+            Fate::Retry { at } => now = at,
+            Fate::Bury => break,
+        }
+        waits += 1;
+    }
+    let days = now.micros() as f64 / 86_400e6;
+    assert_eq!((budget, waits), (25, 24));
+    assert!((16.5..16.7).contains(&days), "{days} days");
 }
 
 #[test]
