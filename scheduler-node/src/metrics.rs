@@ -48,6 +48,7 @@ pub struct Metrics {
     /// Tasks claimed, by how: by their own insert, due, from waiting for room, rescued.
     pub claimed: IntCounterVec,
     pub held_back: IntCounter,
+    pub passed_over: IntCounter,
     pub fence_refusals: IntCounter,
     pub publish_unknown: IntCounter,
     pub publish_unroutable: IntCounter,
@@ -108,6 +109,10 @@ impl Metrics {
             held_back: book.counter(
                 "duetime_tasks_held_back_total",
                 "due tasks that became ready because their lane was closed",
+            )?,
+            passed_over: book.counter(
+                "duetime_tasks_passed_over_total",
+                "tasks that a claim asked for and did not take: held by another transaction, moved, or of a queue with a newer policy",
             )?,
             fence_refusals: book.counter("duetime_fence_refusals_total", "shards found to be another's by a claim")?,
             publish_unknown: book.counter(

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -104,6 +104,8 @@ struct Shared {
     store: Store,
     sites: Sites,
     books: Books,
+    /// This node's copy of the queues is older than one of their policies.
+    outdated: Arc<Notify>,
     access: Arc<Access>,
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
@@ -231,11 +233,13 @@ impl Shared {
                 Arc::new(Database::new(database.name.clone(), database.shards, options, store_metrics))
             })
             .collect();
+        let outdated: Arc<Notify> = Arc::default();
         let site = |database: &Arc<Database>| Site {
             database: Arc::clone(database),
             held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
             waiting: Arc::default(),
             inbox: Arc::default(),
+            outdated: Arc::clone(&outdated),
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
@@ -245,6 +249,7 @@ impl Shared {
             store: Store::new(databases),
             sites,
             books: Books::default(),
+            outdated,
             access: Arc::new(Access::new(&config.auth)),
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
@@ -331,7 +336,7 @@ impl Shared {
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
             crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
         }
-        let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books));
+        let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books), Arc::clone(&self.outdated));
         let gauger = Gauger {
             sites: self.sites.clone(),
             lanes: Arc::clone(&self.lanes),

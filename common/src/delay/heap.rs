@@ -76,7 +76,8 @@ impl DelayHeap {
         }
     }
 
-    /// Adds an entry. Of two with the same id the earlier stays; with the same moment too, the kind of the newer counts.
+    /// Adds an entry. Of two with the same id the earlier stays, because the later one may be what a stale read found; a task that was
+    /// moved to later is offered again by the claim that comes too early. With the same moment too, the kind of the newer counts.
     pub fn push(&mut self, entry: Entry) -> Pushed {
         if let Some(slot) = self.slot_of(entry.id) {
             return self.advance(slot, entry);

@@ -19,6 +19,9 @@ pub struct Reach {
     pub horizon: Duration,
     /// Between two repairs. A row whose nudge was lost is found within this time.
     pub repair_every: Duration,
+    /// Between two repairs at the most, however long one took: it may have waited for a lock or a lost connection, and that says nothing
+    /// about the next.
+    pub repair_at_least_every: Duration,
     /// Between two full reads.
     pub full_every: Duration,
     /// How far behind the low-water mark a repair starts: longer than an insert takes to commit. Rows of transactions that stay open
@@ -27,11 +30,12 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// The usual rhythm for that horizon: repairs every second, full reads every 30, 10 s looked back.
+    /// The usual rhythm for that horizon: repairs every second, slow ones every 3, full reads every 30, 10 s looked back.
     pub const fn of(horizon: Duration) -> Self {
         Self {
             horizon,
             repair_every: Duration::from_secs(1),
+            repair_at_least_every: Duration::from_secs(3),
             full_every: Duration::from_secs(30),
             look_back: Duration::from_secs(10),
         }
@@ -108,16 +112,17 @@ impl Horizon {
         if has_room && now >= self.full_at {
             return Some(Window { pass: Pass::Full, after: None, until: edge });
         }
-        // Read on when an eighth of the horizon is used up, or when there is room for what was left out.
-        if has_room && edge.since(read_until) > self.reach.horizon / 8 {
-            return Some(Window { pass: Pass::Ahead, after: Some(read_until), until: edge });
-        }
+        // Before reading on, which may find something to read time and again.
         if now >= self.repair_at {
             let after = self.low_water.map(|mark| mark.minus(self.reach.look_back));
             // Twice the wait: every row is seen by one repair at least before it is due. What lies past `read_until`
             // found no room before.
             let until = now.plus(self.repair_gap * 2).min(edge).min(read_until);
             return Some(Window { pass: Pass::Repair, after, until });
+        }
+        // Read on when an eighth of the horizon is used up, or when there is room for what was left out.
+        if has_room && edge.since(read_until) > self.reach.horizon / 8 {
+            return Some(Window { pass: Pass::Ahead, after: Some(read_until), until: edge });
         }
         None
     }
@@ -128,7 +133,7 @@ impl Horizon {
     }
 
     /// Takes note of a read that was decided at `started` and is done at `ended`. Repairs and full reads that take long
-    /// become rarer, so that they never use more than a tenth of the time.
+    /// become rarer, so that they use no more than a tenth of the time, as far as the bounds of [`Reach`] allow.
     pub fn note(&mut self, window: Window, found: Found, started: UnixMicros, ended: UnixMicros) {
         let read_until = found.complete_until.map_or(window.until, |until| until.min(window.until));
         if window.pass != Pass::Repair {
@@ -142,7 +147,7 @@ impl Horizon {
         // Not past the start: what comes in from there on may be due at once.
         self.low_water = Some(found.earliest.unwrap_or(read_until).min(read_until).min(started));
         let rest = ended.since(started) * 9;
-        self.repair_gap = self.reach.repair_every.max(rest);
+        self.repair_gap = rest.clamp(self.reach.repair_every, self.reach.repair_at_least_every);
         self.repair_at = ended.plus(self.repair_gap);
         if window.pass == Pass::Full {
             self.full_at = ended.plus(self.reach.full_every.max(rest));

@@ -1,10 +1,12 @@
 //! What comes due next: the heap, how ids are found in it, how far ahead it is filled, and how far ahead it is emptied.
 
+mod again;
 pub mod heap;
 pub mod horizon;
 mod index;
 mod lead;
 
+pub use again::again;
 pub use heap::{DelayHeap, Entry, Pushed, WakeKind};
 pub use horizon::Horizon;
 pub use lead::Lead;

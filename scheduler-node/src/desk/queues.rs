@@ -1,6 +1,6 @@
 //! Queues: set, shown, paused, deleted. They are kept in the first database; their tasks are everywhere.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::{
     ids::QueueName,
@@ -11,8 +11,15 @@ use common::{
 use super::{Desk, refusal::failed, to_its_end};
 use crate::store::{Error, rows::QueueRecord};
 
+/// A turn of a queue waits up to half a second for the claims in flight. When one of those hangs, the turn is tried this often in all.
+const TURN_TRIES: u32 = 4;
+
+/// Between two tries: what queued up behind the first gets its turn.
+const TURN_PAUSE: Duration = Duration::from_millis(100);
+
 impl Desk {
-    /// Sets a queue's policy. This node acts on it from the answer on, the others within half a second.
+    /// Sets a queue's policy. It is in force for every task accepted after the answer, on every node (G12). When a database cannot be
+    /// reached nothing is changed.
     pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
         let paused = request.paused;
@@ -20,10 +27,12 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             desk.refuse_to_move(&name, policy.placement).await?;
-            let put =
-                desk.parts().store.home().queue_put(&name, &policy, paused).await.map_err(|error| failed(&error))?;
+            desk.reach_all().await?;
+            let home = desk.parts().store.home();
+            let put = turn(|| home.queue_put(&name, &policy, paused)).await.map_err(|error| failed(&error))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
-            desk.in_force(put.record).await
+            desk.turned(&name, put.revision).await?;
+            Ok(desk.shown_queue(put.record).await)
         })
         .await
     }
@@ -44,15 +53,18 @@ impl Desk {
         Err(Problem::conflict(detail))
     }
 
-    /// Stops or restarts dispatch; what comes due meanwhile waits as `ready`.
+    /// Stops or restarts dispatch; what comes due meanwhile waits as `ready`. A database that cannot be reached keeps nobody from
+    /// pausing the others; the answer says that the queue's own state there is not certain yet.
     pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
         let desk = self.clone();
         to_its_end(async move {
-            let turned = desk.parts().store.home().queue_pause(&name, paused).await.map_err(|error| failed(&error))?;
-            let record = turned.ok_or_else(|| no_queue(&name))?;
+            let home = desk.parts().store.home();
+            let paused_now = turn(|| home.queue_pause(&name, paused)).await.map_err(|error| failed(&error))?;
+            let (record, revision) = paused_now.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, paused, "queue {}", if paused { "paused" } else { "resumed" });
-            desk.in_force(record).await
+            desk.turned(&name, revision).await?;
+            Ok(desk.shown_queue(record).await)
         })
         .await
     }
@@ -85,26 +97,47 @@ impl Desk {
                 return Err(Problem::conflict(detail));
             }
             let home = desk.parts().store.home();
-            if !home.queue_delete(&name).await.map_err(|error| failed(&error))? {
-                return Err(no_queue(&name));
-            }
+            let gone = turn(|| home.queue_delete(&name)).await.map_err(|error| failed(&error))?;
+            let revision = gone.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, "queue deleted");
-            desk.read_anew().await.map_err(|error| failed(&error))
+            desk.turned(&name, revision).await
         })
         .await
     }
 
-    /// A queue that was just written: in force on this node before the answer goes out.
-    async fn in_force(&self, record: QueueRecord) -> Result<QueueView, Problem> {
-        if let Err(error) = self.read_anew().await {
-            // It is written; the queues are read again within half a second anyway.
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "a queue was written but cannot be read back at the moment"
+    /// Refuses a change that not every database could be told of.
+    async fn reach_all(&self) -> Result<(), Problem> {
+        let others = self.parts().store.databases().iter().skip(1).map(|database| database.ping());
+        futures::future::try_join_all(others).await.map(drop).map_err(|error| {
+            let detail = format!(
+                "database `{}` cannot be reached, and a change of a queue must reach all of them; it was not done, ask again",
+                error.database
             );
+            Problem::unavailable(detail)
+        })
+    }
+
+    /// A queue has a new policy as of `revision`: from the answer on, every database refuses claims that do not know it.
+    async fn turned(&self, name: &QueueName, revision: i64) -> Result<(), Problem> {
+        let others = self.parts().store.databases().iter().skip(1);
+        let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, revision)))).await;
+        if let Err(error) = self.read_anew().await {
+            // It is written; claims that do not know it are refused until the queues can be read.
+            tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
+        let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
+        tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision, "a database has not heard of a queue's new policy");
+        let detail = format!(
+            "the change is stored, but database `{}` could not be told; nodes there follow it once they have read the queues; ask again to \
+             be certain",
+            error.database
+        );
+        Err(Problem::unavailable(detail))
+    }
+
+    async fn shown_queue(&self, record: QueueRecord) -> QueueView {
         let view = QueueView::of(&record.queue, Counts::default());
-        Ok(self.with_counts(vec![record]).await.pop().unwrap_or(view))
+        self.with_counts(vec![record]).await.pop().unwrap_or(view)
     }
 
     /// Reads the queues into this node's book.
@@ -163,6 +196,18 @@ impl Desk {
             ..QueueView::of(&record.queue, counts.get(&record.queue.name).copied().unwrap_or_default())
         };
         records.into_iter().map(view).collect()
+    }
+}
+
+/// Writes a change of a queue, again when the claims in flight were in its way.
+async fn turn<T, F: Future<Output = Result<T, Error>>>(write: impl Fn() -> F) -> Result<T, Error> {
+    let mut tries = 1;
+    loop {
+        match write().await {
+            Err(error) if error.is_contention() && tries < TURN_TRIES => tries += 1,
+            answer => return answer,
+        }
+        tokio::time::sleep(TURN_PAUSE).await;
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Begun {
     site: usize,
     /// The epoch to show for each task of the insert, in their order.
     pub epochs: Vec<Option<Epoch>>,
+    /// The revision of the queues by which they may go.
+    pub known: i64,
     at: Instant,
 }
 
@@ -57,7 +59,7 @@ impl AtOnce {
             }
             None => vec![None; tasks.len()],
         };
-        Begun { site, epochs, at }
+        Begun { site, epochs, known: book.revision(), at }
     }
 
     /// The insert is committed: takes the claimed ones out of `tasks` and hands them to the publisher. What remains is `scheduled`.
@@ -68,7 +70,8 @@ impl AtOnce {
         let mut scheduled = Vec::new();
         let mut refused = Vec::new();
         for (task, epoch) in tasks.into_iter().zip(begun.epochs) {
-            if epoch.is_some() && written.held.contains(&task.id.shard()) {
+            let is_claimed = written.held.contains(&task.id.shard()) && !written.turned.contains(&task.queue);
+            if epoch.is_some() && is_claimed {
                 let delivery = delivery(task, written.asked_at);
                 dispatches.push(Dispatch { site: begun.site, delivery, publish_at, claimed_at: begun.at });
                 continue;
@@ -76,7 +79,11 @@ impl AtOnce {
             refused.extend(epoch.map(|_| task.id));
             scheduled.push(task);
         }
-        self.sites.all()[begun.site].held.end(refused);
+        let site = &self.sites.all()[begun.site];
+        site.held.end(refused);
+        if !written.turned.is_empty() {
+            site.outdated.notify_one();
+        }
         self.metrics.claimed.with_label_values(&["submit"]).inc_by(dispatches.len() as u64);
         (dispatches, scheduled)
     }

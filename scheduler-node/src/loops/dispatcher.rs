@@ -139,11 +139,12 @@ impl Dispatcher {
         }
         self.gate.metrics.claim_batch.observe(ids.len() as f64);
         let fences = self.gate.fences(&ids);
-        let closed = self.lanes.not_claimed(&self.books.load(), Instant::now());
-        let began = Instant::now();
-        let answer = self.gate.site.database.task_claim(&ids, &fences, self.ahead(), &closed).await;
+        let book = self.books.load_full();
+        let closed = self.lanes.not_claimed(&book, Instant::now());
+        let (began, ahead) = (Instant::now(), self.ahead());
+        let answer = self.gate.site.database.task_claim(&ids, &fences, ahead, &closed, book.revision()).await;
         self.lead.lock().took(began.elapsed(), Instant::now());
-        if let Some(claimed) = self.gate.received("due", ids, &fences, answer).await {
+        if let Some(claimed) = self.gate.received("due", ids, &fences, ahead, answer).await {
             self.gate.hand_over(claimed).await;
         }
     }
@@ -161,7 +162,7 @@ impl Dispatcher {
         }
         let fences = self.gate.fences(&ids);
         let answer = self.gate.site.database.task_rescue(&ids, &fences).await;
-        if let Some(claimed) = self.gate.received("rescue", ids, &fences, answer).await {
+        if let Some(claimed) = self.gate.received("rescue", ids, &fences, Duration::ZERO, answer).await {
             self.gate.hand_over(claimed).await;
         }
     }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use common::{
-    delay::heap::{Entry, WakeKind},
+    delay::{
+        again,
+        heap::{Entry, WakeKind},
+    },
     ids::{Epoch, ShardId, TaskId},
     task::Delivery,
 };
@@ -19,7 +22,7 @@ use super::{
 };
 use crate::{
     metrics::Metrics,
-    store::{Effect, Error, claim::Claimed},
+    store::{Effect, Error, claim::Claimed, preload::Key},
 };
 
 /// Keys whose claim certainly did nothing are tried again after this long.
@@ -42,13 +45,14 @@ impl Gate {
         shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
     }
 
-    /// Takes note of an answer of the gate: fences that were refused, tasks that did not come back. What nobody knows the fate
-    /// of is left to a rescue.
+    /// Takes note of an answer of the gate: fences that were refused, tasks that were passed over, queues that have turned. What nobody
+    /// knows the fate of is left to a rescue. `ahead`: how far ahead the tasks were asked for.
     pub async fn received(
         &self,
         how: &str,
         asked: Vec<TaskId>,
         fences: &BTreeMap<ShardId, Epoch>,
+        ahead: Duration,
         answer: Result<Claimed, Error>,
     ) -> Option<Claimed> {
         let claimed = match answer {
@@ -69,12 +73,23 @@ impl Gate {
         let came: BTreeSet<TaskId> = claimed.deliveries.iter().map(|delivery| delivery.id).collect();
         self.site.held.begin(came.iter().copied());
         self.site.held.end(asked.into_iter().filter(|id| !came.contains(id)));
+        self.offer_again(&claimed.passed, ahead);
+        if claimed.turned {
+            self.site.outdated.notify_one();
+        }
         if !claimed.held_back.is_empty() {
             self.metrics.held_back.inc_by(claimed.held_back.len() as u64);
             let queues: BTreeSet<_> = claimed.held_back.iter().map(|(_, queue)| queue.clone()).collect();
             self.site.waiting.add(queues, Instant::now());
         }
         Some(claimed)
+    }
+
+    /// Without a clock the next preload finds them.
+    fn offer_again(&self, passed: &[Key], ahead: Duration) {
+        let Some(now) = self.site.database.clock().at(Instant::now()) else { return };
+        self.metrics.passed_over.inc_by(passed.len() as u64);
+        self.site.held.offer(passed.iter().filter_map(|key| again(key.id, key.state, key.wake_at, now, ahead)));
     }
 
     /// The claim certainly did nothing: the same keys again, a little later.

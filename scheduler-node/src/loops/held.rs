@@ -245,11 +245,18 @@ impl Held {
         self.heap_changed.notify_one();
     }
 
-    /// Nobody knows what became of these: looked at again at `at`, by a rescue.
+    /// Nobody knows what became of these: looked at again at `at`, by a rescue, which finds out whatever else is to be done. An entry that
+    /// came in meanwhile is dropped: it may be older than the claim, and would wake the task in the rescue's place.
     pub fn end_unknown(&self, ids: impl IntoIterator<Item = TaskId>, at: UnixMicros) {
-        let ids: Vec<_> = ids.into_iter().collect();
-        self.end(ids.iter().copied());
-        self.offer(ids.into_iter().map(|id| Entry { wake_at: at, id, kind: WakeKind::Rescue }));
+        let mut state = self.state.lock();
+        for id in ids {
+            state.in_flight.remove(&id);
+            state.heap.remove(id);
+            state.offer(Entry { wake_at: at, id, kind: WakeKind::Rescue });
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
     }
 
     pub fn in_flight(&self) -> usize {
@@ -377,6 +384,19 @@ mod tests {
         assert!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10)[0].is_some(), "it is not due yet");
         held.stop_claiming(&[ShardId::new(1)]);
         assert_eq!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10), [None], "it is being drained");
+    }
+
+    #[test]
+    fn a_stale_entry_does_not_take_the_place_of_a_rescue() {
+        let held = held();
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        held.take_due(UnixMicros::new(10), 10);
+        held.offer([entry(id, 7)]);
+        held.end_unknown([id], UnixMicros::new(50));
+        assert!(held.take_due(UnixMicros::new(49), 10).is_empty());
+        let rescue = Entry { wake_at: UnixMicros::new(50), id, kind: WakeKind::Rescue };
+        assert_eq!(held.take_due(UnixMicros::new(50), 10), [rescue]);
     }
 
     #[tokio::test]

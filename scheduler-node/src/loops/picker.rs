@@ -36,7 +36,7 @@ use crate::{
     broker::BrokerState,
     store::{
         Effect, Error,
-        lane::{LaneEnds, Pick},
+        lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
 };
 
@@ -51,6 +51,9 @@ const FULL_EVERY: Duration = Duration::from_millis(20);
 
 /// A queue none of whose tasks could be started is looked at again after this long, if nobody says earlier that there is room.
 const BLOCKED_EVERY: Duration = Duration::from_millis(500);
+
+/// A queue whose newest policy this node does not know yet is looked at again after this long: it is being read.
+const TURNED_EVERY: Duration = Duration::from_millis(5);
 
 /// After a pick nobody knows the outcome of, until the server has certainly ended it (its statement timeout is 5 s): nothing
 /// can be counted before.
@@ -78,11 +81,16 @@ pub struct Picker {
 #[derive(Clone, Debug, Default)]
 pub struct Turn {
     ends: LaneEnds,
+    /// Where the walks began that are still on their way round without having found anything to start, one a priority.
+    rounds: [Option<LaneStart>; LEVELS],
     /// Only of a queue with a rate.
     bucket: Option<Bucket>,
     /// A pick before has no known outcome.
     rest_until: Option<Instant>,
 }
+
+/// `None`: the first lane of all.
+type LaneStart = Option<LaneEnd>;
 
 impl Picker {
     pub async fn run(mut self, stop: CancellationToken) {
@@ -101,11 +109,11 @@ impl Picker {
                     read_at = now + READ_EVERY;
                     self.read_waiting().await;
                 }
-                while let Some(queue) = waiting.begin(now) {
+                while let Some((queue, is_news)) = waiting.begin(now) {
                     let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
                     let this = self.clone();
                     children.spawn(async move {
-                        let again = this.look(&queue).await;
+                        let again = this.look(&queue, is_news).await;
                         this.gate.site.waiting.end(&queue, again);
                         drop(permit);
                     });
@@ -143,11 +151,16 @@ impl Picker {
         }
     }
 
-    /// Starts what may be started of one queue. Answers when to look again; `None`: nothing of it waits here.
-    async fn look(&self, queue: &QueueName) -> Option<Instant> {
+    /// Starts what may be started of one queue. Answers when to look again; `None`: nothing of it waits here. `is_news`: lanes that were
+    /// walked past may have something to start by now.
+    async fn look(&self, queue: &QueueName, is_news: bool) -> Option<Instant> {
         let now = Instant::now();
-        let queue = self.books.load().get(queue);
+        let book = self.books.load_full();
+        let queue = book.get(queue);
         let mut turn = self.turns.lock().get(&queue.name).cloned().unwrap_or_default();
+        if is_news {
+            turn.rounds = Default::default();
+        }
         let most = match self.most(&queue, &mut turn, now) {
             Ok(most) => most,
             Err(again) => {
@@ -157,7 +170,7 @@ impl Picker {
         };
         let held = Arc::clone(&self.gate.site.held);
         let picking = held.pick();
-        let looked = self.start(&queue, &picking.fences, &mut turn, most).await;
+        let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
         drop(picking);
         let rate_at = self.permit_at(&queue.policy, &turn);
         self.remember(&queue, turn);
@@ -165,6 +178,7 @@ impl Picker {
             Ok(Looked::Nothing) => self.forget(&queue),
             Ok(Looked::Started) => Some(rate_at.unwrap_or(now)),
             Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
+            Ok(Looked::Turned) => Some(Instant::now() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.gate.site.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
                 Some(Instant::now() + TRY_AGAIN)
@@ -231,6 +245,7 @@ impl Picker {
     async fn start(
         &self,
         queue: &Queue,
+        known: i64,
         fences: &BTreeMap<ShardId, Epoch>,
         turn: &mut Turn,
         most: usize,
@@ -253,9 +268,11 @@ impl Picker {
             .collect();
         let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
         let mut room = most.min(below);
+        let mut walked = false;
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
-            let taken = self.pick(queue, &fences, turn, wanted).await?;
+            let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else { return Ok(Looked::Turned) };
+            walked = true;
             for level in 0..LEVELS {
                 // Less than asked for: what is left of it cannot be started now.
                 ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
@@ -265,22 +282,24 @@ impl Picker {
         // Else whatever is left waits for an outcome. A walk through more lanes than one pick sees goes on where it ended.
         let started = most.min(below) - room;
         let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
-        let is_more = most <= below && (room == 0 || is_long);
+        let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
+        let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
         Ok(if is_more { Looked::Started } else { Looked::Blocked })
     }
 
-    /// One pick, handed to the publisher. Answers how many of each priority were started.
+    /// One pick, handed to the publisher. Answers how many of each priority were started; `None`: the queue has turned.
     async fn pick(
         &self,
         queue: &Queue,
+        known: i64,
         fences: &BTreeMap<ShardId, Epoch>,
         turn: &mut Turn,
         wanted: Levels,
-    ) -> Result<Levels, Error> {
+    ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
-        let pick = Pick { queue: &queue.name, fences, wanted, after: &turn.ends, ordered, counted };
+        let pick = Pick { queue: &queue.name, fences, wanted, after: &turn.ends, ordered, counted, known };
         let answer = self.gate.site.database.task_pick(&pick).await;
-        let (claimed, ends) = match answer {
+        let (claimed, walks) = match answer {
             Ok(answer) => answer,
             Err(error) => {
                 if error.effect == Effect::Unknown {
@@ -290,9 +309,7 @@ impl Picker {
                 return Err(error);
             }
         };
-        for (known, end) in turn.ends.iter_mut().zip(ends) {
-            *known = end.or_else(|| known.take());
-        }
+        let has_turned = claimed.turned;
         let mut taken = [0; LEVELS];
         for delivery in &claimed.deliveries {
             if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
@@ -300,10 +317,11 @@ impl Picker {
             }
         }
         turn.took(claimed.deliveries.len());
-        if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Ok(claimed)).await {
+        turn.walked(walks, wanted, taken);
+        if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await {
             self.gate.hand_over(claimed).await;
         }
-        Ok(taken)
+        Ok((!has_turned).then_some(taken))
     }
 }
 
@@ -313,6 +331,27 @@ impl Turn {
             bucket.take(started);
         }
     }
+
+    /// Notes where walks ended. One that used up its steps and found nothing goes on at once, until it has come round to where it began.
+    fn walked(&mut self, walks: Walks, wanted: Levels, taken: Levels) {
+        for (level, end) in walks.ends.into_iter().enumerate().filter(|(level, _)| wanted[*level] > 0) {
+            let before = self.ends[level].clone();
+            let after = end.or_else(|| before.clone());
+            let is_on_its_way = walks.cut[level] && taken[level] == 0;
+            self.rounds[level] = match self.rounds[level].take() {
+                _ if !is_on_its_way => None,
+                Some(start) if passes(&before, &start, &after) => None,
+                Some(start) => Some(start),
+                None => Some(before),
+            };
+            self.ends[level] = after;
+        }
+    }
+}
+
+/// Whether a walk from `before` to `after`, less than once round, comes past `start`.
+fn passes(before: &LaneStart, start: &LaneStart, after: &LaneStart) -> bool {
+    if before < after { before < start && start <= after } else { before < start || start <= after }
 }
 
 /// What a look came to.
@@ -323,4 +362,46 @@ enum Looked {
     Started,
     /// Whatever still waits cannot be started now.
     Blocked,
+    /// The queue has a newer policy than this node knows.
+    Turned,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(shard: u16, lane: &str) -> LaneStart {
+        Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
+    }
+
+    /// A pick of priority 1 that found nothing; `cut`: before it had seen all lanes.
+    fn walk(turn: &mut Turn, to: LaneStart, cut: bool) -> bool {
+        let mut walks = Walks::default();
+        (walks.ends[0], walks.cut[0]) = (to, cut);
+        turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
+        turn.rounds[0].is_some()
+    }
+
+    #[test]
+    fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
+        let mut turn = Turn::default();
+        turn.ends[0] = lane(1, "=m");
+        assert!(walk(&mut turn, lane(1, "=z"), true));
+        assert!(walk(&mut turn, lane(2, "=k"), true));
+        assert!(walk(&mut turn, lane(1, "=c"), true), "round the end and not yet past its beginning");
+        assert!(!walk(&mut turn, lane(1, "=n"), true));
+    }
+
+    #[test]
+    fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
+        let mut turn = Turn::default();
+        assert!(walk(&mut turn, lane(1, "=a"), true));
+        assert!(!walk(&mut turn, lane(1, "=c"), false));
+        assert!(walk(&mut turn, lane(1, "=d"), true));
+        let mut walks = Walks::default();
+        (walks.ends[0], walks.cut[0]) = (lane(1, "=f"), true);
+        turn.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
+        assert!(turn.rounds[0].is_none());
+        assert_eq!(turn.ends[0], lane(1, "=f"));
+    }
 }

@@ -4,6 +4,7 @@
 //! nudge missed. If it stops, tasks submitted elsewhere or due beyond the horizon are not woken by this node.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,6 +29,12 @@ use crate::{
 /// How many keys one read takes of one shard: bounds the answer while a million are overdue.
 const KEYS_PER_SHARD: i64 = 2_000;
 
+/// How many it takes of one shard when that many wake at one moment: some 5 MB.
+const MOST_KEYS_OF_A_SHARD: i64 = 64_000;
+
+/// A shard of which even that many wake at one moment is read again after this long, from when they are due on: by then some are claimed.
+const PAUSE_AT_ONE_MOMENT: Duration = Duration::from_millis(250);
+
 /// A read that failed is tried again after this long.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
@@ -43,13 +50,41 @@ pub struct Preloader {
     horizon: Horizon,
     reach: Reach,
     heap_entries: usize,
+    /// Shards with more than one read takes: each is read on alone, and keeps the others from nothing.
+    behind: BTreeMap<ShardId, Behind>,
     metrics: Arc<Metrics>,
+}
+
+/// How a shard that is behind is read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Behind {
+    /// Everything before this moment is read.
+    from: UnixMicros,
+    /// How many keys to take.
+    keys: i64,
+    /// Not before this moment.
+    at: UnixMicros,
+}
+
+impl Behind {
+    const fn new(from: UnixMicros, now: UnixMicros) -> Self {
+        Self { from, keys: KEYS_PER_SHARD, at: now }
+    }
+
+    /// After a read that found no end: `last` is the latest moment it saw. One that got nowhere takes more, up to a bound.
+    fn read_on(self, last: UnixMicros, now: UnixMicros) -> Self {
+        let got_on = last > self.from;
+        let keys = if got_on { KEYS_PER_SHARD } else { (self.keys * 2).min(MOST_KEYS_OF_A_SHARD) };
+        let is_stuck = !got_on && self.keys == MOST_KEYS_OF_A_SHARD;
+        let at = if is_stuck { last.max(now.plus(PAUSE_AT_ONE_MOMENT)) } else { now };
+        Self { from: last, keys, at }
+    }
 }
 
 impl Preloader {
     pub fn new(site: Site, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = Reach::of(horizon);
-        Self { site, horizon: Horizon::new(reach), reach, heap_entries, metrics }
+        Self { site, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
@@ -80,25 +115,66 @@ impl Preloader {
         let owned: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
         if owned.is_empty() {
             self.horizon.reset();
+            self.behind.clear();
             self.tell_overdue(Duration::ZERO);
             return Ok(LONGEST_SLEEP);
         }
-        let has_room = self.site.held.heap_len() <= self.heap_entries / 2;
+        self.catch_up(now).await?;
+        let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
             if window.pass != Pass::Repair {
                 self.site.held.reopen();
             }
-            let keys = self.read(&owned, window.after, window.until, now).await?;
+            let keys = self.read(&owned, window.after, window.until, KEYS_PER_SHARD, now).await?;
             if window.pass != Pass::Ahead {
                 self.tell_overdue(overdue(&keys, now));
             }
-            let mut found = found(&keys);
-            found.complete_until = earlier(found.complete_until, self.site.held.complete_until());
+            self.note_behind(&keys, now);
+            let earliest = keys.iter().map(|key| key.wake_at).min();
+            let found = Found { earliest, complete_until: self.site.held.complete_until() };
             let ended = self.site.database.clock().at(Instant::now()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
         }
         let now = self.site.database.clock().at(Instant::now()).unwrap_or(now);
-        Ok(self.horizon.ask_again_at(now).since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
+        let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| self.has_room());
+        let next = self.horizon.ask_again_at(now).min(catch_up_at.unwrap_or(UnixMicros::LAST));
+        Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
+    }
+
+    /// The heap is at most half full, so that reading on is worth it.
+    fn has_room(&self) -> bool {
+        self.site.held.heap_len() <= self.heap_entries / 2
+    }
+
+    /// Shards that filled their part of a read have more.
+    fn note_behind(&mut self, keys: &[Key], now: UnixMicros) {
+        for (shard, last) in full(keys, KEYS_PER_SHARD) {
+            self.behind.entry(shard).or_insert(Behind::new(last, now));
+        }
+    }
+
+    /// Reads on in the shards that are behind, one page each.
+    async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
+        let held = Arc::clone(&self.site.held);
+        self.behind.retain(|shard, _| held.is_claimable(*shard));
+        let due: Vec<(ShardId, Behind)> = self
+            .behind
+            .iter()
+            .filter(|(_, behind)| behind.at <= now)
+            .map(|(shard, behind)| (*shard, *behind))
+            .collect();
+        for (shard, behind) in due {
+            if !self.has_room() {
+                break;
+            }
+            let until = now.plus(self.reach.horizon);
+            let keys = self.read(&[shard], Some(behind.from), until, behind.keys, now).await?;
+            match full(&keys, behind.keys).remove(&shard) {
+                Some(last) => self.behind.insert(shard, behind.read_on(last, now)),
+                None => self.behind.remove(&shard),
+            };
+        }
+        Ok(())
     }
 
     /// New shards: first what their owner before left claimed, then everything up to the horizon.
@@ -116,16 +192,14 @@ impl Preloader {
             }
             self.site.held.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
             let shards: Vec<ShardId> = adopted.keys().copied().collect();
-            let keys = self.read(&shards, None, now.plus(self.reach.horizon), now).await?;
-            Ok((shards.len(), found(&keys)))
+            let keys = self.read(&shards, None, now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await?;
+            Ok((shards.len(), keys, now))
         };
         match taken.await {
-            Ok((shards, found)) => {
+            Ok((shards, keys, now)) => {
                 tracing::debug!(database = %self.site.name(), shards, "adopted shards are loaded");
-                if found.complete_until.is_some() {
-                    // More than one read takes: the next pass reads on from the beginning.
-                    self.horizon.reset();
-                }
+                self.behind.retain(|shard, _| !adopted.contains_key(shard));
+                self.note_behind(&keys, now);
                 Ok(())
             }
             Err(error) => {
@@ -142,7 +216,9 @@ impl Preloader {
         }
         let window =
             Window { pass: Pass::Repair, after: Some(now.minus(NUDGE_LOOK_BACK)), until: now.plus(self.reach.horizon) };
-        self.read(&nudged, window.after, window.until, now).await.map(|_| ())
+        let keys = self.read(&nudged, window.after, window.until, KEYS_PER_SHARD, now).await?;
+        self.note_behind(&keys, now);
+        Ok(())
     }
 
     async fn read(
@@ -150,10 +226,11 @@ impl Preloader {
         shards: &[ShardId],
         after: Option<UnixMicros>,
         until: UnixMicros,
+        most: i64,
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let from = after.unwrap_or(UnixMicros::new(0));
-        let keys = self.site.database.task_preload(shards, from, until, KEYS_PER_SHARD).await?;
+        let keys = self.site.database.task_preload(shards, from, until, most).await?;
         let owned = self.site.held.claimable();
         self.site.held.offer(keys.iter().filter_map(|key| {
             let epoch = *owned.get(&key.id.shard())?;
@@ -183,29 +260,14 @@ fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
     claimable.map(|key| key.wake_at).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
 }
 
-/// A shard that filled its part may have more: nothing is complete past its last key.
-fn found(keys: &[Key]) -> Found {
-    let mut found = Found { earliest: keys.iter().map(|key| key.wake_at).min(), complete_until: None };
-    let most = usize::try_from(KEYS_PER_SHARD).expect("a small number");
-    let mut counts: std::collections::BTreeMap<ShardId, (usize, UnixMicros)> = std::collections::BTreeMap::new();
+/// The shards that filled their part of a read and may have more, each with its last moment: nothing is complete past that.
+fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
+    let mut counts: BTreeMap<ShardId, (i64, UnixMicros)> = BTreeMap::new();
     for key in keys {
         let count = counts.entry(key.id.shard()).or_insert((0, key.wake_at));
-        count.0 += 1;
-        count.1 = count.1.max(key.wake_at);
+        *count = (count.0 + 1, count.1.max(key.wake_at));
     }
-    for (count, last) in counts.into_values() {
-        if count >= most {
-            found.complete_until = earlier(found.complete_until, Some(last));
-        }
-    }
-    found
-}
-
-fn earlier(a: Option<UnixMicros>, b: Option<UnixMicros>) -> Option<UnixMicros> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
+    counts.into_iter().filter(|(_, (count, _))| *count >= most).map(|(shard, (_, last))| (shard, last)).collect()
 }
 
 #[cfg(test)]
@@ -224,5 +286,36 @@ mod tests {
         assert_eq!(overdue(&others, now), Duration::ZERO);
         let late = [key(TaskState::Scheduled, 7), key(TaskState::Scheduled, 4)];
         assert_eq!(overdue(&late, now), Duration::from_micros(6));
+    }
+
+    fn at_ms(millis: i64) -> UnixMicros {
+        UnixMicros::new(millis * 1_000)
+    }
+
+    #[test]
+    fn a_shard_that_filled_its_part_is_behind_from_its_last_moment_on() {
+        let key = |shard, wake_at| {
+            let id = TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard));
+            Key { id, wake_at: at_ms(wake_at), state: TaskState::Scheduled, claim_epoch: None }
+        };
+        let keys = [key(1, 5), key(1, 7), key(2, 9)];
+        assert_eq!(full(&keys, 2), BTreeMap::from([(ShardId::new(1), at_ms(7))]));
+    }
+
+    #[test]
+    fn more_keys_of_one_moment_than_a_read_takes_are_read_in_larger_parts_and_then_only_when_they_are_due() {
+        let (now, due) = (at_ms(1_000), at_ms(9_000));
+        let mut behind = Behind::new(due, now);
+        let mut reads = 0;
+        while behind.at == now {
+            behind = behind.read_on(due, now);
+            reads += 1;
+            assert!(reads < 10, "the same keys are read time and again");
+        }
+        assert_eq!((behind.keys, behind.at), (MOST_KEYS_OF_A_SHARD, due));
+        let then = at_ms(9_010);
+        assert_eq!(behind.read_on(due, then).at, then.plus(PAUSE_AT_ONE_MOMENT));
+        let got_on = behind.read_on(at_ms(9_500), then);
+        assert_eq!(got_on, Behind::new(at_ms(9_500), then));
     }
 }

@@ -1,4 +1,5 @@
-//! Keeps this node's copy of all queues: a change made on any node is in force here within half a second.
+//! Keeps this node's copy of all queues: a change made on any node is read here within half a second, and at once when a claim was
+//! refused because the copy is old.
 //!
 //! Reads one small number often and all queues only when it has changed. If the home database is away the copy stays as it is.
 
@@ -6,6 +7,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use common::queue::QueueBook;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::reread::{Reread, reread};
@@ -18,17 +20,20 @@ pub type Books = Arc<ArcSwap<QueueBook>>;
 pub struct QueueReader {
     store: Store,
     books: Books,
+    /// A claim was refused because it did not know a queue's policy.
+    outdated: Arc<Notify>,
     /// The revision that was read last.
     known: Option<i64>,
 }
 
 impl QueueReader {
-    pub fn new(store: Store, books: Books) -> Self {
-        Self { store, books, known: None }
+    pub fn new(store: Store, books: Books, outdated: Arc<Notify>) -> Self {
+        Self { store, books, outdated, known: None }
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        reread(self, stop).await;
+        let outdated = Arc::clone(&self.outdated);
+        reread(self, &outdated, stop).await;
     }
 }
 

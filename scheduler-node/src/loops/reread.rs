@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::store::Error;
@@ -18,8 +19,8 @@ pub(super) trait Reread {
     fn read(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// Reads until `stop`. Of several failures in a row the first is told.
-pub(super) async fn reread<R: Reread>(mut reader: R, stop: CancellationToken) {
+/// Reads until `stop`, and at once when `outdated`. Of several failures in a row the first is told.
+pub(super) async fn reread<R: Reread>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
     let mut told = false;
     loop {
         match reader.read().await {
@@ -33,6 +34,7 @@ pub(super) async fn reread<R: Reread>(mut reader: R, stop: CancellationToken) {
         }
         tokio::select! {
             () = tokio::time::sleep(READ_EVERY) => {}
+            () = outdated.notified() => {}
             () = stop.cancelled() => return,
         }
     }

@@ -21,6 +21,8 @@ pub struct Site {
     pub waiting: Arc<Waiting>,
     /// Something was submitted in SQL.
     pub inbox: Arc<Notify>,
+    /// A claim was refused because this node does not know a queue's policy. One for all sites.
+    pub outdated: Arc<Notify>,
 }
 
 impl Site {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::reread::{Reread, reread};
@@ -21,7 +22,7 @@ pub struct TokenReader {
 
 impl TokenReader {
     pub async fn run(self, stop: CancellationToken) {
-        reread(self, stop).await;
+        reread(self, &Notify::new(), stop).await;
     }
 }
 

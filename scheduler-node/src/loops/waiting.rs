@@ -20,6 +20,17 @@ struct Look {
     /// `None`: only the look under way knows when the next one is.
     at: Option<Instant>,
     under_way: bool,
+    /// Something was added, or there may be room, since the look before began.
+    is_news: bool,
+}
+
+impl Look {
+    const NEW: Self = Self { at: None, under_way: false, is_news: false };
+
+    fn hear(&mut self, now: Instant) {
+        self.at = Some(self.at.map_or(now, |at| at.min(now)));
+        self.is_news = true;
+    }
 }
 
 impl Waiting {
@@ -27,8 +38,7 @@ impl Waiting {
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
-            let look = looks.entry(queue).or_insert(Look { at: None, under_way: false });
-            look.at = Some(look.at.map_or(now, |at| at.min(now)));
+            looks.entry(queue).or_insert(Look::NEW).hear(now);
         }
         drop(looks);
         self.sooner.notify_one();
@@ -39,7 +49,7 @@ impl Waiting {
         let mut looks = self.looks.lock();
         for queue in queues {
             if let Some(look) = looks.get_mut(queue) {
-                look.at = Some(look.at.map_or(now, |at| at.min(now)));
+                look.hear(now);
             }
         }
         drop(looks);
@@ -48,19 +58,17 @@ impl Waiting {
 
     /// There may be room in any of them.
     pub fn room_in_all(&self, now: Instant) {
-        for look in self.looks.lock().values_mut() {
-            look.at = Some(look.at.map_or(now, |at| at.min(now)));
-        }
+        self.looks.lock().values_mut().for_each(|look| look.hear(now));
         self.sooner.notify_one();
     }
 
-    /// Begins a look at the queue whose turn it is.
-    pub fn begin(&self, now: Instant) -> Option<QueueName> {
+    /// Begins a look at the queue whose turn it is. Answers too whether there is news of it since the look before.
+    pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
         let mut looks = self.looks.lock();
         let is_due = |look: &Look| !look.under_way && look.at.is_some_and(|at| at <= now);
         let (queue, look) = looks.iter_mut().filter(|(_, look)| is_due(look)).min_by_key(|(_, look)| look.at)?;
-        *look = Look { at: None, under_way: true };
-        Some(queue.clone())
+        let begun = std::mem::replace(look, Look { under_way: true, ..Look::NEW });
+        Some((queue.clone(), begun.is_news))
     }
 
     /// The look is over. `again`: when the next one is due; never, if nothing waits and nobody has said otherwise meanwhile.
@@ -99,11 +107,13 @@ mod tests {
     fn one_look_at_a_queue_is_under_way_at_a_time() {
         let (waiting, now) = (Waiting::default(), Instant::now());
         waiting.add([queue()], now);
-        assert_eq!(waiting.begin(now), Some(queue()));
+        assert_eq!(waiting.begin(now), Some((queue(), true)));
         waiting.add([queue()], now);
         assert_eq!((waiting.begin(now), waiting.next_look()), (None, None));
         waiting.end(&queue(), None);
-        assert_eq!(waiting.begin(now), Some(queue()), "something was added during the look");
+        assert_eq!(waiting.begin(now), Some((queue(), true)), "something was added during the look");
+        waiting.end(&queue(), Some(now));
+        assert_eq!(waiting.begin(now), Some((queue(), false)), "nothing has happened since");
     }
 
     #[test]
@@ -135,6 +145,6 @@ mod tests {
         let later = now + Duration::from_secs(1);
         waiting.add([queue()], later);
         waiting.add([QueueName::new("z")], now);
-        assert_eq!(waiting.begin(later), Some(QueueName::new("z")));
+        assert_eq!(waiting.begin(later), Some((QueueName::new("z"), true)));
     }
 }

@@ -16,7 +16,7 @@ use sqlx::{
     types::Json,
 };
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, preload::Key};
 
 /// A claimed row is looked at again after this long, if nobody has written what became of it. Longer than the broker's
 /// confirm deadline, so that an owner who still waits is never overtaken by its own rescue.
@@ -29,19 +29,25 @@ pub struct Claimed {
     pub deliveries: Vec<Delivery>,
     /// Now `ready`: their lanes are closed.
     pub held_back: Vec<(TaskId, QueueName)>,
+    /// Not taken, and still to be woken, as the rows say: another transaction holds them, they were moved, or their queue has turned.
+    pub passed: Vec<Key>,
     /// Fewer fences were held than presented: somebody else owns at least one of the shards.
     pub refused: bool,
+    /// A queue has a newer policy than the revision that was presented.
+    pub turned: bool,
 }
 
 impl Database {
     /// Claims what of `ids` is due by now plus `ahead`; what is of a `closed` queue becomes `ready` instead. `fences`: exactly the
-    /// shards of `ids`, with the epochs held.
+    /// shards of `ids`, with the epochs held. `known`: the revision of the queues from which `closed` was found; no task of a queue
+    /// that has turned since is touched.
     pub async fn task_claim(
         &self,
         ids: &[TaskId],
         fences: &BTreeMap<ShardId, Epoch>,
         ahead: Duration,
         closed: &BTreeSet<QueueName>,
+        known: i64,
     ) -> Result<Claimed, Error> {
         let closed: Vec<String> = closed.iter().map(|queue| queue.as_str().to_owned()).collect();
         let ahead = interval(ahead);
@@ -54,6 +60,7 @@ impl Database {
                 .bind(ahead)
                 .bind(interval(LOOK_AGAIN_AFTER))
                 .bind(closed)
+                .bind(known)
         })
         .await
     }
@@ -150,16 +157,17 @@ fn read(rows: &[PgRow], presented: usize) -> Result<(UnixMicros, Claimed), sqlx:
     let mut claimed = Claimed {
         deliveries: Vec::with_capacity(rows.len()),
         held_back: Vec::new(),
+        passed: Vec::new(),
         refused: usize::try_from(fences).unwrap_or(0) < presented,
+        turned: first.try_get("turned")?,
     };
     for row in rows {
-        if row.try_get::<Option<uuid::Uuid>, _>("id")?.is_none() {
-            continue;
-        }
-        if row.try_get("held_back")? {
-            claimed.held_back.push((super::task_id(row, "id")?, super::queue(row, "queue")?));
-        } else {
-            claimed.deliveries.push(delivery(row)?);
+        match row.try_get::<Option<&str>, _>("fate")? {
+            None => {}
+            Some("taken") => claimed.deliveries.push(delivery(row)?),
+            Some("held") => claimed.held_back.push((super::task_id(row, "id")?, super::queue(row, "queue")?)),
+            Some("passed") => claimed.passed.push(Key::read(row)?),
+            Some(other) => return Err(super::unexpected("fate", other)),
         }
     }
     Ok((now, claimed))

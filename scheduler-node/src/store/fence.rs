@@ -6,9 +6,16 @@ use common::{
     ids::{Epoch, NodeId, ShardId},
     time::UnixMicros,
 };
-use sqlx::Row;
+use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
+
+/// Shards that could not be taken one by one either, before the rest is not tried so any more: each costs a quarter of a second.
+const CONTESTED_MOST: usize = 8;
+
+fn acquired(row: &PgRow) -> Result<(ShardId, Epoch), sqlx::Error> {
+    Ok((super::shard(row, "id")?, Epoch::from_store(row.try_get("epoch")?)))
+}
 
 /// A fence row as people are shown it.
 #[derive(Clone, Debug)]
@@ -21,8 +28,56 @@ pub struct ShardRow {
 }
 
 impl Database {
-    /// Takes the fence of `shards` for `node`. When this returns, no claim under an older epoch can commit any more.
+    /// Takes the fences of `shards` for `node`. When this returns, no claim under an older epoch can commit any more. When claims are in
+    /// the way of some, those are left out, and the others are taken; an error when there are no others.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
+        let mut error = match self.acquire_together(shards, node).await {
+            Err(error) if error.is_contention() => error,
+            answer => return answer,
+        };
+        let mut taken = Vec::with_capacity(shards.len());
+        let mut left = Vec::new();
+        for shard in shards {
+            if left.len() >= CONTESTED_MOST {
+                left.push(*shard);
+                continue;
+            }
+            match self.acquire_contested(&[*shard], node, false).await {
+                Ok(one) => taken.extend(one),
+                Err(_) => left.push(*shard),
+            }
+        }
+        if !left.is_empty() {
+            match self.acquire_contested(&left, node, true).await {
+                Ok(rest) => taken.extend(rest),
+                Err(again) => error = again,
+            }
+        }
+        if taken.is_empty() { Err(error) } else { Ok(taken) }
+    }
+
+    /// `in_turn`: later claims of this database wait for this one.
+    async fn acquire_contested(
+        &self,
+        shards: &[ShardId],
+        node: &NodeId,
+        in_turn: bool,
+    ) -> Result<Vec<(ShardId, Epoch)>, Error> {
+        let shards = super::numbers(shards);
+        self.run(StoreOp::ShardAcquire, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/shard_acquire_contested.sql"))
+                .bind(shards)
+                .bind(node.name.as_str())
+                .bind(node.incarnation.uuid())
+                .bind(in_turn)
+                .fetch_all(&pool)
+                .await?;
+            rows.iter().map(acquired).collect()
+        })
+        .await
+    }
+
+    async fn acquire_together(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
         let shards = super::numbers(shards);
         self.run(StoreOp::ShardAcquire, |pool| async move {
             let rows = sqlx::query(include_str!("queries/shard_acquire.sql"))
@@ -31,7 +86,7 @@ impl Database {
                 .bind(node.incarnation.uuid())
                 .fetch_all(&pool)
                 .await?;
-            rows.iter().map(|row| Ok((super::shard(row, "id")?, Epoch::from_store(row.try_get("epoch")?)))).collect()
+            rows.iter().map(acquired).collect()
         })
         .await
     }

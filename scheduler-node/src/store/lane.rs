@@ -28,7 +28,7 @@ pub struct LaneCounts {
 }
 
 /// Where a walk from lane to lane ended: the lanes after this one are next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LaneEnd {
     pub shard: ShardId,
     pub lane: String,
@@ -36,6 +36,14 @@ pub struct LaneEnd {
 
 /// The walks of a queue, one a priority, as far as there were any.
 pub type LaneEnds = [Option<LaneEnd>; LEVELS];
+
+/// How the walks of a pick ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walks {
+    pub ends: LaneEnds,
+    /// Walks that used up their steps before they had come round: lanes beyond were not looked at.
+    pub cut: [bool; LEVELS],
+}
 
 /// What a pick may take.
 #[derive(Clone, Debug)]
@@ -48,6 +56,8 @@ pub struct Pick<'a> {
     pub ordered: bool,
     /// What is started counts towards the queue's limit.
     pub counted: bool,
+    /// The revision of the queues from which all this was found: nothing is started when the queue has turned since.
+    pub known: i64,
 }
 
 impl Database {
@@ -81,7 +91,7 @@ impl Database {
     }
 
     /// Starts what `pick` asks for, as far as it can be. Answers too where each priority's walk ended.
-    pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, LaneEnds), Error> {
+    pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, Walks), Error> {
         let (shards, epochs) = pairs(pick.fences);
         let mut begin = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (level, wanted) in pick.wanted.into_iter().enumerate().filter(|(_, wanted)| *wanted > 0) {
@@ -102,8 +112,9 @@ impl Database {
             .bind(begin.3)
             .bind(STEPS)
             .bind(pick.ordered)
-            .bind(pick.counted);
-        self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, ends).await
+            .bind(pick.counted)
+            .bind(pick.known);
+        self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, walks).await
     }
 }
 
@@ -114,6 +125,15 @@ fn begin_of(fences: &BTreeMap<ShardId, Epoch>, after: Option<&LaneEnd>) -> (i32,
     let place = fences.range(..end.shard).count();
     let lane = if fences.contains_key(&end.shard) { end.lane.clone() } else { String::new() };
     (i32::try_from(place % fences.len().max(1) + 1).unwrap_or(1), lane)
+}
+
+fn walks(row: &PgRow) -> Result<Walks, sqlx::Error> {
+    let mut cut = [false; LEVELS];
+    for priority in row.try_get::<Vec<i16>, _>("cut")? {
+        let level = usize::try_from(priority - 1).ok().and_then(|level| cut.get_mut(level));
+        *level.ok_or_else(|| super::unexpected("cut", &priority.to_string()))? = true;
+    }
+    Ok(Walks { ends: ends(row)?, cut })
 }
 
 /// "priority shard lane", as the statement has it; a lane may have spaces in it.

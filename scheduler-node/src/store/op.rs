@@ -68,6 +68,7 @@ ops! {
     QueueAdd = "queue_add",
     QueueDelete = "queue_delete",
     QueuePause = "queue_pause",
+    QueueTurn = "queue_turn",
     QueueCounts = "queue_counts",
     ScheduleRead = "schedule_read",
     ScheduleAdd = "schedule_add",

@@ -5,7 +5,7 @@ use common::{
     task::TaskState,
     time::UnixMicros,
 };
-use sqlx::Row;
+use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
 
@@ -16,6 +16,17 @@ pub struct Key {
     pub wake_at: UnixMicros,
     pub state: TaskState,
     pub claim_epoch: Option<Epoch>,
+}
+
+impl Key {
+    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: super::task_id(row, "id")?,
+            wake_at: super::moment(row, "wake_at")?,
+            state: super::state(row, "state")?,
+            claim_epoch: row.try_get::<Option<i64>, _>("claim_epoch")?.map(Epoch::from_store),
+        })
+    }
 }
 
 impl Database {
@@ -36,16 +47,7 @@ impl Database {
                 .bind(most_per_shard)
                 .fetch_all(&pool)
                 .await?;
-            rows.iter()
-                .map(|row| {
-                    Ok(Key {
-                        id: super::task_id(row, "id")?,
-                        wake_at: super::moment(row, "wake_at")?,
-                        state: super::state(row, "state")?,
-                        claim_epoch: row.try_get::<Option<i64>, _>("claim_epoch")?.map(Epoch::from_store),
-                    })
-                })
-                .collect()
+            rows.iter().map(Key::read).collect()
         })
         .await
     }

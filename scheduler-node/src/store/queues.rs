@@ -26,6 +26,8 @@ pub struct PutQueue {
     pub record: QueueRecord,
     /// It was not there before.
     pub created: bool,
+    /// Claims that know the queues as of then or later know this policy.
+    pub revision: i64,
 }
 
 impl Database {
@@ -74,7 +76,11 @@ impl Database {
                 .bind(paused)
                 .fetch_one(&pool)
                 .await?;
-            Ok(PutQueue { record: QueueRecord::read(&row)?, created: row.try_get("created")? })
+            Ok(PutQueue {
+                record: QueueRecord::read(&row)?,
+                created: row.try_get("created")?,
+                revision: row.try_get("revision")?,
+            })
         })
         .await
     }
@@ -89,25 +95,35 @@ impl Database {
         .await
     }
 
-    /// `None`: there is no such queue.
-    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<QueueRecord>, Error> {
+    /// Holds back from this database's claims whoever does not know the queue's policy as of `revision`. For the databases that the
+    /// queues are not kept in; the others do so themselves.
+    pub async fn queue_turn(&self, name: &QueueName, revision: i64) -> Result<(), Error> {
+        self.run(StoreOp::QueueTurn, |pool| async move {
+            let turn = sqlx::query(include_str!("queries/queue_turn.sql")).bind(name.as_str()).bind(revision);
+            turn.execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// The queue as it is now, and the revision. `None`: there is no such queue.
+    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<(QueueRecord, i64)>, Error> {
         self.run(StoreOp::QueuePause, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_pause.sql"))
                 .bind(name.as_str())
                 .bind(paused)
                 .fetch_optional(&pool)
                 .await?;
-            row.as_ref().map(QueueRecord::read).transpose()
+            row.map(|row| Ok((QueueRecord::read(&row)?, row.try_get("revision")?))).transpose()
         })
         .await
     }
 
-    /// Whether there was such a queue. Its tasks, if there are any, go on with the default policy.
-    pub async fn queue_delete(&self, name: &QueueName) -> Result<bool, Error> {
+    /// The revision from which on it is gone; `None`: there was no such queue. Its tasks, if there are any, go on with the default policy.
+    pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<i64>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
             let row =
                 sqlx::query(include_str!("queries/queue_delete.sql")).bind(name.as_str()).fetch_optional(&pool).await?;
-            Ok(row.is_some())
+            row.map(|row| row.try_get("revision")).transpose()
         })
         .await
     }

@@ -3,12 +3,12 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use common::{
-    ids::{Epoch, ShardId},
+    ids::{Epoch, QueueName, ShardId},
     task::NewTask,
     time::UnixMicros,
 };
 use sqlx::{
-    Postgres,
+    Postgres, Row,
     postgres::{PgArguments, PgRow},
     query::Query,
 };
@@ -30,18 +30,25 @@ pub struct Written {
     pub asked_at: UnixMicros,
     /// The shards whose fence was held under the epoch presented: their tasks are claimed, first attempt.
     pub held: BTreeSet<ShardId>,
+    /// Queues with a newer policy than the revision that was presented: their tasks are not claimed.
+    pub turned: BTreeSet<QueueName>,
 }
 
 impl Database {
     /// One insert for the whole batch. Done means that every task of it is durable.
     pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_write(tasks, sending, &vec![None; tasks.len()]).await.map(|written| written.asked_at)
+        self.task_write(tasks, sending, &vec![None; tasks.len()], 0).await.map(|written| written.asked_at)
     }
 
     /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.
-    /// Present an epoch only for tasks that are due at once.
-    pub async fn task_submit_claimed(&self, tasks: &[NewTask], epochs: &[Option<Epoch>]) -> Result<Written, Error> {
-        self.task_write(tasks, Sending::First, epochs).await
+    /// Present an epoch only for tasks that are due at once. `known`: the revision of the queues by which they may go.
+    pub async fn task_submit_claimed(
+        &self,
+        tasks: &[NewTask],
+        epochs: &[Option<Epoch>],
+        known: i64,
+    ) -> Result<Written, Error> {
+        self.task_write(tasks, Sending::First, epochs, known).await
     }
 
     async fn task_write(
@@ -49,6 +56,7 @@ impl Database {
         tasks: &[NewTask],
         sending: Sending,
         epochs: &[Option<Epoch>],
+        known: i64,
     ) -> Result<Written, Error> {
         let mut columns = Columns::of(tasks);
         let envelopes = std::mem::take(&mut columns.envelopes);
@@ -61,10 +69,15 @@ impl Database {
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
                     .bind(envelopes)
+                    .bind(known)
                     .fetch_one(&pool)
                     .await?;
-                let written =
-                    Written { asked_at: super::moment(&row, "asked_at")?, held: super::shards(&row, "held")? };
+                let turned: Vec<String> = row.try_get("turned")?;
+                let written = Written {
+                    asked_at: super::moment(&row, "asked_at")?,
+                    held: super::shards(&row, "held")?,
+                    turned: turned.into_iter().map(QueueName::new).collect(),
+                };
                 Ok((super::moment(&row, "now")?, Instant::now(), written))
             })
             .await?;

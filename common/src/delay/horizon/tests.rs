@@ -116,18 +116,27 @@ fn a_full_read_comes_round_every_so_often() {
 fn slow_repairs_become_rarer_and_reach_further() {
     let mut horizon = read_at(at(100));
     let window = horizon.next(at(101), true).unwrap();
-    horizon.note(window, nothing(), at(101), at_ms(101_500));
-    assert_eq!(horizon.repair_at, at(106));
-    assert_eq!(horizon.repair_gap, Duration::from_millis(4_500));
-    let now = at(106);
-    while let Some(window) = horizon.next(now, true) {
-        if window.pass == Pass::Repair {
-            assert_eq!(window.until, at(115));
-            return;
-        }
-        horizon.note(window, nothing(), now, now);
-    }
-    panic!("no repair");
+    horizon.note(window, nothing(), at(101), at_ms(101_250));
+    assert_eq!((horizon.repair_at, horizon.repair_gap), (at_ms(103_500), Duration::from_millis(2_250)));
+    let repair = horizon.next(at_ms(103_500), true).unwrap();
+    assert_eq!((repair.pass, repair.until), (Pass::Repair, at(108)));
+}
+
+#[test]
+fn a_repair_that_waited_for_a_lock_does_not_put_off_the_next_for_long() {
+    let mut horizon = read_at(at(100));
+    let window = horizon.next(at(101), true).unwrap();
+    horizon.note(window, nothing(), at(101), at(104));
+    assert_eq!(horizon.repair_at, at(107));
+}
+
+#[test]
+fn a_repair_that_is_due_goes_before_reading_on() {
+    let mut horizon = read_at(at(100));
+    let repair = horizon.next(at(109), true).unwrap();
+    assert_eq!(repair.pass, Pass::Repair);
+    horizon.note(repair, nothing(), at(109), at(109));
+    assert_eq!(horizon.next(at(109), true).unwrap().pass, Pass::Ahead);
 }
 
 #[test]

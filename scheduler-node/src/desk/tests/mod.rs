@@ -105,6 +105,7 @@ fn counter_in(
         held: Arc::new(Held::new(database.name().clone(), 1_000)),
         waiting: Arc::default(),
         inbox: Arc::default(),
+        outdated: Arc::default(),
     };
     let sites = Sites::new(databases.iter().map(site).collect());
     let books = Books::default();
@@ -210,6 +211,6 @@ pub(crate) async fn claim(counter: &Counter, id: TaskId) -> Attempt {
     let database = counter.store.of(id.shard()).expect("shards exist");
     let fences: BTreeMap<ShardId, Epoch> =
         database.shard_acquire(&[id.shard()], &node).await.unwrap().into_iter().collect();
-    let claimed = database.task_claim(&[id], &fences, Duration::ZERO, &BTreeSet::new()).await.unwrap();
+    let claimed = database.task_claim(&[id], &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap();
     claimed.deliveries.first().expect("it was due").attempt
 }

@@ -2,6 +2,7 @@
 
 use common::{
     ids::{QueueName, ShardId},
+    queue::QueuePolicy,
     wire::{QueueRequest, queue::Counts},
 };
 
@@ -90,8 +91,23 @@ async fn a_queue_has_the_tasks_of_all_databases() {
 #[tokio::test]
 async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_it() {
     let (counter, _test) = with_one_of_two_gone().await;
-    let put = counter.desk.queue_put(name("a"), queue("{}")).await.expect("the first database keeps the queues");
-    assert_eq!(put.counts, Counts { at_least: true, ..Counts::default() });
+    let unreached = counter.desk.queue_put(name("a"), queue("{}")).await.expect_err("one database cannot be told");
+    assert_eq!(unreached.status, 503);
+    assert!(unreached.detail.contains("`east`") && unreached.detail.contains("not done"), "{unreached}");
+    assert_eq!(counter.desk.queue_get(name("a")).await.expect_err("nothing was changed").status, 404);
+    counter
+        .desk
+        .parts()
+        .store
+        .home()
+        .queue_add(&[name("a")], &QueuePolicy::default())
+        .await
+        .expect("made by its first use");
+    let shown = counter.desk.queue_get(name("a")).await.expect("the first database keeps the queues");
+    assert_eq!(shown.counts, Counts { at_least: true, ..Counts::default() });
+    let unsure = counter.desk.queue_pause(name("a"), true).await.expect_err("one database cannot be told");
+    assert!(unsure.detail.contains("is stored") && unsure.detail.contains("`east`"), "{unsure}");
+    assert!(counter.desk.queue_get(name("a")).await.expect("it is there").paused, "the other databases pause");
     let refused = counter.desk.queue_delete(name("a")).await.expect_err("nobody knows what is left there");
     assert_eq!(refused.status, 503);
     assert!(refused.detail.contains("`east`"), "{refused}");

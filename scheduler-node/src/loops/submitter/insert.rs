@@ -55,7 +55,7 @@ impl Insert {
         let counts = count(&batch);
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
-        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs).await {
+        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, begun.known).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);

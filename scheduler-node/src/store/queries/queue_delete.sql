@@ -1,8 +1,14 @@
 -- Forgets a queue; the revision rises with it. Whether tasks of it are left is for the caller to ask of every database.
--- $1 name. Returns its name; no row: there was no such queue.
-WITH gone AS (
-    DELETE FROM duetime.queue WHERE name = $1 RETURNING name
+-- Guard: as in queue_put.
+-- $1 name. Returns its name and the revision; no row: there was no such queue.
+WITH waited AS MATERIALIZED (
+    SELECT duetime.await_claims() AS done
+), gone AS (
+    DELETE FROM duetime.queue USING waited WHERE waited.done AND name = $1 RETURNING name
 ), noticed AS (
-    UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM gone)
+    UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM gone) RETURNING queue_revision AS revision
+), turned AS (
+    INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
+        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
 )
-SELECT name FROM gone
+SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n

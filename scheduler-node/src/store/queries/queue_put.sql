@@ -1,12 +1,19 @@
 -- Sets a queue's policy, and whether it is paused unless $3 is NULL: then it stays as it is. The revision rises with it.
--- $1 name, $2 policy, $3 paused. Returns the queue as it is now; `created`: it was not there before.
-WITH put AS (
+-- Guard: waits for the claims in flight, and later ones see that the queue has turned (see task_claim). In the queues' own database; every
+-- other one is told by queue_turn.
+-- $1 name, $2 policy, $3 paused. Returns the queue as it is now and the revision; `created`: it was not there before.
+WITH waited AS MATERIALIZED (
+    SELECT duetime.await_claims() AS done
+), put AS (
     INSERT INTO duetime.queue AS q (name, policy, paused)
-    VALUES ($1, $2, coalesce($3, false))
+    SELECT $1::text, $2::jsonb, coalesce($3, false) FROM waited WHERE waited.done
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
     RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update leaves an xmax
 ), noticed AS (
-    UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put)
+    UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision
+), turned AS (
+    INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
+        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
 )
-SELECT name, policy, paused, created_at, updated_at, created FROM put
+SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, p.created, n.revision FROM put AS p CROSS JOIN noticed AS n

@@ -2,12 +2,19 @@
 -- Guard: the fence rows are locked FOR SHARE where the epoch is still ours, and only their shards are touched; an acquire
 -- waits for this statement, and after it this statement finds no fence. Rows cancelled, moved or finished meanwhile do not
 -- come back. Tasks of lanes that are closed ($6) become `ready` instead and are not counted.
+-- A row that another transaction holds is passed over, so an application's open transaction delays its own task and no other. A queue that
+-- has turned since revision $7 is passed over too: a policy is in force for every task accepted after its change was answered.
+-- No lock is needed for that. The change waited for the claims in flight (duetime.await_claims), and a later claim's snapshot has it.
 -- Driven from the ids, and no condition names the shard of a row (its id does): with one the planner walks the shards'
 -- whole index ranges whenever its statistics are old, which is 100 times slower.
--- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 claim ahead, $5 look again after, $6 closed queues.
--- Returns at least one row: how many fences were held, the database's time, and the claimed tasks (id NULL: none).
+-- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 claim ahead, $5 look again after, $6 closed queues, $7 the
+-- revision of the queues that the claimer knows.
+-- Returns at least one row: how many fences were held, the database's time, whether any queue has turned since $7, and the tasks (id
+-- NULL: none) with their fate: `taken`, `held` (now `ready`), or `passed`: still to be woken, with its state and moment.
 WITH presented AS MATERIALIZED (
     SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
+), turned AS MATERIALIZED (
+    SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $7
 ), fence AS MATERIALIZED (
     SELECT s.id
       FROM duetime.shard AS s
@@ -16,6 +23,15 @@ WITH presented AS MATERIALIZED (
        FOR SHARE OF s
 ), asked AS MATERIALIZED (
     SELECT p.id, p.epoch FROM presented AS p WHERE p.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
+), free AS MATERIALIZED (
+    SELECT t.id, a.epoch
+      FROM asked AS a
+      JOIN duetime.task AS t ON t.id = a.id
+     WHERE t.state::text = 'scheduled'     -- as text, here and in its kin: the planner must not prove that task_wake would do
+       AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
+       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+       AND t.queue <> ALL(ARRAY(SELECT q.queue FROM turned AS q))
+       FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t
        SET state = CASE WHEN t.queue = ANY($6::text[]) THEN 'ready'::duetime.task_state ELSE 'dispatching' END,
@@ -23,14 +39,23 @@ WITH presented AS MATERIALIZED (
            claim_epoch = CASE WHEN t.queue = ANY($6::text[]) THEN t.claim_epoch ELSE a.epoch END,
            claimed_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.claimed_at ELSE clock_timestamp() END,
            wake_at = CASE WHEN t.queue = ANY($6::text[]) THEN t.wake_at ELSE clock_timestamp() + $5 END
-      FROM asked AS a
+      FROM free AS a
      WHERE t.id = a.id
-       AND t.state::text = 'scheduled'     -- as text, here and in its kin: the planner must not prove that task_wake would do
-       AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
-       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
-    RETURNING t.id, t.state = 'ready' AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
+    RETURNING t.id, CASE WHEN t.state = 'ready' THEN 'held' ELSE 'taken' END AS fate, t.state::text AS state, t.wake_at, t.claim_epoch,
+              t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
               t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
+), passed AS (
+    SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
+      FROM asked AS a
+      JOIN duetime.task AS t ON t.id = a.id
+     WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- else nothing is read a second time
+       AND a.id NOT IN (SELECT f.id FROM free AS f)
+       AND t.state::text <> 'ready'
+       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp() OR t.state::text <> 'scheduled')
 )
-SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*
+SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS (SELECT FROM turned) AS turned, c.*
   FROM (SELECT 1) AS always
-  LEFT JOIN claimed AS c ON true
+  LEFT JOIN (
+       SELECT * FROM claimed
+        UNION ALL
+       SELECT p.*, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM passed AS p) AS c ON true

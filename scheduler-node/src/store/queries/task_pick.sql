@@ -5,19 +5,24 @@
 -- (due_at, id); and nothing while that one is out or waits for its retry.
 -- Guard: as in task_claim; still `ready`; rows another statement holds are passed over. One pick of a queue at a time in a node, and
 -- the fence keeps other nodes out, so what is decided from counts read before this statement still holds. task_in_order refuses a
--- second started task of an ordered lane whatever happens.
+-- second started task of an ordered lane whatever happens. Nothing is started when the queue has turned since revision $12 (task_claim).
 -- $1 queue, $2 shards and $3 epochs presented (pairwise, by shard), $4 look again after; $5 priorities, $6 how many of each, $7 and $8
--- where each one's walk begins: place in $2 from 1, and after this lane of it (pairwise); $9 steps at the most, $10 ordered, $11 counted.
--- Returns at least one row, as task_claim does; `ends`: where each priority's walk ended, as "priority shard lane".
+-- where each one's walk begins: place in $2 from 1, and after this lane of it (pairwise); $9 steps at the most, $10 ordered, $11 counted, $12 the revision of the
+-- queues that the claimer knows.
+-- Returns at least one row, as task_claim does; `ends`: where each priority's walk ended, as "priority shard lane"; `cut`: the priorities
+-- whose walks ended before they had come round.
 WITH RECURSIVE fence AS MATERIALIZED (
     SELECT s.id, s.epoch
       FROM duetime.shard AS s
       JOIN unnest($2::int[], $3::bigint[]) AS mine (id, epoch) ON s.id = mine.id AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
+), turned AS MATERIALIZED (
+    SELECT q.queue FROM duetime.queue_turn AS q WHERE q.queue = $1 AND q.revision > $12
 ), walk (priority, wanted, first, after, place, lane, moves, step, found, head, gives) AS (
     SELECT b.priority, b.wanted, b.place, b.lane COLLATE "C", b.place, b.lane COLLATE "C", 0, 0, 0, NULL::uuid, false
       FROM unnest($5::smallint[], $6::int[], $7::int[], $8::text[]) AS b (priority, wanted, place, lane)
+     WHERE NOT EXISTS (SELECT FROM turned)
     UNION ALL
     SELECT w.priority, w.wanted, w.first, w.after, next.place, next.lane, next.moves, w.step + 1,
            w.found + CASE WHEN gives.yes THEN 1 ELSE 0 END, head.id, gives.yes
@@ -96,7 +101,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
            counted = CASE WHEN $11 THEN true ELSE t.counted END
       FROM locked AS p
      WHERE t.id = p.id
-    RETURNING t.id, false AS held_back, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
+    RETURNING t.id, 'taken' AS fate, t.attempt, t.attempts_base, t.queue, t.due_at, t.priority, t.payload, t.content_type,
               t.headers, t.key, t.partition_key, t.version, t.max_attempts, t.timeout_ms, t.redeliveries, t.claimed_at, t.envelope
 ), ended AS (
     SELECT DISTINCT ON (priority) priority, shard, lane
@@ -105,7 +110,8 @@ WITH RECURSIVE fence AS MATERIALIZED (
             SELECT priority, ($2::int[])[place], lane, 2, step FROM walk WHERE step > 0 AND lane IS NOT NULL) AS seen
      ORDER BY priority, rank, step DESC
 )
-SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, c.*,
+SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS (SELECT FROM turned) AS turned, c.*,
+       ARRAY(SELECT w.priority FROM walk AS w WHERE w.step = $9) AS cut,
        ARRAY(SELECT e.priority || ' ' || e.shard || ' ' || e.lane FROM ended AS e) AS ends
   FROM (SELECT 1) AS always
   LEFT JOIN claimed AS c ON true

@@ -1,10 +1,12 @@
 -- Writes a batch of new tasks: one row each, committed together, answered one by one.
 -- Tasks that are due at once may be claimed by their own insert: where $18 presents an epoch and the fence of the shard is held
--- under it (locked FOR SHARE, as in task_claim), the row begins as `dispatching`, attempt 1; otherwise as `scheduled`.
+-- under it (locked FOR SHARE, as in task_claim), the row begins as `dispatching`, attempt 1; otherwise as `scheduled`, and also when its
+-- queue has turned since revision $21 (see task_claim).
 -- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
 -- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
--- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after. Returns "now", the time, and the fences held.
+-- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after, $21 the revision of the queues that the claimer
+-- knows. Returns "now", the time, the fences held, and the queues that have turned.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
@@ -12,6 +14,8 @@ WITH fresh AS MATERIALIZED (
         $18::bigint[], $20::text[]
     ) AS f (id, shard, queue, due_at, priority, payload, content_type, headers,
             partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
+), turned AS MATERIALIZED (
+    SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $21
 ), fence AS MATERIALIZED (
     SELECT s.id
       FROM duetime.shard AS s
@@ -24,7 +28,9 @@ WITH fresh AS MATERIALIZED (
       JOIN pg_class AS c ON c.oid = i.inhrelid
      WHERE $17 AND i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending
 ), gated AS (
-    SELECT f.*, f.epoch IS NOT NULL AND f.shard = ANY(ARRAY(SELECT id FROM fence)) AS claimed FROM fresh AS f
+    SELECT f.*, f.epoch IS NOT NULL AND f.shard = ANY(ARRAY(SELECT id FROM fence))
+                AND f.queue <> ALL(ARRAY(SELECT queue FROM turned)) AS claimed
+      FROM fresh AS f
 ), written AS (
     INSERT INTO duetime.task AS t (
         id, shard, queue, state, wake_at, due_at, priority, payload, content_type, headers,
@@ -47,4 +53,4 @@ WITH fresh AS MATERIALIZED (
             CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found)
         ON CONFLICT (id) DO NOTHING
 )
-SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held
+SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held, ARRAY(SELECT queue FROM turned) AS turned

@@ -135,7 +135,7 @@ async fn a_task_that_waits_for_room_can_be_cancelled_changed_and_run() {
     let ids = submitted(&test, 3).await;
     let held = test
         .database
-        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]), i64::MAX)
         .await
         .unwrap();
     assert_eq!(held.held_back.len(), 3);
@@ -361,10 +361,9 @@ async fn a_claim_that_waited_for_a_cancel_a_change_or_a_run_takes_what_is_left_o
     sqlx::query(include_str!("../queries/task_run.sql")).bind(ids[2].uuid()).execute(&mut *by_hand).await.unwrap();
     let database = test.database.clone();
     let wanted = ids.clone();
-    let claiming =
-        spawn_child(
-            async move { database.task_claim(&wanted, &fences, Duration::ZERO, &BTreeSet::new()).await.unwrap() },
-        );
+    let claiming = spawn_child(async move {
+        database.task_claim(&wanted, &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap()
+    });
     until_waiting(&test.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *by_hand).await.unwrap();
     let claimed: Vec<_> = claiming.await.unwrap().deliveries.into_iter().map(|delivery| delivery.id).collect();

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use common::ids::{Attempt, QueueName, ShardId};
+use common::{
+    ids::{Attempt, QueueName, ShardId},
+    task::TaskState,
+    time::UnixMicros,
+};
 
 use super::{claim, fixture, new_task, own, pick, state_of, submitted};
 use crate::store::{settle::Deliver, submit::Sending};
@@ -31,7 +35,7 @@ async fn a_claim_takes_what_is_due_within_its_lead_and_nothing_later() {
     test.database.task_submit(&[soon.clone(), later.clone()], Sending::First).await.unwrap();
     let claimed = test
         .database
-        .task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), &BTreeSet::new())
+        .task_claim(&[soon.id, later.id], &fences, Duration::from_secs(120), &BTreeSet::new(), i64::MAX)
         .await
         .unwrap();
     assert_eq!(claimed.deliveries.len(), 1);
@@ -62,7 +66,7 @@ async fn tasks_of_a_closed_lane_become_ready_and_come_back_when_it_opens() {
     let ids = submitted(&test, 3).await;
     let held = test
         .database
-        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]), i64::MAX)
         .await
         .unwrap();
     assert!(held.deliveries.is_empty());
@@ -88,7 +92,10 @@ async fn what_waited_for_room_is_taken_by_priority_first() {
     (tasks[0].priority, tasks[1].priority, tasks[2].priority) = (5, 1, 3);
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
     let ids: Vec<_> = tasks.iter().map(|task| task.id).collect();
-    test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")])).await.unwrap();
+    test.database
+        .task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]), i64::MAX)
+        .await
+        .unwrap();
     let taken = pick(&test.database, &QueueName::new("orders"), &fences, 1).await;
     assert_eq!(taken.deliveries[0].priority, 1);
 }
@@ -127,4 +134,60 @@ async fn a_takeover_finds_what_older_epochs_left_and_nothing_else() {
     let mut expected = ids[..2].to_vec();
     expected.sort();
     assert_eq!(left, expected);
+}
+
+#[tokio::test]
+async fn a_row_that_another_transaction_holds_is_passed_over_and_its_neighbours_are_claimed() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 3).await;
+    let mut application = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *application).await.unwrap();
+    sqlx::query("SELECT duetime.cancel($1)").bind(ids[1].uuid()).execute(&mut *application).await.unwrap();
+    let claimed = claim(&test, &ids, &fences).await;
+    assert_eq!(claimed.deliveries.len(), 2);
+    let passed: Vec<_> = claimed.passed.iter().map(|key| (key.id, key.state)).collect();
+    assert_eq!(passed, [(ids[1], TaskState::Scheduled)], "it is to be asked for again");
+    assert!(!claimed.refused && !claimed.turned);
+    sqlx::query("ROLLBACK").execute(&mut *application).await.unwrap();
+    let claimed = claim(&test, &ids[1..2], &fences).await;
+    assert_eq!((claimed.deliveries.len(), claimed.passed.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn what_a_claim_or_a_rescue_asks_for_in_vain_says_when_it_wakes() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 3).await;
+    let moved = "UPDATE duetime.task SET wake_at = '2100-01-01', due_at = '2100-01-01' WHERE id = $1";
+    sqlx::query(moved).bind(ids[0].uuid()).execute(&test.pool).await.unwrap();
+    claim(&test, &ids[1..2], &fences).await;
+    test.database.task_deliver(&[Deliver { id: ids[1], attempt: Attempt::new(1), timeout_ms: 60_000 }]).await.unwrap();
+    let gone = "DELETE FROM duetime.task WHERE id = $1";
+    sqlx::query(gone).bind(ids[2].uuid()).execute(&test.pool).await.unwrap();
+    for claimed in [claim(&test, &ids, &fences).await, test.database.task_rescue(&ids, &fences).await.unwrap()] {
+        let mut passed: Vec<_> = claimed.passed.iter().map(|key| (key.id, key.state)).collect();
+        passed.sort();
+        let mut expected = vec![(ids[0], TaskState::Scheduled), (ids[1], TaskState::Delivered)];
+        expected.sort();
+        assert_eq!(passed, expected);
+        let later = claimed.passed.iter().find(|key| key.id == ids[0]).expect("it is there");
+        assert_eq!(later.wake_at, UnixMicros::new(4_102_444_800_000_000));
+    }
+}
+
+#[tokio::test]
+async fn a_rescue_passes_over_a_row_that_another_transaction_holds() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 2).await;
+    claim(&test, &ids, &fences).await;
+    let lock = test.lock_row(ids[0]).await;
+    let rescued = test.database.task_rescue(&ids, &fences).await.unwrap();
+    assert_eq!(rescued.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), ids[1..]);
+    assert_eq!(
+        rescued.passed.iter().map(|key| (key.id, key.state)).collect::<Vec<_>>(),
+        [(ids[0], TaskState::Dispatching)]
+    );
+    lock.release().await;
 }

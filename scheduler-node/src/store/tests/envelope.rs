@@ -58,6 +58,6 @@ async fn an_envelope_stays_with_its_task_through_claim_rescue_archive_and_reviva
     assert_eq!(test.database.task_finish(&[finish(id)]).await.unwrap().ids, [id]);
     assert_eq!((kept(&test.pool, "task").await, kept(&test.pool, "archive").await), (0, 1));
     assert!(matches!(test.database.task_revive(id).await.unwrap(), Guarded::Done(_)));
-    let again = test.database.task_claim(&[id], &fences, Duration::ZERO, &Default::default()).await.unwrap();
+    let again = test.database.task_claim(&[id], &fences, Duration::ZERO, &Default::default(), i64::MAX).await.unwrap();
     assert_eq!(again.deliveries[0].envelope.as_deref(), Some(&envelope()));
 }

@@ -64,8 +64,8 @@ async fn claims_rescues_and_settlements_find_their_rows_by_primary_key() {
         let cases = [
             (
                 include_str!("../queries/task_claim.sql"),
-                "uuid[], int[], bigint[], interval, interval, text[]",
-                format!("{ids}, {owned}, '15 ms', '45 s', '{{}}'"),
+                "uuid[], int[], bigint[], interval, interval, text[], bigint",
+                format!("{ids}, {owned}, '15 ms', '45 s', '{{}}', 0"),
             ),
             (
                 include_str!("../queries/task_rescue.sql"),
@@ -121,8 +121,8 @@ async fn the_gate_is_driven_by_ids_even_while_the_statistics_say_that_the_table_
     for (sql, types, values) in [
         (
             include_str!("../queries/task_claim.sql"),
-            "uuid[], int[], bigint[], interval, interval, text[]",
-            format!("{one}, '15 ms', '45 s', '{{}}'"),
+            "uuid[], int[], bigint[], interval, interval, text[], bigint",
+            format!("{one}, '15 ms', '45 s', '{{}}', 0"),
         ),
         (include_str!("../queries/task_rescue.sql"), "uuid[], int[], bigint[], interval", format!("{one}, '45 s'")),
         (

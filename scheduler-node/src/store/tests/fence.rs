@@ -4,7 +4,7 @@ use common::ids::ShardId;
 use sqlx::Row;
 
 use super::{
-    FENCE_LOCK, acquire_begun, claim, commit_during, fixture::database, own, submitted, takeover_during, unlocked,
+    FENCE_LOCK, acquire_begun, claim, commit_during, fixture::database, node, own, submitted, unlocked, until_waiting,
 };
 use crate::supervise::spawn_child;
 
@@ -12,7 +12,7 @@ use crate::supervise::spawn_child;
 const CLAIM: &str = include_str!("../queries/task_claim.sql");
 
 /// Runs a claim of everything on shard 0 as plain SQL and returns how many tasks it took.
-async fn claim_with(sql: String, pool: sqlx::PgPool, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
+async fn claim_with(sql: String, executor: impl sqlx::PgExecutor<'_>, ids: Vec<uuid::Uuid>, epoch: i64) -> usize {
     let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
     let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
         .bind(&ids)
@@ -21,31 +21,37 @@ async fn claim_with(sql: String, pool: sqlx::PgPool, ids: Vec<uuid::Uuid>, epoch
         .bind(second)
         .bind(second)
         .bind(Vec::<String>::new())
-        .fetch_all(&pool)
+        .bind(i64::MAX)
+        .fetch_all(executor)
         .await
         .unwrap();
-    rows.iter().filter(|row| row.get::<Option<uuid::Uuid>, _>("id").is_some()).count()
+    rows.iter().filter(|row| row.get::<Option<&str>, _>("fate") == Some("taken")).count()
 }
 
-/// A claim under way (held up by a locked row) while another node acquires. Returns what the claim took in the end and
-/// what the new owner found to take over.
+/// A claim under way (it has not committed) while another node acquires. Returns what the claim took and what the new owner found to take
+/// over.
 async fn acquire_during_claim(sql: String) -> (usize, usize) {
     let test = database().await;
     let fences = own(&test, "old").await;
     let ids = submitted(&test, 3).await;
-    let mut blocker = test.pool.acquire().await.unwrap();
-    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
-    sqlx::query("SELECT 1 FROM duetime.task WHERE id = $1 FOR UPDATE")
-        .bind(ids[0].uuid())
-        .execute(&mut *blocker)
-        .await
-        .unwrap();
-
     let waits = sql.contains(FENCE_LOCK);
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-    let claiming = spawn_child(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
-    let found = takeover_during(&test, blocker, waits).await;
-    (claiming.await.unwrap(), found)
+    let mut claiming = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
+    let claimed = claim_with(sql, &mut *claiming, uuids, fences[&ShardId::new(0)].number()).await;
+    let database = test.database.clone();
+    let acquiring = spawn_child(async move {
+        let taken = database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
+        database.task_takeover(&taken.into_iter().collect(), 100).await.unwrap().len()
+    });
+    if waits {
+        until_waiting(&test.pool, 1).await;
+        sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
+        return (claimed, acquiring.await.unwrap());
+    }
+    let found = acquiring.await.unwrap();
+    sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
+    (claimed, found)
 }
 
 #[tokio::test]
@@ -66,7 +72,8 @@ async fn claim_during_acquire(sql: String) -> usize {
     let acquiring = acquire_begun(&test).await;
     let waits = sql.contains(FENCE_LOCK);
     let uuids: Vec<_> = ids.iter().map(|id| id.uuid()).collect();
-    let claiming = spawn_child(claim_with(sql, test.pool.clone(), uuids, fences[&ShardId::new(0)].number()));
+    let (pool, epoch) = (test.pool.clone(), fences[&ShardId::new(0)].number());
+    let claiming = spawn_child(async move { claim_with(sql, &pool, uuids, epoch).await });
     commit_during(&test, acquiring, claiming, waits).await
 }
 
@@ -93,6 +100,38 @@ async fn an_old_epoch_claims_nothing_and_is_told_so() {
     let taken = claim(&test, &ids, &new).await;
     assert!(!taken.refused);
     assert_eq!(taken.deliveries.len(), 2);
+}
+
+#[tokio::test]
+async fn a_contested_shard_does_not_keep_the_others_from_being_acquired() {
+    let test = database().await;
+    let mut claiming = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
+    sqlx::query("SELECT FROM duetime.shard WHERE id = 1 FOR SHARE").execute(&mut *claiming).await.unwrap();
+    let shards = [0, 1, 2].map(ShardId::new);
+    let taken = test.database.shard_acquire(&shards, &node("new")).await.unwrap();
+    assert_eq!(taken.iter().map(|(shard, _)| *shard).collect::<Vec<_>>(), [shards[0], shards[2]]);
+    sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
+    assert_eq!(test.database.shard_acquire(&shards, &node("new")).await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn claims_that_overlap_do_not_starve_an_acquire() {
+    const CLAIM: &str = "SELECT pg_sleep(0.05) FROM (SELECT FROM duetime.shard WHERE id = 0 FOR SHARE) AS fence";
+    let test = database().await;
+    let claims: Vec<_> = (0..6)
+        .map(|_| {
+            let pool = test.pool.clone();
+            spawn_child(async move {
+                loop {
+                    sqlx::query(CLAIM).execute(&pool).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let taken = test.database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
+    assert_eq!(taken.len(), 1);
+    claims.iter().for_each(|claim| claim.abort());
 }
 
 #[tokio::test]

@@ -46,9 +46,9 @@ impl<'a> Picker<'a> {
 
     async fn pick(&mut self, wanted: Levels) -> Claimed {
         let (queue, fences, after) = (&self.queue, &self.fences, &self.after);
-        let pick = Pick { queue, fences, wanted, after, ordered: self.ordered, counted: self.counted };
-        let (claimed, ends) = self.test.database.task_pick(&pick).await.unwrap();
-        for (after, end) in self.after.iter_mut().zip(ends) {
+        let pick = Pick { queue, fences, wanted, after, ordered: self.ordered, counted: self.counted, known: i64::MAX };
+        let (claimed, walks) = self.test.database.task_pick(&pick).await.unwrap();
+        for (after, end) in self.after.iter_mut().zip(walks.ends) {
             *after = end.or_else(|| after.take());
         }
         claimed
@@ -328,6 +328,38 @@ async fn a_pick_passes_over_what_another_statement_holds() {
 
 /// A pick of this database's plan settings, held up by a locked row of its lane, while another node acquires the shard.
 #[tokio::test]
+async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_it() {
+    let test = fixture::database().await;
+    let mut picker = Picker::new(&test).await;
+    picker.ordered = true;
+    // 1,500 keys with a task out and one that waits, and behind them all one that nobody works on.
+    test.pool
+        .execute(
+            "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, attempt, claim_epoch, in_order)
+             SELECT (substr(md5(g || s.state), 1, 28) || '0000')::uuid, 0, 'orders', s.state::duetime.task_state, now(), now() - s.age, '{}',
+                    'application/json', 'busy-' || lpad(g::text, 5, '0'), s.attempt, s.attempt, s.in_order
+               FROM generate_series(1, 1500) AS g,
+                    (VALUES ('delivered', interval '2 s', 1, true), ('ready', interval '1 s', 0, NULL)) AS s (state, age, attempt, in_order)",
+        )
+        .await
+        .unwrap();
+    ready(&test, &["idle"]).await;
+    let pick = Pick {
+        queue: &picker.queue,
+        fences: &picker.fences,
+        wanted: [0, 0, 5, 0, 0],
+        after: &picker.after,
+        ordered: true,
+        counted: false,
+        known: i64::MAX,
+    };
+    let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
+    assert_eq!((claimed.deliveries.len(), walks.cut[2]), (0, true));
+    let (claimed, _) = test.database.task_pick(&Pick { after: &walks.ends, ..pick }).await.unwrap();
+    assert_eq!(claimed.deliveries.len(), 1);
+}
+
+#[tokio::test]
 async fn an_acquire_waits_for_a_pick_in_flight() {
     let test = fixture::database().await;
     let picker = Picker::new(&test).await;
@@ -346,6 +378,7 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
         .bind(100_i32)
         .bind(true)
         .bind(true)
+        .bind(i64::MAX)
         .fetch_all(&mut *picking)
         .await
         .unwrap();
@@ -393,7 +426,7 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     for (setting, value) in PLANS {
         connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
     }
-    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean";
+    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint";
     let pick = include_str!("../queries/task_pick.sql");
     connection.execute(AssertSqlSafe(format!("PREPARE pick ({types}) AS {pick}"))).await.unwrap();
     let counting = include_str!("../queries/lane_read.sql");
@@ -404,9 +437,9 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     for (call, most) in [
         ("counting ('orders', '{0}', 500, 100)", 600.0),
         ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100)", 620.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true)", 200.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true)", 3_000.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true)", 3_000.0),
+        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0)", 200.0),
+        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0)", 3_000.0),
+        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0)", 3_000.0),
     ] {
         let call = call.replace("'{}', 1000", "ARRAY[''], 1000");
         let explain = format!("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE {call}");

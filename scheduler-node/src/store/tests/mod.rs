@@ -28,6 +28,7 @@ mod stop;
 mod submit;
 mod submit_claimed;
 mod tokens;
+mod turn;
 mod watch;
 
 use std::{
@@ -88,7 +89,7 @@ async fn submitted(test: &TestDatabase, n: usize) -> Vec<TaskId> {
 }
 
 async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> super::claim::Claimed {
-    test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new()).await.unwrap()
+    test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap()
 }
 
 /// Starts up to `most` tasks that wait for room, of the highest priority that has any, as a queue without gates does.
@@ -101,7 +102,8 @@ async fn pick(
     let shards: Vec<ShardId> = fences.keys().copied().collect();
     let ready = database.lane_read(queue, &shards, most, None).await.unwrap().ready;
     let wanted = shares(ready, most, None, || 0.0);
-    let pick = Pick { queue, fences, wanted, after: &Default::default(), ordered: false, counted: false };
+    let pick =
+        Pick { queue, fences, wanted, after: &Default::default(), ordered: false, counted: false, known: i64::MAX };
     database.task_pick(&pick).await.unwrap().0
 }
 

@@ -46,7 +46,7 @@ async fn what_waits_for_room_is_not_read_and_what_is_claimed_shows_its_epoch() {
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 2).await;
     test.database
-        .task_claim(&ids[..1], &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]))
+        .task_claim(&ids[..1], &fences, Duration::ZERO, &BTreeSet::from([QueueName::new("orders")]), i64::MAX)
         .await
         .unwrap();
     claim(&test, &ids[1..], &fences).await;

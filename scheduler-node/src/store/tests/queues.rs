@@ -26,7 +26,7 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
     assert!(!put.created && put.record.queue.paused);
     let put = database.queue_put(&name("a"), &policy, None).await.unwrap();
     assert!(put.record.queue.paused, "it stays paused unless told otherwise");
-    assert!(!database.queue_pause(&name("a"), false).await.unwrap().expect("it is there").queue.paused);
+    assert!(!database.queue_pause(&name("a"), false).await.unwrap().expect("it is there").0.queue.paused);
     database.queue_add(&[name("a"), name("b"), name("b")], &QueuePolicy::default()).await.unwrap();
     let (revision, queues) = database.queue_read().await.unwrap();
     assert_eq!(revision, 5);
@@ -34,7 +34,7 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
         queues.iter().map(|queue| (queue.name.as_str(), queue.policy.settle)).collect::<Vec<_>>(),
         [("a", Settle::Result), ("b", Settle::Reject)]
     );
-    assert!(database.queue_delete(&name("a")).await.unwrap());
+    assert!(database.queue_delete(&name("a")).await.unwrap().is_some());
     assert_eq!(database.queue_revision().await.unwrap(), 6);
 }
 
@@ -44,7 +44,7 @@ async fn what_changes_nothing_leaves_the_revision() {
     let database = &test.database;
     database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
     database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
-    assert!(!database.queue_delete(&name("b")).await.unwrap());
+    assert!(database.queue_delete(&name("b")).await.unwrap().is_none());
     assert!(database.queue_pause(&name("b"), true).await.unwrap().is_none());
     assert_eq!(database.queue_revision().await.unwrap(), 1);
 }

@@ -38,6 +38,7 @@ async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) 
         .bind(vec![Some(epoch.number())])
         .bind(second)
         .bind(vec![None::<String>])
+        .bind(i64::MAX)
         .execute(&pool)
         .await
         .unwrap();
@@ -106,7 +107,7 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let epoch = own(&test, "a").await[&ShardId::new(0)];
     let tasks = [0, 0, 1].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
     let epochs = [Some(epoch), None, Some(epoch)];
-    let written = test.database.task_submit_claimed(&tasks, &epochs).await.unwrap();
+    let written = test.database.task_submit_claimed(&tasks, &epochs, i64::MAX).await.unwrap();
     assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 is nobody's");
     for (task, expected) in tasks.iter().zip(["dispatching", "scheduled", "scheduled"]) {
         assert_eq!(state(&test, task.id).await, expected);

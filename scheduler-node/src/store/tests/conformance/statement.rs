@@ -203,11 +203,13 @@ impl<'a> Subject<'a> {
         let (database, id, ids, fences) = (&self.test.database, self.id, [self.id], &self.fences);
         let attempt = Attempt::new(named);
         match statement {
-            S::Claim => Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, &BTreeSet::new()).await.unwrap()),
+            S::Claim => {
+                Answer::of_claim(&database.task_claim(&ids, fences, AHEAD, &BTreeSet::new(), i64::MAX).await.unwrap())
+            }
             S::Pick => Answer::of_claim(&pick(database, &self.queue, fences, 10).await),
             S::ClaimInClosedLane => {
                 let closed = BTreeSet::from([self.queue.clone()]);
-                let claimed = database.task_claim(&ids, fences, AHEAD, &closed).await.unwrap();
+                let claimed = database.task_claim(&ids, fences, AHEAD, &closed, i64::MAX).await.unwrap();
                 assert!(claimed.deliveries.is_empty(), "a closed lane hands nothing out");
                 Answer::of(!claimed.held_back.is_empty())
             }
@@ -314,7 +316,7 @@ impl<'a> Subject<'a> {
         let dead = self.fences.iter().map(|(shard, epoch)| (*shard, before(epoch))).collect();
         let database = &self.test.database;
         let claims = [
-            database.task_claim(&[self.id], &dead, AHEAD, &BTreeSet::new()).await.unwrap(),
+            database.task_claim(&[self.id], &dead, AHEAD, &BTreeSet::new(), i64::MAX).await.unwrap(),
             pick(database, &self.queue, &dead, 10).await,
             database.task_rescue(&[self.id], &dead).await.unwrap(),
         ];

@@ -1,0 +1,8 @@
+-- Notes in a database that is not the queues' own that a queue has a new policy: from here on only who knows it claims tasks of the queue.
+-- Guard: waits for the claims in flight, as queue_put does. A newer turn stays.
+-- $1 queue, $2 the revision of its policy.
+WITH waited AS MATERIALIZED (
+    SELECT duetime.await_claims() AS done
+)
+INSERT INTO duetime.queue_turn AS q (queue, revision) SELECT $1::text, $2::bigint FROM waited WHERE waited.done
+    ON CONFLICT (queue) DO UPDATE SET revision = greatest(q.revision, excluded.revision)

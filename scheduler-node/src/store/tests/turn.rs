@@ -1,0 +1,156 @@
+//! A policy is in force for every task accepted after its change was answered: what a claim sees of a queue that has turned, in both orders,
+//! each with the proof that the rule is what makes it hold.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use common::{
+    ids::{QueueName, ShardId, TaskId},
+    queue::QueuePolicy,
+    task::pick::Levels,
+};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
+
+use super::{
+    fixture::{self, TestDatabase},
+    new_task, own, state_of, submitted, until_waiting,
+};
+use crate::{
+    store::{lane::Pick, submit::Sending},
+    supervise::spawn_child,
+};
+
+const CLAIM: &str = include_str!("../queries/task_claim.sql");
+
+/// As it is written in the claim.
+const RULE: &str = "AND t.queue <> ALL(ARRAY(SELECT q.queue FROM turned AS q))";
+
+fn orders() -> QueueName {
+    QueueName::new("orders")
+}
+
+/// Pauses the queue of [`submitted`] and returns the revision.
+async fn paused(test: &TestDatabase) -> i64 {
+    test.database.queue_put(&orders(), &QueuePolicy::default(), Some(true)).await.unwrap().revision
+}
+
+#[tokio::test]
+async fn who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_everything_else() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let revision = paused(&test).await;
+    let mut ids = submitted(&test, 2).await;
+    let mut other = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    other.queue = QueueName::new("mails");
+    test.database.task_submit(std::slice::from_ref(&other), Sending::First).await.unwrap();
+    ids.push(other.id);
+    let old = test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::new(), revision - 1).await.unwrap();
+    assert!(old.turned);
+    assert_eq!(old.deliveries.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [other.id]);
+    assert_eq!(old.passed.iter().map(|key| key.id).collect::<BTreeSet<_>>(), ids[..2].iter().copied().collect());
+    let closed = BTreeSet::from([orders()]);
+    let known = test.database.task_claim(&ids, &fences, Duration::ZERO, &closed, revision).await.unwrap();
+    assert_eq!((known.turned, known.held_back.len()), (false, 2));
+    let wanted: Levels = [0, 0, 2, 0, 0];
+    for (known, started) in [(revision - 1, 0), (revision, 2)] {
+        let pick = Pick {
+            queue: &orders(),
+            fences: &fences,
+            wanted,
+            after: &Default::default(),
+            ordered: false,
+            counted: false,
+            known,
+        };
+        let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
+        assert_eq!((claimed.deliveries.len(), claimed.turned), (started, started == 0));
+    }
+}
+
+#[tokio::test]
+async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_know() {
+    let test = fixture::database().await;
+    let epoch = own(&test, "a").await[&ShardId::new(0)];
+    let revision = paused(&test).await;
+    for (known, state) in [(revision - 1, "scheduled"), (revision, "dispatching")] {
+        let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        let written =
+            test.database.task_submit_claimed(std::slice::from_ref(&task), &[Some(epoch)], known).await.unwrap();
+        assert_eq!(written.turned.contains(&orders()), state == "scheduled");
+        assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some(state));
+    }
+}
+
+#[tokio::test]
+async fn another_database_hears_of_a_turn_and_an_older_one_does_not_take_its_place() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = submitted(&test, 1).await;
+    test.database.queue_turn(&orders(), 7).await.unwrap();
+    test.database.queue_turn(&orders(), 5).await.unwrap();
+    for (known, claimed) in [(6, 0), (7, 1)] {
+        let answer = test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::new(), known).await.unwrap();
+        assert_eq!(answer.deliveries.len(), claimed);
+    }
+}
+
+/// A claim as plain SQL that knows the queues as of `known`. Returns how many tasks it took.
+async fn claim_with(connection: &mut PgConnection, sql: String, ids: &[TaskId], epoch: i64, known: i64) -> usize {
+    let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .bind(ids.iter().map(|id| id.uuid()).collect::<Vec<_>>())
+        .bind(vec![0_i32; ids.len()])
+        .bind(vec![epoch; ids.len()])
+        .bind(second)
+        .bind(second)
+        .bind(Vec::<String>::new())
+        .bind(known)
+        .fetch_all(connection)
+        .await
+        .unwrap();
+    rows.iter().filter(|row| row.get::<Option<&str>, _>("fate") == Some("taken")).count()
+}
+
+/// A queue is paused while a claim is under way that does not know it yet; another claim begins, and a task is accepted, meanwhile. Returns
+/// how many tasks the second claim took.
+async fn claim_during_turn(sql: &str) -> usize {
+    let test = fixture::database().await;
+    // However slow this machine is: nobody gives up while the first claim is under way.
+    test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
+    let epoch = own(&test, "a").await[&ShardId::new(0)].number();
+    let ids = submitted(&test, 2).await;
+    let mut first = test.pool.acquire().await.unwrap();
+    first.execute("BEGIN").await.unwrap();
+    assert_eq!(claim_with(&mut first, sql.to_owned(), &ids[..1], epoch, 0).await, 1);
+    let mut pausing = test.pool.acquire().await.unwrap();
+    let pausing = spawn_child(async move {
+        sqlx::query(include_str!("../queries/queue_put.sql"))
+            .bind("orders")
+            .bind(sqlx::types::Json(QueuePolicy::default()))
+            .bind(Some(true))
+            .execute(&mut *pausing)
+            .await
+            .unwrap();
+    });
+    until_waiting(&test.pool, 1).await;
+    assert!(!pausing.is_finished(), "no answer while a claim that does not know it is under way");
+    let (pool, statement, second) = (test.pool.clone(), sql.to_owned(), ids[1..].to_vec());
+    let claiming = spawn_child(async move {
+        let mut connection = pool.acquire().await.unwrap();
+        claim_with(&mut connection, statement, &second, epoch, 0).await
+    });
+    until_waiting(&test.pool, 2).await;
+    first.execute("COMMIT").await.unwrap();
+    pausing.await.unwrap();
+    claiming.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_change_waits_for_the_claims_in_flight_and_a_claim_that_began_meanwhile_sees_it() {
+    assert_eq!(claim_during_turn(CLAIM).await, 0);
+}
+
+#[tokio::test]
+async fn without_the_rule_a_claim_would_start_tasks_of_a_paused_queue() {
+    assert!(CLAIM.contains(RULE), "the rule is written as this test expects");
+    assert_eq!(claim_during_turn(&CLAIM.replace(RULE, "")).await, 1);
+}
