@@ -33,6 +33,7 @@ use crate::{
     http,
     loops::{
         archiver::Archiver,
+        aside::Asides,
         assigner::Assigner,
         at_once::AtOnce,
         auditor::Auditor,
@@ -108,6 +109,7 @@ struct Shared {
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
+    asides: Asides,
     traces: Traces,
     stop: Stop,
 }
@@ -156,6 +158,7 @@ impl Node {
             session,
             shared.stop.leaving.clone(),
             broker.door_troubles(),
+            shared.asides.clone(),
         );
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
@@ -181,6 +184,7 @@ impl Node {
             store: shared.store.clone(),
             ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
             metrics: Arc::clone(&shared.metrics),
+            asides: shared.asides.clone(),
         };
         intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
@@ -220,6 +224,7 @@ impl Shared {
         let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
         let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
         let metrics = Arc::new(Metrics::register(&registry, &names)?);
+        let asides = Asides::register(&registry)?;
         let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
         let families = StoreMetrics::families(&registry)?;
         let databases: Vec<Arc<Database>> = config
@@ -236,6 +241,7 @@ impl Shared {
             held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
             waiting: Arc::default(),
             inbox: Arc::default(),
+            asides: asides.clone(),
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
@@ -249,6 +255,7 @@ impl Shared {
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
+            asides,
             traces,
             stop: Stop::default(),
             config,
@@ -352,7 +359,8 @@ impl Shared {
     fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
         let metrics = AuditMetrics::register(&self.registry)?;
         let (audit, notes) = Audit::new(metrics.clone());
-        let auditor = Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics };
+        let auditor =
+            Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics, asides: self.asides.clone() };
         crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
         Ok(audit)
     }
@@ -443,6 +451,7 @@ impl Shared {
             mastership,
             self.fitness.subscribe(),
             Arc::clone(&self.metrics),
+            self.asides.clone(),
         );
         crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }
