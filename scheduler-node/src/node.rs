@@ -33,6 +33,7 @@ use crate::{
     http,
     loops::{
         archiver::Archiver,
+        aside::Asides,
         assigner::Assigner,
         at_once::AtOnce,
         auditor::Auditor,
@@ -110,6 +111,7 @@ struct Shared {
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
+    asides: Asides,
     traces: Traces,
     stop: Stop,
 }
@@ -158,6 +160,7 @@ impl Node {
             session,
             shared.stop.leaving.clone(),
             broker.door_troubles(),
+            shared.asides.clone(),
         );
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
@@ -183,6 +186,7 @@ impl Node {
             store: shared.store.clone(),
             ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
             metrics: Arc::clone(&shared.metrics),
+            asides: shared.asides.clone(),
         };
         intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
@@ -222,6 +226,7 @@ impl Shared {
         let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
         let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
         let metrics = Arc::new(Metrics::register(&registry, &names)?);
+        let asides = Asides::register(&registry)?;
         let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
         let families = StoreMetrics::families(&registry)?;
         let databases: Vec<Arc<Database>> = config
@@ -240,6 +245,7 @@ impl Shared {
             waiting: Arc::default(),
             inbox: Arc::default(),
             outdated: Arc::clone(&outdated),
+            asides: asides.clone(),
         };
         let sites = Sites::new(databases.iter().map(site).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
@@ -254,6 +260,7 @@ impl Shared {
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
+            asides,
             traces,
             stop: Stop::default(),
             config,
@@ -357,7 +364,8 @@ impl Shared {
     fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
         let metrics = AuditMetrics::register(&self.registry)?;
         let (audit, notes) = Audit::new(metrics.clone());
-        let auditor = Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics };
+        let auditor =
+            Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics, asides: self.asides.clone() };
         crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
         Ok(audit)
     }
@@ -448,6 +456,7 @@ impl Shared {
             mastership,
             self.fitness.subscribe(),
             Arc::clone(&self.metrics),
+            self.asides.clone(),
         );
         crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }

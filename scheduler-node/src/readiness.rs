@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::{BrokerState, DoorTroubles},
     loops::{
+        aside::Asides,
         prober::Fitness,
         session_keeper::{Session, Standing},
     },
@@ -26,6 +27,7 @@ pub struct Readiness {
     session: watch::Receiver<Session>,
     leaving: CancellationToken,
     doors: DoorTroubles,
+    asides: Asides,
     /// Everything was there at the same time, once.
     complete: Arc<AtomicBool>,
 }
@@ -44,8 +46,9 @@ impl Readiness {
         session: watch::Receiver<Session>,
         leaving: CancellationToken,
         doors: DoorTroubles,
+        asides: Asides,
     ) -> Self {
-        Self { fitness, broker, session, leaving, doors, complete: Arc::default() }
+        Self { fitness, broker, session, leaving, doors, asides, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
@@ -71,6 +74,8 @@ impl Readiness {
         }
         // One exchange in the way keeps nobody from the rest.
         reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
+        // Nor does what a database refuses: the rest goes on.
+        reasons.extend(self.asides.reasons());
         let leaving = self.leaving.is_cancelled();
         if leaving {
             reasons.push("this node is stopping".to_owned());

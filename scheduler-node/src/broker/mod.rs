@@ -18,7 +18,7 @@ mod publisher;
 mod routes;
 mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod topology;
 mod worker;
 

@@ -10,14 +10,17 @@ use common::{
 };
 
 use super::{Desk, submit::named};
-use crate::store::inbox::InboxRow;
+use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
     /// One answer a row, in their order: the task it is to be, or why it cannot be one.
     pub async fn judge(&self, rows: &[InboxRow]) -> Vec<Result<NewTask, Problem>> {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
-        let read = |row: &InboxRow| TaskRequest::parse(&row.request)?.validate(row.submitted_at, &limits);
+        let read = |row: &InboxRow| {
+            let request = row.request.as_ref().ok_or_else(too_large)?;
+            TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
+        };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
         let queues: BTreeSet<&QueueName> = read.iter().flatten().flat_map(named).collect();
         self.know(queues).await;
@@ -46,4 +49,8 @@ impl Desk {
             _ => Ok(()),
         }
     }
+}
+
+fn too_large() -> Problem {
+    Problem::payload_too_large(format!("the submission is longer than {LONGEST_REQUEST} bytes, or cannot be read"))
 }

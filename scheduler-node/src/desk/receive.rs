@@ -6,7 +6,10 @@ use common::{
 };
 
 use super::{Desk, refusal, submit::named};
-use crate::{loops::submitter::Answer, traces::Way};
+use crate::{
+    loops::submitter::{Answer, Unstored},
+    traces::Way,
+};
 
 /// As the metrics call it.
 const SOURCE: &str = "amqp";
@@ -54,6 +57,7 @@ impl Desk {
             taken[place] = match stored {
                 Ok(Answer::Stored(_)) => Taken::Durable,
                 Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),
+                Err(error @ Unstored::Refused(_)) => Taken::Refused(refusal::unstored(&error)),
                 Err(error) => Taken::Again(error.to_string()),
             };
         }

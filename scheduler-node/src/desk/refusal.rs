@@ -17,6 +17,11 @@ const AGAIN_AFTER_S: u32 = 1;
 /// Not stored, or not known to be: the client has to send it again.
 pub(super) fn unstored(error: &Unstored) -> Problem {
     let detail = match error {
+        Unstored::Refused(why) => {
+            return Problem::unprocessable(format!(
+                "the database refuses the task, now and whenever it is sent again: {why}"
+            ));
+        }
         Unstored::Unavailable(_) => "the task could not be made durable and was not accepted; send it again",
         Unstored::Unknown(_) => {
             "nobody knows whether the task was stored: the database stopped answering at the wrong moment; if it is sent again it \

@@ -8,14 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::ShardId;
+use common::ids::{QueueName, ShardId, TaskId};
 use tokio_util::sync::CancellationToken;
 
-use super::{queue_reader::Books, site::Site};
+use super::{
+    aside::{Kept, Kind, why},
+    queue_reader::Books,
+    retry::{Refused, try_each},
+    site::Site,
+};
 use crate::{
     config::Audit,
     metrics::Metrics,
-    store::{Error, change::Keep, migrate::DEFAULT_KEEP_DAYS},
+    store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS},
 };
 
 /// How often expired tasks are looked for.
@@ -33,6 +38,9 @@ const FORGOTTEN: i64 = 2_000;
 /// Such statements in a row. With all nodes' together more than producers can note meanwhile.
 const FORGET_BATCHES: usize = 500;
 
+/// Expired tasks left where they are because the database refuses to archive them. The first of more are tried again.
+const ASIDE_MOST: usize = 1_000;
+
 const DAY_MS: i64 = 86_400_000;
 
 #[derive(Debug)]
@@ -47,6 +55,7 @@ pub struct Archiver {
 impl Archiver {
     pub async fn run(self, stop: CancellationToken) {
         let mut turned: Option<(Instant, u64)> = None;
+        let mut aside = Vec::new();
         loop {
             let keep_days = self.keep_days();
             // At once when a queue is to keep its tasks for longer.
@@ -56,7 +65,7 @@ impl Archiver {
                 turned = Some((Instant::now(), keep_days));
                 self.forget(&stop).await;
             }
-            if let Err(error) = self.expire().await {
+            if let Err(error) = self.expire(&mut aside).await {
                 tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
             }
             tokio::select! {
@@ -109,14 +118,17 @@ impl Archiver {
         }
     }
 
-    async fn expire(&self) -> Result<(), Error> {
+    async fn expire(&self, aside: &mut Vec<TaskId>) -> Result<(), Error> {
         let shards: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
         if shards.is_empty() {
             return Ok(());
         }
         loop {
             let keep = Keep::of(&self.books.load());
-            let expired = self.site.database.task_expire(&shards, EXPIRED_PER_PASS, &keep).await?;
+            let expired = match self.site.database.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
+                Err(error) if error.fault() == Fault::Data => self.expire_apart(&shards, &keep, aside).await?,
+                expired => expired?,
+            };
             for queue in &expired {
                 self.metrics.finished(queue, "expired", 1);
             }
@@ -124,5 +136,24 @@ impl Archiver {
                 return Ok(());
             }
         }
+    }
+
+    /// The database refuses to archive one of them: the others all the same, and that one is left where it is. It is never claimed.
+    async fn expire_apart(
+        &self,
+        shards: &[ShardId],
+        keep: &Keep,
+        aside: &mut Vec<TaskId>,
+    ) -> Result<Vec<QueueName>, Error> {
+        let database = &self.site.database;
+        let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
+        let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
+        for Refused { item: id, error } in tried.refused {
+            self.site.asides.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
+            aside.push(*id);
+        }
+        aside.drain(..aside.len().saturating_sub(ASIDE_MOST));
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        Ok(tried.answers.into_iter().flatten().collect())
     }
 }

@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::{
+    aside::{Asides, Kept, Kind, why},
+    retry::{Refused, until_done},
+};
 use crate::{
     audit::{AuditMetrics, Dropped, Noted},
     store::{Error, Store},
@@ -18,9 +22,6 @@ const GATHER: Duration = Duration::from_millis(50);
 /// Notes of one statement: 1 to 3 ms.
 const BATCH: usize = 500;
 
-/// Between two tries while the database is away.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
-
 /// For what is left when the node stops.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
@@ -30,6 +31,7 @@ pub struct Auditor {
     /// The name under which this node notes.
     pub node: String,
     pub metrics: AuditMetrics,
+    pub asides: Asides,
 }
 
 impl Auditor {
@@ -56,46 +58,41 @@ impl Auditor {
 
     /// `false`: told to stop before it was written.
     async fn write_until(&self, batch: &[Noted], stop: &CancellationToken) -> bool {
-        let mut told = false;
-        while let Err(error) = self.write(batch).await {
-            if !told {
-                told = true;
-                tracing::warn!(error = &error as &dyn std::error::Error, "the audit cannot be written; notes wait");
-            }
-            tokio::select! {
-                () = tokio::time::sleep(AGAIN_AFTER) => {}
-                () = stop.cancelled() => return false,
-            }
+        let home = self.store.home();
+        let writing = until_done("the notes of the audit", batch, |part| self.write(part));
+        let Some(done) = stop.run_until_cancelled(writing).await else { return false };
+        for Refused { item, error } in done.refused {
+            let kept = Kept {
+                name: Some(item.id.to_string()),
+                body: format!("{:?}", item.deed).into_bytes(),
+                ..Kept::default()
+            };
+            self.asides.keep(home, Kind::Audit, kept, &why(&error)).await;
+            self.metrics.dropped(Dropped::Unwritable, 1);
         }
         true
     }
 
     /// Writes what is left; nobody notes any more.
     async fn finish(&self, mut batch: Vec<Noted>, mut notes: mpsc::Receiver<Noted>) {
+        let last_word = CancellationToken::new();
         let until = Instant::now() + LAST_WORD;
         loop {
             fill(&mut batch, &mut notes);
             if batch.is_empty() {
                 return;
             }
-            let left = until.saturating_duration_since(Instant::now());
-            match tokio::time::timeout(left, self.write(&batch)).await {
-                Ok(Ok(())) => batch.clear(),
-                Ok(Err(_)) if left > AGAIN_AFTER => tokio::time::sleep(AGAIN_AFTER).await,
-                _ => return self.metrics.dropped(Dropped::Stopped, batch.len() + notes.len()),
+            let writing = self.write_until(&batch, &last_word);
+            match tokio::time::timeout_at(until.into(), writing).await {
+                Ok(_) => batch.clear(),
+                Err(_) => return self.metrics.dropped(Dropped::Stopped, batch.len() + notes.len()),
             }
         }
     }
 
     async fn write(&self, batch: &[Noted]) -> Result<(), Error> {
-        match self.store.home().audit_add(batch, &self.node).await {
-            Ok(()) => self.metrics.written.inc_by(batch.len() as u64),
-            Err(error) if is_unwritable(&error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "the database does not take these notes");
-                self.metrics.dropped(Dropped::Unwritable, batch.len());
-            }
-            Err(error) => return Err(error),
-        }
+        self.store.home().audit_add(batch, &self.node).await?;
+        self.metrics.written.inc_by(batch.len() as u64);
         Ok(())
     }
 }
@@ -106,11 +103,6 @@ fn fill(batch: &mut Vec<Noted>, notes: &mut mpsc::Receiver<Noted>) {
     {
         batch.push(note);
     }
-}
-
-/// What is wrong with a value does not get better: it would hold up all that comes after it.
-fn is_unwritable(error: &Error) -> bool {
-    error.sqlstate().is_some_and(|code| ["22", "23"].iter().any(|class| code.starts_with(class)))
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 //! A row is collected by the owner of its shard, into whose heap the task goes at once; by anyone when it has waited for a while. Nodes
 //! may do so at the same time: of what they write one counts. If this loop stops, submissions wait in the inbox.
 
+mod refuse;
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,12 +19,15 @@ use common::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{prober::Fitness, putter::TASKS_PER_PUT, queue_reader::Books, releaser::Releaser, site::Sites};
+use super::{
+    prober::Fitness, putter::TASKS_PER_PUT, queue_reader::Books, releaser::Releaser, retry::try_each, site::LEFT_ALONE,
+    site::Sites,
+};
 use crate::{
     desk::{Desk, refusal},
     metrics::Metrics,
     store::{
-        Database, Error,
+        Database, Error, Fault,
         inbox::{Collected, InboxRow, Wanted},
         migrate::DEFAULT_KEEP_DAYS,
         put::{Hold, PutOutcome},
@@ -74,6 +79,8 @@ struct Passed {
     head: Option<TaskId>,
     /// Databases in trouble, and since when.
     avoided: BTreeMap<usize, Instant>,
+    /// Rows that the database neither moves nor lets us refuse, and since when they are left alone.
+    aside: BTreeMap<TaskId, Instant>,
 }
 
 impl Collector {
@@ -121,46 +128,60 @@ impl Collector {
             return Ok(false);
         }
         passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
-        let rows = self.read(&passed.avoided).await?;
+        passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
+        let rows = self.read(passed).await?;
         let mut refused = Vec::new();
         let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
         for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
             match (judged, self.sites.of(row.id.shard())) {
                 (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
                 (Ok(_), None) => {}
-                (Err(problem), _) => refused.push((row.id, problem)),
+                (Err(problem), _) => refused.push((row, problem)),
             }
         }
-        self.refuse(refused).await?;
+        self.refuse_judged(refused, passed).await?;
         if let Some(own) = parts.remove(&self.index) {
-            self.hand_over(self.index, own).await?;
+            self.hand_over(self.index, own, passed).await?;
         }
         for (index, tasks) in parts {
-            if self.told(self.hand_over(index, tasks).await).is_none() {
+            if self.told(self.hand_over(index, tasks, passed).await).is_none() {
                 passed.avoided.insert(index, Instant::now());
             }
         }
         // The same rows again: somebody is about to cancel them.
         let head = rows.first().map(|row| row.id);
-        Ok(rows.len() == BATCH && std::mem::replace(&mut passed.head, head) != head)
+        let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
+        Ok(more && std::mem::replace(&mut passed.head, head) != head)
     }
 
-    async fn read(&self, avoided: &BTreeMap<usize, Instant>) -> Result<Vec<InboxRow>, Error> {
+    /// What cannot be read together is read one by one, and what cannot be read at all comes without its request.
+    async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
         let fitness = self.fitness.borrow().clone();
         let sites = self.sites.all();
         let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
         let reachable: Vec<ShardId> = sites
             .iter()
             .enumerate()
-            .filter(|(index, site)| fitness.is_fit(site.name()) && !avoided.contains_key(index))
+            .filter(|(index, site)| fitness.is_fit(site.name()) && !passed.avoided.contains_key(index))
             .flat_map(|(_, site)| site.database.shards().iter())
             .collect();
-        let wanted = Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH };
-        self.source().inbox_read(wanted).await
+        let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
+        let wanted =
+            Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
+        let one = Wanted { most: 1, ..wanted };
+        // A timeout of the server's is contention: unpacking the request may be what takes so long.
+        let again = |error: &Error| error.fault() != Fault::Outage;
+        match self.source().inbox_read(wanted).await {
+            Err(error) if again(&error) => match self.source().inbox_read(one).await {
+                Err(error) if again(&error) => self.source().inbox_ids(one).await,
+                read => read,
+            },
+            read => read,
+        }
     }
 
     /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
-    async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>) -> Result<(), Error> {
+    async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
         let source = self.source();
         let away = index != self.index;
         if away {
@@ -170,27 +191,27 @@ impl Collector {
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
-        self.make(index, plain).await?;
-        let refused = self.put(index, keyed).await?;
+        let mut refused = self.make(index, plain).await?;
+        refused.extend(self.put(index, keyed).await?);
         fail::fail_point!("after_collect", |_| std::process::abort());
         arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
-        self.refuse(refused).await?;
+        self.refuse(refused, true, passed).await?;
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
         }
         Ok(())
     }
 
-    async fn make(&self, index: usize, tasks: Vec<NewTask>) -> Result<(), Error> {
-        if tasks.is_empty() {
-            return Ok(());
-        }
+    /// Those without a key. Returns what the database refuses.
+    async fn make(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
         let source = (index != self.index).then(|| self.source().name());
-        let made = self.sites.all()[index].database.task_collect(&tasks, source).await?;
+        let tried = try_each(&tasks, |part| self.sites.all()[index].database.task_collect(part, source)).await;
+        let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
         self.note(made.iter().map(|task| &task.queue));
-        Ok(())
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        Ok(tried.refused.iter().map(|refused| self.refused(refused)).collect())
     }
 
     /// Those that have a key or wait for others. Returns what stands against some of them.
@@ -200,15 +221,19 @@ impl Collector {
         }
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
-        let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let source = (index != self.index).then(|| self.source().name());
-        let collected = self.sites.all()[index].database.task_collect_keyed(&tasks, &holds, source).await?;
+        let tried = try_each(&tasks, |part| {
+            let holds: Vec<Hold> = part.iter().map(hold).collect();
+            async move { self.sites.all()[index].database.task_collect_keyed(part, &holds, source).await }
+        })
+        .await;
+        let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
         let site = &self.sites.all()[index];
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(site, &waiting).await?;
-        let mut refused = Vec::new();
+        let mut refused: Vec<(TaskId, Problem)> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         for Collected { id, first, put } in collected {
             if first && put.superseded > 0 {
                 self.metrics.finished(queues[&id], TaskState::Superseded.text(), put.superseded);
@@ -223,6 +248,7 @@ impl Collector {
                 refused.push((id, problem));
             }
         }
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
         Ok(refused)
     }
 
@@ -230,19 +256,6 @@ impl Collector {
         for queue in queues {
             self.metrics.submitted(queue, SOURCE, 1);
         }
-    }
-
-    async fn refuse(&self, refused: Vec<(TaskId, Problem)>) -> Result<(), Error> {
-        if refused.is_empty() {
-            return Ok(());
-        }
-        let reasons: Vec<(TaskId, String)> = refused.iter().map(|(id, problem)| (*id, problem.to_string())).collect();
-        let just_now = self.source().inbox_refuse(&reasons).await?;
-        for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
-            tracing::warn!(task = %id, database = %self.source().name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
-            self.metrics.inbox_refused(problem.slug());
-        }
-        Ok(())
     }
 
     /// How the inbox stands. `copied`: the revision of the queues that this database has.

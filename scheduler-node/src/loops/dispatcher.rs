@@ -24,8 +24,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{gate::Gate, lanes::Lanes, queue_reader::Books, reporter::Reporter};
-use crate::broker::BrokerState;
+use super::{aside::Kind, gate::Gate, lanes::Lanes, queue_reader::Books, reporter::Reporter, retry::try_each};
+use crate::{
+    broker::BrokerState,
+    store::{Error, Fault},
+};
 
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
 const CLAIMS_IN_FLIGHT: usize = 4;
@@ -138,15 +141,27 @@ impl Dispatcher {
             return;
         }
         self.gate.metrics.claim_batch.observe(ids.len() as f64);
-        let fences = self.gate.fences(&ids);
+        let tried = try_each(&ids, |part| self.claim_part(part)).await;
+        self.gate.site.set_aside(Kind::Claim, tried.refused).await;
+    }
+
+    /// Fails when the database refuses a row of it, and only then.
+    async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+        let fences = self.gate.fences(ids);
         let book = self.books.load_full();
         let closed = self.lanes.not_claimed(&book, Instant::now());
         let (began, ahead) = (Instant::now(), self.ahead());
-        let answer = self.gate.site.database.task_claim(&ids, &fences, ahead, &closed, book.revision()).await;
+        let answer = self.gate.site.database.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         self.lead.lock().took(began.elapsed(), Instant::now());
-        if let Some(claimed) = self.gate.received("due", ids, &fences, ahead, answer).await {
+        // Whatever else went wrong, it may have been done: a rescue finds out.
+        let answer = match answer {
+            Err(error) if error.fault() == Fault::Data => return Err(error),
+            answer => answer,
+        };
+        if let Some(claimed) = self.gate.received("due", ids.to_vec(), &fences, ahead, answer).await {
             self.gate.hand_over(claimed).await;
         }
+        Ok(())
     }
 
     /// To be claimed: what comes due within this time.
@@ -157,23 +172,29 @@ impl Dispatcher {
     }
 
     async fn rescue(&self, ids: Vec<TaskId>) {
-        if ids.is_empty() {
-            return;
-        }
-        let fences = self.gate.fences(&ids);
-        let answer = self.gate.site.database.task_rescue(&ids, &fences).await;
-        if let Some(claimed) = self.gate.received("rescue", ids, &fences, Duration::ZERO, answer).await {
+        let tried = try_each(&ids, |part| self.rescue_part(part)).await;
+        self.gate.site.set_aside(Kind::Rescue, tried.refused).await;
+    }
+
+    /// Fails when a row of it is refused, or cannot be read, and only then.
+    async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+        let fences = self.gate.fences(ids);
+        let answer = match self.gate.site.database.task_rescue(ids, &fences).await {
+            Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => return Err(error),
+            answer => answer,
+        };
+        if let Some(claimed) = self.gate.received("rescue", ids.to_vec(), &fences, Duration::ZERO, answer).await {
             self.gate.hand_over(claimed).await;
         }
+        Ok(())
     }
 
     /// Those that need not wait any more are claimed like any other; the rest wakes again when the preloader finds it.
     async fn look(&self, ids: Vec<TaskId>) {
-        if let Err(error) = self.reporter.releaser.look(&self.gate.site, &ids).await {
-            self.gate.unknown(&ids, "waiting tasks were not looked at", &error);
-            return;
+        match self.reporter.releaser.look(&self.gate.site, &ids).await {
+            Ok(_) => self.gate.site.held.end(ids),
+            Err(error) => self.gate.unknown(&ids, "waiting tasks were not looked at", &error),
         }
-        self.gate.site.held.end(ids);
     }
 
     /// Those that came due are settled; a deadline that had been moved wakes again when the preloader finds it.
@@ -186,10 +207,11 @@ impl Dispatcher {
             tokio::time::sleep_until(instant.into()).await;
         }
         let ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
-        if let Err(error) = self.reporter.deadlines(self.gate.index, &ids).await {
-            self.gate.unknown(&ids, "deadlines were not settled", &error);
-            return;
+        let left = self.reporter.deadlines(self.gate.index, &ids).await;
+        let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
+        if let Some(error) = error {
+            self.gate.unknown(&left, "deadlines were not settled", &error);
         }
-        self.gate.site.held.end(ids);
+        self.gate.site.held.end(ids.into_iter().filter(|id| !left.contains(id)));
     }
 }

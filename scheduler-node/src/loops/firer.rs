@@ -26,11 +26,17 @@ use futures::StreamExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{elector::Mastership, prober::Fitness, queue_reader::Books, submitter::Submitter};
+use super::{
+    aside::{Asides, Kept, Kind, why},
+    elector::Mastership,
+    prober::Fitness,
+    queue_reader::Books,
+    submitter::{Submitter, Unstored},
+};
 use crate::{
     metrics::Metrics,
     store::{
-        Database, Error, Store,
+        Database, Error, Fault, Store,
         schedules::{Due, DueSchedule, FireRecord, ScheduleRecord, Unreadable},
     },
     supervise::spawn_child,
@@ -58,6 +64,9 @@ const POSTPONE: Duration = Duration::from_secs(1);
 /// One that this version cannot read.
 const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
 
+/// One whose decision the database refuses. Its neighbours are decided meanwhile.
+const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
+
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
@@ -78,6 +87,7 @@ pub struct Firer {
     mastership: watch::Receiver<Mastership>,
     fitness: watch::Receiver<Fitness>,
     metrics: Arc<Metrics>,
+    asides: Asides,
     making: Arc<Semaphore>,
 }
 
@@ -98,9 +108,10 @@ impl Firer {
         mastership: watch::Receiver<Mastership>,
         fitness: watch::Receiver<Fitness>,
         metrics: Arc<Metrics>,
+        asides: Asides,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        Self { store, submitter, books, mastership, fitness, metrics, making }
+        Self { store, submitter, books, mastership, fitness, metrics, asides, making }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -227,6 +238,11 @@ impl Firer {
                 tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, in between");
                 return;
             }
+            Err(error) if error.fault() == Fault::Data => {
+                let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
+                self.asides.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
+                return self.postpone(&record, POSTPONE_REFUSED).await;
+            }
             Err(error) => {
                 // Had it been done, the fire times are taken on after the hold; else the schedule is still due.
                 tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "it is not known what became of a decision");
@@ -291,8 +307,18 @@ impl Firer {
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let answers = self.submitter.write(tasks, SOURCE).await;
         fail::fail_point!("after_fire_made", |_| std::process::abort());
-        let done: Vec<TaskId> =
-            ids.into_iter().zip(answers).filter_map(|(id, answer)| answer.ok().map(|_| id)).collect();
+        let mut done: Vec<TaskId> = Vec::with_capacity(ids.len());
+        for (id, answer) in ids.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => done.push(id),
+                // It will never be made. Its schedule goes on.
+                Err(Unstored::Refused(why)) => {
+                    self.asides.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
+                    done.push(id);
+                }
+                Err(_) => {}
+            }
+        }
         if let Err(error) = self.store.home().fire_done(&done).await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,

@@ -5,7 +5,10 @@
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
 //! - a drain waits for what is in flight, so that the next owner finds nothing half done.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Instant,
+};
 
 use common::{
     delay::heap::{DelayHeap, Entry, WakeKind},
@@ -38,7 +41,12 @@ struct State {
     nudged: BTreeSet<ShardId>,
     /// Picks under way, each with the fences it shows: what they take is in flight only when their answer is here.
     picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
+    /// Rows that the database refuses to write, and until when each is left alone.
+    aside: HashMap<TaskId, Instant>,
 }
+
+/// Rows that are left alone, at the most. Beyond it they are tried again and again, which is slow but no danger.
+const ASIDE_MOST: usize = 10_000;
 
 /// Between the heap and the writing of its outcome.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,8 +75,12 @@ impl State {
             || self.picks.values().any(|fences| shards.iter().any(|shard| fences.contains_key(shard)))
     }
 
+    fn is_aside(&self, id: TaskId) -> bool {
+        self.aside.get(&id).is_some_and(|until| *until > Instant::now())
+    }
+
     fn offer(&mut self, entry: Entry) {
-        if !self.claimable(entry.id.shard()) {
+        if !self.claimable(entry.id.shard()) || self.is_aside(entry.id) {
             return;
         }
         match self.in_flight.get_mut(&entry.id) {
@@ -90,6 +102,7 @@ impl Held {
                 adopted: BTreeSet::new(),
                 nudged: BTreeSet::new(),
                 picks: BTreeMap::new(),
+                aside: HashMap::new(),
             }),
             heap_changed: Notify::new(),
             preload_wanted: Notify::new(),
@@ -243,6 +256,20 @@ impl Held {
         drop(state);
         self.in_flight_less.notify_waiters();
         self.heap_changed.notify_one();
+    }
+
+    /// The database refuses to write this row: it is in flight no longer, and left alone until then. Answers whether this is the first time.
+    pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.aside.len() >= ASIDE_MOST {
+            let now = Instant::now();
+            state.aside.retain(|_, until| *until > now);
+        }
+        let room = state.aside.len() < ASIDE_MOST;
+        let first = room && state.aside.insert(id, until).is_none();
+        drop(state);
+        self.end([id]);
+        first
     }
 
     /// Nobody knows what became of these: looked at again at `at`, by a rescue, which finds out whatever else is to be done. An entry that

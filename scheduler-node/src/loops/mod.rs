@@ -5,9 +5,10 @@
 //! Tasks that nobody submits: [`firer`].
 //! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`token_reader`],
 //! [`auditor`], [`prober`] and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
-//! [`gate`], [`site`], `reread`, and the short way of [`at_once`].
+//! [`gate`], [`site`], `reread`, [`retry`] and [`aside`] (writes that a database refuses), and the short way of [`at_once`].
 
 pub mod archiver;
+pub mod aside;
 pub mod assigner;
 pub mod at_once;
 pub mod auditor;
@@ -31,9 +32,13 @@ pub mod receiver;
 pub mod releaser;
 pub mod reporter;
 mod reread;
+pub mod retry;
 pub mod session_keeper;
 pub mod settler;
 pub mod site;
 pub mod submitter;
 pub mod token_reader;
 pub mod waiting;
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use super::{
     queue_reader::Books,
     releaser::Releaser,
     site::Site,
-    submitter::{Bounds, Part, Unstored, until_known, work},
+    submitter::{self, Bounds, Part, Unstored, until_known, work},
 };
 use crate::{
     metrics::Metrics,
@@ -37,7 +37,8 @@ pub struct PutJob {
     pub tasks: Vec<NewTask>,
     /// Where they come from, as the metrics call it.
     pub source: &'static str,
-    pub answer: oneshot::Sender<Result<Vec<Put>, Unstored>>,
+    /// One answer a task, in their order.
+    pub answer: oneshot::Sender<Vec<Result<Put, Unstored>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,27 +76,43 @@ impl Putter {
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
-        let sent = database.task_put(&tasks, &holds).await;
-        let mut stored = until_known(database, tasks.len(), sent, |_| database.task_put(&tasks, &holds)).await;
-        if let Ok(puts) = &mut stored {
-            self.look(puts).await;
-            self.note(&tasks, &sources, puts);
-            let due = puts.iter().filter(|put| put.is_written() && put.state == TaskState::Scheduled);
-            self.releaser
-                .nudger
-                .written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
+        let known = match database.task_put(&tasks, &holds).await {
+            Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
+            Err(error) => {
+                until_known(database, &tasks, error, |part, _| {
+                    let holds: Vec<Hold> = part.iter().map(hold).collect();
+                    async move { database.task_put(part, &holds).await }
+                })
+                .await
+            }
+        };
+        let mut answers = Vec::with_capacity(tasks.len());
+        for (part, stored) in known {
+            submitter::refused(&self.site.asides, part, &stored);
+            answers.extend(match stored {
+                Ok(puts) => puts.into_iter().map(Ok).collect(),
+                Err(why) => vec![Err(why); part.len()],
+            });
         }
-        answer(batch, &lengths, stored);
+        self.look(&mut answers).await;
+        self.note(&tasks, &sources, &answers);
+        let due = answers.iter().flatten().filter(|put| put.is_written() && put.state == TaskState::Scheduled);
+        self.releaser.nudger.written_all(due.map(|put| (put.id, put.due_at)).collect::<Vec<(TaskId, UnixMicros)>>());
+        answer(batch, &lengths, answers);
     }
 
     /// What it waits for may have succeeded already, or while it was written.
-    async fn look(&self, puts: &mut [Put]) {
-        let waiting: Vec<TaskId> =
-            puts.iter().filter(|put| put.is_written() && put.state == TaskState::Waiting).map(|put| put.id).collect();
+    async fn look(&self, puts: &mut [Result<Put, Unstored>]) {
+        let waiting: Vec<TaskId> = puts
+            .iter()
+            .flatten()
+            .filter(|put| put.is_written() && put.state == TaskState::Waiting)
+            .map(|put| put.id)
+            .collect();
         match self.releaser.look(&self.site, &waiting).await {
             Ok(released) => {
                 for task in released {
-                    let put = puts.iter_mut().find(|put| put.id == task.id).expect("it was asked about");
+                    let put = puts.iter_mut().flatten().find(|put| put.id == task.id).expect("it was asked about");
                     (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
                 }
             }
@@ -105,9 +122,10 @@ impl Putter {
         }
     }
 
-    fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Put]) {
+    fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Result<Put, Unstored>]) {
         let mut created: BTreeMap<(&QueueName, &str), u64> = BTreeMap::new();
         for ((task, source), put) in tasks.iter().zip(sources).zip(puts) {
+            let Ok(put) = put else { continue };
             let ids = || traces::ids(task.trace());
             tracing::debug!(task = %put.id, queue = %task.queue, outcome = ?put.outcome, due_at = %put.due_at, trace_id = ids().0, span_id = ids().1, "task with a key submitted");
             if put.outcome == PutOutcome::Created {
@@ -124,14 +142,9 @@ impl Putter {
 }
 
 /// Each caller its part. One that hung up does not need it.
-fn answer(batch: Vec<PutJob>, lengths: &[usize], stored: Result<Vec<Put>, Unstored>) {
-    match stored {
-        Ok(puts) => {
-            let mut puts = puts.into_iter();
-            for (job, length) in batch.into_iter().zip(lengths) {
-                let _ = job.answer.send(Ok(puts.by_ref().take(*length).collect()));
-            }
-        }
-        Err(why) => batch.into_iter().for_each(|job| drop(job.answer.send(Err(why.clone())))),
+fn answer(batch: Vec<PutJob>, lengths: &[usize], answers: Vec<Result<Put, Unstored>>) {
+    let mut answers = answers.into_iter();
+    for (job, length) in batch.into_iter().zip(lengths) {
+        let _ = job.answer.send(answers.by_ref().take(*length).collect());
     }
 }

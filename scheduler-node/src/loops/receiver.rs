@@ -13,6 +13,10 @@ use common::{
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::{
+    aside::{Asides, Kept, Kind, why},
+    retry::{Refused, until_done},
+};
 use crate::{
     broker::{Broker, Door, Received},
     desk::{Desk, Taken},
@@ -38,6 +42,7 @@ pub struct Receiver {
     /// Of the delay exchanges, in the order of the configuration.
     pub ways: Arc<[DelayWay]>,
     pub metrics: Arc<Metrics>,
+    pub asides: Asides,
 }
 
 impl Receiver {
@@ -67,11 +72,11 @@ impl Receiver {
     async fn name_queues(&self) {
         let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
         let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
-        while !queues.is_empty()
-            && let Err(error) = self.store.home().queue_add(&queues, &policy).await
-        {
-            tracing::debug!(%error, "the queues of the delay exchanges are not written down yet");
-            tokio::time::sleep(PAUSE).await;
+        let home = self.store.home();
+        let done = until_done("the queues of the delay exchanges", &queues, |part| home.queue_add(part, &policy)).await;
+        for Refused { item, error } in done.refused {
+            let kept = Kept { name: Some(item.to_string()), ..Kept::default() };
+            self.asides.keep(home, Kind::Queue, kept, &why(&error)).await;
         }
     }
 

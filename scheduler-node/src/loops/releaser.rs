@@ -5,7 +5,7 @@
 
 use common::ids::TaskId;
 
-use super::{nudger::Nudger, site::Site};
+use super::{aside::Kind, nudger::Nudger, retry::try_each, site::Site};
 use crate::store::{
     Error,
     depend::{Released, Succeeded},
@@ -35,12 +35,20 @@ impl Releaser {
         self.release(site, ids, &[]).await
     }
 
+    /// A row whose change the database refuses is left alone for a while.
     async fn release(&self, site: &Site, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
-        let released = site.database.task_release(ids, succeeded).await?;
+        let asked = try_each(ids, |part| site.database.task_release(part, &[])).await;
+        // Whose dependents are refused find their own moment, and are told apart there.
+        let told = try_each(succeeded, |part| site.database.task_release(&[], part)).await;
+        site.set_aside(Kind::Release, asked.refused).await;
+        let released: Vec<Released> = asked.answers.into_iter().chain(told.answers).flatten().collect();
         self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));
         for task in &released {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task waits no longer");
         }
-        Ok(released)
+        match asked.left.map(|(_, error)| error).or(told.left.map(|(_, error)| error)) {
+            Some(error) => Err(error),
+            None => Ok(released),
+        }
     }
 }

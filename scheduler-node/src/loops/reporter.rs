@@ -24,8 +24,10 @@ use common::{
 
 use self::write::Writes;
 use super::{
+    aside::Kind,
     queue_reader::Books,
     releaser::Releaser,
+    retry::{Refused, try_each, until_done},
     site::{Site, Sites},
 };
 use crate::{
@@ -50,6 +52,27 @@ pub enum Happening {
         attempt: Attempt,
         body: Box<ResultBody>,
     },
+}
+
+impl Happening {
+    /// The same without what came from outside: of a message that the database refuses, the outcome counts.
+    fn bare(&self) -> Self {
+        match self {
+            Self::Deadline => Self::Deadline,
+            Self::Rejected { attempt, .. } => Self::Rejected { attempt: *attempt, reason: "rejected".to_owned() },
+            Self::Reported { attempt, body } => {
+                let body = ResultBody { retry_in_ms: body.retry_in_ms, ..ResultBody::new(body.status) };
+                Self::Reported { attempt: *attempt, body: Box::new(body) }
+            }
+        }
+    }
+
+    fn attempt(&self) -> Option<Attempt> {
+        match self {
+            Self::Deadline => None,
+            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } => Some(*attempt),
+        }
+    }
 }
 
 /// What became of a report.
@@ -83,10 +106,21 @@ impl Reporter {
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
 
-    /// Tasks of the site at `index` whose deadlines have come.
-    pub async fn deadlines(&self, index: usize, ids: &[TaskId]) -> Result<(), Error> {
-        let happenings = ids.iter().map(|id| (*id, Happening::Deadline)).collect();
-        self.apply(&self.sites.all()[index], happenings).await.map(|_| ())
+    /// Tasks of the site at `index` whose deadlines have come. One whose end the database refuses is set aside. Returns what is left for
+    /// another time.
+    pub async fn deadlines(&self, index: usize, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
+        let site = &self.sites.all()[index];
+        let tried =
+            try_each(ids, |part| self.apply(site, part.iter().map(|id| (*id, Happening::Deadline)).collect())).await;
+        for Refused { item: id, error } in tried.refused {
+            let ids = [*id];
+            let standing = until_done("deadlines", &ids, |ids| site.database.task_standing(ids)).await;
+            match standing.answers.first().and_then(|rows| rows.first()) {
+                Some(row) => site.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await,
+                None => site.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
+            }
+        }
+        tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
     }
 
     /// Gather, decide, write. Several happenings of one task are taken one after the other, and what was overtaken between the

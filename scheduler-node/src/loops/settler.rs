@@ -1,7 +1,8 @@
 //! Writes the broker's confirms, a batch at a time: finished, or delivered with a deadline.
 //!
 //! A confirm is a fact, so its write is repeated until the database has taken it; meanwhile the task stays in flight and nobody
-//! publishes it again. If this loop stops, what it had not written is published again by the next owner.
+//! publishes it again. A task whose confirm the database refuses is set aside. If this loop stops, the next owner publishes again what it
+//! had not written.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,13 +17,17 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{releaser::Releaser, site::Site};
+use super::{
+    aside::Kind,
+    releaser::Releaser,
+    retry::{Done, until_done},
+    site::Site,
+};
 use crate::{
     metrics::Metrics,
     store::{
-        Error,
         depend::Succeeded,
-        settle::{Deliver, Finish, Finished, Report},
+        settle::{Deliver, Finish, Report},
     },
 };
 
@@ -35,8 +40,8 @@ const BATCH: usize = 1_000;
 /// Batches of confirms that wait for the database. The dispatcher's window ends before this does.
 const WAITING: usize = 1_024;
 
-/// Pauses between attempts to write while the database is away.
-const PAUSE: Duration = Duration::from_millis(200);
+/// As the log calls what is written here. Compare-and-set on attempt and state makes a second writing harmless.
+const WHAT: &str = "confirms";
 
 /// One confirmed publish.
 #[derive(Clone, Debug)]
@@ -112,7 +117,10 @@ impl Settler {
             .iter()
             .map(|confirmed| Deliver { id: confirmed.id, attempt: confirmed.attempt, timeout_ms: confirmed.timeout_ms })
             .collect();
-        self.until_written(|| self.site.database.task_deliver(&tasks)).await;
+        let done = until_done(WHAT, &tasks, |part| self.site.database.task_deliver(part)).await;
+        for refused in done.refused {
+            self.site.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+        }
     }
 
     async fn finish(&self, finishing: &[&Confirmed]) -> Vec<Succeeded> {
@@ -132,9 +140,17 @@ impl Settler {
                 entry: None,
             })
             .collect();
+        let Done { answers, refused } = until_done(WHAT, &tasks, |part| self.site.database.task_finish(part)).await;
+        for refused in refused {
+            self.site.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+        }
         // What a report has finished meanwhile was counted there.
-        let Finished { ids, succeeded } = self.until_written(|| self.site.database.task_finish(&tasks)).await;
-        let finished: HashSet<TaskId> = ids.into_iter().collect();
+        let mut finished: HashSet<TaskId> = HashSet::new();
+        let mut succeeded = Vec::new();
+        for answer in answers {
+            finished.extend(answer.ids);
+            succeeded.extend(answer.succeeded);
+        }
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
         for confirmed in finishing.iter().filter(|confirmed| finished.contains(&confirmed.id)) {
             *queues.entry(&confirmed.queue).or_default() += 1;
@@ -143,21 +159,5 @@ impl Settler {
             self.metrics.finished(queue, TaskState::Succeeded.text(), count);
         }
         succeeded
-    }
-
-    /// Compare-and-set on attempt and state makes a second writing harmless.
-    async fn until_written<T, F: Future<Output = Result<T, Error>>>(&self, write: impl Fn() -> F) -> T {
-        let mut told = false;
-        loop {
-            let error = match write().await {
-                Ok(written) => return written,
-                Err(error) => error,
-            };
-            if !told {
-                told = true;
-                tracing::warn!(database = %self.site.name(), error = &error as &dyn std::error::Error, "confirms could not be written; trying until they are");
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
     }
 }

@@ -5,14 +5,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::{DatabaseName, ShardId, TaskId};
+use common::ids::{Attempt, DatabaseName, ShardId, TaskId};
 use tokio::sync::Notify;
 
-use super::{held::Held, waiting::Waiting};
-use crate::store::Database;
+use super::{
+    aside::{Asides, Kept, Kind, why},
+    held::Held,
+    retry::{Done, Refused, until_done},
+    waiting::Waiting,
+};
+use crate::store::{Database, Error};
 
 /// A task whose claim has no known outcome is looked at again after this long.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// A row that the database refuses to write is tried again after this long: whoever mends the cause need not tell the node.
+pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 pub struct Site {
@@ -23,6 +31,7 @@ pub struct Site {
     pub inbox: Arc<Notify>,
     /// A claim was refused because this node does not know a queue's policy. One for all sites.
     pub outdated: Arc<Notify>,
+    pub asides: Asides,
 }
 
 impl Site {
@@ -36,6 +45,30 @@ impl Site {
             Some(now) => self.held.end_unknown(ids, now.plus(pause)),
             None => self.held.end(ids),
         }
+    }
+
+    /// The database refuses to write these rows: they are left alone for a while, and the first time each is kept with its reason.
+    pub async fn set_aside(&self, kind: Kind, refused: Vec<Refused<'_, TaskId>>) {
+        for Refused { item: id, error } in refused {
+            if self.held.set_aside(*id, Instant::now() + LEFT_ALONE) {
+                self.asides.keep(&self.database, kind, Kept::task(*id), &why(&error)).await;
+            }
+        }
+    }
+
+    /// The database refuses to write how this attempt stands: it is not published again, and its deadline ends nothing, until a person
+    /// has looked (runbook DuetimeSetAside).
+    pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) {
+        self.asides.keep(&self.database, kind, Kept::attempt(id, attempt), &why(error)).await;
+        let attempts = [(id, attempt)];
+        let parked: Done<'_, _, ()> = until_done("tasks to set aside", &attempts, |attempts| {
+            let (id, attempt) = attempts[0];
+            self.database.task_set_aside(id, attempt)
+        })
+        .await;
+        // No change of this row is taken: no rescue can publish it either.
+        let refused = parked.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
+        self.set_aside(kind, refused.collect()).await;
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use self::route::Routes;
 pub use self::{
     gather::{Bounds, Part, work},
-    insert::{run, until_known},
+    insert::{refused, run, until_known},
 };
 use super::{
     prober::Fitness,
@@ -51,6 +51,9 @@ pub enum Unstored {
     Unknown(String),
     #[error("too many submissions are waiting")]
     Overloaded,
+    /// It will never be stored: the database refuses what it says.
+    #[error("the database refuses it: {0}")]
+    Refused(String),
 }
 
 #[derive(Clone, Debug)]
@@ -61,7 +64,7 @@ pub struct Submitter {
 }
 
 /// Where a part of a submission stands in it, and the answer that is awaited.
-type Sent<Places, Answered> = (Places, oneshot::Receiver<Result<Answered, Unstored>>);
+type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered, Unstored>>>);
 
 /// A task that is being inserted: its place, its id, and when it is due; `None`: when it is written.
 type Inserted = (usize, TaskId, Option<UnixMicros>);
@@ -72,7 +75,8 @@ pub struct Job {
     tasks: Vec<NewTask>,
     /// Where they come from, as the metrics call it.
     source: &'static str,
-    answer: oneshot::Sender<Result<UnixMicros, Unstored>>,
+    /// One answer a task, in their order.
+    answer: oneshot::Sender<Vec<Result<UnixMicros, Unstored>>>,
 }
 
 /// The half that [`run`] works on: one queue of jobs a database.
@@ -107,25 +111,23 @@ impl Submitter {
         let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
         let (inserts, puts) = (self.send_inserts(plain, source), self.send_puts(keyed, source));
         for (places, answered) in inserts {
-            let answer = answered.await.unwrap_or_else(|_| Err(stopping()));
-            for (place, id, due_at) in places {
+            let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
+            for ((place, id, due_at), answer) in places.into_iter().zip(given) {
                 let stored = |now| Answer::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
-                answers[place] = Some(answer.clone().map(stored));
+                answers[place] = Some(answer.map(stored));
             }
         }
         for (places, answered) in puts {
-            match answered.await.unwrap_or_else(|_| Err(stopping())) {
-                Ok(puts) => {
-                    places.into_iter().zip(puts).for_each(|(place, put)| answers[place] = Some(Ok(Answer::Keyed(put))))
-                }
-                Err(why) => places.into_iter().for_each(|place| answers[place] = Some(Err(why.clone()))),
+            let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
+            for (place, answer) in places.into_iter().zip(given) {
+                answers[place] = Some(answer.map(Answer::Keyed));
             }
         }
         answers.into_iter().map(|answer| answer.unwrap_or(Err(Unstored::Overloaded))).collect()
     }
 
     /// Each database's part, sent to whoever writes it. What finds no room is left out.
-    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Vec<Inserted>, UnixMicros>> {
+    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Inserted, UnixMicros>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let (answer, answered) = oneshot::channel();
@@ -139,7 +141,7 @@ impl Submitter {
         sent
     }
 
-    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Vec<usize>, Vec<Put>>> {
+    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<usize, Put>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let mut part = part.into_iter().peekable();

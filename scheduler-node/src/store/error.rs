@@ -42,6 +42,12 @@ pub enum Fault {
 impl Fault {
     fn of(error: &sqlx::Error) -> Self {
         match error {
+            // The archive has no partition for that day yet: no constraint has a name. The archiver makes it.
+            sqlx::Error::Database(answer)
+                if answer.code().as_deref() == Some("23514") && answer.constraint().is_none() =>
+            {
+                Self::Outage
+            }
             sqlx::Error::Database(answer) => answer.code().map_or(Self::Bug, |code| Self::of_sqlstate(&code)),
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
@@ -110,6 +116,15 @@ impl Error {
     /// No answer within the deadline is an outage.
     pub fn fault(&self) -> Fault {
         self.source.as_ref().map_or(Fault::Outage, Fault::of)
+    }
+
+    /// What the database said, in its own words.
+    pub fn reason(&self) -> String {
+        match &self.source {
+            Some(sqlx::Error::Database(answer)) => answer.message().to_owned(),
+            Some(other) => other.to_string(),
+            None => "the database did not answer in time".to_owned(),
+        }
     }
 
     /// Two statements met in opposite order, or one waited too long for a lock: the same statement may well pass now.

@@ -24,6 +24,13 @@ use super::{
 /// Old rows deleted by one statement.
 const FORGOTTEN_PER_PASS: i64 = 1_000;
 
+/// The longest request that is read, in bytes of its text: more than the largest payload in base64, all its headers and all it may wait for.
+/// `duetime.submit` takes none that is longer.
+pub const LONGEST_REQUEST: i64 = 4 << 20;
+
+/// What the rows of one read take up in the table, at the most; the first is read in any case. The table is compressed, up to 100 times.
+const STORED_PER_READ: i64 = 1 << 20;
+
 /// Rows of an inbox counted: whoever has more is told "at least so many".
 const COUNTED_MOST: i64 = 100_000;
 
@@ -32,9 +39,11 @@ const COUNTED_MOST: i64 = 100_000;
 pub struct InboxRow {
     /// Of the task it is to be.
     pub id: TaskId,
-    /// JSON, as the body of `POST /v1/tasks`.
-    pub request: String,
+    /// JSON, as the body of `POST /v1/tasks`. `None`: it is too large to be read.
+    pub request: Option<String>,
     pub submitted_at: UnixMicros,
+    /// It is on its way into another database, and may be there.
+    pub leaving: bool,
 }
 
 /// Whose rows are asked for.
@@ -47,6 +56,8 @@ pub struct Wanted<'a> {
     /// How long a row is left to the owner of its shard.
     pub others_after: Duration,
     pub most: usize,
+    /// Rows that are left where they are.
+    pub aside: &'a [TaskId],
 }
 
 /// What a row with a key came to.
@@ -67,12 +78,25 @@ pub struct Standing {
 
 impl Database {
     pub async fn inbox_read(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
+        self.inbox_rows(wanted, true).await
+    }
+
+    /// The same without the requests: which row it is that cannot be read.
+    pub async fn inbox_ids(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
+        self.inbox_rows(wanted, false).await
+    }
+
+    async fn inbox_rows(&self, wanted: Wanted<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
         self.run(StoreOp::InboxRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/inbox_read.sql"))
                 .bind(super::numbers(wanted.owned))
                 .bind(super::numbers(wanted.reachable))
                 .bind(interval(wanted.others_after))
                 .bind(i64::try_from(wanted.most).unwrap_or(i64::MAX))
+                .bind(super::uuids(wanted.aside))
+                .bind(STORED_PER_READ)
+                .bind(LONGEST_REQUEST)
+                .bind(requests)
                 .fetch_all(&pool)
                 .await?;
             rows.iter()
@@ -81,6 +105,7 @@ impl Database {
                         id: super::task_id(row, "id")?,
                         request: row.try_get("request")?,
                         submitted_at: super::moment(row, "submitted_at")?,
+                        leaving: row.try_get("leaving")?,
                     })
                 })
                 .collect()
@@ -129,11 +154,19 @@ impl Database {
         self.inbox_write(StoreOp::InboxDelete, statement).await.map(drop)
     }
 
-    /// Keeps rows that cannot be tasks, with the reasons. Returns those that nobody had refused yet.
-    pub async fn inbox_refuse(&self, refused: &[(TaskId, String)]) -> Result<Vec<TaskId>, Error> {
+    /// Keeps rows that cannot be tasks, with the reasons. Returns those that nobody had refused yet. A row on its way into another database
+    /// is refused only if `there` says that it is known what became of it there.
+    pub async fn inbox_refuse(&self, refused: &[(TaskId, String)], there: bool) -> Result<Vec<TaskId>, Error> {
         let (ids, reasons): (Vec<_>, Vec<_>) = refused.iter().map(|(id, reason)| (id.uuid(), reason.as_str())).unzip();
-        let statement = sqlx::query(include_str!("queries/inbox_refuse.sql")).bind(ids).bind(reasons);
+        let statement = sqlx::query(include_str!("queries/inbox_refuse.sql")).bind(ids).bind(reasons).bind(there);
         self.inbox_write(StoreOp::InboxRefuse, statement).await
+    }
+
+    /// From here on none of `ids` out of the inbox of `source` arrives here any more. Returns those that had not arrived.
+    pub async fn received_refuse(&self, ids: &[TaskId], source: &DatabaseName) -> Result<Vec<TaskId>, Error> {
+        let statement = sqlx::query(include_str!("queries/received_refuse.sql"));
+        let statement = statement.bind(super::uuids(ids)).bind(source.as_str());
+        self.inbox_write(StoreOp::ReceivedRefuse, statement).await
     }
 
     /// Whether the id is in this inbox; and why it was refused, if it was.

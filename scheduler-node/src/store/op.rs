@@ -44,6 +44,8 @@ ops! {
     TaskRetry = "task_retry",
     TaskExtend = "task_extend",
     TaskExpire = "task_expire",
+    TaskExpired = "task_expired",
+    TaskSetAside = "task_set_aside",
     TaskStanding = "task_standing",
     TaskRead = "task_read",
     TaskList = "task_list",
@@ -103,6 +105,7 @@ ops! {
     TaskCollect = "task_collect",
     TaskCollectKeyed = "task_collect_keyed",
     ReceivedForget = "received_forget",
+    ReceivedRefuse = "received_refuse",
     QueueCopy = "queue_copy",
     Nudge = "nudge",
 }

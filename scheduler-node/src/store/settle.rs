@@ -110,6 +110,20 @@ impl Database {
         .await
     }
 
+    /// This attempt is not published again and its deadline ends nothing, until it is reported on or a person has looked.
+    pub async fn task_set_aside(&self, id: TaskId, attempt: Attempt) -> Result<(), Error> {
+        self.run(StoreOp::TaskSetAside, |pool| async move {
+            sqlx::query(include_str!("queries/task_set_aside.sql"))
+                .bind(id.uuid())
+                .bind(attempt.number())
+                .bind(UnixMicros::LAST.to_utc())
+                .execute(&pool)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
     /// What is missing in the answer was not in that attempt and state any more.
     pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Finished, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
@@ -193,9 +207,47 @@ impl Database {
         .await
     }
 
-    /// Archives what lapsed in `shards`, at most `most`; returns the queues of what did.
-    pub async fn task_expire(&self, shards: &[ShardId], most: i64, keep: &Keep) -> Result<Vec<QueueName>, Error> {
-        let shards = super::numbers(shards);
+    /// Archives what lapsed in `shards`, at most `most`, but not `aside`; returns the queues of what did.
+    pub async fn task_expire(
+        &self,
+        shards: &[ShardId],
+        most: i64,
+        keep: &Keep,
+        aside: &[TaskId],
+    ) -> Result<Vec<QueueName>, Error> {
+        self.expire(shards, most, keep, aside, None).await
+    }
+
+    /// The same for `ids` only.
+    pub async fn task_expire_these(
+        &self,
+        shards: &[ShardId],
+        ids: &[TaskId],
+        keep: &Keep,
+    ) -> Result<Vec<QueueName>, Error> {
+        self.expire(shards, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
+    }
+
+    /// What lapsed in `shards`, at most `most`, but not `aside`.
+    pub async fn task_expired(&self, shards: &[ShardId], most: i64, aside: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+        let (shards, aside) = (super::numbers(shards), super::uuids(aside));
+        self.run(StoreOp::TaskExpired, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/task_expired.sql"));
+            let rows = statement.bind(shards).bind(most).bind(aside).fetch_all(&pool).await?;
+            rows.iter().map(|row| super::task_id(row, "id")).collect()
+        })
+        .await
+    }
+
+    async fn expire(
+        &self,
+        shards: &[ShardId],
+        most: i64,
+        keep: &Keep,
+        aside: &[TaskId],
+        only: Option<&[TaskId]>,
+    ) -> Result<Vec<QueueName>, Error> {
+        let (shards, aside, only) = (super::numbers(shards), super::uuids(aside), only.map(super::uuids));
         let (queues, keeps): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, ms)| (queue.as_str(), *ms)).unzip();
         self.run(StoreOp::TaskExpire, |pool| async move {
@@ -205,6 +257,8 @@ impl Database {
                 .bind(keep.default_ms)
                 .bind(queues)
                 .bind(keeps)
+                .bind(aside)
+                .bind(only)
                 .fetch_all(&pool)
                 .await?;
             rows.iter().map(|row| super::queue(row, "queue")).collect()

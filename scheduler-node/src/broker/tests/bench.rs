@@ -33,18 +33,18 @@ use super::super::{
 };
 
 /// Longer than anything takes on a busy machine.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Held for writing by a test that disturbs the whole server.
 static SERVER: RwLock<()> = RwLock::const_new(());
 
-pub(super) struct Bench {
-    pub(super) broker: Broker,
-    pub(super) incoming: mpsc::Receiver<Incoming>,
-    pub(super) metrics: Arc<BrokerMetrics>,
-    pub(super) rabbit: &'static Rabbit,
-    pub(super) vhost: String,
-    pub(super) keeper: JoinHandle<()>,
+pub(crate) struct Bench {
+    pub(crate) broker: Broker,
+    pub(crate) incoming: mpsc::Receiver<Incoming>,
+    pub(crate) metrics: Arc<BrokerMetrics>,
+    pub(crate) rabbit: &'static Rabbit,
+    pub(crate) vhost: String,
+    pub(crate) keeper: JoinHandle<()>,
     url: String,
     _share: Option<RwLockReadGuard<'static, ()>>,
     _whole: Option<RwLockWriteGuard<'static, ()>>,
@@ -52,7 +52,7 @@ pub(super) struct Bench {
 
 impl Bench {
     /// Connected, beside other tests.
-    pub(super) async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let share = SERVER.read().await;
         let mut bench = Self::with_confirm_deadline(CONFIRM_WITHIN).await;
         bench._share = Some(share);
@@ -60,7 +60,7 @@ impl Bench {
     }
 
     /// Connected, with the server to itself.
-    pub(super) async fn alone(confirm_within: Duration) -> Self {
+    pub(crate) async fn alone(confirm_within: Duration) -> Self {
         let whole = SERVER.write().await;
         let mut bench = Self::with_confirm_deadline(confirm_within).await;
         bench._whole = Some(whole);
@@ -86,7 +86,7 @@ impl Bench {
     }
 
     /// Until one batch is taken whole. A queue whose leader is being elected may refuse or keep silent for a while.
-    pub(super) async fn until_taken(&self, queue: &str) -> Vec<Published> {
+    pub(crate) async fn until_taken(&self, queue: &str) -> Vec<Published> {
         let mut last = String::new();
         let taken = async {
             loop {
@@ -102,34 +102,34 @@ impl Bench {
         taken.unwrap_or_else(|_| panic!("`{queue}` takes nothing: {last}"))
     }
 
-    pub(super) async fn until_up(&self) {
+    pub(crate) async fn until_up(&self) {
         self.until(|state| matches!(state, BrokerState::Up { blocked: false })).await;
     }
 
-    pub(super) async fn until(&self, wanted: impl Fn(&BrokerState) -> bool) {
+    pub(crate) async fn until(&self, wanted: impl Fn(&BrokerState) -> bool) {
         let mut state = self.broker.state();
         let waited = timeout(LONG, state.wait_for(|state| wanted(state))).await.map(|state| state.is_ok());
         assert!(waited == Ok(true), "the broker stays {:?}", self.broker.state().borrow());
     }
 
-    pub(super) async fn next(&mut self) -> Incoming {
+    pub(crate) async fn next(&mut self) -> Incoming {
         timeout(LONG, self.incoming.recv()).await.expect("something comes in").expect("the broker lives")
     }
 
-    pub(super) async fn hand(&self) -> Hand {
+    pub(crate) async fn hand(&self) -> Hand {
         Hand::at(&self.url).await
     }
 
     /// Drops every connection of this virtual host.
-    pub(super) async fn drop_connections(&self) {
+    pub(crate) async fn drop_connections(&self) {
         let words = ["close_all_connections", "--vhost", &self.vhost, "test"];
         self.rabbit.ctl(&words).await.expect("rabbitmqctl closes connections");
     }
 }
 
 /// Another client.
-pub(super) struct Hand {
-    pub(super) channel: Channel,
+pub(crate) struct Hand {
+    pub(crate) channel: Channel,
     _connection: Connection,
 }
 
@@ -140,22 +140,22 @@ impl Hand {
         Self { channel, _connection: connection }
     }
 
-    pub(super) async fn depth(&self, queue: &str) -> u32 {
+    pub(crate) async fn depth(&self, queue: &str) -> u32 {
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
         self.channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
     }
 
-    pub(super) async fn delete(&self, queue: &str) {
+    pub(crate) async fn delete(&self, queue: &str) {
         self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
     /// Takes one message for good.
-    pub(super) async fn take(&self, queue: &str) -> Option<BasicGetMessage> {
+    pub(crate) async fn take(&self, queue: &str) -> Option<BasicGetMessage> {
         self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap()
     }
 
     /// The ids of all messages that are there now, in their order; they are gone then.
-    pub(super) async fn take_all(&self, queue: &str) -> Vec<String> {
+    pub(crate) async fn take_all(&self, queue: &str) -> Vec<String> {
         let last = BasicProperties::default().with_message_id("last".into());
         self.publish(queue, b"", last).await;
         let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
@@ -173,17 +173,17 @@ impl Hand {
         }
     }
 
-    pub(super) async fn publish(&self, queue: &str, body: &[u8], properties: BasicProperties) {
+    pub(crate) async fn publish(&self, queue: &str, body: &[u8], properties: BasicProperties) {
         let options = BasicPublishOptions::default();
         self.channel.basic_publish("".into(), queue.into(), options, body, properties).await.unwrap();
     }
 }
 
-pub(super) fn route(queue: &str) -> Route {
+pub(crate) fn route(queue: &str) -> Route {
     route_with_length(queue, 1_000_000)
 }
 
-pub(super) fn route_with_length(queue: &str, max_length: i64) -> Route {
+pub(crate) fn route_with_length(queue: &str, max_length: i64) -> Route {
     Route {
         exchange: "duetime".to_owned(),
         routing_key: queue.to_owned(),
@@ -191,7 +191,7 @@ pub(super) fn route_with_length(queue: &str, max_length: i64) -> Route {
     }
 }
 
-pub(super) fn outgoing(queue: &str) -> Outgoing {
+pub(crate) fn outgoing(queue: &str) -> Outgoing {
     Outgoing {
         delivery: Delivery {
             id: TaskId::mint(Uuid::now_v7(), ShardId::new(7)),
@@ -225,14 +225,14 @@ pub(in super::super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
 
 /// How many were done, unroutable, nacked, unknown.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) done: usize,
-    pub(super) unroutable: usize,
-    pub(super) nacked: usize,
-    pub(super) unknown: usize,
+pub(crate) struct Tally {
+    pub(crate) done: usize,
+    pub(crate) unroutable: usize,
+    pub(crate) nacked: usize,
+    pub(crate) unknown: usize,
 }
 
-pub(super) fn tally<'a>(published: impl IntoIterator<Item = &'a Published>) -> Tally {
+pub(crate) fn tally<'a>(published: impl IntoIterator<Item = &'a Published>) -> Tally {
     let mut tally = Tally::default();
     for one in published {
         match one.outcome {

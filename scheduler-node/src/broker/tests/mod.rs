@@ -1,6 +1,6 @@
 //! Against a real RabbitMQ, one for the whole test process; each test has a virtual host of its own.
 
-pub(super) mod bench;
+pub(crate) mod bench;
 mod faults;
 mod incoming;
 mod publishing;

@@ -13,7 +13,7 @@ use crate::store::{inbox::InboxRow, tests::fixture};
 const SUBMITTED_AT: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 
 fn row(id: TaskId, request: &str) -> InboxRow {
-    InboxRow { id, request: request.to_owned(), submitted_at: SUBMITTED_AT }
+    InboxRow { id, request: Some(request.to_owned()), submitted_at: SUBMITTED_AT, leaving: false }
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn an_id_that_is_still_in_an_inbox_is_told_apart_from_one_that_nobody_know
     let id = TaskId::from_uuid(id);
     let told = async || counter.desk.get(id).await.unwrap_err();
     assert!(told().await.detail.contains("about to be a task"));
-    counter.store.databases()[1].inbox_refuse(&[(id, "no room".to_owned())]).await.unwrap();
+    counter.store.databases()[1].inbox_refuse(&[(id, "no room".to_owned())], false).await.unwrap();
     let problem = told().await;
     assert!(problem.status == 404 && problem.detail.contains("no room"), "{problem}");
     assert!(counter.desk.get(fixture::fresh_id()).await.unwrap_err().detail.contains("there is no task"));

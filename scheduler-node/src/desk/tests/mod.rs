@@ -35,6 +35,7 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
+        aside::Asides,
         at_once::AtOnce,
         held::Held,
         nudger::Nudger,
@@ -65,8 +66,8 @@ pub(crate) struct Counter {
     pub(crate) access: Arc<Access>,
     /// What was noted.
     pub(crate) notes: mpsc::Receiver<Noted>,
-    sites: Sites,
-    books: Books,
+    pub(crate) sites: Sites,
+    pub(crate) books: Books,
     pub(crate) store: Store,
 }
 
@@ -106,6 +107,7 @@ fn counter_in(
         waiting: Arc::default(),
         inbox: Arc::default(),
         outdated: Arc::default(),
+        asides: Asides::default(),
     };
     let sites = Sites::new(databases.iter().map(site).collect());
     let books = Books::default();
@@ -146,6 +148,7 @@ fn counter_in(
         watch::channel(joined).1,
         CancellationToken::new(),
         DoorTroubles::default(),
+        Asides::default(),
     );
     drop(fitness);
     let store = Store::new(databases);

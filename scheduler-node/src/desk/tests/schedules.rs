@@ -44,6 +44,7 @@ fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
         watch::channel(Mastership { term }).1,
         watch::channel(Fitness::default()).1,
         Arc::clone(&metrics),
+        crate::loops::aside::Asides::default(),
     );
     (firer, metrics)
 }
@@ -380,4 +381,24 @@ async fn more_than_one_look_can_read_are_decided_by_looks_without_a_pause() {
         sqlx::query_scalar("SELECT count(DISTINCT key) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
     assert_eq!(made + left, 121, "{made} made, {left} left to whoever takes them on");
+}
+
+#[tokio::test]
+async fn a_schedule_or_a_task_that_the_database_refuses_holds_up_no_other_schedule() {
+    let (counter, test) = fresh().await;
+    for (schedule_name, queue) in [("a", "mails"), ("poison", "mails"), ("b", "poison"), ("c", "mails")] {
+        let hourly = format!(r#"{{"queue":"{queue}","every_ms":3600000,"catch_up_ms":86400000}}"#);
+        counter.desk.schedule_put(name(schedule_name), schedule(&hourly)).await.expect("put");
+    }
+    set_back(&test, 1).await;
+    test.refuse("INSERT", "fire", "schedule", "poison").await;
+    test.refuse("INSERT", "task", "queue", "poison").await;
+    let (firer, _) = firer(&counter, true);
+    look(&firer).await;
+    assert_each_once(&test, 2).await;
+    let kept: Vec<String> = test.quarantine().await.into_iter().map(|(source, _)| source).collect();
+    assert_eq!(kept.iter().filter(|source| *source == "schedule").count(), 1, "{kept:?}");
+    assert_eq!(kept.iter().filter(|source| *source == "fire").count(), 1, "{kept:?}");
+    look(&firer).await;
+    assert_eq!(test.quarantine().await.len(), 2, "it is looked at again after a while");
 }

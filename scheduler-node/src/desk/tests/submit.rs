@@ -88,3 +88,19 @@ async fn a_task_that_could_not_be_made_durable_is_not_accepted() {
     let refused = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect_err("nowhere to write it");
     assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
 }
+
+#[tokio::test]
+async fn what_the_database_refuses_is_told_from_its_neighbours_and_is_no_outage() {
+    let (counter, test) = fresh().await;
+    test.refuse("INSERT", "task", "queue", "poison").await;
+    let plain = ["mail", "poison", "mail"].map(|queue| json!({ "queue": queue, "delay_ms": 60_000 }));
+    let keyed = ["mail", "poison", "mail"].iter().enumerate();
+    let keyed = keyed.map(|(n, queue)| json!({ "queue": queue, "delay_ms": 60_000, "key": n.to_string() }));
+    let requests = plain.into_iter().chain(keyed).map(|task| Ok(request(&task.to_string()))).collect();
+    let answers = counter.desk.submit_batch(requests).await;
+    let statuses: Vec<u16> =
+        answers.iter().map(|answer| answer.as_ref().map_or_else(|problem| problem.status, |_| 200)).collect();
+    assert_eq!(statuses, [200, 422, 200, 200, 422, 200]);
+    assert!(answers[1].as_ref().unwrap_err().detail.contains("a test refuses this row"), "{:?}", answers[1]);
+    assert_eq!(test.live().await, 4);
+}

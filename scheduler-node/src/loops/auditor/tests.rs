@@ -29,7 +29,7 @@ fn auditor(test: &TestDatabase) -> (Auditor, Audit, mpsc::Receiver<Noted>) {
     let metrics = AuditMetrics::register(&Registry::new()).expect("registered once");
     let (audit, notes) = Audit::new(metrics.clone());
     let store = Store::new(vec![Arc::clone(&test.database)]);
-    (Auditor { store, node: "a".to_owned(), metrics }, audit, notes)
+    (Auditor { store, node: "a".to_owned(), metrics, asides: Asides::default() }, audit, notes)
 }
 
 async fn written(test: &TestDatabase) -> usize {
@@ -66,4 +66,19 @@ async fn notes_wait_until_they_can_be_written() {
     };
     tokio::join!(auditor.run(notes, stop.clone()), restore);
     assert_eq!(written(&test).await, 2);
+}
+
+#[tokio::test]
+async fn a_note_that_the_database_refuses_costs_its_neighbours_nothing() {
+    let test = fixture::database().await;
+    let (auditor, audit, notes) = auditor(&test);
+    test.refuse("INSERT", "audit", "target", "poison").await;
+    for target in ["mail", "poison", "mail"] {
+        audit.note(Deed { target: target.to_owned(), ..deed("task.cancel") });
+    }
+    let (stop, metrics, asides) = (CancellationToken::new(), auditor.metrics.clone(), auditor.asides.clone());
+    stop.cancel();
+    auditor.run(notes, stop).await;
+    assert_eq!((written(&test).await, metrics.written.get(), asides.count(Kind::Audit)), (2, 2, 1));
+    assert_eq!(test.quarantine().await.len(), 1);
 }

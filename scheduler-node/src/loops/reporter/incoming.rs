@@ -1,6 +1,6 @@
 //! What comes back from the broker: read, put in its database's line, applied, and acked once that is written.
 
-use std::{collections::HashSet, time::Duration};
+use std::collections::HashSet;
 
 use common::{
     ids::{Attempt, TaskId},
@@ -14,7 +14,15 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Happening, Reported, Reporter};
-use crate::broker::{Incoming, Source};
+use crate::{
+    broker::{Incoming, Source},
+    loops::{
+        aside::{Kept, Kind, why},
+        retry::{Refused, until_done},
+        site::Site,
+    },
+    store::Error,
+};
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
 const BATCH: usize = 500;
@@ -22,8 +30,8 @@ const BATCH: usize = 500;
 /// Messages that wait for one database: more than the broker hands out unacked, over both of its queues.
 const WAITING: usize = 1_024;
 
-/// Between two tries to write while the database is away. The broker keeps what is not acked.
-const PAUSE: Duration = Duration::from_millis(500);
+/// As the log calls what is written here. The broker keeps what is not acked.
+const WHAT: &str = "what consumers reported";
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
@@ -90,50 +98,38 @@ impl Reporter {
     }
 
     async fn set_aside(&self, message: Incoming, reason: String) {
-        let source = match message.source {
-            Source::Results => "results",
-            Source::Rejected => "rejected",
-        };
-        let home = &self.sites.all()[0].database;
+        let source = source(&message);
+        let home = &self.sites.all()[0];
         tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
-        while let Err(error) = home
-            .quarantine_add(
-                source,
-                reason.clone(),
-                message.message_id.clone(),
-                message.headers.clone(),
-                message.body.clone(),
-            )
-            .await
-        {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "the quarantine could not be written; trying again"
-            );
-            tokio::time::sleep(PAUSE).await;
-        }
+        home.asides.quarantine(&home.database, source, kept(&message), &reason).await;
         self.metrics.quarantined.with_label_values(&[source]).inc();
         message.ack.ack().await;
     }
 
+    /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the
+    /// task is set aside: its deadline must not take a rejection for a success.
+    async fn refused(&self, site: &Site, told: &Told, error: &Error) {
+        let (id, happening, message) = told;
+        site.asides.keep(&site.database, Kind::Report, kept(message), &why(error)).await;
+        let bare = [happening.bare()];
+        let done = until_done(WHAT, &bare, |bare| self.apply(site, vec![(*id, bare[0].clone())])).await;
+        if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
+            site.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        }
+    }
+
     async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
         let site = &self.sites.all()[index];
-        let mut told = false;
-        let answers = loop {
-            let happenings = messages.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
-            match self.apply(site, happenings).await {
-                Ok(answers) => break answers,
-                Err(error) => {
-                    if !told {
-                        told = true;
-                        tracing::warn!(database = %site.name(), messages = messages.len(), error = &error as &dyn std::error::Error, "what consumers reported could not be written; trying until it is");
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
-        };
-        let stopping: HashSet<TaskId> =
-            answers.into_iter().filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
+        let done = until_done(WHAT, &messages, |part| {
+            let happenings = part.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
+            self.apply(site, happenings)
+        })
+        .await;
+        for Refused { item, error } in &done.refused {
+            self.refused(site, item, error).await;
+        }
+        let answers = done.answers.into_iter().flatten();
+        let stopping: HashSet<TaskId> = answers.filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
         for (id, happening, message) in messages {
             if stopping.contains(&id)
                 && let Happening::Reported { attempt, body } = &happening
@@ -146,4 +142,16 @@ impl Reporter {
             message.ack.ack().await;
         }
     }
+}
+
+fn source(message: &Incoming) -> &'static str {
+    match message.source {
+        Source::Results => "results",
+        Source::Rejected => "rejected",
+    }
+}
+
+fn kept(message: &Incoming) -> Kept {
+    let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
+    Kept { name, headers: message.headers.clone(), body: message.body.clone() }
 }

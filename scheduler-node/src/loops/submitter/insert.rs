@@ -11,8 +11,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Bounds, Job, Part, Unstored, work};
 use crate::{
-    loops::{at_once::AtOnce, nudger::Nudger},
-    store::{Database, Effect, Error, submit::Sending},
+    loops::{
+        aside::{Asides, Kind},
+        at_once::AtOnce,
+        nudger::Nudger,
+    },
+    store::{Database, Effect, Error, Fault, submit::Sending},
     traces,
 };
 
@@ -52,34 +56,45 @@ struct Insert {
 
 impl Insert {
     async fn write(&self, mut batch: Vec<Job>) {
-        let counts = count(&batch);
+        let (counts, lengths) = (count(&batch), batch.iter().map(|job| job.tasks.len()).collect::<Vec<usize>>());
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
         let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, begun.known).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);
-                return self.write_again(batch, tasks, counts, error).await;
+                return self.write_again(batch, lengths, tasks, error).await;
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
         self.note(&tasks, counts, written.asked_at);
-        answer(batch, &Ok(written.asked_at));
+        answer(batch, lengths, vec![Ok(written.asked_at); tasks.len()]);
         let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
         self.nudge(&scheduled, written.asked_at);
         self.at_once.publish(dispatches).await;
     }
 
     /// The first sending failed. From here on nothing is claimed by the insert.
-    async fn write_again(&self, batch: Vec<Job>, tasks: Vec<NewTask>, counts: Counts, error: Error) {
+    async fn write_again(&self, batch: Vec<Job>, lengths: Vec<usize>, tasks: Vec<NewTask>, error: Error) {
         let database = self.database();
-        let stored =
-            until_known(database, tasks.len(), Err(error), |sending| database.task_submit(&tasks, sending)).await;
-        if let Ok(asked_at) = stored {
-            self.note(&tasks, counts, asked_at);
-            self.nudge(&tasks, asked_at);
+        let sources: Vec<&'static str> =
+            batch.iter().zip(&lengths).flat_map(|(job, length)| std::iter::repeat_n(job.source, *length)).collect();
+        let sent = until_known(database, &tasks, error, |part, sending| database.task_submit(part, sending)).await;
+        let mut answers = Vec::with_capacity(tasks.len());
+        for (part, stored) in sent {
+            if let Ok(asked_at) = stored {
+                let begin = answers.len();
+                self.note(
+                    part,
+                    count_tasks(part.iter().zip(&sources[begin..]).map(|(task, source)| (task, *source))),
+                    asked_at,
+                );
+                self.nudge(part, asked_at);
+            }
+            refused(&self.at_once.sites.all()[self.index].asides, part, &stored);
+            answers.extend(std::iter::repeat_n(stored, part.len()));
         }
-        answer(batch, &stored);
+        answer(batch, lengths, answers);
     }
 
     fn database(&self) -> &Database {
@@ -102,39 +117,66 @@ impl Insert {
     }
 }
 
-/// After a first sending of so many `tasks` that came to `sent`: sends them until they are known to be durable or known not to be,
-/// within bounds.
-pub async fn until_known<T, F>(
+/// After a first sending of `tasks` that failed with `error`: sends them until they are known to be durable or known not to be, within bounds.
+/// What the database refuses is told from its neighbours. Returns what became of each part, in the order of the tasks.
+pub async fn until_known<'a, T, F>(
     database: &Database,
-    tasks: usize,
-    mut sent: Result<T, Error>,
-    send: impl Fn(Sending) -> F,
-) -> Result<T, Unstored>
+    tasks: &'a [NewTask],
+    error: Error,
+    send: impl Fn(&'a [NewTask], Sending) -> F,
+) -> Vec<(&'a [NewTask], Result<T, Unstored>)>
 where
     F: Future<Output = Result<T, Error>>,
 {
     let started = Instant::now();
-    let mut sending = Sending::First;
-    loop {
+    let mut known = Vec::new();
+    // The first part is the last of the list.
+    let mut parts = vec![(tasks, Sending::First, Err(error))];
+    while let Some((part, sending, sent)) = parts.pop() {
         let error = match sent {
-            Ok(stored) => return Ok(stored),
+            Ok(stored) => {
+                known.push((part, Ok(stored)));
+                continue;
+            }
             Err(error) => error,
         };
+        let refused = error.fault() == Fault::Data;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
-        let retry = unknown || error.is_contention();
-        if !retry || started.elapsed() > RESOLVE_DEADLINE {
+        let late = started.elapsed() > RESOLVE_DEADLINE;
+        if refused && part.len() > 1 && !late {
+            let (before, after) = part.split_at(part.len() / 2);
+            let (before_sent, after_sent) = (send(before, sending).await, send(after, sending).await);
+            parts.push((after, sending, after_sent));
+            parts.push((before, sending, before_sent));
+            continue;
+        }
+        if refused || late || !(unknown || error.is_contention()) {
             tracing::warn!(
-                database = %database.name(), tasks, error = &error as &dyn std::error::Error,
+                database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
                 "submitted tasks were not stored"
             );
-            let why = error.to_string();
-            return Err(if unknown { Unstored::Unknown(why) } else { Unstored::Unavailable(why) });
+            known.push((part, Err(unstored(&error, refused && part.len() == 1, unknown))));
+            continue;
         }
-        if unknown {
-            sending = Sending::Again;
-        }
+        let sending = if unknown { Sending::Again } else { sending };
         tokio::time::sleep(PAUSE).await;
-        sent = send(sending).await;
+        parts.push((part, sending, send(part, sending).await));
+    }
+    known
+}
+
+fn unstored(error: &Error, refused: bool, unknown: bool) -> Unstored {
+    match (refused, unknown) {
+        (true, _) => Unstored::Refused(error.reason()),
+        (false, true) => Unstored::Unknown(error.to_string()),
+        (false, false) => Unstored::Unavailable(error.to_string()),
+    }
+}
+
+/// Notes a task that the database refuses. Its sender is told, so nothing of it is kept.
+pub fn refused<T>(asides: &Asides, part: &[NewTask], stored: &Result<T, Unstored>) {
+    if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
+        asides.note(Kind::Submission, &task.id.to_string(), reason);
     }
 }
 
@@ -142,18 +184,22 @@ where
 type Counts = BTreeMap<(QueueName, &'static str), u64>;
 
 fn count(batch: &[Job]) -> Counts {
+    count_tasks(batch.iter().flat_map(|job| job.tasks.iter().map(|task| (task, job.source))))
+}
+
+fn count_tasks<'a>(tasks: impl Iterator<Item = (&'a NewTask, &'static str)>) -> Counts {
     let mut counts = Counts::new();
-    for job in batch {
-        for task in &job.tasks {
-            *counts.entry((task.queue.clone(), job.source)).or_default() += 1;
-        }
+    for (task, source) in tasks {
+        *counts.entry((task.queue.clone(), source)).or_default() += 1;
     }
     counts
 }
 
-fn answer(batch: Vec<Job>, answer: &Result<UnixMicros, Unstored>) {
-    for job in batch {
+/// Each caller its part of the answers: so many as it had tasks.
+fn answer(batch: Vec<Job>, lengths: Vec<usize>, answers: Vec<Result<UnixMicros, Unstored>>) {
+    let mut answers = answers.into_iter();
+    for (job, length) in batch.into_iter().zip(lengths) {
         // A caller that hung up does not need its answer.
-        let _ = job.answer.send(answer.clone());
+        let _ = job.answer.send(answers.by_ref().take(length).collect());
     }
 }

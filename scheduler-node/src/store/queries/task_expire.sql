@@ -1,10 +1,12 @@
 -- Tasks of these shards whose time to start has passed before they were claimed: to the archive as `expired`.
 -- Guard: not claimed. A row somebody holds is passed over until the next time.
--- $1 shards, $2 at most so many, $3 keep for so many ms, except in the queues $4, kept for $5 ms (pairwise). Returns the queues of what expired.
+-- $1 shards, $2 at most so many, $3 keep for so many ms, except in the queues $4, kept for $5 ms (pairwise).
+-- $6 ids to leave alone, $7 only these (NULL: any). Returns the queues of what expired.
 WITH late AS MATERIALIZED (
     SELECT id
       FROM duetime.task
      WHERE expires_at <= clock_timestamp() AND state IN ('waiting', 'scheduled', 'ready') AND shard = ANY($1::int[])
+       AND id <> ALL($6::uuid[]) AND ($7::uuid[] IS NULL OR id = ANY($7::uuid[]))
      ORDER BY expires_at
      LIMIT $2
        FOR UPDATE SKIP LOCKED

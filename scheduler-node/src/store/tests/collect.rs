@@ -66,7 +66,7 @@ async fn a_row_that_is_being_cancelled_is_left_alone() {
     assert_eq!(outcome, "cancelled");
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), []);
     assert_eq!(test.database.inbox_leave(&[id]).await.unwrap(), []);
-    assert_eq!(test.database.inbox_refuse(&[(id, "no".to_owned())]).await.unwrap(), []);
+    assert_eq!(test.database.inbox_refuse(&[(id, "no".to_owned())], false).await.unwrap(), []);
     sqlx::query("ROLLBACK").execute(&mut *cancelling).await.unwrap();
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), [id]);
 }
@@ -150,8 +150,8 @@ async fn what_its_own_on_duplicate_refuses_stays_with_the_reason_and_is_not_coll
         collected.iter().filter(|row| row.put.outcome == PutOutcome::Refused).map(|row| row.id).collect();
     assert_eq!((collected.len(), refused.len(), test.live().await), (2, 1, 1));
     let reason = [(refused[0], "the key is taken".to_owned())];
-    assert_eq!(test.database.inbox_refuse(&reason).await.unwrap(), refused);
-    assert_eq!(test.database.inbox_refuse(&reason).await.unwrap(), [], "once");
+    assert_eq!(test.database.inbox_refuse(&reason, false).await.unwrap(), refused);
+    assert_eq!(test.database.inbox_refuse(&reason, false).await.unwrap(), [], "once");
     assert_eq!((read(&test).await.len(), test.database.inbox_standing().await.unwrap().waiting), (0, 0));
     assert_eq!(test.database.inbox_find(refused[0]).await.unwrap(), Some(Some("the key is taken".to_owned())));
     test.database.inbox_forget(Duration::from_secs(60)).await.unwrap();
@@ -173,7 +173,7 @@ async fn a_row_is_left_to_the_owner_of_its_shard_at_first_and_what_cannot_be_rea
         (&[], &all, Duration::ZERO, 1),
         (&all, &[], Duration::ZERO, 0),
     ] {
-        let wanted = Wanted { owned, reachable, others_after, most: 100 };
+        let wanted = Wanted { owned, reachable, others_after, most: 100, aside: &[] };
         assert_eq!(test.database.inbox_read(wanted).await.unwrap().len(), found);
     }
 }
@@ -197,8 +197,8 @@ async fn an_inbox_of_many_rows_is_read_by_its_index() {
     for (sql, types, values, index) in [
         (
             include_str!("../queries/inbox_read.sql"),
-            "int[], int[], interval, bigint",
-            format!("{shards}, {shards}, '1 s', 256"),
+            "int[], int[], interval, bigint, uuid[], bigint, bigint, boolean",
+            format!("{shards}, {shards}, '1 s', 256, '{{}}', 1000000, 1000000, true"),
             "inbox_waiting",
         ),
         (include_str!("../queries/inbox_standing.sql"), "bigint", "1000".to_owned(), "inbox_waiting"),

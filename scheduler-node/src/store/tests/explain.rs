@@ -179,8 +179,8 @@ async fn what_expired_is_found_by_its_own_index() {
     let plan = plan(
         &mut connection,
         include_str!("../queries/task_expire.sql"),
-        "int[], bigint, bigint, text[], bigint[]",
-        &format!("{shards}, 500, 1, '{{}}', '{{}}'"),
+        "int[], bigint, bigint, text[], bigint[], uuid[], uuid[]",
+        &format!("{shards}, 500, 1, '{{}}', '{{}}', '{{}}', NULL"),
     )
     .await;
     assert_no_scan_of_all_tasks(&plan);

@@ -45,6 +45,33 @@ impl TestDatabase {
         RowLock { connection }
     }
 
+    /// From here on the database refuses to do `event` (`INSERT OR UPDATE`, say) to rows of `table` whose `column` is `value`.
+    pub(crate) async fn refuse(&self, event: &str, table: &str, column: &str, value: &str) {
+        let name = shared::unique("refuse");
+        let sql = format!(
+            "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF to_jsonb(CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END) ->> TG_ARGV[0] = TG_ARGV[1] THEN
+                     RAISE EXCEPTION 'a test refuses this row' USING ERRCODE = '22023';
+                 END IF;
+                 RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+             END $$;
+             CREATE TRIGGER \"{name}\" BEFORE {event} ON duetime.{table}
+                FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}', '{value}')"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// What lies in the quarantine: the sources and the names, oldest first.
+    pub(crate) async fn quarantine(&self) -> Vec<(String, Option<String>)> {
+        let rows = sqlx::query_as("SELECT source, message_id FROM duetime.quarantine ORDER BY id");
+        rows.fetch_all(&self.pool).await.unwrap()
+    }
+
+    pub(crate) async fn state_of(&self, id: TaskId) -> Option<String> {
+        super::state_of(&self.pool, id).await
+    }
+
     pub(crate) async fn until_waiting(&self, sessions: i64) {
         super::until_waiting(&self.pool, sessions).await;
     }

@@ -31,12 +31,12 @@ pub(super) async fn submit(test: &TestDatabase, arguments: &str) -> TaskId {
 
 pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
     let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
-    let wanted = Wanted { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100 };
+    let wanted = Wanted { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
     test.database.inbox_read(wanted).await.unwrap()
 }
 
 fn valid(row: &InboxRow) -> ValidTask {
-    TaskRequest::parse(&row.request).unwrap().validate(row.submitted_at, &Limits::default()).unwrap()
+    TaskRequest::parse(row.request.as_ref().unwrap()).unwrap().validate(row.submitted_at, &Limits::default()).unwrap()
 }
 
 fn task_of(row: &InboxRow) -> NewTask {

@@ -71,7 +71,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
     }
 }
 
-fn node(name: &str) -> NodeId {
+pub(crate) fn node(name: &str) -> NodeId {
     NodeId { name: NodeName::new(name), incarnation: Incarnation::new(uuid::Uuid::new_v4()) }
 }
 

@@ -36,6 +36,12 @@ const REFUSED_IN_SQL: Cause = Cause {
     play: |scene| refused_in_sql(scene).boxed(),
 };
 
+const REFUSED_BY_THE_DATABASE: Cause = Cause {
+    alerts: &["DuetimeSetAside"],
+    says: "a trigger of somebody else's refuses the tasks of one queue",
+    play: |scene| refused_by_the_database(scene).boxed(),
+};
+
 const UNROUTABLE: Cause = Cause {
     alerts: &["DuetimePublishUnroutable", "DuetimeLanesClosed"],
     says: "one task of a queue whose policy names an exchange to which nothing is bound",
@@ -73,7 +79,7 @@ const LATE: Cause = Cause {
 };
 
 /// These do not meet.
-pub(super) const AT_ONCE: &[Cause] = &[NO_TASK, NO_REPORT, REFUSED_IN_SQL, UNROUTABLE, DYING];
+pub(super) const AT_ONCE: &[Cause] = &[NO_TASK, NO_REPORT, REFUSED_IN_SQL, REFUSED_BY_THE_DATABASE, UNROUTABLE, DYING];
 pub(super) const ALONE: [&[Cause]; 4] = [&[OVERDUE], &[CROWDED], &[LATE], &[FROZEN]];
 
 /// How long the schedule of `frozen` makes up for, at the least that is allowed; all stand still for longer than it and what is decided ahead.
@@ -157,6 +163,23 @@ async fn crowded(scene: &Scene<'_>) -> Result<()> {
     // Half as many again as three nodes may hold.
     scene.client()?.batch(&tasks("crowd", HEAP_ENTRIES as usize * 9 / 2, 11_000)).await?;
     scene.fired().await;
+    Ok(())
+}
+
+async fn refused_by_the_database(scene: &Scene<'_>) -> Result<()> {
+    let mut connection = scene.database().await?;
+    sqlx::raw_sql(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'no such tasks here' USING ERRCODE = '22023'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON duetime.task FOR EACH ROW WHEN (NEW.queue = 'refused') EXECUTE FUNCTION public.refuse()",
+    )
+    .execute(&mut connection)
+    .await?;
+    scene.injected();
+    // Its answer is 422.
+    let _ = scene.client()?.submit(&json!({ "queue": "refused" })).await;
+    scene.fired().await;
+    sqlx::raw_sql("DROP FUNCTION public.refuse CASCADE").execute(&mut connection).await?;
     Ok(())
 }
 

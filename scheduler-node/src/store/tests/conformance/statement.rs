@@ -334,7 +334,7 @@ impl<'a> Subject<'a> {
     /// The row's last moment to start has passed, but for this statement only.
     async fn expire(&self) -> Answer {
         self.set_expiry(Some(self.now.minus(MINUTE))).await;
-        let expired = self.test.database.task_expire(&[self.id.shard()], 1_000, &keep()).await.unwrap();
+        let expired = self.test.database.task_expire(&[self.id.shard()], 1_000, &keep(), &[]).await.unwrap();
         self.set_expiry(None).await;
         Answer::of(expired.contains(&self.queue))
     }

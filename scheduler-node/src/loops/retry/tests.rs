@@ -1,0 +1,88 @@
+//! Which failure is repeated, which is split, and which is given up.
+
+use std::cell::RefCell;
+
+use common::ids::DatabaseName;
+
+use super::*;
+use crate::store::{Effect, StoreOp};
+
+/// A refusal of a value, as the driver reports one that it cannot encode.
+fn refusal() -> Error {
+    let source = sqlx_encode();
+    Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::None, source: Some(source) }
+}
+
+fn sqlx_encode() -> sqlx::Error {
+    sqlx::Error::Encode("no".into())
+}
+
+fn outage() -> Error {
+    Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::Unknown, source: None }
+}
+
+#[test]
+fn an_outage_is_repeated_for_ever_and_a_refusal_is_split_until_the_culprit_stands_alone() {
+    assert_eq!(next(Fault::Outage, 1_000, 1), Next::Again);
+    assert_eq!(next(Fault::Outage, 1_000, 500), Next::Again);
+    assert_eq!(next(Fault::Data, 1, 500), Next::Split);
+    assert_eq!(next(Fault::Data, 1, 1), Next::Refuse);
+}
+
+#[test]
+fn contention_is_never_a_refusal_and_a_batch_that_meets_it_again_and_again_is_split() {
+    assert_eq!(next(Fault::Contention, 1, 500), Next::Again);
+    assert_eq!(next(Fault::Contention, CONTENDED_TRIES, 500), Next::Split);
+    assert_eq!(next(Fault::Contention, 1_000, 1), Next::Again);
+}
+
+#[test]
+fn what_looks_like_a_bug_has_some_seconds_to_pass() {
+    assert_eq!(next(Fault::Bug, 1, 1), Next::Again);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 500), Next::Split);
+    assert_eq!(next(Fault::Bug, BUG_TRIES, 1), Next::Refuse);
+}
+
+#[tokio::test]
+async fn neighbours_of_a_refused_row_are_written_once_each_although_an_outage_lies_between() {
+    let written = RefCell::new(Vec::new());
+    let outages = RefCell::new(2);
+    let items: Vec<u32> = (0..100).collect();
+    let done = until_done("numbers", &items, |part| {
+        let answer = if part.iter().any(|item| [17, 63].contains(item)) {
+            Err(refusal())
+        } else if *outages.borrow() > 0 {
+            *outages.borrow_mut() -= 1;
+            Err(outage())
+        } else {
+            written.borrow_mut().extend(part.iter().copied());
+            Ok(part.len())
+        };
+        std::future::ready(answer)
+    })
+    .await;
+    let mut refused: Vec<u32> = done.refused.iter().map(|refused| *refused.item).collect();
+    refused.sort_unstable();
+    assert_eq!(refused, [17, 63]);
+    let mut written = written.into_inner();
+    written.sort_unstable();
+    assert_eq!(written, (0..100).filter(|item| ![17, 63].contains(item)).collect::<Vec<u32>>());
+    assert_eq!(done.answers.into_iter().sum::<usize>(), 98);
+}
+
+#[tokio::test]
+async fn a_single_try_leaves_what_an_outage_kept_from_being_written() {
+    let items = [1, 2, 3, 4];
+    let tried = try_each(&items, |part| {
+        let answer = match part {
+            [1, 2] => Err(outage()),
+            [3, 4] | [1, 2, 3, 4] | [3] => Err(refusal()),
+            part => Ok(part.to_vec()),
+        };
+        std::future::ready(answer)
+    })
+    .await;
+    assert_eq!(tried.answers, [[4]]);
+    assert_eq!(tried.refused.iter().map(|refused| *refused.item).collect::<Vec<i32>>(), [3]);
+    assert_eq!(tried.left.unwrap().0, [&1, &2]);
+}

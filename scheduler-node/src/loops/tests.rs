@@ -1,0 +1,409 @@
+//! Each loop is fed a row that the database refuses: its neighbours pass, the loop goes on, and the culprit is set aside with its reason.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    delay::{
+        Lead,
+        heap::{Entry, WakeKind},
+    },
+    ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
+    queue::{Queue, QueueBook},
+    task::{Dependency, NewTask},
+    time::UnixMicros,
+    wire::amqp::RESULTS,
+};
+use lapin::{
+    BasicProperties,
+    types::{AMQPValue, FieldTable},
+};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    archiver::Archiver,
+    aside::{Kept, Kind},
+    collector::Collector,
+    dispatcher::{Dispatcher, Pace},
+    gate::Gate,
+    nudger::Nudger,
+    prober::Fitness,
+    publisher::Dispatch,
+    releaser::Releaser,
+    reporter::Reporter,
+    settler::{Confirmed, Settlements, Settler},
+    site::Site,
+};
+use crate::{
+    broker::{BrokerState, tests::bench},
+    desk::tests::{Counter, fresh},
+    metrics::Metrics,
+    store::{
+        submit::Sending,
+        tests::{
+            fixture::{self, TestDatabase},
+            new_task,
+        },
+    },
+    supervise::spawn_child,
+    traces::Traces,
+};
+
+/// Longer than anything takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// The queue whose rows a test's database refuses.
+const POISON: &str = "poison";
+
+struct Loops {
+    counter: Counter,
+    test: TestDatabase,
+    metrics: Arc<Metrics>,
+    fences: BTreeMap<ShardId, Epoch>,
+    broker: watch::Sender<BrokerState>,
+}
+
+impl Loops {
+    /// A node's loops over a fresh database, of which it owns shard 0.
+    async fn new() -> Self {
+        let (counter, test) = fresh().await;
+        let metrics = Arc::new(Metrics::register(&prometheus::Registry::new(), &["main"]).unwrap());
+        let queues = ["orders", POISON].map(|name| Queue::with_defaults(QueueName::new(name)));
+        counter.books.store(Arc::new(QueueBook::new(1, queues)));
+        let node = crate::store::tests::node("a");
+        let taken = test.database.shard_acquire(&[ShardId::new(0)], &node).await.unwrap();
+        let fences: BTreeMap<ShardId, Epoch> = taken.into_iter().collect();
+        counter.sites.all()[0].held.adopt(&fences.iter().map(|(shard, epoch)| (*shard, *epoch)).collect::<Vec<_>>());
+        let broker = watch::channel(BrokerState::Up { blocked: false }).0;
+        Self { counter, test, metrics, fences, broker }
+    }
+
+    fn site(&self) -> &Site {
+        &self.counter.sites.all()[0]
+    }
+
+    fn releaser(&self) -> Releaser {
+        Releaser { nudger: Nudger::new(self.counter.sites.clone(), Duration::from_secs(10)) }
+    }
+
+    fn reporter(&self) -> Reporter {
+        Reporter {
+            sites: self.counter.sites.clone(),
+            books: Arc::clone(&self.counter.books),
+            releaser: self.releaser(),
+            metrics: Arc::clone(&self.metrics),
+            traces: Traces::default(),
+        }
+    }
+
+    /// Two tasks of `orders` with one of the poisoned queue between them, on shard 0, due at once.
+    async fn three(&self, change: impl Fn(&mut NewTask)) -> [TaskId; 3] {
+        let ids: [TaskId; 3] = std::array::from_fn(|_| fixture::fresh_id_of(ShardId::new(0)));
+        let tasks: Vec<NewTask> = ids
+            .iter()
+            .zip(["orders", POISON, "orders"])
+            .map(|(id, queue)| {
+                let mut task = NewTask { queue: QueueName::new(queue), ..new_task(*id) };
+                change(&mut task);
+                task
+            })
+            .collect();
+        self.test.database.task_submit(&tasks, Sending::First).await.unwrap();
+        ids
+    }
+
+    async fn claimed(&self) -> [TaskId; 3] {
+        let ids = self.three(|_| ()).await;
+        let claimed = self.test.database.task_claim(&ids, &self.fences, Duration::ZERO, &BTreeSet::new()).await;
+        assert_eq!(claimed.unwrap().deliveries.len(), 3);
+        ids
+    }
+
+    /// Hands three confirms to a settler, and waits until it has ended.
+    async fn settle(&self, ids: [TaskId; 3], finishes: bool) {
+        let settler =
+            Settler { site: self.site().clone(), releaser: self.releaser(), metrics: Arc::clone(&self.metrics) };
+        let (settlements, confirms) = Settlements::channel();
+        let confirmed = ids.map(|id| Confirmed {
+            id,
+            attempt: Attempt::new(1),
+            queue: QueueName::new("orders"),
+            timeout_ms: 60_000,
+            finishes,
+            keep_ms: 60_000,
+        });
+        settlements.confirmed(confirmed.to_vec()).await;
+        drop(settlements);
+        let run = settler.run(confirms, CancellationToken::new());
+        tokio::time::timeout(LONG, run).await.expect("the settler ends when all is written or set aside");
+    }
+
+    /// Wakes `ids` in a dispatcher; what it hands to the publisher comes out at the other end.
+    fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
+        let (publisher, dispatches) = mpsc::channel(100);
+        let gate = Gate { site: self.site().clone(), index: 0, publisher, metrics: Arc::clone(&self.metrics) };
+        let dispatcher = Dispatcher {
+            gate,
+            pace: Pace { batch: 100, window: 1_000 },
+            lead: Arc::new(Mutex::new(Lead::new(Duration::ZERO, Instant::now()))),
+            lanes: Arc::default(),
+            books: Arc::clone(&self.counter.books),
+            broker: self.broker.subscribe(),
+            reporter: self.reporter(),
+        };
+        let wake_at = UnixMicros::new(0);
+        self.site().held.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
+        let stop = CancellationToken::new();
+        spawn_child(dispatcher.run(stop.clone()));
+        (dispatches, stop)
+    }
+
+    async fn until_aside(&self, kind: Kind) {
+        until(|| async { self.site().asides.count(kind) > 0 }).await;
+        until(|| async { !self.test.quarantine().await.is_empty() }).await;
+        let reasons = self.site().asides.reasons();
+        assert!(reasons.iter().any(|reason| reason.contains(kind.text()) && reason.contains("refuses")), "{reasons:?}");
+    }
+
+    async fn until_state(&self, id: TaskId, state: &str) {
+        until(|| async { self.test.state_of(id).await.as_deref() == Some(state) }).await;
+    }
+
+    /// It wakes at the end of all times: no preload, no takeover and no deadline finds it.
+    async fn is_parked(&self, id: TaskId) -> bool {
+        sqlx::query_scalar("SELECT wake_at > now() + interval '1000 years' FROM duetime.task WHERE id = $1")
+            .bind(id.uuid())
+            .fetch_one(&self.test.pool)
+            .await
+            .unwrap()
+    }
+}
+
+async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
+    let deadline = Instant::now() + LONG;
+    while !done().await {
+        assert!(Instant::now() < deadline, "not within {LONG:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Receives so many dispatches.
+async fn ids_of(dispatches: &mut mpsc::Receiver<Dispatch>, count: usize) -> BTreeSet<TaskId> {
+    let mut ids = BTreeSet::new();
+    while ids.len() < count {
+        let dispatch = tokio::time::timeout(LONG, dispatches.recv()).await.expect("in time").expect("it is open");
+        ids.insert(dispatch.delivery.id);
+    }
+    ids
+}
+
+#[tokio::test]
+async fn a_refused_end_is_set_aside_and_never_published_again_and_its_neighbours_finish() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    loops.settle(ids, true).await;
+    let states = [ids[0], ids[1], ids[2]].map(|id| loops.test.state_of(id));
+    let states = futures::future::join_all(states).await;
+    assert_eq!(
+        states.iter().map(|state| state.as_deref().unwrap()).collect::<Vec<_>>(),
+        ["succeeded", "dispatching", "succeeded"]
+    );
+    assert!(loops.is_parked(ids[1]).await);
+    assert_eq!(loops.site().asides.count(Kind::Confirm), 1);
+    assert_eq!(loops.test.quarantine().await, [("confirm".to_owned(), Some(format!("{}:1", ids[1])))]);
+    let later = crate::store::tests::node("b");
+    let taken = loops.test.database.shard_acquire(&[ShardId::new(0)], &later).await.unwrap().into_iter().collect();
+    assert_eq!(loops.test.database.task_takeover(&taken, 100).await.unwrap(), [], "the next owner leaves it alone");
+}
+
+#[tokio::test]
+async fn a_refused_delivery_is_left_alone_and_its_neighbours_are_delivered() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.test.refuse("UPDATE", "task", "queue", POISON).await;
+    loops.settle(ids, false).await;
+    for id in [ids[0], ids[2]] {
+        assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"));
+    }
+    let held = &loops.site().held;
+    held.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
+    assert_eq!(held.heap_len(), 2, "no row of it can be changed, so it is not tried at every look");
+}
+
+#[tokio::test]
+async fn neighbours_of_a_task_whose_claim_is_refused_are_claimed() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|_| ()).await;
+    loops.test.refuse("UPDATE", "task", "queue", POISON).await;
+    let (mut dispatches, _stop) = loops.dispatch(WakeKind::Claim, &ids);
+    assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
+    loops.until_aside(Kind::Claim).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_task_whose_rescue_is_refused_are_rescued() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.test.refuse("UPDATE", "task", "queue", POISON).await;
+    let (mut dispatches, _stop) = loops.dispatch(WakeKind::Rescue, &ids);
+    assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
+    loops.until_aside(Kind::Rescue).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_task_whose_deadline_is_refused_end_and_it_is_set_aside() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.settle(ids, false).await;
+    sqlx::query("UPDATE duetime.task SET wake_at = now() - interval '1 s'").execute(&loops.test.pool).await.unwrap();
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    let (_dispatches, _stop) = loops.dispatch(WakeKind::Deadline, &ids);
+    for id in [ids[0], ids[2]] {
+        loops.until_state(id, "succeeded").await;
+    }
+    loops.until_aside(Kind::Deadline).await;
+    until(|| loops.is_parked(ids[1])).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_waiting_task_whose_release_is_refused_are_released() {
+    let loops = Loops::new().await;
+    let ids: [TaskId; 3] = std::array::from_fn(|_| fixture::fresh_id_of(ShardId::new(0)));
+    sqlx::raw_sql("INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, partition_key, finished_at, drop_on)
+                   VALUES (gen_random_uuid(), 0, 'orders', 'succeeded', now(), now(), '', 'x', 'first', 'p', now(), current_date + 1)")
+        .execute(&loops.test.pool)
+        .await
+        .unwrap();
+    for (id, queue) in ids.iter().zip(["orders", POISON, "orders"]) {
+        let depends_on = vec![Dependency { queue: QueueName::new("orders"), key: "first".to_owned() }];
+        let task =
+            NewTask { queue: QueueName::new(queue), partition_key: Some("p".to_owned()), depends_on, ..new_task(*id) };
+        let hold = crate::store::put::Hold { window_ms: 1, keep_ms: 1 };
+        loops.test.database.task_put(&[task], &[hold]).await.unwrap();
+    }
+    loops.test.refuse("UPDATE", "task", "queue", POISON).await;
+    let (_dispatches, _stop) = loops.dispatch(WakeKind::Look, &ids);
+    for id in [ids[0], ids[2]] {
+        until(|| async { loops.test.state_of(id).await.as_deref() != Some("waiting") }).await;
+    }
+    loops.until_aside(Kind::Release).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_an_expired_task_that_the_archive_refuses_expire() {
+    let loops = Loops::new().await;
+    let ids = loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    let archiver = Archiver {
+        site: loops.site().clone(),
+        books: Arc::clone(&loops.counter.books),
+        metrics: Arc::clone(&loops.metrics),
+        audit: None,
+    };
+    spawn_child(archiver.run(CancellationToken::new()));
+    for id in [ids[0], ids[2]] {
+        loops.until_state(id, "expired").await;
+    }
+    loops.until_aside(Kind::Expiry).await;
+    let next = loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
+    loops.until_state(next[2], "expired").await;
+}
+
+#[tokio::test]
+async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_there_and_their_neighbours_are_tasks() {
+    let loops = Loops::new().await;
+    loops.test.refuse("INSERT", "task", "queue", POISON).await;
+    // Four like this, larger than any submission may be, once stopped an inbox for good.
+    sqlx::raw_sql(
+        "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
+         SELECT duetime.mint(now(), 0), 0, jsonb_build_object('queue', 'orders', 'headers', jsonb_build_object('a', repeat('x', 40000000))),
+                now() - interval '1 minute'
+           FROM generate_series(1, 4);
+         SELECT duetime.submit('orders', '1'), duetime.submit('poison', '2'), duetime.submit('orders', '3'),
+                duetime.submit('orders', '4', key => 'k'), duetime.submit('poison', '5', key => 'k')",
+    )
+    .execute(&loops.test.pool)
+    .await
+    .unwrap();
+    let collector = Collector {
+        index: 0,
+        sites: loops.counter.sites.clone(),
+        desk: loops.counter.desk.clone(),
+        books: Arc::clone(&loops.counter.books),
+        fitness: watch::channel(Fitness::default()).1,
+        releaser: loops.releaser(),
+        metrics: Arc::clone(&loops.metrics),
+    };
+    spawn_child(collector.run(CancellationToken::new()));
+    until(|| async { loops.test.live().await == 3 }).await;
+    let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
+    until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 6 }).await;
+    assert_eq!(loops.site().asides.count(Kind::Inbox), 2);
+}
+
+#[tokio::test]
+async fn what_the_quarantine_refuses_as_it_came_is_kept_in_a_form_that_it_takes() {
+    let loops = Loops::new().await;
+    let (site, name) = (loops.site(), Some("a\0b".to_owned()));
+    let headers = serde_json::json!({ "x\0": "y\0" });
+    let kept = Kept { name, headers, body: b"\0".to_vec() };
+    site.asides.quarantine(&site.database, "results", kept.clone(), "it has a \0 in it").await;
+    loops.test.refuse("INSERT", "quarantine", "message_id", "a\u{fffd}b").await;
+    site.asides.quarantine(&site.database, "results", kept.clone(), "again").await;
+    assert_eq!(
+        loops.test.quarantine().await,
+        [("results".to_owned(), Some("a\u{fffd}b".to_owned())), ("results".to_owned(), None)]
+    );
+    loops.test.refuse("INSERT", "quarantine", "source", "results").await;
+    site.asides.quarantine(&site.database, "results", kept, "not at all").await;
+    assert_eq!(loops.test.quarantine().await.len(), 2);
+    assert_eq!(site.asides.count(Kind::Quarantine), 3);
+}
+
+fn report(id: TaskId) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    headers.insert("duetime-attempt".into(), AMQPValue::LongInt(1));
+    headers.insert("nul".into(), AMQPValue::LongString("\0".into()));
+    BasicProperties::default().with_correlation_id(id.to_string().into()).with_headers(headers)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    loops.test.refuse("INSERT", "archive", "queue", POISON).await;
+    let mut bench = bench::Bench::new().await;
+    let hand = bench.hand().await;
+    let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
+    spawn_child(loops.reporter().run(incoming, CancellationToken::new()));
+    hand.publish(RESULTS, b"no JSON", report(ids[0])).await;
+    for id in ids {
+        hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(id)).await;
+    }
+    for id in [ids[0], ids[2]] {
+        loops.until_state(id, "succeeded").await;
+    }
+    loops.until_aside(Kind::Report).await;
+    until(|| loops.is_parked(ids[1])).await;
+    let sources: BTreeSet<String> = loops.test.quarantine().await.into_iter().map(|(source, _)| source).collect();
+    assert!(sources.contains("results") && sources.contains("report"), "{sources:?}");
+}
+
+#[tokio::test]
+async fn a_row_that_is_left_alone_is_tried_again_after_a_while() {
+    let loops = Loops::new().await;
+    let (held, id) = (&loops.site().held, fixture::fresh_id_of(ShardId::new(0)));
+    let entry = Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Claim };
+    assert!(held.set_aside(id, Instant::now() + LONG), "the first time");
+    held.offer([entry]);
+    assert_eq!(held.heap_len(), 0);
+    assert!(!held.set_aside(id, Instant::now()), "it is kept once");
+    held.offer([entry]);
+    assert_eq!(held.heap_len(), 1);
+}
