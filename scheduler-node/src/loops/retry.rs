@@ -19,6 +19,10 @@ const CONTENDED_TRIES: u32 = 3;
 /// A failure that looks like a bug is repeated so often before the batch is split: a migration may be under way for some seconds.
 const BUG_TRIES: u32 = 8;
 
+/// A row that stands alone, and whose neighbours do not pass either, is repeated so often, about two minutes long. What strikes every
+/// row is the schema's fault, or the server's: a whole stream must not be set aside for it.
+const BUG_TRIES_ALONE: u32 = 120;
+
 /// A row that the database refuses.
 #[derive(Debug)]
 pub struct Refused<'a, I> {
@@ -50,13 +54,13 @@ enum Next {
     Refuse,
 }
 
-/// `tries`: how often this part has failed, this time included.
-fn next(fault: Fault, tries: u32, rows: usize) -> Next {
+/// `tries`: how often this part has failed, this time included. `others_pass`: some of the same batch were written.
+fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     let hopeless = match fault {
         Fault::Outage => return Next::Again,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => true,
-        Fault::Bug => tries >= BUG_TRIES,
+        Fault::Bug => tries >= if rows > 1 || others_pass { BUG_TRIES } else { BUG_TRIES_ALONE },
     };
     match (hopeless, rows) {
         (false, _) => Next::Again,
@@ -88,7 +92,7 @@ where
         if !std::mem::replace(&mut logged, true) {
             tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; trying until they are");
         }
-        match next(error.fault(), failures + 1, part.len()) {
+        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty()) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
             Next::Split => parts.extend(halves(part).map(|half| (half, failures))),
             Next::Again => {
