@@ -68,7 +68,7 @@ impl Receiver {
         let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
         let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
         while !queues.is_empty()
-            && let Err(error) = self.store.home().queue_add(&queues, &policy).await
+            && let Err(error) = self.store.home().queue_add(&queues, &policy, None).await
         {
             tracing::debug!(%error, "the queues of the delay exchanges are not written down yet");
             tokio::time::sleep(PAUSE).await;
