@@ -30,6 +30,7 @@ down: ## Stop what `make up` started
 # from npm: where that is missing, neither the chart nor the console's pages are looked at.
 test: stores alerts-test ## Run all tests
 	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "npm is not installed: chart and console pages are not tested"; fi
+	@integration-tests/install schemathesis
 	$(TEST)
 	$(TEST) --test it -- --test-threads=1
 

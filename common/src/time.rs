@@ -107,6 +107,12 @@ impl<'de> Deserialize<'de> for UnixMicros {
                 self.visit_i64(millis)
             }
 
+            fn visit_f64<E: serde::de::Error>(self, millis: f64) -> Result<UnixMicros, E> {
+                // JSON has one kind of number: `1900000000000.0` is whole too.
+                let whole = millis.fract() == 0.0 && millis.abs() < 1e15;
+                if whole { self.visit_i64(millis as i64) } else { Err(E::custom(OUTSIDE)) }
+            }
+
             fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<UnixMicros, E> {
                 DateTime::parse_from_rfc3339(text)
                     .map_err(|error| E::custom(format!("`{text}` is not an RFC 3339 time: {error}")))

@@ -85,6 +85,16 @@ impl Client {
         &self.base
     }
 
+    /// The base URL, without a slash at its end.
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// The token that is sent; empty where none is.
+    pub fn token(&self) -> &str {
+        self.token.as_deref().unwrap_or_default()
+    }
+
     /// The same address with another token, or none.
     pub fn with_token(&self, token: Option<&str>) -> Self {
         Self { token: token.map(Into::into), ..self.clone() }

@@ -46,7 +46,7 @@ impl Token {
 /// Tokens made over the API that are not revoked.
 #[derive(Clone, Debug, Default)]
 pub struct TokenBook {
-    /// Rises with every token that is made or revoked.
+    /// Rises with every token that is made or revoked; 0 where there never was one.
     pub revision: i64,
     pub tokens: Vec<Token>,
 }
@@ -94,9 +94,10 @@ impl Access {
         self.book.store(Some(Arc::new(book)));
     }
 
-    /// Whether everybody is let in, because there is no token at all and nobody who could sign people in. The configuration allows
-    /// that on loopback only. What is not known yet is not open.
+    /// Whether everybody is let in, because there never was a token and there is no identity provider. The configuration allows that
+    /// on loopback only. A cluster whose tokens were all revoked stays closed: revoking a token never lets anybody in. What is not known
+    /// yet is not open.
     pub fn is_open(&self) -> bool {
-        !self.closed && self.book.load().as_ref().is_some_and(|book| book.tokens.is_empty())
+        !self.closed && self.book.load().as_ref().is_some_and(|book| book.revision == 0 && book.tokens.is_empty())
     }
 }

@@ -3,11 +3,13 @@
 
 use std::{
     borrow::Cow,
+    collections::HashMap,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use common::access::Caller;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio::sync::mpsc;
@@ -17,8 +19,11 @@ use uuid::Uuid;
 /// database is away. About 300 bytes each.
 const WAITING: usize = 16_384;
 
-/// Refused attempts noted in a second. One program with the wrong token would fill the disk otherwise.
+/// Refused attempts of one caller noted in a second: a program with the wrong token would fill the disk otherwise. A caller is a
+/// token, or an address without one, so that a flood of one caller's refusals does not hide another's.
 const REFUSALS_PER_S: u32 = 20;
+/// Callers whose refusals are counted apart in a second; all others share one count.
+const CALLERS_APART: usize = 256;
 
 /// Longer texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
@@ -113,22 +118,51 @@ impl AuditMetrics {
 pub struct Audit {
     sender: mpsc::Sender<Noted>,
     metrics: AuditMetrics,
-    /// Since when refusals are counted, and how many there were.
-    refusals: Arc<Mutex<(Instant, u32)>>,
+    refusals: Arc<Mutex<Refusals>>,
+}
+
+/// How many attempts were refused since an instant, by caller.
+#[derive(Debug)]
+struct Refusals {
+    since: Instant,
+    by_caller: HashMap<(Arc<str>, Option<IpAddr>), u32>,
+    others: u32,
+}
+
+impl Refusals {
+    fn new(now: Instant) -> Self {
+        Self { since: now, by_caller: HashMap::new(), others: 0 }
+    }
+
+    fn has_room(&mut self, deed: &Deed, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            *self = Self::new(now);
+        }
+        // Who sends no token, or a wrong one, has no name of their own.
+        let address = deed.address.filter(|_| &*deed.who == Caller::ANONYMOUS);
+        let caller = (Arc::clone(&deed.who), address);
+        let count = if self.by_caller.len() < CALLERS_APART || self.by_caller.contains_key(&caller) {
+            self.by_caller.entry(caller).or_default()
+        } else {
+            &mut self.others
+        };
+        *count += 1;
+        *count <= REFUSALS_PER_S
+    }
 }
 
 impl Audit {
     /// What is noted comes out at the other end.
     pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {
         let (sender, notes) = mpsc::channel(WAITING);
-        let refusals = Arc::new(Mutex::new((Instant::now(), 0)));
+        let refusals = Arc::new(Mutex::new(Refusals::new(Instant::now())));
         (Self { sender, metrics, refusals }, notes)
     }
 
     /// Notes what was just answered. Never waits.
     pub fn note(&self, deed: Deed) {
         let now = Instant::now();
-        if deed.status == 403 && !self.has_room_for_refusal(now) {
+        if [401, 403].contains(&deed.status) && !self.refusals.lock().has_room(&deed, now) {
             return self.metrics.dropped(Dropped::Refusals, 1);
         }
         let deed = Deed {
@@ -140,15 +174,6 @@ impl Audit {
         if self.sender.try_send(Noted { id: Uuid::now_v7(), deed, at: now }).is_err() {
             self.metrics.dropped(Dropped::Full, 1);
         }
-    }
-
-    fn has_room_for_refusal(&self, now: Instant) -> bool {
-        let mut refusals = self.refusals.lock();
-        if now.duration_since(refusals.0) >= Duration::from_secs(1) {
-            *refusals = (now, 0);
-        }
-        refusals.1 += 1;
-        refusals.1 <= REFUSALS_PER_S
     }
 }
 
@@ -193,6 +218,30 @@ mod tests {
         assert_eq!(dropped(&audit, Dropped::Full), 3);
         let target = notes.try_recv().expect("noted").deed.target;
         assert!(target.len() <= TEXT_BYTES * 2 && !target.contains('\0'));
+    }
+
+    #[test]
+    fn one_callers_refusals_do_not_hide_those_of_others() {
+        let (audit, mut notes, _registry) = audit();
+        let flood = |who: &str, address: &str| {
+            for _ in 0..REFUSALS_PER_S * 10 {
+                let address = Some(address.parse().expect("an address"));
+                audit.note(Deed { who: who.into(), address, status: 401, ..deed(401) });
+            }
+        };
+        flood("shop", "192.0.2.1");
+        flood(Caller::ANONYMOUS, "192.0.2.1");
+        for (who, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
+            audit.note(Deed { who: who.into(), address: Some(address.parse().expect("an address")), ..deed(403) });
+        }
+        let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
+        let of = |who: &str, last: &str| {
+            let is =
+                |noted: &&Noted| &*noted.deed.who == who && noted.deed.address.is_some_and(|ip| ip.to_string() == last);
+            noted.iter().filter(is).count()
+        };
+        assert_eq!((of("mail", "192.0.2.1"), of(Caller::ANONYMOUS, "192.0.2.2")), (1, 1));
+        assert!(of("shop", "192.0.2.1") >= REFUSALS_PER_S as usize);
     }
 
     #[test]

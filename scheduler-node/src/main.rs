@@ -29,13 +29,26 @@ async fn main() -> ExitCode {
     })
 }
 
+/// Each connection takes a file descriptor, and many systems start programs with 1,024 although they allow far more.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // What the system does not allow stays as it is; the connections' own limit then bites later than `accept` does.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 async fn run(file: &ConfigFile) -> Result<(), Error> {
     let config = file.load()?;
+    raise_file_limit();
     telemetry::start(&config.telemetry, config.node.name.as_str())?;
     let shutdown = cli::stop_on_signal().map_err(Error::Signals)?;
     let address = config.http.listen;
     // Early, so that an address in use is told before anything else is touched.
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), config = config.redacted(), "starting");
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     node::run(config, listener, shutdown).await.map_err(|error| Error::Node(error.into()))
 }

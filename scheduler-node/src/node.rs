@@ -173,6 +173,8 @@ impl Node {
             audit: shared.audit(&mut work)?,
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
+            queues_max: shared.config.queues.max,
+            queues_max_per_caller: shared.config.queues.max_per_caller,
             views: views.clone(),
             frozen_until,
             coordination: coordination.clone(),
@@ -190,17 +192,26 @@ impl Node {
         };
         intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
-        let limits = http::Limits::of_payload(shared.config.queues.max_payload_bytes);
+        let limits = http::Limits::of_payload(
+            shared.config.queues.max_payload_bytes,
+            shared.config.http.max_requests_per_second,
+        );
         let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
         let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
         let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
         let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, &shared.config.console);
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
+        let server = http::Server {
+            listener,
+            limits: http::ConnectionLimits::new(
+                shared.config.http.max_connections,
+                shared.config.http.max_connections_per_address,
+            ),
+            metrics: http::ConnectionMetrics::register(&shared.registry)?,
+        };
         let stop_intake = shared.stop.intake.clone();
         intake.spawn(LoopKind::Http, async move {
-            if let Err(error) = http::serve(listener, router, stop_intake).await {
-                tracing::error!(%error, "cannot serve HTTP");
-            }
+            server.serve(router, stop_intake).await;
         });
         tracing::info!(me = %shared.me, %bound, "listening");
         let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();

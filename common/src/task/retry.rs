@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, time::UnixMicros};
+use crate::{field::FieldError, time::UnixMicros, wire::read};
 
 /// Ten years: longer waits than this are mistakes.
 const LONGEST_MS: i64 = 315_360_000_000;
@@ -97,15 +97,15 @@ fn seconds(seconds: f64) -> Duration {
 #[serde(deny_unknown_fields)]
 struct Fields {
     kind: Kind,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
     base_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::present")]
     factor: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
     max_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::present")]
     jitter: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
     delay_ms: Option<i64>,
 }
 

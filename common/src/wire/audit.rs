@@ -101,7 +101,7 @@ impl FromStr for AuditCursor {
         let (at, id) = text.split_once('_').ok_or(NotACursor)?;
         let at = UnixMicros::new(at.parse().map_err(|_| NotACursor)?);
         let id = Uuid::try_parse(id).map_err(|_| NotACursor)?;
-        if at.is_writable() { Ok(Self { at, id }) } else { Err(NotACursor) }
+        Ok(Self { at: at.clamp(UnixMicros::FIRST, UnixMicros::LAST), id })
     }
 }
 

@@ -94,24 +94,24 @@ impl fmt::Display for Action {
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     pub action: Action,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::or_default")]
     pub filter: TaskFilter,
     /// With an empty filter: every task there is, and that is meant.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::or_default")]
     pub all: bool,
     /// Count, and change nothing.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::or_default")]
     pub dry_run: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub limit: Option<u32>,
     /// Go on where the answer before ended; everything else as in that request.
     #[serde(default)]
     pub cursor: Option<String>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub delay_ms: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub shift_ms: Option<i64>,
 }
 

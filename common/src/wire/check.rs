@@ -59,9 +59,15 @@ pub(super) fn expiry(
     }
 }
 
-/// `now` plus so many milliseconds; `None` past the year 9999.
+/// The longest delay, in milliseconds: 7,922 years, so that it ends before the year 10000 whenever it begins.
+const LONGEST_DELAY_MS: u64 = 250_000_000_000_000;
+
+/// `now` plus so many milliseconds; `None` when that is too long.
 fn after(now: UnixMicros, wait_ms: i64) -> Option<UnixMicros> {
     let Ok(wait_ms) = u64::try_from(wait_ms) else { return Some(now) };
+    if wait_ms > LONGEST_DELAY_MS {
+        return None;
+    }
     let moment = now.plus(Duration::from_millis(wait_ms));
     (moment < UnixMicros::LAST).then_some(moment)
 }

@@ -12,7 +12,7 @@ use crate::{
     queue,
     task::TaskState,
     time::UnixMicros,
-    wire::{Problem, TaskView, check::check_key},
+    wire::{Problem, TaskView, check::check_key, read::Whole},
 };
 
 pub const DEFAULT_LIMIT: u32 = 100;
@@ -74,12 +74,12 @@ pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Written {
-        Millis(i64),
+        Millis(Whole),
         Text(String),
     }
     let Some(written) = Option::<Written>::deserialize(deserializer)? else { return Ok(None) };
     let (read, text) = match written {
-        Written::Millis(millis) => (UnixMicros::from_millis(millis), millis.to_string()),
+        Written::Millis(Whole(millis)) => (UnixMicros::from_millis(millis), millis.to_string()),
         Written::Text(text) => (of_text(&text), text),
     };
     let refused =
@@ -131,8 +131,9 @@ impl FromStr for Cursor {
         let (due_at, id) = bytes.split_at(8);
         let due_at = i64::from_be_bytes(due_at.try_into().expect("8 bytes"));
         let id = Uuid::from_slice(id).expect("16 bytes");
-        let cursor = Self { due_at: UnixMicros::new(due_at), id: TaskId::from_uuid(id) };
-        if cursor.due_at.is_writable() { Ok(cursor) } else { Err(NotACursor) }
+        // No task is due outside these years, so there the list begins or ends.
+        let due_at = UnixMicros::new(due_at).clamp(UnixMicros::FIRST, UnixMicros::LAST);
+        Ok(Self { due_at, id: TaskId::from_uuid(id) })
     }
 }
 

@@ -72,6 +72,8 @@ impl Problem {
         forbidden = 403, "forbidden", "These credentials do not allow it";
         not_found = 404, "not_found", "There is no such thing";
         method_not_allowed = 405, "method_not_allowed", "This cannot be done to it";
+        /// The client did not send its request in time.
+        request_timeout = 408, "timeout", "The request did not arrive in time";
         /// What is there stands against it.
         conflict = 409, "conflict", "The present state does not allow it";
         /// The report is about an attempt that is no longer the newest, or a task that is not out.
@@ -219,6 +221,7 @@ mod tests {
             (Problem::unauthorized(""), 401, "unauthorized"),
             (Problem::forbidden(""), 403, "forbidden"),
             (Problem::not_found(""), 404, "not_found"),
+            (Problem::request_timeout(""), 408, "timeout"),
             (Problem::conflict(""), 409, "conflict"),
             (Problem::stale_attempt(""), 409, "stale_attempt"),
             (Problem::in_flight(TaskState::Running), 409, "in_flight"),

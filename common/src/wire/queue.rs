@@ -17,18 +17,27 @@ pub struct QueueRequest {
     /// Absent: stays as it is.
     pub paused: Option<bool>,
     pub settle: Option<Settle>,
+    #[serde(deserialize_with = "read::whole")]
     pub max_attempts: Option<i32>,
     pub retry: Option<RetryPolicy>,
+    #[serde(deserialize_with = "read::whole")]
     pub timeout_ms: Option<i64>,
     pub placement: Option<Placement>,
+    #[serde(deserialize_with = "read::whole")]
     pub max_length: Option<i64>,
     pub exchange: Option<String>,
     pub routing_key: Option<String>,
+    #[serde(deserialize_with = "read::whole")]
     pub dedup_window_ms: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
     pub keep_succeeded_ms: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
     pub keep_dead_ms: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
     pub failure_alert_threshold: Option<i64>,
+    #[serde(deserialize_with = "read::wholes")]
     pub priority_weights: Option<Vec<u32>>,
+    #[serde(deserialize_with = "read::whole")]
     pub max_running: Option<i64>,
     pub rate_per_second: Option<f64>,
     pub ordered: Option<bool>,

@@ -29,6 +29,83 @@ where
     T::deserialize(deserializer).map(Some)
 }
 
+/// For `deserialize_with`: a whole number, absent or `null`. JSON has one kind of number, so `72.0` is as whole as `72`: that is
+/// how some languages write it.
+pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<i64>,
+{
+    let Some(Whole(number)) = Option::deserialize(deserializer)? else { return Ok(None) };
+    let outside = || serde::de::Error::custom(format!("{number} is out of range"));
+    T::try_from(number).map(Some).map_err(|_| outside())
+}
+
+/// As [`whole`], where `null` is refused.
+pub(crate) fn whole_present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<i64>,
+{
+    let Whole(number) = Whole::deserialize(deserializer)?;
+    let outside = || serde::de::Error::custom(format!("{number} is out of range"));
+    T::try_from(number).map(Some).map_err(|_| outside())
+}
+
+/// As [`whole`], for a list of numbers.
+pub(crate) fn wholes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u32>>, D::Error> {
+    let Some(numbers) = Option::<Vec<Whole>>::deserialize(deserializer)? else { return Ok(None) };
+    let small = |Whole(number)| {
+        u32::try_from(number).map_err(|_| serde::de::Error::custom(format!("{number} is out of range")))
+    };
+    numbers.into_iter().map(small).collect::<Result<_, _>>().map(Some)
+}
+
+/// For `deserialize_with`: `null` is the same as absent.
+pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A number without a fraction, however it is written.
+pub(crate) struct Whole(pub(crate) i64);
+
+/// Every whole number up to here is a float of its own.
+const LAST_EXACT: f64 = 9_007_199_254_740_992.0;
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a whole number")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Whole, E> {
+                Ok(Whole(number))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Whole, E> {
+                i64::try_from(number).map(Whole).map_err(|_| E::custom(format!("{number} is out of range")))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Whole, E> {
+                if number.fract() == 0.0 && number.abs() <= LAST_EXACT {
+                    Ok(Whole(number as i64))
+                } else {
+                    Err(E::custom(format!("{number} is not a whole number, or out of range")))
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
 fn explain(raw: &str, error: &serde_json::Error) -> Problem {
     if error.classify() != Category::Data {
         return Problem::malformed(format!("the body is not valid JSON: {error}"));
@@ -113,6 +190,36 @@ mod tests {
         ] {
             let problem = json::<Pair>(raw).unwrap_err();
             assert_eq!((problem.field.as_deref(), problem.status), (Some(field), 422), "{raw}: {problem:?}");
+        }
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Numbers {
+        #[serde(default, deserialize_with = "whole")]
+        small: Option<i16>,
+        #[serde(default, deserialize_with = "whole_present")]
+        large: Option<i64>,
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_fraction_of_nothing() {
+        for (raw, small, large) in [
+            (r#"{"small":72.0,"large":-1e3}"#, Some(72), Some(-1_000)),
+            (r#"{"small":null}"#, None, None),
+            (r#"{"large":9223372036854775807}"#, None, Some(i64::MAX)),
+        ] {
+            let read: Numbers = json(raw).expect("read");
+            assert_eq!((read.small, read.large), (small, large), "{raw}");
+        }
+        for raw in [
+            r#"{"small":1.5}"#,
+            r#"{"small":70000}"#,
+            r#"{"small":"1"}"#,
+            r#"{"large":null}"#,
+            r#"{"large":1e300}"#,
+            r#"{"large":18446744073709551615}"#,
+        ] {
+            assert_eq!(json::<Numbers>(raw).expect_err("refused").status, 422, "{raw}");
         }
     }
 

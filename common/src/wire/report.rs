@@ -31,23 +31,23 @@ pub enum ReportStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResultBody {
     pub status: ReportStatus,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole")]
     pub status_code: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
     /// Overrides the back-off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole")]
     pub retry_in_ms: Option<i64>,
     /// In per cent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole")]
     pub progress: Option<i16>,
     /// Who works on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     /// Over HTTP: which attempt it is about; over AMQP a header says so.
-    #[serde(default, skip_serializing)]
+    #[serde(default, skip_serializing, deserialize_with = "read::whole")]
     pub attempt: Option<i32>,
     /// Where its sender stands in a trace; said beside the body.
     #[serde(skip)]

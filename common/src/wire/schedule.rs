@@ -36,19 +36,25 @@ pub struct ScheduleRequest {
     pub paused: Option<bool>,
     pub queue: String,
     pub cron: Option<String>,
+    #[serde(deserialize_with = "read::whole")]
     pub every_ms: Option<i64>,
     pub time_zone: Option<String>,
     pub overlap: Option<Overlap>,
+    #[serde(deserialize_with = "read::whole")]
     pub catch_up_ms: Option<i64>,
     pub payload: Option<Box<RawValue>>,
     pub payload_base64: Option<String>,
     pub content_type: Option<String>,
     pub headers: Option<BTreeMap<String, String>>,
+    #[serde(deserialize_with = "read::whole")]
     pub priority: Option<i16>,
     pub partition_key: Option<String>,
+    #[serde(deserialize_with = "read::whole")]
     pub max_attempts: Option<i32>,
+    #[serde(deserialize_with = "read::whole")]
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
+    #[serde(deserialize_with = "read::whole")]
     pub expires_after_ms: Option<i64>,
 }
 

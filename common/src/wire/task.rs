@@ -35,29 +35,29 @@ pub struct TaskRequest {
     pub payload_base64: Option<String>,
     #[serde(default)]
     pub content_type: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub delay_ms: Option<i64>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
     #[serde(default)]
     pub partition_key: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub priority: Option<i16>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub max_attempts: Option<i32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub timeout_ms: Option<i64>,
     #[serde(default)]
     pub retry: Option<RetryPolicy>,
     #[serde(default)]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub expires_after_ms: Option<i64>,
     #[serde(default)]
     pub headers: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub key: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub version: Option<i64>,
     #[serde(default)]
     pub on_duplicate: Option<OnDuplicate>,

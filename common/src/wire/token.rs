@@ -25,7 +25,7 @@ pub struct TokenRequest {
     pub queues: Option<Vec<String>>,
     #[serde(default, deserialize_with = "super::list::moment")]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::whole")]
     pub expires_after_ms: Option<i64>,
 }
 

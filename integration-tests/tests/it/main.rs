@@ -26,6 +26,7 @@ mod refusal;
 mod relay;
 mod route;
 mod schedule;
+mod schemathesis;
 mod settlement;
 mod sql;
 mod stop;

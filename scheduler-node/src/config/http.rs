@@ -15,13 +15,29 @@ pub struct Http {
     pub listen: SocketAddr,
     /// Base URL without a slash at its end, as other nodes and people see it.
     pub advertise: Option<String>,
+    /// Connections that are open at one time.
+    pub max_connections: usize,
+    /// Of these, connections from one address.
+    pub max_connections_per_address: usize,
+    /// Requests a second of each caller on each node; 0: no limit.
+    pub max_requests_per_second: u32,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8080)), advertise: None }
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            advertise: None,
+            max_connections: 4_096,
+            // A proxy that stands before all clients keeps some hundred open.
+            max_connections_per_address: 1_024,
+            max_requests_per_second: 0,
+        }
     }
 }
+
+/// More connections than this need more memory than a node has.
+const CONNECTIONS_MAX: usize = 100_000;
 
 impl Http {
     /// The base URL that others see, once the listener is `bound`.
@@ -43,6 +59,12 @@ impl Http {
                 self.listen
             ),
         );
+        for (key, value, most) in [
+            ("http.max_connections", self.max_connections, CONNECTIONS_MAX),
+            ("http.max_connections_per_address", self.max_connections_per_address, self.max_connections),
+        ] {
+            complaints.unless((1..=most).contains(&value), key, format!("is {value}; it must be between 1 and {most}"));
+        }
         let Some(url) = &self.advertise else { return };
         if let Some(fault) = Link::fault(url, &["http", "https"]) {
             complaints.add("http.advertise", fault);

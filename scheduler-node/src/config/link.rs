@@ -56,6 +56,16 @@ impl Link {
         }
     }
 
+    /// Whether it leads to this very machine.
+    pub fn is_loopback(&self) -> bool {
+        let host = match self.port() {
+            Some(port) => &self.host[..self.host.len() - port.len() - 1],
+            None => &self.host,
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
     fn port(&self) -> Option<&str> {
         // The last colon of an address in brackets belongs to the address.
         self.host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map(|(_, port)| port)
@@ -85,6 +95,17 @@ mod tests {
         assert_eq!(shown("postgres://me:s3cret@db:5432/tasks?password=s3cret"), "postgres://me@db:5432/tasks");
         assert_eq!(shown("amqp://guest:p@ss@host/%2f"), "amqp://guest@host/%2f");
         assert_eq!(shown("http://[::1]:2379"), "http://[::1]:2379");
+    }
+
+    #[test]
+    fn this_machine_is_recognised_with_and_without_a_port() {
+        let is_loopback = |url: &str| Link::parse(url).expect("a URL").is_loopback();
+        for own in ["amqp://u:p@127.0.0.1:5672", "amqp://LocalHost/%2f", "http://[::1]:2379", "http://127.1.2.3"] {
+            assert!(is_loopback(own), "{own}");
+        }
+        for other in ["amqp://u:p@mq:5672", "http://10.0.0.1", "http://localhost.example", "http://[2001:db8::1]:80"] {
+            assert!(!is_loopback(other), "{other}");
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::{
 };
 
 use figment::{Figment, error::Kind, providers::Serialized};
+use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use self::tree::Tree;
@@ -157,6 +158,20 @@ impl Config {
         self.databases.iter().map(|database| database.shards.last().number() + 1).max().unwrap_or(0)
     }
 
+    /// What works and is unwise, a sentence each: passwords that go over a network in the clear.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let amqp = Link::parse(self.amqp.url.expose_secret());
+        if amqp.is_some_and(|link| link.scheme == "amqp" && link.has_password && !link.is_loopback()) {
+            warnings.push("`amqp.url` sends a password over the network in the clear; use amqps://".to_owned());
+        }
+        let is_clear = |url: &String| Link::parse(url).is_some_and(|link| link.scheme == "http" && !link.is_loopback());
+        if self.etcd.password.is_some() && self.etcd.endpoints.iter().any(is_clear) {
+            warnings.push("`etcd.password` goes over the network in the clear; use https:// endpoints".to_owned());
+        }
+        warnings
+    }
+
     /// What is in force, on one line, fit for a log: no passwords, no tokens.
     pub fn redacted(&self) -> String {
         let mut line =
@@ -176,8 +191,9 @@ impl Config {
         }
         let _ = write!(line, " claim_ahead_ms={claim_ahead_ms} batch={batch} window={window}");
         let _ = write!(line, " show_payloads={}", self.console.show_payloads);
-        let Queues { auto_create, max_payload_bytes } = self.queues;
+        let Queues { auto_create, max_payload_bytes, max, max_per_caller } = self.queues;
         let _ = write!(line, " auto_create={auto_create} max_payload_bytes={max_payload_bytes}");
+        let _ = write!(line, " queues_max={max} queues_max_per_caller={max_per_caller}");
         line
     }
 }

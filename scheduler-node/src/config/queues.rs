@@ -7,6 +7,9 @@ use super::complaint::Complaints;
 /// Above this no payload is taken, whatever is configured.
 const PAYLOAD_BYTES_MAX: usize = 1_048_576;
 
+/// Each queue is a queue of RabbitMQ and some 60 series of metrics.
+const QUEUES_MAX: u32 = 100_000;
+
 /// What holds for every queue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -14,11 +17,15 @@ pub struct Queues {
     /// Whether a submission to a queue that does not exist creates it with the default policy.
     pub auto_create: bool,
     pub max_payload_bytes: usize,
+    /// Queues in the cluster.
+    pub max: u32,
+    /// Of these, queues that came into being because one caller submitted to them.
+    pub max_per_caller: u32,
 }
 
 impl Default for Queues {
     fn default() -> Self {
-        Self { auto_create: true, max_payload_bytes: 262_144 }
+        Self { auto_create: true, max_payload_bytes: 262_144, max: 5_000, max_per_caller: 1_000 }
     }
 }
 
@@ -29,5 +36,10 @@ impl Queues {
             "queues.max_payload_bytes",
             format!("is {}; it must be between 1 and {PAYLOAD_BYTES_MAX}", self.max_payload_bytes),
         );
+        for (key, value, most) in
+            [("queues.max", self.max, QUEUES_MAX), ("queues.max_per_caller", self.max_per_caller, self.max)]
+        {
+            complaints.unless((1..=most).contains(&value), key, format!("is {value}; it must be between 1 and {most}"));
+        }
     }
 }

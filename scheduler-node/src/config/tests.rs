@@ -104,6 +104,24 @@ fn secrets_show_neither_in_debug_nor_in_the_redacted_line() {
 }
 
 #[test]
+fn a_password_that_goes_over_a_network_in_the_clear_is_warned_of() {
+    let warned = |amqp: &str, etcd: &str| {
+        let toml = format!("[[database]]\nurl = 'postgres://db/tasks'\n[amqp]\nurl = '{amqp}'\n[etcd]\n{etcd}");
+        let warnings = read(&toml, &[]).expect("accepted").warnings().join(" ");
+        assert!(!warnings.contains("s3cret"), "{warnings}");
+        (warnings.contains("`amqp.url`"), warnings.contains("`etcd.password`"))
+    };
+    let login = "username = 'duetime'\npassword = 's3cret'\n";
+    let clear = format!("{login}endpoints = ['http://127.0.0.1:2379', 'http://etcd:2379']");
+    let sealed = format!("{login}endpoints = ['https://etcd:2379']");
+    let own = format!("{login}endpoints = ['http://localhost:2379']");
+    assert_eq!(warned("amqp://guest:s3cret@mq", &clear), (true, true));
+    assert_eq!(warned("amqps://guest:s3cret@mq", &sealed), (false, false));
+    assert_eq!(warned("amqp://guest:s3cret@127.0.0.1:5672", &own), (false, false));
+    assert_eq!(warned("amqp://mq", ""), (false, false));
+}
+
+#[test]
 fn a_file_that_is_not_toml_is_refused_with_the_place_but_without_the_line() {
     let error = read("[amqp]\nurl = \"amqp://guest:s3cret@mq\" x\n", &[]).expect_err("refused").to_string();
     assert!(error.contains("line 2"), "{error}");

@@ -83,7 +83,7 @@ impl Visitor {
             None => holder(console, cookie(&parts.headers, SESSION)?)?,
         };
         Some(Self {
-            desk: console.desk.within(caller.queues.clone()),
+            desk: console.desk.of(&caller),
             caller,
             signed_in: !key.is_empty(),
             form_token: form_token(&key),

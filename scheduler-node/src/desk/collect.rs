@@ -1,15 +1,12 @@
 //! Judges what was submitted in SQL, as any other submission is judged.
 
-use std::collections::BTreeSet;
-
 use common::{
-    ids::QueueName,
     shard::route::bound_to,
     task::NewTask,
     wire::{Problem, TaskRequest, ValidTask},
 };
 
-use super::{Desk, submit::named};
+use super::Desk;
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
@@ -22,11 +19,9 @@ impl Desk {
             TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
-        let queues: BTreeSet<&QueueName> = read.iter().flatten().flat_map(named).collect();
-        self.know(queues).await;
+        let read = self.admitted(read).await;
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
-            self.admit(&task)?;
             self.check_shard(row, &task)?;
             Ok(NewTask { asked_now: false, ..task.into_new(row.id) })
         };

@@ -70,6 +70,9 @@ pub struct Parts {
     pub max_payload_bytes: usize,
     /// A queue comes into being with the first task that names it.
     pub auto_create: bool,
+    /// The most queues in the cluster, and of these the most that one caller's submissions create.
+    pub queues_max: u32,
+    pub queues_max_per_caller: u32,
     pub views: watch::Receiver<Arc<ClusterView>>,
     /// Too many nodes vanished together: nothing is reassigned until then. In the past, it is over.
     pub frozen_until: watch::Receiver<Option<UnixMicros>>,
@@ -84,6 +87,8 @@ pub struct Desk {
     inner: Arc<Inner>,
     /// The queues that whoever asks may know of.
     scope: Scope,
+    /// Who asks, where that is known.
+    caller: Arc<str>,
 }
 
 struct Inner {
@@ -99,9 +104,16 @@ impl fmt::Debug for Desk {
     }
 }
 
+/// Who asks over AMQP and in SQL, as far as a node knows.
+const NO_CALLER: &str = "no token";
+
 impl Desk {
     pub fn new(parts: Parts) -> Self {
-        Self { inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }), scope: Scope::ALL }
+        Self {
+            inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }),
+            scope: Scope::ALL,
+            caller: NO_CALLER.into(),
+        }
     }
 
     /// Whether requests should come to this node, and if not, why.

@@ -9,7 +9,7 @@ use common::{
 };
 
 use super::{Desk, refusal::failed, to_its_end};
-use crate::store::{Error, rows::QueueRecord};
+use crate::store::{Error, queues::QueueQuota, rows::QueueRecord};
 
 /// A turn of a queue waits up to half a second for the claims in flight. When one of those hangs, the turn is tried this often in all.
 const TURN_TRIES: u32 = 4;
@@ -28,8 +28,9 @@ impl Desk {
         to_its_end(async move {
             desk.refuse_to_move(&name, policy.placement).await?;
             desk.reach_all().await?;
-            let home = desk.parts().store.home();
-            let put = turn(|| home.queue_put(&name, &policy, paused)).await.map_err(|error| failed(&error))?;
+            let (home, most) = (desk.parts().store.home(), desk.parts().queues_max);
+            let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
+            let put = put.map_err(|error| failed(&error))?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
             desk.turned(&name, put.revision).await?;
             Ok(desk.shown_queue(put.record).await)
@@ -146,19 +147,30 @@ impl Desk {
         self.read_alone().await
     }
 
-    /// Reads the queues because `missing` are not in the book; makes those that are not there at all, where that is done.
-    pub(super) async fn look_for(&self, missing: Vec<QueueName>) -> Result<(), Error> {
+    /// Reads the queues if they have changed, because `missing` are not in the book.
+    pub(super) async fn look_for(&self, missing: &[QueueName]) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
-        // Whoever was here first may have brought them.
-        let missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
-        if missing.is_empty() {
+        // An earlier request may have brought them.
+        if missing.iter().all(|queue| book.find(queue).is_some())
+            || self.parts().store.home().queue_revision().await? == book.revision()
+        {
             return Ok(());
         }
-        if self.parts().auto_create {
-            self.parts().store.home().queue_add(&missing, &QueuePolicy::default()).await?;
-        }
         self.read_alone().await
+    }
+
+    /// Creates those of `missing` that are not there, as far as there is room.
+    pub(super) async fn create(&self, missing: Vec<QueueName>) -> Result<(), Error> {
+        let _alone = self.inner.reading.lock().await;
+        let book = self.parts().books.load_full();
+        let missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
+        let parts = self.parts();
+        let quota = QueueQuota { caller: &self.caller, all: parts.queues_max, per_caller: parts.queues_max_per_caller };
+        for some in missing.chunks(CREATED_AT_ONCE) {
+            parts.store.home().queue_add(some, &QueuePolicy::default(), Some(quota)).await?;
+        }
+        if missing.is_empty() { Ok(()) } else { self.read_alone().await }
     }
 
     async fn read_alone(&self) -> Result<(), Error> {
@@ -221,6 +233,20 @@ fn sum(one: Counts, other: Counts) -> Counts {
         running: one.running + other.running,
         at_least: one.at_least || other.at_least,
     }
+}
+
+/// Queues that one statement creates: by so many, times the nodes, the limits may be exceeded.
+const CREATED_AT_ONCE: usize = 100;
+
+/// When to come again: somebody has to delete a queue, or raise the limit.
+const AGAIN_AFTER_S: u32 = 60;
+
+pub(super) fn too_many(name: &QueueName, most: u32) -> Problem {
+    let detail = format!(
+        "queue `{name}` is not there, and no more can be created: there may be {most} (`queues.max`), \
+         and fewer by one caller's submissions (`queues.max_per_caller`)"
+    );
+    Problem::too_many(detail).retry_after(AGAIN_AFTER_S)
 }
 
 fn no_queue(name: &QueueName) -> Problem {

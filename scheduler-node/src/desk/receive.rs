@@ -1,11 +1,8 @@
 //! Takes in what is submitted over AMQP.
 
-use common::{
-    ids::QueueName,
-    wire::{DelayWay, Message, Problem, ValidTask},
-};
+use common::wire::{DelayWay, Message, Problem, ValidTask};
 
-use super::{Desk, refusal, submit::named};
+use super::{Desk, refusal};
 use crate::{
     loops::submitter::{Answer, Unstored},
     traces::Way,
@@ -36,13 +33,11 @@ impl Desk {
                 None => message.submitted(now, &limits),
             })
             .collect();
-        let of_queues = read.iter().flatten().filter(|task| task.envelope.is_none());
-        let queues: std::collections::BTreeSet<&QueueName> = of_queues.flat_map(named).collect();
-        self.know(queues).await;
+        let read = self.admitted(read).await;
         let mut taken = Vec::with_capacity(read.len());
         let (mut places, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in read.into_iter().enumerate() {
-            match task.and_then(|task| self.admit_message(&task).map(|()| task)) {
+            match task {
                 Ok(mut task) => {
                     places.push((place, self.traced(&mut task)));
                     tasks.push(task);
@@ -62,10 +57,5 @@ impl Desk {
             };
         }
         taken
-    }
-
-    /// A message on its way to another exchange needs no queue of its own.
-    fn admit_message(&self, task: &ValidTask) -> Result<(), Problem> {
-        if task.envelope.is_some() { Ok(()) } else { self.admit(task) }
     }
 }

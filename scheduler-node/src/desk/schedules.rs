@@ -37,6 +37,9 @@ impl Desk {
         self.ask_for(&valid.rules.queue)?;
         self.know([&valid.rules.queue]).await;
         self.admit_payload(&valid.rules.queue, &valid.payload)?;
+        if !self.open([&valid.rules.queue]).await.is_empty() {
+            return Err(super::queues::too_many(&valid.rules.queue, self.parts().queues_max));
+        }
         let desk = self.clone();
         to_its_end(async move {
             for _ in 0..TRIES {

@@ -1,8 +1,10 @@
 //! For which queues somebody asks. Where a request names a queue that is not his, the answer is 403 before anything is looked at;
 //! where it names something in such a queue, 404, as though it were not there. Neither tells what there is.
 
+use std::sync::Arc;
+
 use common::{
-    access::Scope,
+    access::{Caller, Scope},
     ids::{QueueName, TaskId},
     wire::Problem,
 };
@@ -13,6 +15,11 @@ impl Desk {
     /// The same desk, for somebody who may know of these queues only.
     pub fn within(&self, scope: Scope) -> Self {
         Self { scope, ..self.clone() }
+    }
+
+    /// The same desk, for this caller.
+    pub fn of(&self, caller: &Caller) -> Self {
+        Self { caller: Arc::clone(&caller.name), ..self.within(caller.queues.clone()) }
     }
 
     /// Refuses a queue that is not for whoever asks.

@@ -42,9 +42,8 @@ impl Desk {
         self.store_one(task).await
     }
 
-    pub(super) async fn store_one(&self, mut task: ValidTask) -> Result<Submitted, Problem> {
-        self.know(named(&task)).await;
-        self.admit(&task)?;
+    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
+        let mut task = self.admitted(vec![Ok(task)]).await.pop().expect("one task, one answer")?;
         let traced = self.traced(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
@@ -77,12 +76,11 @@ impl Desk {
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
-        let queues: BTreeSet<&QueueName> = checked.iter().flatten().flat_map(named).collect();
-        self.know(queues).await;
+        let checked = self.admitted(checked).await;
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
-            match task.and_then(|task| self.admit(&task).map(|()| task)) {
+            match task {
                 Ok(mut task) => {
                     let traced = self.traced(&mut task);
                     placed.push(Placed { place, queue: task.queue.clone(), traced });
@@ -111,6 +109,46 @@ impl Desk {
         named(task).try_for_each(|queue| self.ask_for(queue))
     }
 
+    /// The tasks that may be stored. The queues of these, and no others, are created on their first use: neither the queue of a
+    /// refused task nor one that a task only depends on.
+    pub(super) async fn admitted(&self, tasks: Vec<Result<ValidTask, Problem>>) -> Vec<Result<ValidTask, Problem>> {
+        // A message on its way to another exchange needs no queue of its own.
+        let needs_queue = |task: &&ValidTask| task.envelope.is_none();
+        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(named).collect();
+        self.know(queues).await;
+        let admit = |task: ValidTask| if task.envelope.is_none() { self.admit(&task).map(|()| task) } else { Ok(task) };
+        let mut tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
+        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
+        let refused = self.open(queues).await;
+        if !refused.is_empty() {
+            for task in &mut tasks {
+                if let Ok(valid) = task
+                    && valid.envelope.is_none()
+                    && refused.contains(&valid.queue)
+                {
+                    *task = Err(super::queues::too_many(&valid.queue, self.parts().queues_max));
+                }
+            }
+        }
+        tasks
+    }
+
+    /// Creates the queues that are not there, where that is how queues come into being. Answers those for which there is no room.
+    /// A task goes in all the same when it cannot be told: its queue's policy is the default one.
+    pub(super) async fn open(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
+        let book = self.parts().books.load_full();
+        let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
+        if missing.is_empty() || !self.parts().auto_create {
+            return BTreeSet::new();
+        }
+        if let Err(error) = self.create(missing.clone()).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not stored yet");
+            return BTreeSet::new();
+        }
+        let book = self.parts().books.load_full();
+        missing.into_iter().filter(|queue| book.find(queue).is_none()).collect()
+    }
+
     /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.
     pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
         let book = self.parts().books.load();
@@ -132,15 +170,14 @@ impl Desk {
         Err(Problem::invalid_field("queue", detail))
     }
 
-    /// Sees to it that this node has heard of `queues` if there are such; on their first use they are made, where that is
-    /// how queues come into being. A task goes in all the same when that fails: its queue's policy is the default one.
+    /// Sees to it that this node has heard of `queues` if there are such.
     pub(super) async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if !missing.is_empty()
-            && let Err(error) = self.look_for(missing).await
+            && let Err(error) = self.look_for(&missing).await
         {
-            tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not written down yet");
+            tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
         }
     }
 }

@@ -34,6 +34,6 @@ impl FromRequestParts<Api> for Asked {
         // The shell puts him there, except on routes that are for everybody.
         let nobody = || Problem::internal("nobody was asked who is asking; nothing was done");
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
-        Ok(Self { desk: api.front.0.within(caller.queues.clone()), caller })
+        Ok(Self { desk: api.front.0.of(&caller), caller })
     }
 }

@@ -54,13 +54,14 @@ impl Draft {
     /// Notes what changes something, and whatever was refused.
     pub(super) fn note(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
         let status = response.status().as_u16();
-        // Without a caller it is nobody's deed: 401 is for the log of whoever stands in front.
-        if status == 401 || (self.what.is_none() && status != 403) {
+        if self.what.is_none() && ![401, 403].contains(&status) {
             return;
         }
         let told = response.extensions().get::<Told>();
         let target = match (told, &self.route) {
             (Some(told), _) => told.target.clone(),
+            // Which tasks were exported stands in the query.
+            (None, Some(route)) if route == "/v1/tasks/export" => self.uri.query().unwrap_or("all").to_owned(),
             (None, Some(route)) => target(route, self.uri.path()),
             (None, None) => format!("{} {}", self.method, self.uri.path()),
         };
@@ -76,7 +77,7 @@ impl Draft {
     }
 }
 
-/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many.
+/// What a request does, where it is noted whatever its answer. Submissions, results and looks are not: they are too many.
 fn deed(method: &Method, route: &str) -> Option<&'static str> {
     Some(match (method.as_str(), route) {
         ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",
@@ -85,6 +86,7 @@ fn deed(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/tasks/{id}/run") => "task.run",
         ("POST", "/v1/tasks/{id}/retry") => "task.retry",
         ("POST", "/v1/tasks/bulk") => "task.bulk",
+        ("GET", "/v1/tasks/export") => "task.export",
         ("PUT", "/v1/queues/{queue}") => "queue.put",
         ("DELETE", "/v1/queues/{queue}") => "queue.delete",
         ("POST", "/v1/queues/{queue}/pause") => "queue.pause",
@@ -114,10 +116,11 @@ mod tests {
     use crate::http::ROUTES;
 
     #[test]
-    fn every_route_that_changes_something_is_noted_but_for_submissions_and_results() {
+    fn every_route_that_changes_something_is_noted_but_for_submissions_and_results_and_so_is_an_export() {
         const TOO_MANY: [&str; 3] = ["/v1/tasks", "/v1/tasks/batch", "/v1/tasks/{id}/result"];
         for (method, route) in ROUTES {
-            let looks = method == Method::GET;
+            // Who exports takes every payload along.
+            let looks = method == Method::GET && *route != "/v1/tasks/export";
             assert_eq!(deed(method, route).is_some(), !looks && !TOO_MANY.contains(route), "{method} {route}");
         }
     }

@@ -1,55 +1,83 @@
-//! Bodies of requests: taken whole, up to a size, within a time.
+//! Bodies of requests: taken whole, up to a size, while they arrive fast enough ([`super::serve`]) and there is room.
 
-use std::{str::Utf8Error, time::Duration};
+use std::{str::Utf8Error, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
+    extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
-use common::wire::Problem;
+use common::{access::Caller, wire::Problem};
 use futures::StreamExt;
-use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// A client that has not sent its body after this has gone away, or never meant to.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
-/// Room is made for this much at once; for more only as it arrives, whatever the client says will come.
+use super::{
+    Api,
+    refusal::Refusal,
+    room::{Reserved, Room},
+    serve::TooSlow,
+};
+
+/// Room is made for this much with the first bytes; for more only as it arrives, whatever the client says will come.
 const FIRST_ROOM_BYTES: usize = 1 << 20;
 /// So much of a body that is too large is still taken, so that the client reads the answer and not a broken connection.
 const DRAIN_BYTES: usize = 16 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
-/// The body as text. `Content-Type` must be JSON, or absent.
-pub(super) async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<Text, Problem> {
-    text_within(ARRIVES_WITHIN, headers, body, limit_bytes).await
+/// What a client has sent after its request's head; nothing of it has been read yet.
+pub(super) struct Sent {
+    pub(super) headers: HeaderMap,
+    body: Body,
+    room: Arc<Room>,
+    caller: Arc<str>,
 }
 
-async fn text_within(within: Duration, headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<Text, Problem> {
-    check_type(headers)?;
-    let said = said_bytes(headers);
-    if said.is_some_and(|said| said > limit_bytes) {
-        drain(body.into_data_stream()).await;
-        return Err(too_large(limit_bytes));
+impl FromRequest<Api> for Sent {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
+        let caller =
+            request.extensions().get::<Caller>().map_or_else(|| Caller::ANONYMOUS.into(), |it| it.name.clone());
+        let (parts, body) = request.into_parts();
+        Ok(Self { headers: parts.headers, body, room: Arc::clone(&api.bodies), caller })
     }
-    let collected = tokio::time::timeout(within, collect(body, said.unwrap_or(0), limit_bytes)).await;
-    Text::new(collected.map_err(|_| too_slow(within))??)
 }
 
-/// A body that is UTF-8.
+impl Sent {
+    /// The body as text. `Content-Type` must be JSON, or absent.
+    pub(super) async fn text(self, limit_bytes: usize) -> Result<Text, Problem> {
+        check_type(&self.headers)?;
+        let said = said_bytes(&self.headers);
+        if said.is_some_and(|said| said > limit_bytes) {
+            drain(self.body.into_data_stream()).await;
+            return Err(too_large(limit_bytes));
+        }
+        let reserved = Reserved::none(&self.room, self.caller);
+        let (bytes, reserved) = collect(self.body, said.unwrap_or(0), limit_bytes, reserved).await?;
+        let text = String::from_utf8(bytes).map_err(|error| not_text(error.utf8_error()))?;
+        Ok(Text { text, reserved })
+    }
+}
+
+/// A body that is UTF-8, in the room that it has taken.
 #[derive(Debug)]
-pub(super) struct Text(String);
+pub(super) struct Text {
+    text: String,
+    reserved: Reserved,
+}
 
 impl Text {
-    fn new(bytes: Vec<u8>) -> Result<Self, Problem> {
-        String::from_utf8(bytes).map(Self).map_err(|error| not_text(error.utf8_error()))
-    }
-
     pub(super) fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// The body; an empty one as an empty object, for requests in which everything may be left out.
     pub(super) fn or_empty_object(&self) -> &str {
-        if self.0.trim_ascii().is_empty() { "{}" } else { &self.0 }
+        if self.text.trim_ascii().is_empty() { "{}" } else { &self.text }
+    }
+
+    /// The room alone, for what was made of the body and takes as much.
+    pub(super) fn into_reserved(self) -> Reserved {
+        self.reserved
     }
 }
 
@@ -57,57 +85,44 @@ fn not_text(error: Utf8Error) -> Problem {
     Problem::malformed(format!("the body is not UTF-8 after byte {}", error.valid_up_to()))
 }
 
-/// How much memory large bodies may take together. What does not fit waits its turn.
-#[derive(Debug)]
-pub(super) struct Room {
-    units: Semaphore,
-    free_within: Duration,
-}
-
-impl Room {
-    const UNIT_BYTES: usize = 1 << 10;
-
-    pub(super) fn new(bytes: usize) -> Self {
-        Self { units: Semaphore::new(bytes / Self::UNIT_BYTES), free_within: ARRIVES_WITHIN }
-    }
-
-    /// Room for the body these `headers` announce, or for the largest there may be where they announce none.
-    pub(super) async fn take(&self, headers: &HeaderMap, limit_bytes: usize) -> Result<Taken<'_>, Problem> {
-        let bytes = said_bytes(headers).unwrap_or(limit_bytes).min(limit_bytes);
-        let units = u32::try_from(bytes.div_ceil(Self::UNIT_BYTES)).unwrap_or(u32::MAX);
-        match tokio::time::timeout(self.free_within, self.units.acquire_many(units)).await {
-            Ok(Ok(permit)) => Ok(Taken(permit)),
-            _ => Err(Problem::unavailable("too many large requests at once; nothing of this one was accepted")
-                .retry_after(1)),
-        }
-    }
-}
-
-/// Room that was taken; given back when dropped.
-#[derive(Debug)]
-pub(super) struct Taken<'a>(SemaphorePermit<'a>);
-
-impl Taken<'_> {
-    /// Gives back what a body of `bytes` does not need.
-    pub(super) fn shrink_to(&mut self, bytes: usize) {
-        let needless = self.0.num_permits().saturating_sub(bytes.div_ceil(Room::UNIT_BYTES));
-        drop(self.0.split(needless));
-    }
-}
-
-async fn collect(body: Body, said: usize, limit_bytes: usize) -> Result<Vec<u8>, Problem> {
-    let mut bytes = Vec::with_capacity(said.min(FIRST_ROOM_BYTES));
+async fn collect(
+    body: Body,
+    said: usize,
+    limit_bytes: usize,
+    mut reserved: Reserved,
+) -> Result<(Vec<u8>, Reserved), Problem> {
+    let mut bytes = Vec::new();
     let mut arriving = body.into_data_stream();
     while let Some(chunk) = arriving.next().await {
-        let chunk = chunk.map_err(|error| Problem::malformed(format!("the body ended early: {error}")))?;
-        if bytes.len() + chunk.len() > limit_bytes {
-            drop(bytes);
+        let chunk = chunk.map_err(|error| broken_off(&error))?;
+        let needed = bytes.len() + chunk.len();
+        if needed > limit_bytes {
+            drop((bytes, reserved));
             drain(arriving).await;
             return Err(too_large(limit_bytes));
         }
+        if needed > bytes.capacity() {
+            // Doubled as it arrives, or to the announced size where that is less than double.
+            let wanted = needed.max(bytes.capacity() * 2).max(said.min(FIRST_ROOM_BYTES)).min(limit_bytes);
+            let wanted = if (needed..wanted).contains(&said) { said } else { wanted };
+            reserved.grow_to(wanted).await?;
+            bytes.reserve_exact(wanted - bytes.len());
+        }
         bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes)
+    reserved.shrink_to(bytes.capacity());
+    Ok((bytes, reserved))
+}
+
+fn broken_off(error: &axum::Error) -> Problem {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.is::<TooSlow>() {
+            return Problem::request_timeout("the body arrived too slowly; nothing of it was accepted");
+        }
+        cause = error.source();
+    }
+    Problem::malformed(format!("the body ended early: {error}"))
 }
 
 async fn drain(mut arriving: impl futures::Stream<Item = Result<Bytes, axum::Error>> + Unpin) {
@@ -142,10 +157,6 @@ fn too_large(limit_bytes: usize) -> Problem {
     Problem::payload_too_large(format!("the body has more than the {limit_bytes} bytes that are taken here"))
 }
 
-fn too_slow(within: Duration) -> Problem {
-    Problem { status: 408, ..Problem::malformed(format!("the body did not arrive within {within:?}")) }
-}
-
 #[cfg(test)]
 mod tests {
     use axum::http::{HeaderName, HeaderValue};
@@ -158,6 +169,11 @@ mod tests {
 
     fn chunked(chunks: Vec<&'static str>) -> Body {
         Body::from_stream(futures::stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>)))
+    }
+
+    async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<Text, Problem> {
+        let room = Arc::new(Room::new(1 << 20));
+        Sent { headers: headers.clone(), body, room, caller: "ops".into() }.text(limit_bytes).await
     }
 
     #[tokio::test]
@@ -178,10 +194,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_never_comes_is_408() {
-        let body = Body::from_stream(futures::stream::pending::<Result<&'static str, std::io::Error>>());
-        let problem = text_within(Duration::from_millis(1), &HeaderMap::new(), body, 10).await.expect_err("refused");
-        assert_eq!(problem.status, 408);
+    async fn a_body_that_came_too_slowly_is_408_and_one_that_broke_off_is_400() {
+        let cases: [(Box<dyn std::error::Error + Send + Sync>, u16); 2] =
+            [(TooSlow.into(), 408), ("reset".into(), 400)];
+        for (error, status) in cases {
+            let body = Body::from_stream(futures::stream::iter([Ok("{"), Err(error)]));
+            assert_eq!(text(&HeaderMap::new(), body, 10).await.expect_err("refused").status, status);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_announced_body_takes_no_room_before_it_comes() {
+        let room = Arc::new(Room::new(1 << 20));
+        let sent = |headers: &HeaderMap, body| Sent {
+            headers: headers.clone(),
+            body,
+            room: Arc::clone(&room),
+            caller: "ops".into(),
+        };
+        let announced = headers(&[(header::CONTENT_LENGTH, "500000")]);
+        let never = || Body::from_stream(futures::stream::pending::<Result<&'static str, std::io::Error>>());
+        let mut waiting: Vec<_> = (0..6).map(|_| Box::pin(sent(&announced, never()).text(500_000))).collect();
+        for one in &mut waiting {
+            assert!(futures::poll!(one).is_pending());
+        }
+        let large = Body::from("x".repeat(500_000));
+        let taken = sent(&HeaderMap::new(), large).text(500_000).await.expect("there is room");
+        assert_eq!(taken.as_str().len(), 500_000);
     }
 
     #[tokio::test]
@@ -193,17 +232,5 @@ mod tests {
         assert_eq!(text(&packed, Body::from("x"), 10).await.expect_err("refused").status, 415);
         assert!(text(&sent_as("Application/JSON; charset=utf-8"), Body::from("x"), 10).await.is_ok());
         assert_eq!(text(&HeaderMap::new(), Body::from(vec![b'x', 0xff]), 10).await.expect_err("refused").status, 400);
-    }
-
-    #[tokio::test]
-    async fn large_bodies_wait_for_room_and_are_told_when_there_is_none() {
-        let room = Room { free_within: Duration::from_millis(1), ..Room::new(100 << 10) };
-        let large = headers(&[(header::CONTENT_LENGTH, "65536")]);
-        let first = room.take(&large, 1 << 20).await.expect("room");
-        assert_eq!(room.take(&large, 1 << 20).await.map(drop).expect_err("no room").status, 503);
-        drop(first);
-        let mut first = room.take(&large, 1 << 20).await.expect("room again");
-        first.shrink_to(1_000);
-        assert!(room.take(&large, 1 << 20).await.is_ok(), "what the first does not need is free");
     }
 }

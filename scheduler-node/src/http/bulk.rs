@@ -4,12 +4,12 @@ use axum::{
     Extension, Json,
     body::Body,
     extract::State,
-    http::{HeaderMap, Uri, header},
+    http::{Uri, header},
     response::{IntoResponse, Response},
 };
 use common::wire::{BulkAnswer, BulkRequest};
 
-use super::{Api, Asked, audit::Told, body, query, refusal::Refusal};
+use super::{Api, Asked, audit::Told, body::Sent, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
@@ -17,10 +17,9 @@ const LINES: &str = "application/x-ndjson";
 pub(super) async fn act(
     asked: Asked,
     State(api): State<Api>,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<(Extension<Told>, Json<BulkAnswer>), Refusal> {
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let text = sent.text(api.limits.single_bytes).await?;
     let answer = asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
     let BulkAnswer { matched, done, .. } = answer;
     let told =

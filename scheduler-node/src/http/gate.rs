@@ -249,11 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_configured_tokens_is_open_only_when_it_knows_that_there_are_none() {
+    fn a_node_without_configured_tokens_is_open_only_when_it_knows_that_there_never_were_any() {
         let gate = Gate::new(Arc::new(Access::new(&Auth::default())));
         assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 503);
         gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
         assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401, "an expired token does not open the door");
+        gate.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401, "nor does the last one's revocation");
         gate.access.put_in_force(TokenBook::default());
         assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 200);
     }

@@ -2,16 +2,15 @@
 
 use axum::{
     Json,
-    body::Body,
     extract::{Path, State},
-    http::{HeaderMap, Uri},
+    http::Uri,
 };
 use common::{
     ids::TaskId,
     wire::{CancelAnswer, ChangeRequest, TaskView},
 };
 
-use super::{Api, Asked, body, query, refusal::Refusal};
+use super::{Api, Asked, body::Sent, query, refusal::Refusal};
 
 type Place = Path<(String, String)>;
 
@@ -25,10 +24,9 @@ pub(super) async fn change(
     State(api): State<Api>,
     Path(place): Place,
     uri: Uri,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<Json<TaskView>, Refusal> {
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let text = sent.text(api.limits.single_bytes).await?;
     let change = ChangeRequest::parse(text.as_str())?;
     let id = find(&asked, &place, &uri).await?;
     Ok(Json(asked.desk.change(id, change).await?))

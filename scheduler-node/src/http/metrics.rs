@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
 
 use super::ROUTES;
 
@@ -65,5 +65,94 @@ fn class(status: StatusCode) -> &'static str {
         300..400 => "3xx",
         400..500 => "4xx",
         _ => "5xx",
+    }
+}
+
+/// Why there was no place for a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Full {
+    All,
+    Address,
+}
+
+impl Full {
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Address => "address",
+        }
+    }
+}
+
+/// What did not come in time on a connection that was therefore ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A request's head.
+    Head,
+    /// The next request.
+    Idle,
+    /// The client's reading of an answer.
+    Write,
+}
+
+impl Ended {
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Head => "head",
+            Self::Idle => "idle",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// Connections: how many there are, how many were refused, and how many were ended because they stood still.
+#[derive(Clone, Debug)]
+pub struct ConnectionMetrics {
+    open: IntGauge,
+    refused: IntCounterVec,
+    ended: IntCounterVec,
+}
+
+impl ConnectionMetrics {
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let metrics = Self {
+            open: IntGauge::new("duetime_http_connections", "connections of clients that are open")?,
+            refused: IntCounterVec::new(
+                Opts::new(
+                    "duetime_http_connections_refused_total",
+                    "connections for which there was no place, by limit",
+                ),
+                &["reason"],
+            )?,
+            ended: IntCounterVec::new(
+                Opts::new(
+                    "duetime_http_connections_ended_total",
+                    "connections that stood still for too long, by where",
+                ),
+                &["reason"],
+            )?,
+        };
+        registry.register(Box::new(metrics.open.clone()))?;
+        registry.register(Box::new(metrics.refused.clone()))?;
+        registry.register(Box::new(metrics.ended.clone()))?;
+        for full in [Full::All, Full::Address] {
+            let _ = metrics.refused.with_label_values(&[full.text()]);
+        }
+        for ended in [Ended::Head, Ended::Idle, Ended::Write] {
+            let _ = metrics.ended.with_label_values(&[ended.text()]);
+        }
+        Ok(metrics)
+    }
+
+    pub(super) fn open(&self, count: usize) {
+        self.open.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn refused(&self, full: Full) {
+        self.refused.with_label_values(&[full.text()]).inc();
+    }
+
+    pub(super) fn ended(&self, ended: Ended) {
+        self.ended.with_label_values(&[ended.text()]).inc();
     }
 }

@@ -14,7 +14,9 @@ mod metrics;
 mod openapi;
 mod query;
 mod queues;
+mod rate;
 mod refusal;
+mod room;
 mod routes;
 mod schedules;
 mod serve;
@@ -37,13 +39,14 @@ use prometheus::Registry;
 pub(crate) use self::routes::routes;
 use self::{
     asked::{Asked, Front},
-    body::Room,
+    rate::Rates,
     refusal::Refusal,
+    room::Room,
 };
 pub use self::{
     gate::{Caller, Gate},
-    metrics::HttpMetrics,
-    serve::serve,
+    metrics::{ConnectionMetrics, HttpMetrics},
+    serve::{BodyPace, ConnectionLimits, Server},
 };
 use crate::desk::Desk;
 
@@ -98,18 +101,21 @@ pub struct Limits {
     /// Of a request about one task: its payload in base64 and everything around it.
     pub single_bytes: usize,
     pub batch_bytes: usize,
-    /// Of all batches that are being read at one time; what does not fit waits.
-    pub batches_bytes: usize,
+    /// Of all bodies that are being read or stored at one time; what does not fit waits.
+    pub bodies_bytes: usize,
+    /// Requests a second of each caller; 0: no limit.
+    pub requests_per_second: u32,
 }
 
 impl Limits {
     /// The limits that go with the largest payload the configuration allows.
-    pub fn of_payload(max_payload_bytes: usize) -> Self {
+    pub fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
         Self {
             single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
             batch_bytes: 64 << 20,
-            batches_bytes: 128 << 20,
+            bodies_bytes: 160 << 20,
+            requests_per_second,
         }
     }
 }
@@ -120,7 +126,7 @@ struct Api {
     front: Front,
     gate: Arc<Gate>,
     limits: Limits,
-    batches: Arc<Room>,
+    bodies: Arc<Room>,
     registry: Registry,
 }
 
@@ -133,10 +139,11 @@ pub fn router(
     metrics: HttpMetrics,
     pages: Router,
 ) -> Router {
-    let batches = Arc::new(Room::new(limits.batches_bytes));
+    let bodies = Arc::new(Room::new(limits.bodies_bytes));
     let audit = desk.audit().clone();
-    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, batches, registry };
-    shell::around(routes().with_state(api).merge(pages), gate, audit, metrics)
+    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, bodies, registry };
+    let rates = Arc::new(Rates::new(limits.requests_per_second));
+    shell::around(routes().with_state(api).merge(pages), gate, rates, audit, metrics)
 }
 
 /// The one variable part of a path.

@@ -1,17 +1,13 @@
 //! Queues: their policies and counts, pause and resume.
 
-use axum::{
-    Json,
-    body::Body,
-    http::{HeaderMap, StatusCode},
-};
+use axum::{Json, http::StatusCode};
 use common::{
     ids::QueueName,
     queue,
     wire::{Problem, QueueRequest, QueueView, queue::QueueList},
 };
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body::Sent, refusal::Refusal};
 
 pub(super) async fn list(asked: Asked) -> Result<Json<QueueList>, Refusal> {
     Ok(Json(QueueList { queues: asked.desk.queue_list().await? }))
@@ -21,14 +17,9 @@ pub(super) async fn show(asked: Asked, Named(name): Named) -> Result<Json<QueueV
     Ok(Json(asked.desk.queue_get(named(&name)?).await?))
 }
 
-pub(super) async fn put(
-    asked: Asked,
-    Named(name): Named,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<QueueView>, Refusal> {
+pub(super) async fn put(asked: Asked, Named(name): Named, sent: Sent) -> Result<Json<QueueView>, Refusal> {
     let name = named(&name)?;
-    let text = body::text(&headers, body, AROUND_PAYLOAD_BYTES).await?;
+    let text = sent.text(AROUND_PAYLOAD_BYTES).await?;
     Ok(Json(asked.desk.queue_put(name, QueueRequest::parse(text.or_empty_object())?).await?))
 }
 

@@ -2,9 +2,8 @@
 
 use axum::{
     Json,
-    body::Body,
     extract::State,
-    http::{HeaderMap, StatusCode, Uri, header},
+    http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use common::{
@@ -13,7 +12,7 @@ use common::{
     wire::{Problem, ScheduleList, ScheduleRequest, ScheduleView},
 };
 
-use super::{Api, Asked, Named, body, query, refusal::Refusal};
+use super::{Api, Asked, Named, body::Sent, query, refusal::Refusal};
 
 pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
     Ok(Json(asked.desk.schedule_list(query::schedule_page(&uri)?).await?))
@@ -27,11 +26,10 @@ pub(super) async fn put(
     asked: Asked,
     State(api): State<Api>,
     Named(name): Named,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<Response, Refusal> {
     let name = named(&name)?;
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let text = sent.text(api.limits.single_bytes).await?;
     let put = asked.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
     let status = if put.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(put.view)).into_response())

@@ -1,113 +1,140 @@
 //! The listener: takes connections until told to stop, then lets the requests at hand finish.
+//!
+//! A connection has a place, of which there are only so many in all and for each address. It keeps the place while it makes
+//! progress: a head, a body or an answer that stands still for too long ends it.
 
-use std::{io, net::SocketAddr, time::Duration};
+mod activity;
+mod connection;
+mod paced;
+mod places;
+#[cfg(test)]
+mod tests;
 
-use axum::{Router, serve::ListenerExt};
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::Router;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub(super) use self::paced::TooSlow;
+use self::{connection::Speaker, places::Places};
+use super::ConnectionMetrics;
 
 /// Requests that take longer to finish once the node stops are cut off. What they had accepted is durable.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 
-/// Serves until `stop` is cancelled and what is being answered then is finished.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    serve_to_the_end(listener, router, stop, FINISH_WITHIN).await
+/// The pause after an `accept` that failed for want of memory or file descriptors; at once it would fail again.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+
+/// What clients may take of a node's connections and time.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Connections open at one time.
+    pub all: usize,
+    /// Of these, connections from one address.
+    pub per_address: usize,
+    /// A request's head is complete so soon after its first byte; so is the first head after the connection was opened.
+    pub head_within: Duration,
+    /// A connection stays open so long without a request. Longer than the 60 s for which load balancers keep theirs, so
+    /// that the balancer closes first and never sends a request into a connection that the node is closing.
+    pub idle_within: Duration,
+    /// The client takes some part of an answer within this time.
+    pub write_within: Duration,
+    pub body: BodyPace,
 }
 
-async fn serve_to_the_end(
-    listener: TcpListener,
-    router: Router,
-    stop: CancellationToken,
-    within: Duration,
-) -> io::Result<()> {
-    let listener = listener.tap_io(|connection| {
-        // Answers are small and complete: waiting to fill a packet would only make them late.
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "cannot switch off delayed sending");
+/// How fast a request's body must arrive. Time counts only while the node waits for the client.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyPace {
+    /// Every body has this much time,
+    pub grace: Duration,
+    /// and a second more for each of these many bytes that have arrived.
+    pub bytes_per_second: u64,
+    /// No pause between two pieces is longer.
+    pub pause: Duration,
+}
+
+impl ConnectionLimits {
+    pub fn new(all: usize, per_address: usize) -> Self {
+        Self {
+            all,
+            per_address,
+            head_within: Duration::from_secs(10),
+            idle_within: Duration::from_secs(75),
+            write_within: Duration::from_secs(60),
+            // 64 KiB/s is a slow mobile connection; the largest batch (64 MiB) may take 17 minutes.
+            body: BodyPace {
+                grace: Duration::from_secs(20),
+                bytes_per_second: 64 << 10,
+                pause: Duration::from_secs(10),
+            },
         }
-    });
-    let late = async {
-        stop.cancelled().await;
-        tokio::time::sleep(within).await;
-    };
-    let served = axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>())
-        .with_graceful_shutdown(stop.clone().cancelled_owned());
-    tokio::select! {
-        ended = served => ended,
-        () = late => {
+    }
+}
+
+/// Everything that a listener needs beside its router.
+#[derive(Debug)]
+pub struct Server {
+    pub listener: TcpListener,
+    pub limits: ConnectionLimits,
+    pub metrics: ConnectionMetrics,
+}
+
+impl Server {
+    /// Serves until `stop` is cancelled and the requests at hand then are finished.
+    pub async fn serve(self, router: Router, stop: CancellationToken) {
+        self.serve_to_the_end(router, stop, FINISH_WITHIN).await;
+    }
+
+    async fn serve_to_the_end(self, router: Router, stop: CancellationToken, within: Duration) {
+        let Self { listener, limits, metrics } = self;
+        let connections = TaskTracker::new();
+        let places = Arc::new(Places::new(limits.all, limits.per_address, metrics.clone()));
+        let speaker = Arc::new(Speaker::new(router, limits, metrics, stop.clone()));
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => break,
+            };
+            let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
+            // Without a place the connection is closed here.
+            let Some(place) = Places::take(&places, from.ip()) else { continue };
+            let speaker = Arc::clone(&speaker);
+            connections.spawn(async move {
+                speaker.speak(stream, from).await;
+                drop(place);
+            });
+        }
+        drop(listener);
+        connections.close();
+        if tokio::time::timeout(within, connections.wait()).await.is_err() {
             tracing::warn!("requests still unanswered at the stop were cut off");
-            Ok(())
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use axum::routing::get;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpStream,
-        sync::Semaphore,
-        task::JoinHandle,
-    };
-
-    use super::*;
-
-    /// A server whose only answer waits until `free` is given a permit; `entered` is given one when it was asked.
-    struct Slow {
-        address: SocketAddr,
-        stop: CancellationToken,
-        entered: Arc<Semaphore>,
-        free: Arc<Semaphore>,
-        served: JoinHandle<io::Result<()>>,
-    }
-
-    async fn slow(within: Duration) -> Slow {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let (entered, free) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-        let (asked, may_answer) = (Arc::clone(&entered), Arc::clone(&free));
-        let answer = async move || {
-            asked.add_permits(1);
-            let _permit = may_answer.acquire().await;
-            "answered"
-        };
-        let stop = CancellationToken::new();
-        let router = Router::new().route("/", get(answer));
-        #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
-        let served = tokio::spawn(serve_to_the_end(listener, router, stop.clone(), within));
-        Slow { address, stop, entered, free, served }
-    }
-
-    impl Slow {
-        async fn ask(&self) -> TcpStream {
-            let mut client = TcpStream::connect(self.address).await.expect("connected");
-            client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
-            self.entered.acquire().await.expect("asked").forget();
-            client
+async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Option<(TcpStream, SocketAddr)> {
+    match accepted {
+        Ok((stream, from)) => {
+            // Answers are small and complete: waiting to fill a packet would only make them late.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "cannot switch off delayed sending");
+            }
+            Some((stream, from))
         }
-    }
-
-    #[tokio::test]
-    async fn a_request_that_has_begun_is_answered_after_the_stop() {
-        let server = slow(Duration::from_secs(60)).await;
-        let mut client = server.ask().await;
-        server.stop.cancel();
-        server.free.add_permits(1);
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.expect("read to the end");
-        assert!(answer.ends_with("answered"), "{answer}");
-        server.served.await.expect("no panic").expect("served");
-        assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
-    }
-
-    #[tokio::test]
-    async fn a_request_that_does_not_end_does_not_hold_up_the_stop() {
-        let server = slow(Duration::from_millis(10)).await;
-        let _client = server.ask().await;
-        server.stop.cancel();
-        server.served.await.expect("no panic").expect("served");
+        // The client has gone again before its connection was accepted.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            None
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot accept connections; trying again");
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            None
+        }
     }
 }

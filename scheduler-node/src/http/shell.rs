@@ -9,13 +9,14 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use common::wire::Problem;
+use common::{access::Caller, wire::Problem};
 use futures::FutureExt;
 
 use super::{
     audit::Draft,
     gate::{self, Gate},
     metrics::HttpMetrics,
+    rate::Rates,
     refusal::Refusal,
 };
 use crate::audit::Audit;
@@ -23,16 +24,31 @@ use crate::audit::Audit;
 #[derive(Clone)]
 struct Shell {
     gate: Arc<Gate>,
+    rates: Arc<Rates>,
     audit: Audit,
     metrics: HttpMetrics,
 }
 
+impl Shell {
+    /// Refuses a request beyond its caller's rate.
+    fn in_rate(&self, caller: Caller, now: Instant) -> Result<Caller, Refusal> {
+        if self.rates.has_room(&caller.name, now) {
+            return Ok(caller);
+        }
+        let detail = "this caller sends more requests a second than `http.max_requests_per_second` allows";
+        Err(Refusal::from(Problem::too_many(detail).retry_after(RATE_AGAIN_AFTER_S)).to(caller))
+    }
+}
+
+/// A bucket is full again after a second.
+const RATE_AGAIN_AFTER_S: u32 = 1;
+
 /// Puts the shell around `routes`.
-pub(super) fn around(routes: Router, gate: Arc<Gate>, audit: Audit, metrics: HttpMetrics) -> Router {
+pub(super) fn around(routes: Router, gate: Arc<Gate>, rates: Arc<Rates>, audit: Audit, metrics: HttpMetrics) -> Router {
     routes
         .method_not_allowed_fallback(wrong_method)
         .fallback(nothing_here)
-        .layer(middleware::from_fn_with_state(Shell { gate, audit, metrics }, pass))
+        .layer(middleware::from_fn_with_state(Shell { gate, rates, audit, metrics }, pass))
 }
 
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
@@ -43,7 +59,9 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let draft = Draft::of(&request, route);
     let admitted = shell.gate.meet(host(&request)).and_then(|()| match gate::needed(&method, route) {
-        Some(role) => shell.gate.admit(request.headers(), role).map(Some),
+        Some(role) => {
+            shell.gate.admit(request.headers(), role).and_then(|caller| shell.in_rate(caller, started)).map(Some)
+        }
         None => Ok(None),
     });
     let (caller, response) = match admitted {
@@ -122,6 +140,10 @@ mod tests {
     }
 
     fn router(roles: &[Role]) -> Router {
+        router_with(roles, 0)
+    }
+
+    fn router_with(roles: &[Role], per_second: u32) -> Router {
         let token = |role: &Role| Token {
             name: role.text().to_owned(),
             role: *role,
@@ -136,7 +158,7 @@ mod tests {
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
-        around(routes, gate, audit(), metrics)
+        around(routes, gate, Arc::new(Rates::new(per_second)), audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -169,6 +191,17 @@ mod tests {
         let missing = ask(&router, "GET", "/v1/taks", None).await;
         assert_eq!(missing.status(), StatusCode::NOT_FOUND);
         assert!(detail(missing).await.contains("/v1/taks"));
+    }
+
+    #[tokio::test]
+    async fn a_caller_beyond_its_rate_is_told_when_to_come_again_and_probes_are_not_counted() {
+        let router = router_with(&[Role::Viewer, Role::Producer], 1);
+        assert_eq!(ask(&router, "GET", "/v1/tasks", Some("viewer")).await.status(), StatusCode::OK);
+        let refused = ask(&router, "GET", "/v1/tasks", Some("viewer")).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(ask(&router, "GET", "/v1/tasks", Some("producer")).await.status(), StatusCode::OK, "another caller");
+        assert_eq!(ask(&router, "GET", "/healthz", None).await.status(), StatusCode::OK);
     }
 
     #[tokio::test]

@@ -2,7 +2,6 @@
 
 use axum::{
     Json,
-    body::Body,
     extract::State,
     http::{HeaderMap, StatusCode, Uri, header},
     response::{IntoResponse, Response},
@@ -17,20 +16,16 @@ use common::{
     },
 };
 
-use super::{Api, Asked, Named, body, query, refusal::Refusal};
+use super::{Api, Asked, Named, body::Sent, query, refusal::Refusal};
 
 /// After so many tasks of a batch were read, others get their turn: what is due must not wait for what is being read.
 const READ_AT_A_TIME: usize = 64;
 
-pub(super) async fn submit(
-    asked: Asked,
-    State(api): State<Api>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Refusal> {
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+pub(super) async fn submit(asked: Asked, State(api): State<Api>, sent: Sent) -> Result<Response, Refusal> {
+    let upstream = upstream(&sent.headers);
+    let text = sent.text(api.limits.single_bytes).await?;
     let mut task = TaskRequest::parse(text.as_str())?;
-    task.upstream = upstream(&headers);
+    task.upstream = upstream;
     drop(text);
     let submitted = asked.desk.submit(task).await?;
     let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
@@ -41,16 +36,14 @@ pub(super) async fn submit(
 pub(super) async fn submit_batch(
     asked: Asked,
     State(api): State<Api>,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<Json<BatchAnswer>, Refusal> {
-    let limit_bytes = api.limits.batch_bytes;
-    let mut room = api.batches.take(&headers, limit_bytes).await?;
-    let text = body::text(&headers, body, limit_bytes).await?;
-    room.shrink_to(text.as_str().len());
+    let upstream = upstream(&sent.headers);
+    let text = sent.text(api.limits.batch_bytes).await?;
     let tasks = read_batch(text.as_str()).await?;
-    drop(text);
-    let answers = asked.desk.submit_batch_for(upstream(&headers), tasks).await;
+    // The tasks are about as large as their text was, until they are stored.
+    let _reserved = text.into_reserved();
+    let answers = asked.desk.submit_batch_for(upstream, tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
@@ -81,11 +74,10 @@ pub(super) async fn change(
     asked: Asked,
     State(api): State<Api>,
     Named(id): Named,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<Json<TaskView>, Refusal> {
     let id = asked.desk.id(&id)?;
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let text = sent.text(api.limits.single_bytes).await?;
     Ok(Json(asked.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
@@ -109,13 +101,13 @@ pub(super) async fn report(
     asked: Asked,
     State(api): State<Api>,
     Named(id): Named,
-    headers: HeaderMap,
-    body: Body,
+    sent: Sent,
 ) -> Result<Json<TaskView>, Refusal> {
     let id = asked.desk.id(&id)?;
-    let text = body::text(&headers, body, api.limits.single_bytes).await?;
+    let upstream = upstream(&sent.headers);
+    let text = sent.text(api.limits.single_bytes).await?;
     let (attempt, mut report) = read_report(text.as_str())?;
-    report.trace = upstream(&headers).map(|upstream| upstream.context);
+    report.trace = upstream.map(|upstream| upstream.context);
     Ok(Json(asked.desk.report(id, attempt, report).await?))
 }
 

@@ -79,7 +79,7 @@ impl Api {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let gate = Arc::new(Gate::new(Arc::clone(&counter.access)));
-        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000), registry, metrics, Router::new());
+        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000, 0), registry, metrics, Router::new());
         (Self { router, counter, all, mine }, test)
     }
 
@@ -170,6 +170,7 @@ async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_l
         (&api.all, Method::POST, "/v1/tasks/bulk".to_owned(), r#"{"action":"cancel","filter":{"queue":"mine"}}"#),
         (&api.all, Method::POST, "/v1/tokens".to_owned(), r#"{"name":"third","role":"viewer"}"#),
         (&"nobody".to_owned(), Method::DELETE, format!("/v1/tasks/{id}"), ""),
+        (&api.all, Method::GET, "/v1/tasks/export?queue=mine".to_owned(), ""),
     ] {
         api.ask(token, &method, &path, body).await;
     }
@@ -184,6 +185,8 @@ async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_l
         ("mine", "refused", "GET /v1/audit", 403),
         ("all", "task.bulk", "tasks", 200),
         ("all", "token.create", "third", 201),
+        ("anonymous", "task.cancel", id.as_str(), 401),
+        ("all", "task.export", "queue=mine", 200),
     ];
     assert_eq!(shown, expected);
     let details: Vec<_> = noted.iter().filter_map(|deed| deed.detail.as_deref()).collect();

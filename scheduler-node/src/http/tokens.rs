@@ -2,16 +2,15 @@
 
 use axum::{
     Extension, Json,
-    body::Body,
-    http::{HeaderMap, StatusCode, Uri},
+    http::{StatusCode, Uri},
     response::{IntoResponse, Response},
 };
 use common::wire::{TokenList, TokenRequest, TokenView};
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, audit::Told, body, query, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, audit::Told, body::Sent, query, refusal::Refusal};
 
-pub(super) async fn add(asked: Asked, headers: HeaderMap, body: Body) -> Result<Response, Refusal> {
-    let text = body::text(&headers, body, AROUND_PAYLOAD_BYTES).await?;
+pub(super) async fn add(asked: Asked, sent: Sent) -> Result<Response, Refusal> {
+    let text = sent.text(AROUND_PAYLOAD_BYTES).await?;
     let made = asked.desk.token_add(TokenRequest::parse(text.as_str())?, &asked.caller.name).await?;
     let queues = made.queues.as_ref().map_or_else(|| "all queues".to_owned(), |queues| queues.join(", "));
     let told = Told { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) };

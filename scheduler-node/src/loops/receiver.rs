@@ -73,7 +73,8 @@ impl Receiver {
         let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
         let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
         let home = self.store.home();
-        let done = until_done("the queues of the delay exchanges", &queues, |part| home.queue_add(part, &policy)).await;
+        let write = |part| home.queue_add(part, &policy, None);
+        let done = until_done("the queues of the delay exchanges", &queues, write).await;
         for Refused { item, error } in done.refused {
             let kept = Kept { name: Some(item.to_string()), ..Kept::default() };
             self.asides.keep(home, Kind::Queue, kept, &why(&error)).await;

@@ -30,6 +30,16 @@ pub struct PutQueue {
     pub revision: i64,
 }
 
+/// How many queues submissions may create.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueQuota<'a> {
+    pub caller: &'a str,
+    /// Queues in the cluster.
+    pub all: u32,
+    /// Queues that this caller's submissions have created.
+    pub per_caller: u32,
+}
+
 impl Database {
     /// Rises with every change of a queue.
     pub async fn queue_revision(&self) -> Result<i64, Error> {
@@ -68,28 +78,43 @@ impl Database {
         name: &QueueName,
         policy: &QueuePolicy,
         paused: Option<bool>,
-    ) -> Result<PutQueue, Error> {
+        most: u32,
+    ) -> Result<Option<PutQueue>, Error> {
         self.run(StoreOp::QueuePut, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_put.sql"))
                 .bind(name.as_str())
                 .bind(Json(policy))
                 .bind(paused)
-                .fetch_one(&pool)
+                .bind(i64::from(most))
+                .fetch_optional(&pool)
                 .await?;
-            Ok(PutQueue {
+            let Some(row) = row else { return Ok(None) };
+            Ok(Some(PutQueue {
                 record: QueueRecord::read(&row)?,
                 created: row.try_get("created")?,
                 revision: row.try_get("revision")?,
-            })
+            }))
         })
         .await
     }
 
-    /// Adds those of `names` that are not there, with this policy.
-    pub async fn queue_add(&self, names: &[QueueName], policy: &QueuePolicy) -> Result<(), Error> {
+    /// Adds those of `names` that are not there, with this policy, as far as `quota` has room.
+    pub async fn queue_add(
+        &self,
+        names: &[QueueName],
+        policy: &QueuePolicy,
+        quota: Option<QueueQuota<'_>>,
+    ) -> Result<(), Error> {
         let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
         self.run(StoreOp::QueueAdd, |pool| async move {
-            sqlx::query(include_str!("queries/queue_add.sql")).bind(names).bind(Json(policy)).execute(&pool).await?;
+            sqlx::query(include_str!("queries/queue_add.sql"))
+                .bind(names)
+                .bind(Json(policy))
+                .bind(quota.map(|quota| quota.caller))
+                .bind(quota.map(|quota| i64::from(quota.all)))
+                .bind(quota.map(|quota| i64::from(quota.per_caller)))
+                .execute(&pool)
+                .await?;
             Ok(())
         })
         .await

@@ -76,7 +76,7 @@ fn browser_at(
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
     let pages = super::router(counter.desk.clone(), Arc::clone(&gate), oidc, &config::Console { show_payloads });
-    let limits = http::Limits::of_payload(1_000);
+    let limits = http::Limits::of_payload(1_000, 0);
     let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
     Browser { router, counter, cookie: None, test }
 }

@@ -7,7 +7,7 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{Setup, counter, fresh, with_two_databases};
+use super::{PLAIN, Setup, counter, fresh, with_two_databases};
 use crate::store::{inbox::InboxRow, tests::fixture};
 
 const SUBMITTED_AT: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
@@ -38,7 +38,7 @@ async fn times_count_from_the_submission_and_each_row_has_its_own_answer() {
 #[tokio::test]
 async fn where_queues_are_made_by_hand_an_unknown_one_is_refused() {
     let test = fixture::database().await;
-    let counter = counter(vec![test.database.clone()], Setup { auto_create: false });
+    let counter = counter(vec![test.database.clone()], Setup { auto_create: false, ..PLAIN });
     let judged = counter.desk.judge(&[row(fixture::fresh_id(), r#"{"queue": "mail"}"#)]).await;
     assert_eq!(judged[0].as_ref().unwrap_err().field.as_deref(), Some("queue"));
 }
@@ -48,7 +48,7 @@ async fn a_task_that_is_not_on_the_shard_of_its_kin_is_refused() {
     let (counter, _tests) = with_two_databases().await;
     let policy = QueuePolicy { placement: Placement::Single, ..QueuePolicy::default() };
     let queue = common::ids::QueueName::new("mail");
-    counter.store.home().queue_add(std::slice::from_ref(&queue), &policy).await.unwrap();
+    counter.store.home().queue_add(std::slice::from_ref(&queue), &policy, None).await.unwrap();
     let right = bound_to(&queue, Placement::Single, None, None, fixture::SHARDS.into()).unwrap();
     let wrong = ShardId::new((right.number() + 1) % fixture::SHARDS);
     let rows = [right, wrong].map(|shard| row(fixture::fresh_id_of(shard), r#"{"queue": "mail"}"#));

@@ -75,9 +75,11 @@ pub(crate) struct Counter {
 #[derive(Clone, Copy)]
 struct Setup {
     auto_create: bool,
+    queues_max: u32,
+    queues_max_per_caller: u32,
 }
 
-const PLAIN: Setup = Setup { auto_create: true };
+const PLAIN: Setup = Setup { auto_create: true, queues_max: 5_000, queues_max_per_caller: 1_000 };
 
 fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
     counter_of(databases, setup, Arc::new(Access::new(&Auth::default())))
@@ -164,6 +166,8 @@ fn counter_in(
         audit,
         max_payload_bytes: 1_000,
         auto_create: setup.auto_create,
+        queues_max: setup.queues_max,
+        queues_max_per_caller: setup.queues_max_per_caller,
         views,
         frozen_until: watch::channel(None).1,
         coordination,

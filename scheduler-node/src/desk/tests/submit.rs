@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use common::{task::TaskState, wire::Problem};
+use common::{
+    access::{Caller, Role, Scope},
+    task::TaskState,
+    wire::Problem,
+};
 use serde_json::json;
 
 use super::{PLAIN, Setup, counter, fresh, request};
@@ -39,12 +43,55 @@ async fn a_queue_is_made_by_its_first_task_and_in_force_at_once() {
 #[tokio::test]
 async fn where_queues_are_made_by_hand_a_task_of_an_unknown_one_is_refused() {
     let (plain, test) = fresh().await;
-    let strict = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false });
+    let strict = counter(vec![Arc::clone(&test.database)], Setup { auto_create: false, ..PLAIN });
     let refused = strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect_err("unknown");
     assert_eq!((refused.status, refused.field.as_deref()), (422, Some("queue")));
     let name = common::ids::QueueName::new("new");
     plain.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect("made on another node");
     strict.desk.submit(request(r#"{"queue":"new"}"#)).await.expect("known without waiting for the next reading");
+}
+
+#[tokio::test]
+async fn neither_a_refused_task_nor_a_dependency_creates_a_queue() {
+    let (counter, test) = fresh().await;
+    let tasks = vec![
+        Ok(request(r#"{"queue":"a","key":"1","depends_on":[{"queue":"never","key":"1"}]}"#)),
+        Ok(request(r#"{"queue":"b","payload":"x","priority":9}"#)),
+        Ok(request(r#"{"queue":"c","key":"1","partition_key":"p","depends_on":[{"queue":"later","key":"1"}]}"#)),
+    ];
+    let answers = counter.desk.submit_batch(tasks).await;
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or_else(|p| p.status, |_| 200)).collect();
+    assert_eq!(statuses, [422, 422, 200], "{answers:?}");
+    let refused =
+        counter.desk.submit(request(r#"{"queue":"d","key":"1","depends_on":[{"queue":"e","key":"1"}]}"#)).await;
+    assert_eq!(refused.expect_err("it has no partition").status, 422);
+    let (_, queues) = test.database.queue_read().await.unwrap();
+    assert_eq!(queues.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), ["c"]);
+}
+
+#[tokio::test]
+async fn a_caller_creates_only_so_many_queues_and_uses_those_that_are_there() {
+    let test = fixture::database().await;
+    let few = Setup { queues_max: 3, queues_max_per_caller: 2, ..PLAIN };
+    let counter = counter(vec![Arc::clone(&test.database)], few);
+    let shop = counter.desk.of(&caller("shop"));
+    let batch = ["a", "b", "c", "a"].map(|queue| Ok(request(&format!(r#"{{"queue":"{queue}"}}"#))));
+    let answers = shop.submit_batch(batch.into()).await;
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_or_else(|p| p.status, |_| 200)).collect();
+    assert_eq!(statuses, [200, 200, 429, 200], "{answers:?}");
+    assert!(answers[2].as_ref().expect_err("refused").retry_after_s.is_some());
+    let mail = counter.desk.of(&caller("mail"));
+    mail.submit(request(r#"{"queue":"c"}"#)).await.expect("another caller has room");
+    assert_eq!(mail.submit(request(r#"{"queue":"d"}"#)).await.expect_err("the cluster has none").status, 429);
+    shop.submit(request(r#"{"queue":"c"}"#)).await.expect("it is there");
+    let name = common::ids::QueueName::new("e");
+    let refused = counter.desk.queue_put(name, common::wire::QueueRequest::default()).await.expect_err("no room");
+    assert_eq!(refused.status, 429);
+    assert_eq!(test.live().await, 5);
+}
+
+fn caller(name: &str) -> Caller {
+    Caller { name: name.into(), role: Role::Producer, queues: Scope::ALL }
 }
 
 #[tokio::test]

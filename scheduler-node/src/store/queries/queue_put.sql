@@ -1,12 +1,15 @@
 -- Sets a queue's policy, and whether it is paused unless $3 is NULL: then it stays as it is. The revision rises with it.
 -- Guard: waits for the claims in flight, and later ones see that the queue has turned (see task_claim). In the queues' own database; every
 -- other one is told by queue_turn.
--- $1 name, $2 policy, $3 paused. Returns the queue as it is now and the revision; `created`: it was not there before.
+-- $1 name, $2 policy, $3 paused, $4 the most queues in all. Returns the queue as it is now and the revision; `created`: it was not there
+-- before. No row: it is not there, and there is no room for another.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), put AS (
     INSERT INTO duetime.queue AS q (name, policy, paused)
-    SELECT $1::text, $2::jsonb, coalesce($3, false) FROM waited WHERE waited.done
+    SELECT $1::text, $2::jsonb, coalesce($3, false)
+      FROM waited
+     WHERE waited.done AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
     RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update leaves an xmax

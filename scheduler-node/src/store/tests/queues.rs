@@ -7,6 +7,7 @@ use common::{
 };
 
 use super::{claim, fixture, own, submitted};
+use crate::store::queues::QueueQuota;
 
 fn name(text: &str) -> QueueName {
     QueueName::new(text)
@@ -19,15 +20,16 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
     assert_eq!(database.queue_revision().await.unwrap(), 0);
     assert_eq!(database.queue_read().await.unwrap(), (0, Vec::new()));
     let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
-    let put = database.queue_put(&name("a"), &policy, None).await.unwrap();
+    let put = database.queue_put(&name("a"), &policy, None, 10).await.unwrap().expect("there is room");
     assert!(put.created && !put.record.queue.paused);
     assert_eq!(put.record.queue.policy, policy);
-    let put = database.queue_put(&name("a"), &QueuePolicy::default(), Some(true)).await.unwrap();
+    let put =
+        database.queue_put(&name("a"), &QueuePolicy::default(), Some(true), 10).await.unwrap().expect("there is room");
     assert!(!put.created && put.record.queue.paused);
-    let put = database.queue_put(&name("a"), &policy, None).await.unwrap();
+    let put = database.queue_put(&name("a"), &policy, None, 10).await.unwrap().expect("there is room");
     assert!(put.record.queue.paused, "it stays paused unless told otherwise");
     assert!(!database.queue_pause(&name("a"), false).await.unwrap().expect("it is there").0.queue.paused);
-    database.queue_add(&[name("a"), name("b"), name("b")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("a"), name("b"), name("b")], &QueuePolicy::default(), None).await.unwrap();
     let (revision, queues) = database.queue_read().await.unwrap();
     assert_eq!(revision, 5);
     assert_eq!(
@@ -42,8 +44,8 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
 async fn what_changes_nothing_leaves_the_revision() {
     let test = fixture::database().await;
     let database = &test.database;
-    database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
-    database.queue_add(&[name("a")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("a")], &QueuePolicy::default(), None).await.unwrap();
+    database.queue_add(&[name("a")], &QueuePolicy::default(), None).await.unwrap();
     assert!(database.queue_delete(&name("b")).await.unwrap().is_none());
     assert!(database.queue_pause(&name("b"), true).await.unwrap().is_none());
     assert_eq!(database.queue_revision().await.unwrap(), 1);
@@ -55,7 +57,7 @@ async fn first_uses_of_the_same_queues_at_the_same_time_make_each_once() {
     let names: Vec<QueueName> = (0..20).map(|n| name(&format!("q{n}"))).collect();
     let reversed: Vec<QueueName> = names.iter().rev().cloned().collect();
     let policy = QueuePolicy::default();
-    let calls = (0..8).map(|n| test.database.queue_add(if n % 2 == 0 { &names } else { &reversed }, &policy));
+    let calls = (0..8).map(|n| test.database.queue_add(if n % 2 == 0 { &names } else { &reversed }, &policy, None));
     for done in futures::future::join_all(calls).await {
         done.expect("no deadlock");
     }
@@ -64,9 +66,33 @@ async fn first_uses_of_the_same_queues_at_the_same_time_make_each_once() {
 }
 
 #[tokio::test]
+async fn there_are_no_more_queues_than_the_quota_allows() {
+    let test = fixture::database().await;
+    let database = &test.database;
+    let names = |names: &[&str]| names.iter().map(|text| name(text)).collect::<Vec<_>>();
+    let quota = |caller| Some(QueueQuota { caller, all: 4, per_caller: 2 });
+    let kept = async || {
+        let (_, queues) = database.queue_read().await.unwrap();
+        queues.iter().map(|queue| queue.name.to_string()).collect::<Vec<_>>().join(" ")
+    };
+    let policy = QueuePolicy::default();
+    database.queue_add(&names(&["c", "b", "a"]), &policy, quota("shop")).await.unwrap();
+    assert_eq!(kept().await, "a b", "a caller has two");
+    database.queue_add(&names(&["a", "b", "c"]), &policy, quota("shop")).await.unwrap();
+    assert_eq!(kept().await, "a b", "those that are there take no room");
+    database.queue_add(&names(&["d"]), &policy, quota("mail")).await.unwrap();
+    database.queue_add(&names(&["a", "e", "f"]), &policy, quota("bank")).await.unwrap();
+    assert_eq!(kept().await, "a b d e", "the cluster has four");
+    assert!(database.queue_put(&name("z"), &policy, None, 4).await.unwrap().is_none(), "there is no room");
+    assert!(!database.queue_put(&name("a"), &policy, None, 4).await.unwrap().expect("it is there").created);
+    database.queue_add(&names(&["g"]), &policy, None).await.unwrap();
+    assert_eq!(kept().await, "a b d e g", "the configuration's own queues are always made");
+}
+
+#[tokio::test]
 async fn one_queue_is_read_alone_with_its_times() {
     let test = fixture::database().await;
-    test.database.queue_add(&[name("a"), name("b")], &QueuePolicy::default()).await.unwrap();
+    test.database.queue_add(&[name("a"), name("b")], &QueuePolicy::default(), None).await.unwrap();
     let (_, records) = test.database.queue_records(Some(&name("b"))).await.unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!((records[0].queue.name.as_str(), records[0].created_at <= records[0].updated_at), ("b", true));

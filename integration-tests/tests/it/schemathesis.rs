@@ -1,0 +1,46 @@
+//! Requests that a program makes up from the OpenAPI document, good ones and bad ones, against a real node. No answer is a 5xx or outside
+//! the document, no request that violates the document is accepted, and none that fits it is refused for a reason that is not told.
+
+use std::process::Stdio;
+
+use anyhow::{Context, ensure};
+use integration_tests::sandbox::Sandbox;
+use tokio::process::Command;
+
+use crate::{language, scenario};
+
+/// What the run may take at most, in seconds: two minutes are enough on two cores of their own.
+const WITHIN_S: u64 = 600;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn made_up_requests_are_answered_as_the_document_says() {
+    let root = language::root();
+    let program = root.join(".local/schemathesis/bin/st");
+    if !program.exists() {
+        // `make test` has said why.
+        eprintln!("skipped: schemathesis is not installed (integration-tests/install schemathesis)");
+        return;
+    }
+    scenario(Sandbox::builder(), async |sandbox| {
+        let folder = root.join("integration-tests/schemathesis");
+        let client = sandbox.client(0);
+        let reports = tempfile::tempdir()?;
+        let ran = Command::new(&program)
+            .arg("--config-file")
+            .arg(folder.join("schemathesis.toml"))
+            .args(["--no-color", "run"])
+            .arg(format!("{}/openapi.json", client.url()))
+            .current_dir(reports.path())
+            .env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"))
+            .env("DUETIME_TOKEN", client.token())
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let ran = tokio::time::timeout(std::time::Duration::from_secs(WITHIN_S), ran).await;
+        let ran = ran.context("schemathesis does not end")?.context("starting schemathesis")?;
+        let told = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        ensure!(ran.status.success(), "{told}");
+        Ok(())
+    })
+    .await;
+}

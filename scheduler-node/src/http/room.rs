@@ -1,0 +1,184 @@
+//! Memory for requests' bodies: taken as their bytes arrive, given back when the request is done, shared among the callers.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use common::wire::Problem;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// How long a body that has no room waits for some. Meanwhile the client is kept from sending more.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A body of up to this size may use the part of the room that is kept for small ones.
+const SMALL_BYTES: usize = 2 << 20;
+/// Of the whole room one part in so many is for small bodies, so that large ones never keep a single task out.
+const SMALL_PART: usize = 8;
+/// One caller has at most one part in so many.
+const CALLER_PART: usize = 2;
+
+/// When to come again after a refusal, in seconds.
+const AGAIN_AFTER_S: u32 = 1;
+
+#[derive(Debug)]
+pub(super) struct Room {
+    bytes: usize,
+    free_within: Duration,
+    taken: Mutex<Taken>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    bytes: usize,
+    by_caller: HashMap<Arc<str>, usize>,
+}
+
+/// Why there is no room at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Full {
+    Room,
+    Share,
+}
+
+impl Room {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { bytes, free_within: FREE_WITHIN, taken: Mutex::default(), freed: Notify::new() }
+    }
+
+    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Full> {
+        let mut taken = self.taken.lock();
+        let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
+        if of_caller + bytes > self.bytes / CALLER_PART {
+            return Err(Full::Share);
+        }
+        let kept = if is_small { 0 } else { self.bytes / SMALL_PART };
+        if taken.bytes + bytes > self.bytes - kept {
+            return Err(Full::Room);
+        }
+        taken.bytes += bytes;
+        *taken.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
+        Ok(())
+    }
+
+    fn give_back(&self, caller: &Arc<str>, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let mut taken = self.taken.lock();
+        taken.bytes -= bytes;
+        if let Some(of_caller) = taken.by_caller.get_mut(caller) {
+            *of_caller -= bytes;
+            if *of_caller == 0 {
+                taken.by_caller.remove(caller);
+            }
+        }
+        drop(taken);
+        self.freed.notify_waiters();
+    }
+}
+
+/// The room that one body has taken; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    room: Arc<Room>,
+    caller: Arc<str>,
+    bytes: usize,
+}
+
+impl Reserved {
+    pub(super) fn none(room: &Arc<Room>, caller: Arc<str>) -> Self {
+        Self { room: Arc::clone(room), caller, bytes: 0 }
+    }
+
+    /// Takes room until there is enough for `bytes`. Waits for it for a while, then refuses the body.
+    pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
+        let more = bytes.saturating_sub(self.bytes);
+        let free = async {
+            loop {
+                // Interest is registered before the look, so that no room is freed in between unseen.
+                let mut freed = std::pin::pin!(self.room.freed.notified());
+                freed.as_mut().enable();
+                match self.room.take(&self.caller, more, bytes <= SMALL_BYTES) {
+                    Ok(()) => return,
+                    Err(_) => freed.await,
+                }
+            }
+        };
+        if tokio::time::timeout(self.room.free_within, free).await.is_err() {
+            return Err(self.refusal(more, bytes));
+        }
+        self.bytes += more;
+        Ok(())
+    }
+
+    fn refusal(&self, more: usize, bytes: usize) -> Problem {
+        let full = self.room.take(&self.caller, more, bytes <= SMALL_BYTES);
+        if full.is_ok() {
+            // Freed just now; the request is refused all the same, because its client may be gone.
+            self.room.give_back(&self.caller, more);
+        }
+        let problem = match full {
+            Err(Full::Share) => Problem::too_many(
+                "the caller's other requests are too large together; nothing of this one was accepted",
+            ),
+            _ => Problem::unavailable("too many large requests at once; nothing of this one was accepted"),
+        };
+        problem.retry_after(AGAIN_AFTER_S)
+    }
+
+    /// Gives back everything beyond `bytes`.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        let needless = self.bytes.saturating_sub(bytes);
+        self.room.give_back(&self.caller, needless);
+        self.bytes -= needless;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.room.give_back(&self.caller, self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn room() -> Arc<Room> {
+        Arc::new(Room { free_within: Duration::from_millis(1), ..Room::new(128 * MIB) })
+    }
+
+    async fn status(reserved: &mut Reserved, bytes: usize) -> u16 {
+        reserved.grow_to(bytes).await.map_or_else(|problem| problem.status, |()| 200)
+    }
+
+    #[tokio::test]
+    async fn one_caller_has_its_share_and_leaves_the_rest_to_others() {
+        let room = room();
+        let of = |caller: &str| Reserved::none(&room, caller.into());
+        let (mut first, mut second) = (of("greedy"), of("greedy"));
+        assert_eq!(status(&mut first, 60 * MIB).await, 200);
+        assert_eq!(status(&mut second, 5 * MIB).await, 429);
+        let mut other = of("other");
+        assert_eq!(status(&mut other, 50 * MIB).await, 200);
+        assert_eq!(status(&mut of("third"), 10 * MIB).await, 503, "the room is full but for small bodies");
+        assert_eq!(status(&mut of("third"), MIB).await, 200);
+        first.shrink_to(MIB);
+        assert_eq!(status(&mut second, 5 * MIB).await, 200, "the caller's own room is free again");
+        drop((first, second, other));
+        let taken = room.taken.lock();
+        assert_eq!((taken.bytes, taken.by_caller.len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_body_waits_until_there_is_room() {
+        let room = Arc::new(Room { free_within: Duration::from_secs(60), ..Room::new(8 * MIB) });
+        let mut first = Reserved::none(&room, "a".into());
+        first.grow_to(4 * MIB).await.expect("room");
+        let mut second = Reserved::none(&room, "a".into());
+        let (taken, ()) = tokio::join!(second.grow_to(4 * MIB), async { drop(first) });
+        taken.expect("room");
+    }
+}

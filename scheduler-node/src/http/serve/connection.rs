@@ -1,0 +1,169 @@
+//! One connection, from its first byte to its last.
+
+use std::{
+    convert::Infallible,
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Instant,
+};
+
+use axum::{Router, body::Body, extract::ConnectInfo, http::Version, response::Response};
+use hyper::{Request, body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Sleep,
+};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::{
+    ConnectionLimits,
+    activity::{Activity, Watched},
+    paced::{Counted, Paced},
+};
+use crate::http::metrics::{ConnectionMetrics, Ended};
+
+/// Requests of one HTTP/2 connection that are answered at one time.
+const STREAMS: u32 = 64;
+/// The head of a request in HTTP/2, as HPACK counts it. A token, a trace and a few proxies' headers take 4 KiB.
+const HEAD_BYTES: u32 = 32 << 10;
+/// The head of a request in HTTP/1, with what is read beyond it.
+const READ_BYTES: usize = 64 << 10;
+/// Streams that a client has opened and reset before the node looked at them; with more the connection ends. What h2
+/// itself proposes against "rapid reset".
+const RESETS_UNSEEN: usize = 20;
+/// Streams that the node has reset because of a client's mistakes; with more the connection ends.
+const RESETS_OWN: usize = 128;
+/// What HTTP/2 lets a client send ahead of what is read, for each request and for each connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// What waits to be sent on each HTTP/2 stream.
+const SEND_BYTES: usize = 64 << 10;
+
+/// Speaks HTTP on connections.
+#[derive(Debug)]
+pub(super) struct Speaker {
+    router: Router,
+    builder: auto::Builder<TokioExecutor>,
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
+    stop: CancellationToken,
+}
+
+impl Speaker {
+    pub(super) fn new(
+        router: Router,
+        limits: ConnectionLimits,
+        metrics: ConnectionMetrics,
+        stop: CancellationToken,
+    ) -> Self {
+        Self { router, builder: builder(), limits, metrics, stop }
+    }
+
+    pub(super) async fn speak<S>(&self, stream: S, from: SocketAddr)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let activity = Activity::new(Instant::now());
+        let service = service_fn(|request| self.answer(request, &activity, from));
+        let io = TokioIo::new(Watched { stream, activity: activity.clone() });
+        let mut connection = pin!(self.builder.serve_connection(io, service));
+        let mut watch = Watch::new(&activity, &self.limits);
+        loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, %from, "a connection ended");
+                    }
+                    return;
+                }
+                ended = poll_fn(|cx| watch.poll(cx)) => {
+                    self.metrics.ended(ended);
+                    tracing::debug!(reason = ended.text(), %from, "a connection was ended");
+                    return;
+                }
+                () = self.stop.cancelled() => break,
+            }
+        }
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            _ = connection => {}
+            _ = poll_fn(|cx| watch.poll(cx)) => {}
+        }
+    }
+
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        activity: &Activity,
+        from: SocketAddr,
+    ) -> impl Future<Output = Result<Response<Counted<Body>>, Infallible>> + Send + use<> {
+        let answering = activity.begin(request.version() == Version::HTTP_2);
+        let pace = self.limits.body;
+        let mut request = request.map(|body| Body::new(Paced::new(body, pace)));
+        request.extensions_mut().insert(ConnectInfo(from));
+        let router = self.router.clone();
+        async move {
+            let response = router.oneshot(request).await?;
+            Ok(response.map(|body| Counted { body, _answering: answering }))
+        }
+    }
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // The time for heads is watched here, for both protocols and from before it is known which one it is.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(READ_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEAD_BYTES)
+        .max_pending_accept_reset_streams(RESETS_UNSEEN)
+        .max_local_error_reset_streams(RESETS_OWN)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BYTES);
+    builder
+}
+
+/// Ready when a connection has stood still for too long.
+struct Watch<'a> {
+    activity: &'a Activity,
+    limits: &'a ConnectionLimits,
+    armed: Pin<Box<Sleep>>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(activity: &'a Activity, limits: &'a ConnectionLimits) -> Self {
+        Self { activity, limits, armed: Box::pin(tokio::time::sleep(limits.head_within)) }
+    }
+
+    /// To be polled after the connection itself, which is when the deadline may have moved. The timer is only ever moved
+    /// forward, and when it fires the deadline is looked up again: most requests cost it nothing.
+    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
+        loop {
+            let deadline = self.activity.deadline(self.limits);
+            let at = deadline.map(|(at, _)| at.into());
+            if at.is_some_and(|at| at < self.armed.deadline()) {
+                self.armed.as_mut().reset(at.expect("looked up"));
+            }
+            if self.armed.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            let now = Instant::now();
+            match deadline {
+                Some((at, ended)) if at <= now => return Poll::Ready(ended),
+                Some((at, _)) => self.armed.as_mut().reset(at.into()),
+                None => self.armed.as_mut().reset((now + self.limits.head_within).into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A request's body that has to arrive, and an answer's body that counts until it has gone.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use axum::body::{Bytes, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
+use tokio::time::Sleep;
+
+use super::{BodyPace, activity::Answering};
+
+/// A body that ends with [`TooSlow`] when it arrives more slowly than [`BodyPace`] asks.
+#[derive(Debug)]
+pub(super) struct Paced {
+    body: Incoming,
+    pace: BodyPace,
+    received: u64,
+    /// How long the node has waited for the client so far.
+    waited: Duration,
+    waiting: Option<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    until: Pin<Box<Sleep>>,
+}
+
+/// A client that does not send its request's body.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct TooSlow;
+
+impl fmt::Display for TooSlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the body arrived too slowly")
+    }
+}
+
+impl std::error::Error for TooSlow {}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Paced {
+    pub(super) fn new(body: Incoming, pace: BodyPace) -> Self {
+        Self { body, pace, received: 0, waited: Duration::ZERO, waiting: None }
+    }
+
+    /// How much longer the node waits for the next piece.
+    fn patience(&self) -> Duration {
+        let earned = Duration::from_secs(self.received / self.pace.bytes_per_second.max(1));
+        (self.pace.grace + earned).saturating_sub(self.waited).min(self.pace.pause)
+    }
+}
+
+impl HttpBody for Paced {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(frame) => {
+                if let Some(waiting) = self.waiting.take() {
+                    self.waited += waiting.since.elapsed();
+                }
+                if let Some(Ok(frame)) = &frame {
+                    self.received += frame.data_ref().map_or(0, |data| data.len() as u64);
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+            Poll::Pending => {
+                let patience = self.patience();
+                let waiting = self.waiting.get_or_insert_with(|| Waiting {
+                    since: Instant::now(),
+                    until: Box::pin(tokio::time::sleep(patience)),
+                });
+                ready!(waiting.until.as_mut().poll(cx));
+                Poll::Ready(Some(Err(TooSlow.into())))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of an answer. Its request counts as being answered until it is dropped.
+#[derive(Debug)]
+pub(super) struct Counted<B> {
+    pub(super) body: B,
+    pub(super) _answering: Answering,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,216 @@
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::to_bytes,
+    extract::Request,
+    http::StatusCode,
+    routing::{get, post},
+};
+use prometheus::Registry;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::Semaphore,
+    task::JoinHandle,
+};
+
+use super::*;
+
+/// Much longer than a test takes.
+const LONG: Duration = Duration::from_secs(600);
+
+/// A server whose `/slow` waits until `free` is given a permit; `entered` is given one when it was asked. `/take` reads a
+/// body and answers with its size.
+struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    entered: Arc<Semaphore>,
+    free: Arc<Semaphore>,
+    served: JoinHandle<()>,
+}
+
+/// Limits that no test meets by itself.
+fn generous() -> ConnectionLimits {
+    ConnectionLimits {
+        all: 1_000,
+        per_address: 1_000,
+        head_within: LONG,
+        idle_within: LONG,
+        write_within: LONG,
+        body: BodyPace { grace: LONG, bytes_per_second: 1, pause: LONG },
+    }
+}
+
+async fn take(request: Request) -> (StatusCode, String) {
+    match to_bytes(request.into_body(), 64 << 20).await {
+        Ok(body) => (StatusCode::OK, format!("{} bytes", body.len())),
+        Err(error) => (StatusCode::REQUEST_TIMEOUT, error.to_string()),
+    }
+}
+
+async fn running(limits: ConnectionLimits, within: Duration) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let (entered, free) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (asked, may_answer) = (Arc::clone(&entered), Arc::clone(&free));
+    let slow = async move || {
+        asked.add_permits(1);
+        let _permit = may_answer.acquire().await;
+        "answered"
+    };
+    let much = async || "x".repeat(64 << 20);
+    let stop = CancellationToken::new();
+    let router = Router::new()
+        .route("/", get(async || "here"))
+        .route("/slow", get(slow))
+        .route("/much", get(much))
+        .route("/take", post(take));
+    let metrics = ConnectionMetrics::register(&Registry::new()).expect("registered once");
+    let server = Server { listener, limits, metrics };
+    #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
+    let served = tokio::spawn(server.serve_to_the_end(router, stop.clone(), within));
+    Running { address, stop, entered, free, served }
+}
+
+impl Running {
+    async fn connected(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("connected")
+    }
+
+    async fn sent(&self, bytes: &[u8]) -> TcpStream {
+        let mut client = self.connected().await;
+        client.write_all(bytes).await.expect("sent");
+        client
+    }
+
+    async fn ask_slowly(&self) -> TcpStream {
+        let client = self.sent(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        self.entered.acquire().await.expect("asked").forget();
+        client
+    }
+
+    /// Asks on a connection of its own and has the answer.
+    async fn ask(&self) -> String {
+        let mut client = self.sent(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        rest(&mut client).await
+    }
+}
+
+/// What is still sent until the server closes the connection; an error if it does not.
+async fn rest(client: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(60), client.read_to_end(&mut bytes)).await;
+    // A connection that is closed with bytes unread is reset.
+    let _ = read.expect("the server closes the connection");
+    // HTTP/2 greets in frames, which are no text.
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn a_request_that_has_begun_is_answered_after_the_stop() {
+    let server = running(generous(), Duration::from_secs(60)).await;
+    let mut client = server.ask_slowly().await;
+    server.stop.cancel();
+    server.free.add_permits(1);
+    assert!(rest(&mut client).await.ends_with("answered"));
+    server.served.await.expect("no panic");
+    assert!(TcpStream::connect(server.address).await.is_err(), "the port is closed");
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_end_does_not_hold_up_the_stop() {
+    let server = running(generous(), Duration::from_millis(10)).await;
+    let _client = server.ask_slowly().await;
+    server.stop.cancel();
+    server.served.await.expect("no panic");
+}
+
+#[tokio::test]
+async fn half_sent_heads_are_ended_and_others_are_served_meanwhile() {
+    let limits = ConnectionLimits { head_within: Duration::from_millis(500), ..generous() };
+    let server = running(limits, LONG).await;
+    let mut half = Vec::new();
+    for number in 0..200 {
+        // Some send nothing at all, and some say that they speak HTTP/2.
+        let bytes: &[u8] = match number % 4 {
+            0 => b"",
+            1 => b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+            2 => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            _ => b"PRI * HT",
+        };
+        half.push(server.sent(bytes).await);
+    }
+    assert!(server.ask().await.ends_with("here"), "others are served");
+    for client in &mut half {
+        rest(client).await;
+    }
+    assert!(server.ask().await.ends_with("here"));
+}
+
+#[tokio::test]
+async fn a_head_that_drips_after_an_answer_is_ended_and_an_idle_connection_is_kept() {
+    let limits = ConnectionLimits { head_within: Duration::from_millis(300), ..generous() };
+    let server = running(limits, LONG).await;
+    let mut client = server.sent(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let mut answer = vec![0; 4_096];
+    let read = client.read(&mut answer).await.expect("an answer");
+    assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
+    // An idle connection is not held to the time for heads: without a byte it is still there afterwards.
+    let waited = tokio::time::timeout(Duration::from_millis(900), client.read(&mut answer)).await;
+    assert!(waited.is_err(), "an idle connection stays open");
+    client.write_all(b"G").await.expect("sent");
+    rest(&mut client).await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_ended_in_time() {
+    let limits = ConnectionLimits { idle_within: Duration::from_millis(300), ..generous() };
+    let server = running(limits, LONG).await;
+    let mut client = server.sent(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(rest(&mut client).await.ends_with("here"));
+}
+
+#[tokio::test]
+async fn a_body_that_drips_is_ended_and_one_that_flows_is_taken() {
+    let body = BodyPace { grace: Duration::from_millis(500), bytes_per_second: 1 << 20, pause: LONG };
+    let server = running(ConnectionLimits { body, ..generous() }, LONG).await;
+    let head = b"POST /take HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n";
+    let mut slow = server.sent(head).await;
+    let mut flowing = server.sent(head).await;
+    flowing.write_all(&vec![b'x'; 1_000_000]).await.expect("sent");
+    assert!(rest(&mut flowing).await.ends_with("1000000 bytes"));
+    // Each byte comes well within any pause, and all of them together never would.
+    let mut answer = vec![0; 4_096];
+    let read = loop {
+        let _ = slow.write_all(b"x").await;
+        if let Ok(read) = tokio::time::timeout(Duration::from_millis(20), slow.read(&mut answer)).await {
+            break read.expect("an answer");
+        }
+    };
+    assert!(answer[..read].starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer[..read]));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answer_is_ended() {
+    let limits = ConnectionLimits { write_within: Duration::from_millis(300), ..generous() };
+    let server = running(limits, Duration::from_millis(1)).await;
+    let _deaf = server.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let one_place = running(ConnectionLimits { all: 1, ..limits }, LONG).await;
+    let deaf = one_place.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    // Its place is free again only once it was ended.
+    while !one_place.ask().await.ends_with("here") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(deaf);
+}
+
+#[tokio::test]
+async fn a_connection_without_a_place_is_closed_at_once() {
+    let server = running(ConnectionLimits { per_address: 2, ..generous() }, LONG).await;
+    let first = server.ask_slowly().await;
+    let _second = server.ask_slowly().await;
+    assert_eq!(rest(&mut server.connected().await).await, "");
+    drop(first);
+    while !server.ask().await.ends_with("here") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
