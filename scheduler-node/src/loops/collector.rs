@@ -76,6 +76,15 @@ struct Passed {
     avoided: BTreeMap<usize, Instant>,
 }
 
+/// What of some rows did not become tasks.
+#[derive(Debug, Default)]
+struct PutAway {
+    /// What stands against them.
+    refused: Vec<(TaskId, Problem)>,
+    /// They wait in the inbox until another transaction has let go of a task with their key.
+    busy: Vec<TaskId>,
+}
+
 impl Collector {
     /// Until told to stop; what was begun is finished.
     pub async fn run(self, stop: CancellationToken) {
@@ -171,9 +180,9 @@ impl Collector {
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
         self.make(index, plain).await?;
-        let refused = self.put(index, keyed).await?;
+        let PutAway { refused, busy } = self.put(index, keyed).await?;
         fail::fail_point!("after_collect", |_| std::process::abort());
-        arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
+        arrived.retain(|id| !busy.contains(id) && !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused).await?;
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
@@ -193,10 +202,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Those that have a key or wait for others. Returns what stands against some of them.
-    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
+    /// Those that have a key or wait for others.
+    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
         if tasks.is_empty() {
-            return Ok(Vec::new());
+            return Ok(PutAway::default());
         }
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
@@ -208,8 +217,12 @@ impl Collector {
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(site, &waiting).await?;
-        let mut refused = Vec::new();
+        let mut left = PutAway::default();
         for Collected { id, first, put } in collected {
+            if put.outcome == PutOutcome::Busy {
+                left.busy.push(id);
+                continue;
+            }
             if first && put.superseded > 0 {
                 self.metrics.finished(queues[&id], TaskState::Superseded.text(), put.superseded);
             }
@@ -220,10 +233,10 @@ impl Collector {
                 self.releaser.nudger.written(put.id, put.due_at);
             }
             if let Err(problem) = refusal::put(put) {
-                refused.push((id, problem));
+                left.refused.push((id, problem));
             }
         }
-        Ok(refused)
+        Ok(left)
     }
 
     fn note<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>) {

@@ -23,7 +23,7 @@ use super::{
     queue_reader::Books,
     site::Sites,
 };
-use crate::store::put::Put;
+use crate::store::put::{Put, PutOutcome};
 
 /// Submissions that wait for an insert, of one database. More are told to come back.
 const WAITING_JOBS: usize = 1_024;
@@ -116,7 +116,7 @@ impl Submitter {
         for (places, answered) in puts {
             match answered.await.unwrap_or_else(|_| Err(stopping())) {
                 Ok(puts) => {
-                    places.into_iter().zip(puts).for_each(|(place, put)| answers[place] = Some(Ok(Answer::Keyed(put))))
+                    places.into_iter().zip(puts).for_each(|(place, put)| answers[place] = Some(keyed_answer(put)))
                 }
                 Err(why) => places.into_iter().for_each(|place| answers[place] = Some(Err(why.clone()))),
             }
@@ -163,6 +163,14 @@ impl Submitter {
         }
         parts
     }
+}
+
+/// One that could not go in because of somebody else's transaction is not stored, and its neighbours are.
+fn keyed_answer(put: Put) -> Result<Answer, Unstored> {
+    if put.outcome == PutOutcome::Busy {
+        return Err(Unstored::Unavailable("another transaction holds a task with this key".to_owned()));
+    }
+    Ok(Answer::Keyed(put))
 }
 
 fn stopping() -> Unstored {
