@@ -80,7 +80,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- As before, and a task may wait for others: then it begins as `waiting`. A task without a key comes this way too when it waits.
--- More outcomes: `cycle` and `deep`, see depends_on_itself.
+-- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key, and nothing was done.
 DROP FUNCTION duetime.task_put(
     uuid, integer, text, timestamptz, boolean, smallint, bytea, text, jsonb, text, integer, bigint, jsonb, timestamptz, text, bigint,
     text, interval, bigint);
@@ -138,6 +138,9 @@ BEGIN
         IF outcome = 'replaced' AND v_loop IS NOT NULL THEN
             outcome := v_loop;
         END IF;
+        IF outcome = 'replaced' AND NOT duetime.task_lock(ARRAY[v_found.id]) THEN
+            outcome := 'busy';
+        END IF;
         IF outcome = 'replaced' THEN
             UPDATE duetime.task AS t
                SET state = v_state, depends_on = p_depends_on, wake_at = v_due_at, due_at = v_due_at,
@@ -161,6 +164,14 @@ BEGIN
 
     -- A newer version: older ones that nobody has claimed go, and one that is out gets no further attempt.
     IF p_on_duplicate = 'version' THEN
+        IF NOT duetime.task_lock(ARRAY(
+            SELECT t.id
+              FROM duetime.task AS t
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
+               AND t.version < p_version)) THEN
+            RETURN QUERY SELECT 'busy'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, 0::bigint;
+            RETURN;
+        END IF;
         WITH gone AS (
             DELETE FROM duetime.task AS t
              WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')

@@ -41,6 +41,11 @@ $$;
 
 CREATE FUNCTION duetime.receive_end(p_id uuid, p_answer jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
+    -- It has come to nothing yet: the next arrival is the first.
+    IF p_answer ->> 'outcome' = 'busy' THEN
+        DELETE FROM duetime.received WHERE id = p_id;
+        RETURN p_answer;
+    END IF;
     UPDATE duetime.received SET answer = p_answer WHERE id = p_id;
     RETURN p_answer;
 END

@@ -19,19 +19,35 @@ BEGIN
 END
 $$;
 
--- Takes the fences of some shards, as shard_acquire.sql does, without waiting for long. `p_in_turn`: as await_claims, so that claims which
--- overlap cannot starve it; otherwise a claim that hangs is in the way of its own shard only.
-CREATE FUNCTION duetime.acquire_contested(p_shards integer[], p_owner text, p_incarnation uuid, p_in_turn boolean)
+-- Takes the fences of some shards, as shard_acquire.sql does. As await_claims, so that claims which overlap cannot starve it.
+CREATE FUNCTION duetime.acquire_in_turn(p_shards integer[], p_owner text, p_incarnation uuid)
 RETURNS TABLE (id integer, epoch bigint) LANGUAGE plpgsql SET lock_timeout = '250ms' AS $$
 #variable_conflict use_column
 BEGIN
-    IF p_in_turn THEN
-        LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
-    END IF;
+    LOCK TABLE duetime.shard IN EXCLUSIVE MODE;
     RETURN QUERY
     UPDATE duetime.shard AS s
        SET epoch = s.epoch + 1, owner = p_owner, incarnation = p_incarnation, acquired_at = clock_timestamp()
      WHERE s.id = ANY(p_shards)
     RETURNING s.id, s.epoch;
+END
+$$;
+
+-- Locks these tasks for the caller, unless another transaction holds one of them: a claim does for some milliseconds, an application for as long
+-- as it likes. Waits half a second at the most in the whole statement. True: what is still there is locked.
+CREATE FUNCTION duetime.task_lock(p_ids uuid[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    LOOP
+        IF NOT EXISTS (
+            SELECT FROM duetime.task AS t
+             WHERE t.id = ANY(p_ids)
+               AND t.id NOT IN (SELECT l.id FROM duetime.task AS l WHERE l.id = ANY(p_ids) FOR UPDATE SKIP LOCKED)) THEN
+            RETURN true;
+        END IF;
+        IF clock_timestamp() > statement_timestamp() + interval '500 ms' THEN
+            RETURN false;
+        END IF;
+        PERFORM pg_sleep(0.01);
+    END LOOP;
 END
 $$;

@@ -26,7 +26,19 @@ async fn submit_all(
     more: impl Fn(Number, i64) -> Value,
 ) -> Result<Vec<Number>> {
     // Ahead: what is due in the past is due when it is written, which may be after its successors.
-    let base_ms = now_ms() + 500;
+    submit_to(sandbox, 0, queue, count, 500, more).await
+}
+
+/// Submits one batch to a node, due from `ahead_ms` from now on.
+async fn submit_to(
+    sandbox: &Sandbox,
+    node: usize,
+    queue: &str,
+    count: usize,
+    ahead_ms: i64,
+    more: impl Fn(Number, i64) -> Value,
+) -> Result<Vec<Number>> {
+    let base_ms = now_ms() + ahead_ms;
     let mut numbers = Vec::new();
     let mut tasks = Vec::new();
     for turn in 0..count {
@@ -39,7 +51,7 @@ async fn submit_all(
         numbers.push(number);
         tasks.push(task);
     }
-    for (number, answer) in numbers.iter().zip(sandbox.client(0).batch(&tasks).await?) {
+    for (number, answer) in numbers.iter().zip(sandbox.client(node).batch(&tasks).await?) {
         let id = answer.map_err(|problem| anyhow::anyhow!("refused: {problem}"))?;
         sandbox.ledger.accepted(*number, &id);
     }
@@ -134,6 +146,45 @@ async fn an_ordered_queue_keeps_its_order_across_retries_and_the_death_of_an_own
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         let order = order.lock().expect("no script panics");
         ensure!(order.broken.is_empty(), "{:?}", order.broken);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_policy_is_in_force_for_what_other_nodes_accept_right_after_its_answer() {
+    const ROUNDS: usize = 4;
+    scenario(Sandbox::builder(), async |sandbox| {
+        let policy = |ordered: bool| {
+            json!({
+                "settle": "result", "ordered": ordered, "max_attempts": 5, "timeout_ms": 20_000,
+                "retry": { "kind": "fixed", "delay_ms": 100 },
+            })
+        };
+        for round in 0..ROUNDS {
+            let queue = format!("turned-{round}");
+            let order = Arc::new(Mutex::new(Order::default()));
+            let seen = Arc::clone(&order);
+            let script = move |delivery: &Delivery| {
+                let status = seen.lock().expect("no script panics").takes(delivery);
+                let pause = Step::Wait(Duration::from_millis(20));
+                Answer(vec![pause, Step::Report(json!({ "status": status })), Step::Ack])
+            };
+            // Every node knows the queue, as one without an order.
+            sandbox.consume(&queue, &policy(false), script).await?;
+            ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "the first task is outstanding");
+            *order.lock().expect("no script panics") = Order::default();
+            sandbox.client(0).put_queue(&queue, &policy(true)).await?;
+            let key = |number: Number| format!("k{}", number % KEYS);
+            let more = |number, _| json!({ "partition_key": key(number) });
+            let numbers = submit_to(sandbox, 1 + round % 2, &queue, 60, 100, more).await?;
+            for (place, number) in numbers.iter().enumerate() {
+                sandbox.ledger.expect_order(*number, &format!("{queue} {}", key(*number)), u64::try_from(place)?);
+            }
+            ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+            let order = order.lock().expect("no script panics");
+            ensure!(order.broken.is_empty(), "round {round}: {:?}", order.broken);
+        }
         Ok(())
     })
     .await;

@@ -3,9 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
+use integration_tests::{
+    clock::{now_ms, now_us},
+    load::Load,
+    sandbox::Sandbox,
+};
+use serde_json::json;
+use sqlx::{Connection, Executor, PgConnection};
 
-use crate::{confirm, load, scenario};
+use crate::{confirm, id_of, load, scenario, submit};
 
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
@@ -50,6 +56,37 @@ async fn a_frozen_etcd_moves_no_shard() {
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
         ensure!(lateness.max_ms < 2_000.0, "{lateness}");
+        Ok(())
+    })
+    .await;
+}
+
+/// Longer than a statement waits for a lock: claims and repairs fail or take as long.
+const LOCKED_FOR: Duration = Duration::from_secs(3);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_locked_at_the_old_one() {
+    scenario(Sandbox::builder(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let (client, due_ms) = (sandbox.client(0), now_ms() + 5_000);
+        let mut numbers = Vec::new();
+        for _ in 0..30 {
+            numbers.push(submit(&client, &sandbox.ledger, "mail", due_ms, &json!({})).await?);
+        }
+        let later_ms = due_ms + 5_000;
+        for number in &numbers {
+            client.change(&id_of(&sandbox.ledger, *number)?, &json!({ "due_at": later_ms })).await?;
+            sandbox.ledger.moved(*number, later_ms);
+        }
+        let until_due = u64::try_from(due_ms - now_ms() - 500).unwrap_or(0);
+        tokio::time::sleep(Duration::from_millis(until_due)).await;
+        let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let mut transaction = connection.begin().await?;
+        transaction.execute("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").await?;
+        tokio::time::sleep(LOCKED_FOR).await;
+        transaction.rollback().await?;
+        // Due 2.5 s from now.
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(10)).await, "moved tasks missed their time");
         Ok(())
     })
     .await;

@@ -100,6 +100,37 @@ async fn what_is_committed_fires_on_time_and_what_is_rolled_back_never() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
+    const TASKS: usize = 60;
+    const HELD: usize = 6;
+    scenario(Sandbox::builder(), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let mut numbers = Vec::new();
+        for _ in 0..TASKS {
+            numbers
+                .push(crate::submit(&sandbox.client(0), &sandbox.ledger, "mail", now_ms() + 2_000, &json!({})).await?);
+        }
+        let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let mut transaction = connection.begin().await?;
+        for number in &numbers[..HELD] {
+            sqlx::query("SELECT duetime.cancel($1::uuid)")
+                .bind(crate::id_of(&sandbox.ledger, *number)?)
+                .execute(&mut *transaction)
+                .await?;
+        }
+        for number in &numbers[HELD..] {
+            sandbox.ledger.wait_delivered(*number, 1, SOON).await.context("while the transaction is open")?;
+        }
+        let early = numbers[..HELD].iter().filter(|number| !sandbox.ledger.deliveries(**number).is_empty()).count();
+        ensure!(early == 0, "{early} tasks were delivered that an open transaction holds");
+        transaction.rollback().await?;
+        ensure!(sandbox.ledger.wait_all(SOON).await, "what was not cancelled after all is outstanding");
+        Ok(())
+    })
+    .await;
+}
+
 /// Prints how long it takes from a commit until the task is there.
 async fn how_soon(sandbox: &Sandbox) -> Result<()> {
     let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;

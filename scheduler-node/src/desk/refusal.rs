@@ -45,6 +45,7 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
             "depends_on",
             "more than 10000 tasks wait before this one, so nobody can tell whether it would wait for itself",
         )),
+        PutOutcome::Busy => Err(unstored(&Unstored::Unavailable("a task with this key is held".to_owned()))),
     }
 }
 

@@ -83,6 +83,15 @@ struct Passed {
     aside: BTreeMap<TaskId, Instant>,
 }
 
+/// What of some rows did not become tasks.
+#[derive(Debug, Default)]
+struct PutAway {
+    /// What stands against them.
+    refused: Vec<(TaskId, Problem)>,
+    /// They wait in the inbox until another transaction has let go of a task with their key.
+    busy: Vec<TaskId>,
+}
+
 impl Collector {
     /// Until told to stop; what was begun is finished.
     pub async fn run(self, stop: CancellationToken) {
@@ -191,10 +200,11 @@ impl Collector {
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
-        let mut refused = self.make(index, plain).await?;
-        refused.extend(self.put(index, keyed).await?);
+        let unmade = self.make(index, plain).await?;
+        let PutAway { mut refused, busy } = self.put(index, keyed).await?;
+        refused.extend(unmade);
         fail::fail_point!("after_collect", |_| std::process::abort());
-        arrived.retain(|id| !refused.iter().any(|(of, _)| of == id));
+        arrived.retain(|id| !busy.contains(id) && !refused.iter().any(|(of, _)| of == id));
         self.refuse(refused, true, passed).await?;
         if away && !arrived.is_empty() {
             source.inbox_delete(&arrived).await?;
@@ -214,10 +224,10 @@ impl Collector {
         Ok(tried.refused.iter().map(|refused| self.refused(refused)).collect())
     }
 
-    /// Those that have a key or wait for others. Returns what stands against some of them.
-    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
+    /// Those that have a key or wait for others.
+    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
         if tasks.is_empty() {
-            return Ok(Vec::new());
+            return Ok(PutAway::default());
         }
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
@@ -233,8 +243,13 @@ impl Collector {
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
         self.releaser.look(site, &waiting).await?;
-        let mut refused: Vec<(TaskId, Problem)> = tried.refused.iter().map(|refused| self.refused(refused)).collect();
+        let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
+        let mut left = PutAway { refused, busy: Vec::new() };
         for Collected { id, first, put } in collected {
+            if put.outcome == PutOutcome::Busy {
+                left.busy.push(id);
+                continue;
+            }
             if first && put.superseded > 0 {
                 self.metrics.finished(queues[&id], TaskState::Superseded.text(), put.superseded);
             }
@@ -245,11 +260,11 @@ impl Collector {
                 self.releaser.nudger.written(put.id, put.due_at);
             }
             if let Err(problem) = refusal::put(put) {
-                refused.push((id, problem));
+                left.refused.push((id, problem));
             }
         }
         tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
-        Ok(refused)
+        Ok(left)
     }
 
     fn note<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>) {

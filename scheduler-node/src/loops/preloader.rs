@@ -129,7 +129,7 @@ impl Preloader {
             if window.pass != Pass::Ahead {
                 self.tell_overdue(overdue(&keys, now));
             }
-            self.note_behind(&keys, now);
+            self.note_behind(&keys, window.pass == Pass::Repair, now);
             let earliest = keys.iter().map(|key| key.wake_at).min();
             let found = Found { earliest, complete_until: self.site.held.complete_until() };
             let ended = self.site.database.clock().at(Instant::now()).unwrap_or(now);
@@ -146,10 +146,13 @@ impl Preloader {
         self.site.held.heap_len() <= self.heap_entries / 2
     }
 
-    /// Shards that filled their part of a read have more.
-    fn note_behind(&mut self, keys: &[Key], now: UnixMicros) {
+    /// Shards that filled their part of a read have more. A repair looks again at what is read already, so it sets nobody back.
+    fn note_behind(&mut self, keys: &[Key], is_repair: bool, now: UnixMicros) {
         for (shard, last) in full(keys, KEYS_PER_SHARD) {
-            self.behind.entry(shard).or_insert(Behind::new(last, now));
+            let behind = self.behind.entry(shard).or_insert(Behind::new(last, now));
+            if last < behind.from && !is_repair {
+                *behind = Behind::new(last, now);
+            }
         }
     }
 
@@ -199,7 +202,7 @@ impl Preloader {
             Ok((shards, keys, now)) => {
                 tracing::debug!(database = %self.site.name(), shards, "adopted shards are loaded");
                 self.behind.retain(|shard, _| !adopted.contains_key(shard));
-                self.note_behind(&keys, now);
+                self.note_behind(&keys, false, now);
                 Ok(())
             }
             Err(error) => {
@@ -217,7 +220,7 @@ impl Preloader {
         let window =
             Window { pass: Pass::Repair, after: Some(now.minus(NUDGE_LOOK_BACK)), until: now.plus(self.reach.horizon) };
         let keys = self.read(&nudged, window.after, window.until, KEYS_PER_SHARD, now).await?;
-        self.note_behind(&keys, now);
+        self.note_behind(&keys, false, now);
         Ok(())
     }
 

@@ -3,13 +3,19 @@
 //! Whoever writes a success looks for those that wait for it, and whoever writes a waiting task looks whether it has to, each after
 //! its commit: one of the two sees the other. What dies in between is looked at again when the task's own moment comes.
 
+use std::time::{Duration, Instant};
+
 use common::ids::TaskId;
 
 use super::{aside::Kind, nudger::Nudger, retry::try_each, site::Site};
 use crate::store::{
     Error,
-    depend::{Released, Succeeded},
+    depend::{Looked, Released, Succeeded},
 };
+
+/// A task that another transaction holds is looked at again after this long: by another look for some milliseconds, by an application for
+/// as long as its transaction is open.
+const HELD_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
 pub struct Releaser {
@@ -41,7 +47,14 @@ impl Releaser {
         // Whose dependents are refused find their own moment, and are told apart there.
         let told = try_each(succeeded, |part| site.database.task_release(&[], part)).await;
         site.set_aside(Kind::Release, asked.refused).await;
-        let released: Vec<Released> = asked.answers.into_iter().chain(told.answers).flatten().collect();
+        let (mut released, mut held) = (Vec::new(), Vec::new());
+        for looked in asked.answers.into_iter().chain(told.answers) {
+            released.extend(looked.released);
+            held.extend(looked.held);
+        }
+        if let Some(now) = site.database.clock().at(Instant::now()) {
+            self.nudger.written_all(held.into_iter().map(|id| (id, now.plus(HELD_AGAIN))));
+        }
         self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));
         for task in &released {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task waits no longer");

@@ -23,7 +23,7 @@ use super::{
     queue_reader::Books,
     site::Sites,
 };
-use crate::store::put::Put;
+use crate::store::put::{Put, PutOutcome};
 
 /// Submissions that wait for an insert, of one database. More are told to come back.
 const WAITING_JOBS: usize = 1_024;
@@ -120,7 +120,7 @@ impl Submitter {
         for (places, answered) in puts {
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
             for (place, answer) in places.into_iter().zip(given) {
-                answers[place] = Some(answer.map(Answer::Keyed));
+                answers[place] = Some(answer.and_then(keyed_answer));
             }
         }
         answers.into_iter().map(|answer| answer.unwrap_or(Err(Unstored::Overloaded))).collect()
@@ -165,6 +165,14 @@ impl Submitter {
         }
         parts
     }
+}
+
+/// One that could not go in because of somebody else's transaction is not stored, and its neighbours are.
+fn keyed_answer(put: Put) -> Result<Answer, Unstored> {
+    if put.outcome == PutOutcome::Busy {
+        return Err(Unstored::Unavailable("another transaction holds a task with this key".to_owned()));
+    }
+    Ok(Answer::Keyed(put))
 }
 
 fn stopping() -> Unstored {

@@ -18,6 +18,14 @@ pub struct Succeeded {
     pub partition_key: Option<String>,
 }
 
+/// What a look at waiting tasks came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    pub released: Vec<Released>,
+    /// Another transaction holds these: they are to be looked at again.
+    pub held: Vec<TaskId>,
+}
+
 /// A task that waits no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Released {
@@ -27,8 +35,8 @@ pub struct Released {
 }
 
 impl Database {
-    /// Looks at the waiting tasks `ids`, and at those that wait for one of `succeeded`. Returns what is scheduled now.
-    pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
+    /// Looks at the waiting tasks `ids`, and at those that wait for one of `succeeded`.
+    pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Looked, Error> {
         let ids = super::uuids(ids);
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
@@ -39,14 +47,17 @@ impl Database {
                 .bind(partition_keys)
                 .fetch_all(&pool)
                 .await?;
-            let released = |row| {
-                Ok(Released {
-                    id: super::task_id(row, "id")?,
-                    queue: super::queue(row, "queue")?,
-                    due_at: super::moment(row, "due_at")?,
-                })
-            };
-            rows.iter().map(released).collect()
+            let mut looked = Looked::default();
+            for row in &rows {
+                let id = super::task_id(row, "id")?;
+                if row.try_get("held")? {
+                    looked.held.push(id);
+                } else {
+                    let (queue, due_at) = (super::queue(row, "queue")?, super::moment(row, "due_at")?);
+                    looked.released.push(Released { id, queue, due_at });
+                }
+            }
+            Ok(looked)
         })
         .await
     }

@@ -10,12 +10,10 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
 
-/// Shards that could not be taken one by one either, before the rest is not tried so any more: each costs a quarter of a second.
-const CONTESTED_MOST: usize = 8;
-
-fn acquired(row: &PgRow) -> Result<(ShardId, Epoch), sqlx::Error> {
-    Ok((super::shard(row, "id")?, Epoch::from_store(row.try_get("epoch")?)))
-}
+/// The ways to take fences, in the order in which they are tried.
+const FREE: &str = include_str!("queries/shard_acquire_free.sql");
+const IN_TURN: &str = include_str!("queries/shard_acquire_in_turn.sql");
+const WAITING: &str = include_str!("queries/shard_acquire.sql");
 
 /// A fence row as people are shown it.
 #[derive(Clone, Debug)]
@@ -28,64 +26,42 @@ pub struct ShardRow {
 }
 
 impl Database {
-    /// Takes the fences of `shards` for `node`. When this returns, no claim under an older epoch can commit any more. When claims are in
-    /// the way of some, those are left out, and the others are taken; an error when there are no others.
+    /// Takes the fences of `shards` for `node`. When this returns, no claim under an older epoch can commit any more. First those that no
+    /// claim holds; then the others, in turn with the claims; and when a claim hangs, the others that it does not hold. What could not be
+    /// had is left out; an error when nothing could.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
-        let mut error = match self.acquire_together(shards, node).await {
-            Err(error) if error.is_contention() => error,
-            answer => return answer,
-        };
         let mut taken = Vec::with_capacity(shards.len());
-        let mut left = Vec::new();
-        for shard in shards {
-            if left.len() >= CONTESTED_MOST {
-                left.push(*shard);
-                continue;
+        for statement in [FREE, IN_TURN, WAITING] {
+            let left: Vec<ShardId> =
+                shards.iter().filter(|shard| taken.iter().all(|(of, _)| of != *shard)).copied().collect();
+            if left.is_empty() {
+                break;
             }
-            match self.acquire_contested(&[*shard], node, false).await {
-                Ok(one) => taken.extend(one),
-                Err(_) => left.push(*shard),
-            }
-        }
-        if !left.is_empty() {
-            match self.acquire_contested(&left, node, true).await {
-                Ok(rest) => taken.extend(rest),
-                Err(again) => error = again,
+            match self.acquire(statement, &left, node).await {
+                Ok(more) => taken.extend(more),
+                Err(error) if error.is_contention() && statement != WAITING => {}
+                Err(error) if taken.is_empty() => return Err(error),
+                Err(_) => break,
             }
         }
-        if taken.is_empty() { Err(error) } else { Ok(taken) }
+        Ok(taken)
     }
 
-    /// `in_turn`: later claims of this database wait for this one.
-    async fn acquire_contested(
+    async fn acquire(
         &self,
+        statement: &'static str,
         shards: &[ShardId],
         node: &NodeId,
-        in_turn: bool,
     ) -> Result<Vec<(ShardId, Epoch)>, Error> {
         let shards = super::numbers(shards);
         self.run(StoreOp::ShardAcquire, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/shard_acquire_contested.sql"))
-                .bind(shards)
-                .bind(node.name.as_str())
-                .bind(node.incarnation.uuid())
-                .bind(in_turn)
-                .fetch_all(&pool)
-                .await?;
-            rows.iter().map(acquired).collect()
-        })
-        .await
-    }
-
-    async fn acquire_together(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
-        let shards = super::numbers(shards);
-        self.run(StoreOp::ShardAcquire, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/shard_acquire.sql"))
+            let rows = sqlx::query(statement)
                 .bind(shards)
                 .bind(node.name.as_str())
                 .bind(node.incarnation.uuid())
                 .fetch_all(&pool)
                 .await?;
+            let acquired = |row: &PgRow| Ok((super::shard(row, "id")?, Epoch::from_store(row.try_get("epoch")?)));
             rows.iter().map(acquired).collect()
         })
         .await

@@ -58,6 +58,8 @@ pub enum PutOutcome {
     Cycle,
     /// So many tasks stand before it that nobody looked whether it would.
     Deep,
+    /// Another transaction holds a task with this key: nothing was done, and it can be sent again.
+    Busy,
 }
 
 impl Put {
@@ -77,6 +79,7 @@ impl PutOutcome {
             "stale" => Ok(Self::Stale),
             "cycle" => Ok(Self::Cycle),
             "deep" => Ok(Self::Deep),
+            "busy" => Ok(Self::Busy),
             other => Err(sqlx::Error::Decode(format!("`{other}` is no outcome of a task with a key").into())),
         }
     }

@@ -37,7 +37,7 @@ pub struct Written {
 impl Database {
     /// One insert for the whole batch. Done means that every task of it is durable.
     pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_write(tasks, sending, &vec![None; tasks.len()], 0).await.map(|written| written.asked_at)
+        self.task_write(tasks, sending, &vec![None; tasks.len()], i64::MAX).await.map(|written| written.asked_at)
     }
 
     /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.

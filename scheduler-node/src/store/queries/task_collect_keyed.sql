@@ -1,6 +1,6 @@
 -- The same for rows whose tasks have a key or wait for others: each as its request says what to do when that key is there already (duetime.task_put).
 -- Guard: a row is put once. Of this database's own inbox it is locked, put and deleted in one statement, and a row that somebody else has is
--- left alone; one that is refused stays. What another database sends is noted with its answer, and whoever comes second gets that.
+-- left alone; one that is refused or `busy` (task_put) stays. What another database sends is noted with its answer, and whoever comes second gets that.
 -- Partitions and keys are locked in their order, as in task_put, so that two batches never wait for each other's locks.
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded one is
 -- kept, $20 what it waits for (JSON array of names), $21 the database they come from; NULL: this one. Returns each row's id and what it came to.
@@ -31,7 +31,7 @@ WITH taken AS MATERIALIZED (
       FROM fresh AS f
 ), gone AS (
     DELETE FROM duetime.inbox AS i
-     WHERE $21 IS NULL AND i.id = ANY(ARRAY(SELECT asked_id FROM put WHERE answer ->> 'outcome' NOT IN ('refused', 'stale', 'cycle', 'deep')))
+     WHERE $21 IS NULL AND i.id = ANY(ARRAY(SELECT asked_id FROM put WHERE answer ->> 'outcome' NOT IN ('refused', 'stale', 'cycle', 'deep', 'busy')))
 ), noted AS MATERIALIZED (
     SELECT asked_id, first,
            CASE WHEN $21 IS NULL THEN answer WHEN first THEN duetime.receive_end(asked_id, answer) ELSE duetime.receive_answer(asked_id) END

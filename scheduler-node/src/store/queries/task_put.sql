@@ -3,6 +3,7 @@
 -- Guard: in the function, key by key under a lock of that key. The tasks are taken in the order of their keys, so that two
 -- batches never wait for each other's locks. Partitions in which something is to wait for others are locked before any key, in
 -- their order too: two tasks that would wait for each other cannot come in unseen at one moment.
+-- A task with the key that another transaction holds makes that one answer `busy`, and the others go in.
 -- An id that is there already was sent before, and is answered as `created`.
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
 -- one is kept, $20 what it waits for (JSON array of names). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.

@@ -1,9 +1,10 @@
 -- Looks at tasks that wait for others: those for which everything has succeeded are `scheduled`, due when they asked to be and not
 -- before now; the others, when their moment to look had come, get the next one, later the longer they wait (a second to a minute).
 -- Guard: still `waiting`. Whoever writes a success, and whoever writes a waiting task, looks after the commit: one of the two sees
--- the other. What dies in between is found at `wake_at`.
+-- the other, or passes over it because the first still holds it; then it asks for that row again. What dies in between is found at `wake_at`.
+-- A row that another transaction holds is passed over, so an application's open transaction delays its own task and no other.
 -- $1 ids, and whoever waits for one of the tasks that succeeded: $2 names and $3 partition keys (pairwise).
--- Returns what is scheduled now.
+-- Returns what is scheduled now, and what was passed over (`held`).
 WITH candidate AS MATERIALIZED (
     SELECT id FROM unnest($1::uuid[]) AS asked (id)
     UNION
@@ -20,7 +21,7 @@ WITH candidate AS MATERIALIZED (
       JOIN duetime.task AS t ON t.id = c.id
      WHERE t.state = 'waiting'
      ORDER BY t.id
-       FOR UPDATE OF t
+       FOR UPDATE OF t SKIP LOCKED
 ), moved AS (
     UPDATE duetime.task AS t
        SET state = CASE WHEN l.free THEN 'scheduled' ELSE t.state END,
@@ -31,4 +32,11 @@ WITH candidate AS MATERIALIZED (
      WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR t.wake_at <= clock_timestamp())
     RETURNING t.id, t.queue, t.due_at, t.state
 )
-SELECT id, queue, due_at FROM moved WHERE state = 'scheduled'
+SELECT id, queue, due_at, false AS held FROM moved WHERE state = 'scheduled'
+ UNION ALL
+SELECT t.id, t.queue, t.due_at, true
+  FROM candidate AS c
+  JOIN duetime.task AS t ON t.id = c.id
+ WHERE (SELECT count(*) FROM looked) < (SELECT count(*) FROM candidate)          -- else nothing is read a second time
+   AND c.id NOT IN (SELECT l.id FROM looked AS l)
+   AND t.state = 'waiting'

@@ -49,7 +49,7 @@ async fn written(test: &TestDatabase, key: &str, others: &[&str]) -> TaskId {
 }
 
 async fn look(test: &TestDatabase, id: TaskId) -> bool {
-    let released = test.database.task_release(&[id], &[]).await.unwrap();
+    let released = test.database.task_release(&[id], &[]).await.unwrap().released;
     released.iter().any(|task| task.id == id)
 }
 
@@ -77,11 +77,11 @@ async fn a_task_is_let_go_by_the_last_success_it_waits_for() {
     let (keyed, plain) = (written(&test, "c", &["a", "b"]).await, written(&test, "-", &["b", "a"]).await);
     let of_first = end(&test, first, TaskState::Succeeded).await.succeeded;
     assert_eq!(of_first, [Succeeded { name: "orders a".into(), partition_key: Some("p".into()) }]);
-    assert!(test.database.task_release(&[], &of_first).await.unwrap().is_empty());
+    assert!(test.database.task_release(&[], &of_first).await.unwrap().released.is_empty());
     assert_eq!([state(&test, keyed).await, state(&test, plain).await], ["waiting", "waiting"]);
     let of_second = end(&test, second, TaskState::Succeeded).await.succeeded;
     let mut released: Vec<TaskId> =
-        test.database.task_release(&[], &of_second).await.unwrap().into_iter().map(|task| task.id).collect();
+        test.database.task_release(&[], &of_second).await.unwrap().released.into_iter().map(|task| task.id).collect();
     released.sort_unstable();
     let mut both = [keyed, plain];
     both.sort_unstable();
@@ -132,7 +132,7 @@ async fn a_success_in_another_partition_or_queue_is_another_ones() {
     for other in [other_partition, other_queue] {
         assert_eq!(put(&test, &other).await, PutOutcome::Created);
         let succeeded = end(&test, other.id, TaskState::Succeeded).await.succeeded;
-        assert!(test.database.task_release(&[waiting], &succeeded).await.unwrap().is_empty());
+        assert!(test.database.task_release(&[waiting], &succeeded).await.unwrap().released.is_empty());
     }
 }
 
@@ -223,7 +223,7 @@ async fn a_success_while_the_task_is_being_written_is_found_by_the_look_after_it
     .await
     .unwrap();
     let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
-    assert!(test.database.task_release(&[], &succeeded).await.unwrap().is_empty(), "it cannot be seen yet");
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().released.is_empty(), "it cannot be seen yet");
     connection.execute("COMMIT").await.unwrap();
     assert!(look(&test, second).await);
 }
@@ -269,4 +269,19 @@ async fn without_a_key_it_is_the_id_that_comes_once() {
     end(&test, waiting.id, TaskState::Succeeded).await;
     assert_eq!(put(&test, &waiting).await, PutOutcome::Created);
     assert_eq!(state(&test, waiting.id).await, "succeeded");
+}
+
+#[tokio::test]
+async fn a_waiting_task_that_another_transaction_holds_is_passed_over_and_its_neighbours_are_looked_at() {
+    let test = fixture::database().await;
+    let first = written(&test, "a", &[]).await;
+    let held = written(&test, "b", &["a"]).await;
+    let free = written(&test, "c", &["a"]).await;
+    let lock = test.lock_row(held).await;
+    let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
+    let looked = test.database.task_release(&[], &succeeded).await.unwrap();
+    assert_eq!(looked.released.iter().map(|task| task.id).collect::<Vec<_>>(), [free]);
+    assert_eq!(looked.held, [held], "it is to be looked at again");
+    lock.release().await;
+    assert!(look(&test, held).await);
 }

@@ -241,9 +241,64 @@ async fn a_task_that_is_claimed_while_it_is_being_replaced_is_left_alone() {
         .await
         .unwrap();
     let database = test.database.clone();
-    let replacing = spawn_child(async move { database.task_put(&[second], &[HOLD]).await.unwrap().remove(0) });
-    until_waiting(&test.pool, 1).await;
+    let replacing = spawn_child(async move { sent_until_answered(&database, second).await });
+    until_asleep(&test.pool).await;
     sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
     let answer = replacing.await.unwrap();
     assert_eq!((answer.outcome, answer.state), (PutOutcome::Refused, TaskState::Dispatching));
+}
+
+/// Sends a task as often as another transaction is in its way.
+async fn sent_until_answered(database: &crate::store::Database, task: NewTask) -> Put {
+    loop {
+        let put = database.task_put(std::slice::from_ref(&task), &[HOLD]).await.unwrap().remove(0);
+        if put.outcome != PutOutcome::Busy {
+            return put;
+        }
+    }
+}
+
+/// Waits until a session waits for a row in its own way, by asking again and again.
+async fn until_asleep(pool: &sqlx::PgPool) {
+    let asleep = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
+    for _ in 0..10_000 {
+        if sqlx::query_scalar::<_, i64>(asleep).fetch_one(pool).await.unwrap() > 0 {
+            return;
+        }
+    }
+    panic!("a session was to wait for a row");
+}
+
+#[tokio::test]
+async fn a_key_whose_task_another_transaction_holds_is_busy_and_its_neighbours_go_in() {
+    for on_duplicate in [OnDuplicate::Replace, OnDuplicate::Version] {
+        let test = database().await;
+        let first = keyed(OnDuplicate::Keep, 0);
+        put(&test, &first).await;
+        let mut application = test.pool.acquire().await.unwrap();
+        sqlx::query("BEGIN").execute(&mut *application).await.unwrap();
+        sqlx::query("SELECT duetime.cancel($1)").bind(first.id.uuid()).execute(&mut *application).await.unwrap();
+        let version = i64::from(on_duplicate == OnDuplicate::Version);
+        let batch = [keyed(on_duplicate, version), with_key("neighbour", on_duplicate, version)];
+        let puts = test.database.task_put(&batch, &[HOLD, HOLD]).await.unwrap();
+        assert_eq!(puts.iter().map(|put| put.outcome).collect::<Vec<_>>(), [PutOutcome::Busy, PutOutcome::Created]);
+        sqlx::query("ROLLBACK").execute(&mut *application).await.unwrap();
+        let again = put(&test, &batch[0]).await;
+        assert!(again.is_written(), "{again:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_comes_from_another_inbox_while_its_key_is_busy_comes_again() {
+    let test = database().await;
+    let first = keyed(OnDuplicate::Keep, 0);
+    put(&test, &first).await;
+    let lock = test.lock_row(first.id).await;
+    let second = [keyed(OnDuplicate::Replace, 0)];
+    let east = common::ids::DatabaseName::new("east");
+    let busy = test.database.task_collect_keyed(&second, &[HOLD], Some(&east)).await.unwrap().remove(0);
+    assert_eq!(busy.put.outcome, PutOutcome::Busy);
+    lock.release().await;
+    let taken = test.database.task_collect_keyed(&second, &[HOLD], Some(&east)).await.unwrap().remove(0);
+    assert_eq!((taken.put.outcome, taken.first), (PutOutcome::Replaced, true));
 }

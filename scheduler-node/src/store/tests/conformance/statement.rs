@@ -253,7 +253,7 @@ impl<'a> Subject<'a> {
             }
             S::Revive => Answer::of_change(&database.task_revive(id).await.unwrap()),
             S::Expire => self.expire().await,
-            S::Release => Answer::of(!database.task_release(&ids, &[]).await.unwrap().is_empty()),
+            S::Release => Answer::of(!database.task_release(&ids, &[]).await.unwrap().released.is_empty()),
             S::SubmitAgain => {
                 self.submit(Sending::Again).await;
                 Answer::default()

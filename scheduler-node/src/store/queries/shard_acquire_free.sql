@@ -1,0 +1,11 @@
+-- Takes the fences of those of some shards that no claim holds at this moment.
+-- Guard: as in shard_acquire, of which this is the first try: a fence that a claim holds is passed over instead of waited for.
+-- $1 shard ids, $2 node name, $3 incarnation. Returns each shard's new epoch.
+WITH wanted AS MATERIALIZED (
+    SELECT id FROM duetime.shard WHERE id = ANY($1::int[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE duetime.shard AS s
+   SET epoch = s.epoch + 1, owner = $2, incarnation = $3, acquired_at = clock_timestamp()
+  FROM wanted
+ WHERE s.id = wanted.id
+RETURNING s.id, s.epoch
