@@ -157,7 +157,7 @@ BEGIN
         END IF;
         IF outcome = 'replaced' THEN
             UPDATE duetime.task AS t
-               SET state = v_state, depends_on = p_depends_on, wake_at = v_due_at, due_at = v_due_at,
+               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_due_at, due_at = v_due_at,
                    priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
                    max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
                    version = p_version

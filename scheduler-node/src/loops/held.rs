@@ -41,6 +41,8 @@ struct State {
     nudged: BTreeSet<ShardId>,
     /// Picks under way, each with the fences it shows: what they take is in flight only when their answer is here.
     picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
+    /// Of tasks that wait for a rescue: what else they woke for meanwhile. It is kept for after the rescue.
+    after_rescue: HashMap<TaskId, Entry>,
     /// Rows that the database refuses to write, and until when each is left alone.
     aside: HashMap<TaskId, Instant>,
 }
@@ -102,6 +104,7 @@ impl Held {
                 adopted: BTreeSet::new(),
                 nudged: BTreeSet::new(),
                 picks: BTreeMap::new(),
+                after_rescue: HashMap::new(),
                 aside: HashMap::new(),
             }),
             heap_changed: Notify::new(),
@@ -147,6 +150,7 @@ impl Held {
                 owned.draining = true;
             }
             state.heap.drop_shard(*shard);
+            state.after_rescue.retain(|id, _| id.shard() != *shard);
             state.adopted.remove(shard);
         }
     }
@@ -169,6 +173,7 @@ impl Held {
         for shard in shards {
             state.owned.remove(shard);
             state.heap.drop_shard(*shard);
+            state.after_rescue.retain(|id, _| id.shard() != *shard);
             state.adopted.remove(shard);
         }
     }
@@ -205,7 +210,8 @@ impl Held {
         let mut state = self.state.lock();
         let entries = state.heap.pop_due(until, most);
         for entry in &entries {
-            state.in_flight.insert(entry.id, InFlight::default());
+            let then = state.after_rescue.remove(&entry.id);
+            state.in_flight.insert(entry.id, InFlight { then });
         }
         entries
     }
@@ -272,11 +278,25 @@ impl Held {
         first
     }
 
-    /// Nobody knows what became of these: looked at again at `at`, by a rescue.
+    /// Nobody knows what became of these: looked at again at `at`, by a rescue. What else such a task woke for meanwhile must not take the
+    /// rescue's place in the heap, which keeps one entry a task: a claim would find it `dispatching` and do nothing.
     pub fn end_unknown(&self, ids: impl IntoIterator<Item = TaskId>, at: UnixMicros) {
-        let ids: Vec<_> = ids.into_iter().collect();
-        self.end(ids.iter().copied());
-        self.offer(ids.into_iter().map(|id| Entry { wake_at: at, id, kind: WakeKind::Rescue }));
+        let mut state = self.state.lock();
+        for id in ids {
+            let then = state.in_flight.remove(&id).and_then(|in_flight| in_flight.then);
+            let known = state.heap.remove(id);
+            let wake_at =
+                known.filter(|entry| entry.kind == WakeKind::Rescue).map_or(at, |rescue| rescue.wake_at.min(at));
+            let other = then.or(known).filter(|entry| entry.kind != WakeKind::Rescue);
+            let claimable = state.claimable(id.shard());
+            if let Some(other) = other.filter(|_| claimable) {
+                state.after_rescue.insert(id, other);
+            }
+            state.offer(Entry { wake_at, id, kind: WakeKind::Rescue });
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
     }
 
     pub fn in_flight(&self) -> usize {
@@ -390,6 +410,34 @@ mod tests {
         assert!(held.take_due(UnixMicros::new(10), 10).is_empty());
         held.end([id]);
         assert_eq!(held.take_due(UnixMicros::new(10), 10), [entry(id, 7)]);
+    }
+
+    #[test]
+    fn a_task_of_unknown_fate_is_rescued_in_time_although_a_stale_read_woke_it_meanwhile() {
+        let held = held();
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        held.take_due(UnixMicros::new(10), 10);
+        // A read that began before the claim was committed.
+        held.offer([entry(id, 5)]);
+        held.end_unknown([id], UnixMicros::new(20));
+        assert!(held.take_due(UnixMicros::new(19), 10).is_empty(), "a claim would find nothing and forget the rescue");
+        let rescue = Entry { wake_at: UnixMicros::new(20), id, kind: WakeKind::Rescue };
+        assert_eq!(held.take_due(UnixMicros::new(20), 10), [rescue]);
+        held.end([id]);
+        assert_eq!(held.take_due(UnixMicros::new(20), 10), [entry(id, 5)], "what it woke for comes after the rescue");
+    }
+
+    #[test]
+    fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
+        let held = held();
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        held.end_unknown([id], UnixMicros::new(20));
+        assert_eq!(
+            held.take_due(UnixMicros::new(20), 10).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
+            [WakeKind::Rescue]
+        );
     }
 
     #[test]
