@@ -81,6 +81,8 @@ $$;
 
 -- As before, and a task may wait for others: then it begins as `waiting`. A task without a key comes this way too when it waits.
 -- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key, and nothing was done.
+-- Nothing is written outside of the time that the sender gave: after `p_after`, before `p_until` (NULL: no bound). A sending that was held up until
+-- then must not overwrite what came after it.
 DROP FUNCTION duetime.task_put(
     uuid, integer, text, timestamptz, boolean, smallint, bytea, text, jsonb, text, integer, bigint, jsonb, timestamptz, text, bigint,
     text, interval, bigint);
@@ -88,13 +90,14 @@ CREATE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
     p_content_type text, p_headers jsonb, p_partition_key text, p_max_attempts integer, p_timeout_ms bigint, p_retry jsonb,
     p_expires_at timestamptz, p_key text, p_version bigint, p_on_duplicate text, p_window interval, p_keep_ms bigint,
-    p_depends_on text[])
+    p_depends_on text[], p_after timestamptz DEFAULT NULL, p_until timestamptz DEFAULT NULL)
 RETURNS TABLE (
     outcome text, id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint, superseded bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     v_found record;
+    v_other record;
     v_due_at timestamptz;
     v_superseded bigint := 0;
     v_loop text := CASE WHEN p_depends_on IS NOT NULL
@@ -103,6 +106,9 @@ DECLARE
 BEGIN
     -- A queue's name has no blank, so one keeps the three apart. Without a key it is the id that comes once.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || coalesce(p_key, p_id::text), 0));
+    IF statement_timestamp() <= p_after OR clock_timestamp() > p_until THEN
+        PERFORM duetime.out_of_time();
+    END IF;
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
         SELECT * INTO v_found
@@ -135,6 +141,17 @@ BEGIN
             WHEN v_found.live THEN 'replaced'
         END;
         EXIT WHEN outcome IS NULL;                                      -- that version has failed: once more
+        -- The version asked for may be that of an older task which is out.
+        IF outcome = 'replaced' AND p_version <> v_found.version THEN
+            SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live INTO v_other
+              FROM duetime.task AS t
+             WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
+               AND t.version = p_version;
+            IF FOUND THEN
+                v_found := v_other;
+                outcome := 'refused';
+            END IF;
+        END IF;
         IF outcome = 'replaced' AND v_loop IS NOT NULL THEN
             outcome := v_loop;
         END IF;
@@ -143,7 +160,7 @@ BEGIN
         END IF;
         IF outcome = 'replaced' THEN
             UPDATE duetime.task AS t
-               SET state = v_state, depends_on = p_depends_on, wake_at = v_due_at, due_at = v_due_at,
+               SET state = v_state, depends_on = p_depends_on, depends_met = NULL, wake_at = v_due_at, due_at = v_due_at,
                    priority = p_priority, payload = p_payload, content_type = p_content_type, headers = p_headers,
                    max_attempts = p_max_attempts, timeout_ms = p_timeout_ms, retry = p_retry, expires_at = p_expires_at,
                    version = p_version
@@ -187,6 +204,7 @@ BEGIN
                    redeliveries, delivered_at, progress, worker, history, created_at, clock_timestamp(),
                    ((clock_timestamp() + p_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
               FROM gone
+                ON CONFLICT (drop_on, id) DO NOTHING
             RETURNING 1
         )
         SELECT count(*) INTO v_superseded FROM kept;

@@ -105,6 +105,10 @@ BEGIN
     ELSIF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
         v_field := 'options';
         v_must := 'a JSON object';
+    -- A payload of 1 MiB in base64, and everything else at its longest.
+    ELSIF octet_length(p_options::text) > 2097152 THEN
+        v_field := 'options';
+        v_must := '2 MiB at most';
     END IF;
     IF v_field IS NOT NULL THEN
         RAISE EXCEPTION '`%` must be %', v_field, v_must USING ERRCODE = 'invalid_parameter_value', COLUMN = v_field;
@@ -119,14 +123,29 @@ BEGIN
             WHEN v_value = 'null' THEN NULL
             WHEN v_field = 'expires_at' THEN CASE WHEN jsonb_typeof(v_value) NOT IN ('string', 'number')
                 THEN 'a time in RFC 3339 or in Unix milliseconds' END
-            WHEN v_field = 'depends_on' THEN CASE WHEN jsonb_typeof(v_value) <> 'array' THEN 'a JSON array' END
-            WHEN v_field IN ('headers', 'retry') THEN CASE WHEN jsonb_typeof(v_value) <> 'object' THEN 'a JSON object' END
+            WHEN v_field = 'depends_on' THEN CASE
+                WHEN jsonb_typeof(v_value) <> 'array' THEN 'a JSON array'
+                WHEN jsonb_array_length(v_value) > 100 THEN '100 tasks at most'
+                WHEN octet_length(v_value::text) > 262144 THEN '256 KiB at most' END
+            WHEN v_field = 'headers' THEN CASE
+                WHEN jsonb_typeof(v_value) <> 'object' THEN 'a JSON object'
+                WHEN octet_length(v_value::text) > 65536 THEN '8 KiB at most, names and values together'
+                ELSE (SELECT CASE WHEN count(*) > 64 THEN '64 headers at most'
+                                  WHEN bool_or(jsonb_typeof(h.value) <> 'string') THEN 'a map of strings'
+                                  WHEN sum(octet_length(h.key) + octet_length(h.value #>> '{}')) > 8192
+                                  THEN '8 KiB at most, names and values together' END
+                        FROM jsonb_each(v_value) AS h) END
+            WHEN v_field = 'retry' THEN CASE
+                WHEN jsonb_typeof(v_value) <> 'object' THEN 'a JSON object'
+                WHEN octet_length(v_value::text) > 1024 THEN '1 KiB at most' END
             WHEN v_field IN ('priority', 'version', 'max_attempts', 'timeout_ms', 'expires_after_ms')
                 THEN CASE WHEN v_value::text !~ '^-?[0-9]{1,18}$' THEN 'a whole number'
                           WHEN v_field = 'priority' AND v_value::text NOT IN ('1', '2', '3', '4', '5') THEN '1 to 5' END
             WHEN jsonb_typeof(v_value) <> 'string' THEN 'text'
             WHEN v_field = 'on_duplicate' AND v_value #>> '{}' NOT IN ('keep', 'reject', 'replace', 'version')
                 THEN 'keep, reject, replace or version'
+            WHEN v_field = 'payload_base64' AND octet_length(v_value #>> '{}') > 1398104 THEN '1 MiB at most when it is decoded'
+            WHEN v_field = 'content_type' AND octet_length(v_value #>> '{}') > 255 THEN '255 bytes at most'
             WHEN v_field = 'partition_key' AND length(v_value #>> '{}') NOT BETWEEN 1 AND 256 THEN '1 to 256 characters'
         END;
         IF v_must IS NOT NULL THEN
@@ -176,13 +195,17 @@ RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_
 #variable_conflict use_column
 DECLARE
     v_id uuid := cancel.id;
+    v_row duetime.inbox;
     v_gone duetime.task;
     v_found record;
     v_ended_at timestamptz;
     v_keep_ms bigint;
 BEGIN
-    DELETE FROM duetime.inbox AS i WHERE i.id = v_id AND i.leaving_at IS NULL;
+    DELETE FROM duetime.inbox AS i WHERE i.id = v_id AND i.leaving_at IS NULL RETURNING i.* INTO v_row;
     IF FOUND THEN
+        IF v_row.error IS NULL THEN
+            PERFORM duetime.inbox_cancelled(v_row);
+        END IF;
         RETURN 'cancelled';
     END IF;
     IF EXISTS (SELECT FROM duetime.inbox AS i WHERE i.id = v_id) THEN
@@ -206,7 +229,8 @@ BEGIN
             INSERT INTO duetime.archive
             SELECT (jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
                        'state', 'cancelled', 'finished_at', v_ended_at,
-                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1))).*;
+                       'drop_on', ((v_ended_at + v_keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1))).*
+                ON CONFLICT (drop_on, id) DO NOTHING;
             RETURN CASE v_gone.attempt WHEN 0 THEN 'cancelled' ELSE 'no_further_attempts' END;
         END IF;
         SELECT t.state, t.attempt INTO v_found

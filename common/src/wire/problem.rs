@@ -131,7 +131,7 @@ impl Problem {
     /// A dead task cannot live again beside another with its key and version.
     pub fn key_taken(id: TaskId) -> Self {
         let detail = format!(
-            "another task with the key and version of {id} is not finished; cancel that one, or wait for its end"
+            "another task with the key of {id} stands against it: one that is not finished, or a newer version of it"
         );
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:duplicate"),

@@ -95,11 +95,13 @@ impl Gate {
     /// The claim certainly did nothing: the same keys again, a little later.
     fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
         tracing::debug!(database = %self.site.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "a claim was not done; trying again");
-        let kind = if how == "due" { WakeKind::Claim } else { WakeKind::Rescue };
+        if how == "rescue" {
+            return self.site.look_again(asked.iter().copied(), TRY_AGAIN);
+        }
         self.site.held.end(asked.iter().copied());
         let Some(now) = self.site.database.clock().at(Instant::now()) else { return };
         let at = now.plus(TRY_AGAIN);
-        self.site.held.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind }));
+        self.site.held.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
     }
 
     pub fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {

@@ -400,6 +400,18 @@ mod tests {
     }
 
     #[test]
+    fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
+        let held = held();
+        let id = id(1);
+        held.offer([entry(id, 5)]);
+        held.end_unknown([id], UnixMicros::new(20));
+        assert_eq!(
+            held.take_due(UnixMicros::new(20), 10).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
+            [WakeKind::Rescue]
+        );
+    }
+
+    #[test]
     fn a_new_task_is_in_flight_from_its_insert_on_where_it_may_be_claimed_and_nothing_due_waits() {
         let held = held();
         let (ours, anothers, full) = (id(1), id(2), id(1));

@@ -21,7 +21,10 @@ use super::{
 };
 use crate::{
     metrics::Metrics,
-    store::put::{Hold, Put, PutOutcome},
+    store::{
+        put::{Hold, Put, PutOutcome},
+        submit::Window,
+    },
     traces,
 };
 
@@ -76,12 +79,13 @@ impl Putter {
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
-        let known = match database.task_put(&tasks, &holds).await {
+        let window = Window::first(database);
+        let known = match database.task_put_within(&tasks, &holds, window).await {
             Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
             Err(error) => {
-                until_known(database, &tasks, error, |part, _| {
+                until_known(database, &tasks, (window, error), |part, _, window| {
                     let holds: Vec<Hold> = part.iter().map(hold).collect();
-                    async move { database.task_put(part, &holds).await }
+                    async move { database.task_put_within(part, &holds, window).await }
                 })
                 .await
             }

@@ -14,7 +14,10 @@ use sqlx::{
     query::Query,
 };
 
-use super::{Database, Error, StoreOp, submit::Columns};
+use super::{
+    Database, Error, StoreOp,
+    submit::{Columns, Window},
+};
 
 /// What keeps a finished task in the way of a new one with its key, and a superseded one in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +91,11 @@ impl PutOutcome {
 impl Database {
     /// One statement for all of `tasks`, which have keys or wait for others; `holds` says for each what its queue's policy does. Done means that
     /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again.
-    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
-        let statement = bound(tasks, holds, include_str!("queries/task_put.sql"));
-        let (now, arrived, mut found) = self
+    pub async fn task_put_within(&self, tasks: &[NewTask], holds: &[Hold], window: Window) -> Result<Vec<Put>, Error> {
+        let statement = bound(tasks, holds, include_str!("queries/task_put.sql"))
+            .bind(window.after.map(UnixMicros::to_utc))
+            .bind(window.until.to_utc());
+        let (now, arrived, found) = self
             .run(StoreOp::TaskPut, |pool| async move {
                 let rows: Vec<PgRow> = statement.fetch_all(&pool).await?;
                 let arrived = Instant::now();
@@ -104,7 +109,13 @@ impl Database {
             })
             .await?;
         self.clock.observe(now, arrived);
-        Ok(tasks.iter().map(|task| found.remove(&task.id).expect("one answer a task")).collect())
+        // An id that is there twice was sent twice: both have the same answer.
+        Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer an id").clone()).collect())
+    }
+
+    #[cfg(test)]
+    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
+        self.task_put_within(tasks, holds, Window::first(self)).await
     }
 
     /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.

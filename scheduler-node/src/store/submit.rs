@@ -1,6 +1,9 @@
 //! Writes new tasks.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use common::{
     ids::{Epoch, QueueName, ShardId},
@@ -34,10 +37,53 @@ pub struct Written {
     pub turned: BTreeSet<QueueName>,
 }
 
+/// A sending that was not executed within this time is not executed any more: long enough for a statement that waits for its turn, short
+/// enough for a caller whose connection was cut.
+const EXECUTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// When a sending may be executed, on the database's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The end of the sending before it.
+    pub after: Option<UnixMicros>,
+    pub until: UnixMicros,
+}
+
+impl Window {
+    pub fn first(database: &Database) -> Self {
+        Self { after: None, until: database.now().plus(EXECUTED_WITHIN) }
+    }
+
+    /// For a sending after this one, whose commit is unknown.
+    pub fn next(self, database: &Database) -> Self {
+        Self { after: Some(self.until), until: database.now().max(self.until).plus(EXECUTED_WITHIN) }
+    }
+
+    /// How long it is to its beginning.
+    pub fn wait(self, database: &Database) -> Duration {
+        self.after.map_or(Duration::ZERO, |after| after.since(database.now()))
+    }
+}
+
 impl Database {
+    /// Its time as far as it is known here; before the first answer this node's own.
+    fn now(&self) -> UnixMicros {
+        self.clock.at(Instant::now()).unwrap_or_else(crate::clock::now)
+    }
+
     /// One insert for the whole batch. Done means that every task of it is durable.
+    pub async fn task_submit_within(
+        &self,
+        tasks: &[NewTask],
+        sending: Sending,
+        window: Window,
+    ) -> Result<UnixMicros, Error> {
+        self.task_write(tasks, sending, window, &vec![None; tasks.len()], i64::MAX).await.map(|written| written.asked_at)
+    }
+
+    #[cfg(test)]
     pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_write(tasks, sending, &vec![None; tasks.len()], i64::MAX).await.map(|written| written.asked_at)
+        self.task_submit_within(tasks, sending, Window::first(self)).await
     }
 
     /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.
@@ -47,14 +93,16 @@ impl Database {
         tasks: &[NewTask],
         epochs: &[Option<Epoch>],
         known: i64,
+        window: Window,
     ) -> Result<Written, Error> {
-        self.task_write(tasks, Sending::First, epochs, known).await
+        self.task_write(tasks, Sending::First, window, epochs, known).await
     }
 
     async fn task_write(
         &self,
         tasks: &[NewTask],
         sending: Sending,
+        window: Window,
         epochs: &[Option<Epoch>],
         known: i64,
     ) -> Result<Written, Error> {
@@ -70,6 +118,8 @@ impl Database {
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
                     .bind(envelopes)
                     .bind(known)
+                    .bind(window.after.map(UnixMicros::to_utc))
+                    .bind(window.until.to_utc())
                     .fetch_one(&pool)
                     .await?;
                 let turned: Vec<String> = row.try_get("turned")?;

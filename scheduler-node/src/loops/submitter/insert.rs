@@ -16,7 +16,10 @@ use crate::{
         at_once::AtOnce,
         nudger::Nudger,
     },
-    store::{Database, Effect, Error, Fault, submit::Sending},
+    store::{
+        Database, Effect, Error, Fault,
+        submit::{Sending, Window},
+    },
     traces,
 };
 
@@ -59,11 +62,12 @@ impl Insert {
         let (counts, lengths) = (count(&batch), batch.iter().map(|job| job.tasks.len()).collect::<Vec<usize>>());
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
-        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, begun.known).await {
+        let window = Window::first(self.database());
+        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, begun.known, window).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);
-                return self.write_again(batch, lengths, tasks, error).await;
+                return self.write_again(batch, lengths, tasks, (window, error)).await;
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
@@ -75,11 +79,14 @@ impl Insert {
     }
 
     /// The first sending failed. From here on nothing is claimed by the insert.
-    async fn write_again(&self, batch: Vec<Job>, lengths: Vec<usize>, tasks: Vec<NewTask>, error: Error) {
+    async fn write_again(&self, batch: Vec<Job>, lengths: Vec<usize>, tasks: Vec<NewTask>, first: (Window, Error)) {
         let database = self.database();
         let sources: Vec<&'static str> =
             batch.iter().zip(&lengths).flat_map(|(job, length)| std::iter::repeat_n(job.source, *length)).collect();
-        let sent = until_known(database, &tasks, error, |part, sending| database.task_submit(part, sending)).await;
+        let sent = until_known(database, &tasks, first, |part, sending, window| {
+            database.task_submit_within(part, sending, window)
+        })
+        .await;
         let mut answers = Vec::with_capacity(tasks.len());
         for (part, stored) in sent {
             if let Ok(asked_at) = stored {
@@ -117,13 +124,14 @@ impl Insert {
     }
 }
 
-/// After a first sending of `tasks` that failed with `error`: sends them until they are known to be durable or known not to be, within bounds.
-/// What the database refuses is told from its neighbours. Returns what became of each part, in the order of the tasks.
+/// After a first sending of `tasks` that failed: sends them until they are known to be durable or known not to be, within bounds. No sending
+/// begins before the time of one with an unknown end is over. What the database refuses is told from its neighbours. Returns what became of each
+/// part, in the order of the tasks.
 pub async fn until_known<'a, T, F>(
     database: &Database,
     tasks: &'a [NewTask],
-    error: Error,
-    send: impl Fn(&'a [NewTask], Sending) -> F,
+    (window, error): (Window, Error),
+    send: impl Fn(&'a [NewTask], Sending, Window) -> F,
 ) -> Vec<(&'a [NewTask], Result<T, Unstored>)>
 where
     F: Future<Output = Result<T, Error>>,
@@ -131,8 +139,8 @@ where
     let started = Instant::now();
     let mut known = Vec::new();
     // The first part is the last of the list.
-    let mut parts = vec![(tasks, Sending::First, Err(error))];
-    while let Some((part, sending, sent)) = parts.pop() {
+    let mut parts = vec![(tasks, Sending::First, window, Err(error))];
+    while let Some((part, sending, window, sent)) = parts.pop() {
         let error = match sent {
             Ok(stored) => {
                 known.push((part, Ok(stored)));
@@ -143,11 +151,16 @@ where
         let refused = error.fault() == Fault::Data;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
+        let next = match (error.effect, unknown) {
+            (Effect::Unknown, _) => window.next(database),
+            (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
+            (Effect::None, false) => Window::first(database),
+        };
         if refused && part.len() > 1 && !late {
             let (before, after) = part.split_at(part.len() / 2);
-            let (before_sent, after_sent) = (send(before, sending).await, send(after, sending).await);
-            parts.push((after, sending, after_sent));
-            parts.push((before, sending, before_sent));
+            let (before_sent, after_sent) = (send(before, sending, next).await, send(after, sending, next).await);
+            parts.push((after, sending, next, after_sent));
+            parts.push((before, sending, next, before_sent));
             continue;
         }
         if refused || late || !(unknown || error.is_contention()) {
@@ -159,8 +172,8 @@ where
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
-        tokio::time::sleep(PAUSE).await;
-        parts.push((part, sending, send(part, sending).await));
+        tokio::time::sleep(PAUSE.max(next.wait(database))).await;
+        parts.push((part, sending, next, send(part, sending, next).await));
     }
     known
 }

@@ -13,7 +13,7 @@ WITH free AS MATERIALIZED (
      USING free
      WHERE t.id = free.id AND t.state::text IN ('waiting', 'scheduled', 'ready')
     RETURNING t.*
-)
+), kept AS (
 INSERT INTO duetime.archive (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
     payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
@@ -25,4 +25,6 @@ SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, att
            (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-RETURNING id, queue, attempt
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+)
+SELECT id, queue, attempt FROM gone

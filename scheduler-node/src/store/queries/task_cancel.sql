@@ -8,7 +8,7 @@ WITH gone AS (
      WHERE t.id = $1
        AND t.state IN ('waiting', 'scheduled', 'ready')
     RETURNING t.*
-)
+), kept AS (
 INSERT INTO duetime.archive (
     id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
     payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, redeliveries, delivered_at,
@@ -20,4 +20,6 @@ SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, att
            (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-RETURNING queue, attempt
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+)
+SELECT queue, attempt FROM gone

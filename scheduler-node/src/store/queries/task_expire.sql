@@ -24,4 +24,5 @@ SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attem
            (SELECT keep.ms FROM unnest($4::text[], $5::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $3
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
 RETURNING queue

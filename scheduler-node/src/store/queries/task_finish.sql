@@ -25,5 +25,6 @@ SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at,
        created_at, envelope, clock_timestamp(), result, status_code, status_msg,
        ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
 RETURNING id, CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN queue || ' ' || key END AS name,
           CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN partition_key END AS partition_key

@@ -6,7 +6,8 @@
 -- A task with the key that another transaction holds makes that one answer `busy`, and the others go in.
 -- An id that is there already was sent before, and is answered as `created`.
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
--- one is kept, $20 what it waits for (JSON array of names). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
+-- one is kept, $20 what it waits for (JSON array of names), $21 and $22 the time of this sending:
+-- see task_put. Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
 )
@@ -26,4 +27,4 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
        f.window_ms * interval '1 ms', f.keep_ms,
-       CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END) AS p
+       CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END, $21, $22) AS p

@@ -13,23 +13,32 @@ WITH candidate AS MATERIALIZED (
       JOIN duetime.task AS t
         ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
 ), looked AS MATERIALIZED (
-    SELECT t.id, NOT EXISTS (
-           SELECT 1
-             FROM unnest(t.depends_on) AS name
-            WHERE duetime.standing_of(name, t.partition_key) IS DISTINCT FROM 'succeeded') AS free
+    SELECT t.id, t.depends_on, ARRAY(                             -- both of the row that is locked, not of the snapshot's
+           SELECT name
+             FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
+            WHERE duetime.standing_of(name, t.partition_key) = 'succeeded'
+            ORDER BY place) AS met
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
      WHERE t.state = 'waiting'
      ORDER BY t.id
        FOR UPDATE OF t SKIP LOCKED
+), judged AS (
+    SELECT l.id, l.met, rest.names AS rest, cardinality(rest.names) = 0 AS free
+      FROM looked AS l
+     CROSS JOIN LATERAL (
+           SELECT ARRAY(SELECT name FROM unnest(l.depends_on) WITH ORDINALITY AS d (name, place) WHERE name <> ALL(l.met) ORDER BY place)
+                  AS names) AS rest
 ), moved AS (
     UPDATE duetime.task AS t
        SET state = CASE WHEN l.free THEN 'scheduled' ELSE t.state END,
            due_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp()) ELSE t.due_at END,
+           depends_on = l.rest, depends_met = coalesce(t.depends_met, '{}') || l.met,
            wake_at = CASE WHEN l.free THEN greatest(t.due_at, clock_timestamp())
+                          WHEN t.wake_at > clock_timestamp() THEN t.wake_at
                           ELSE clock_timestamp() + least(greatest((clock_timestamp() - t.due_at) / 2, interval '1 s'), interval '1 min') END
-      FROM looked AS l
-     WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR t.wake_at <= clock_timestamp())
+      FROM judged AS l
+     WHERE t.id = l.id AND t.state = 'waiting' AND (l.free OR l.met <> '{}' OR t.wake_at <= clock_timestamp())
     RETURNING t.id, t.queue, t.due_at, t.state
 )
 SELECT id, queue, due_at, false AS held FROM moved WHERE state = 'scheduled'

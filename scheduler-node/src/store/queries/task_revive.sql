@@ -1,6 +1,7 @@
 -- Gives a dead task new attempts: back from the archive, due now, in one statement.
--- Guard: dead. The attempt goes on counting from where it was, so that no message id is ever used twice; the budget begins
--- anew there. An expiry that has passed would end it at once and is taken away.
+-- Guard: in the function: dead, and nothing newer has its key (else a unique violation of task_key_version). The attempt goes on counting from
+-- where it was, so that no message id is ever used twice; the budget begins anew there. An expiry that has passed would end it at once and is
+-- taken away.
 -- $1 id. Returns the row as it is now; none: the guard did not hold.
 WITH found AS MATERIALIZED (
     SELECT a.drop_on
@@ -10,19 +11,10 @@ WITH found AS MATERIALIZED (
              WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending) AS day
      CROSS JOIN LATERAL (SELECT drop_on FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1 LIMIT 1) AS a
      LIMIT 1
-), gone AS (
-    DELETE FROM duetime.archive AS a
-     WHERE a.drop_on = (SELECT drop_on FROM found) AND a.id = $1 AND a.state = 'dead'
-    RETURNING a.*
 )
-INSERT INTO duetime.task AS t (
-    id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
-    payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, history, created_at, envelope)
-SELECT id, shard, queue, 'scheduled', now(), now(), CASE WHEN expires_at > now() THEN expires_at END, priority, attempt, attempt,
-       max_attempts, timeout_ms, retry, payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at,
-       history, created_at, envelope
-  FROM gone
-RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
           t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker,
           t.history, t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
           t.stopping
+  FROM found AS f
+ CROSS JOIN LATERAL duetime.task_revive(f.drop_on, $1, true) AS t

@@ -4,9 +4,12 @@
 -- queue has turned since revision $21 (see task_claim).
 -- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
 -- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
+-- A sending that is held up must not insert anew what another sending has written and a consumer has finished. So each has its time: it inserts
+-- nothing after $23, which is looked at row by row after the insert, and the next one does nothing before that time has passed ($22). Outside of
+-- it the statement fails and nothing was done. One that is sent again also looks afresh, after each insert, whether the task has finished.
 -- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
 -- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after, $21 the revision of the queues that the claimer
--- knows. Returns "now", the time, the fences held, and the queues that have turned.
+-- knows, $22 and $23 its time. Returns "now", the time, the fences held, and the queues that have turned.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
@@ -52,5 +55,9 @@ WITH fresh AS MATERIALIZED (
              FROM day
             CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found)
         ON CONFLICT (id) DO NOTHING
+    RETURNING CASE WHEN clock_timestamp() > $23 THEN duetime.out_of_time() WHEN $17 THEN duetime.not_finished(t.id) ELSE true END AS in_time
 )
-SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held, ARRAY(SELECT queue FROM turned) AS turned
+SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held,
+       ARRAY(SELECT queue FROM turned) AS turned,
+       CASE WHEN statement_timestamp() <= $22 THEN duetime.out_of_time() END AS too_early,
+       (SELECT bool_and(w.in_time) FROM written AS w) AS in_time

@@ -246,3 +246,22 @@ async fn what_waits_for_others_begins_as_waiting_and_a_circle_stays_in_the_inbox
     assert_eq!(test.database.task_dependencies(first).await.unwrap()[0].key, "b");
     assert_eq!(read(&test).await.len(), 1, "it can be refused with its reason");
 }
+
+#[tokio::test]
+async fn a_row_that_was_moved_is_refused_only_when_it_is_known_what_became_of_it() {
+    let (source, target) = (fixture::database().await, fixture::database().await);
+    let (arrived, not_yet) = (submit(&source, "'mail', '{}'").await, submit(&source, "'mail', '{}'").await);
+    let tasks = waiting(&source).await;
+    source.database.inbox_leave(&[arrived, not_yet]).await.unwrap();
+    let name = DatabaseName::new("source");
+    let moved: Vec<_> = tasks.iter().filter(|task| task.id == arrived).cloned().collect();
+    target.database.task_collect(&moved, Some(&name)).await.unwrap();
+    // A node that judges them anew would have none of them.
+    let reasons = [arrived, not_yet].map(|id| (id, "no".to_owned()));
+    assert_eq!(source.database.inbox_refuse(&reasons, false).await.unwrap(), [], "they may be tasks there");
+    assert_eq!(target.database.received_refuse(&[arrived, not_yet], &name).await.unwrap(), [not_yet]);
+    assert_eq!(source.database.inbox_refuse(&reasons[1..], true).await.unwrap(), [not_yet]);
+    assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [], "it never arrives");
+    source.database.inbox_delete(&[arrived]).await.unwrap();
+    assert_eq!((target.live().await, read(&source).await.len()), (1, 0));
+}

@@ -317,3 +317,52 @@ async fn a_cancel_in_sql_archives_the_row_as_it_was_for_as_long_as_its_queue_say
     .unwrap();
     assert_eq!(kept, 11);
 }
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_in_the_transaction_of_the_application() {
+    let test = fixture::database().await;
+    let mut connection = test.pool.acquire().await.unwrap();
+    for options in [
+        "jsonb_build_object('headers', jsonb_build_object('a', repeat('x', 40000000)))",
+        "jsonb_build_object('headers', jsonb_build_object('a', repeat('x', 9000)))",
+        "jsonb_build_object('headers', (SELECT jsonb_object_agg('h' || g, 'x') FROM generate_series(1, 65) AS g))",
+        "'{\"headers\": {\"a\": {\"b\": 1}}}'",
+        "jsonb_build_object('depends_on', (SELECT jsonb_agg('k' || g) FROM generate_series(1, 101) AS g))",
+        "jsonb_build_object('retry', jsonb_build_object('kind', repeat('x', 2000)))",
+        "jsonb_build_object('payload_base64', repeat('x', 1500000))",
+        "jsonb_build_object('content_type', repeat('x', 300))",
+    ] {
+        let error = submit_with(&mut connection, &format!("'mail', '{{}}', options => {options}")).await.unwrap_err();
+        assert_eq!(code(&error), "22023", "{options}");
+    }
+    let largest = "'mail', to_jsonb(repeat('x', 1000000)), options => jsonb_build_object('headers', jsonb_build_object('a', repeat('x', 8000)))";
+    submit_with(&mut connection, largest).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_cancelled_before_it_is_a_task_leaves_a_cancelled_one() {
+    let test = fixture::database().await;
+    let plain = submit(
+        &test,
+        "'mail', '{\"a\": 1}', now() + interval '1 h', options => '{\"priority\": 2, \"headers\": {\"x\": \"y\"}}'",
+    )
+    .await;
+    let bytes = submit(&test, "'mail', NULL, key => 'k', options => '{\"payload_base64\": \"AP8=\"}'").await;
+    let impossible = submit(&test, "'mail', NULL, options => '{\"payload_base64\": \"?\"}'").await;
+    for id in [plain, bytes, impossible] {
+        assert_eq!(cancel(&test.pool, id).await.unwrap(), "cancelled");
+    }
+    let read = test.database.task_read(plain).await.unwrap().expect("it is kept");
+    assert_eq!((read.state.text(), read.priority, read.attempt.number()), ("cancelled", 2, 0));
+    assert_eq!(read.payload.as_deref(), Some(br#"{"a": 1}"#.as_slice()));
+    assert_eq!(read.headers.get("x").map(String::as_str), Some("y"));
+    let read = test.database.task_read(bytes).await.unwrap().expect("it is kept");
+    assert_eq!((read.state.text(), read.key.as_deref(), read.payload), ("cancelled", Some("k"), Some(vec![0, 255])));
+    assert!(test.database.task_read(impossible).await.unwrap().is_none(), "it could not have been a task");
+    assert_eq!(cancel(&test.pool, plain).await.unwrap(), "cancelled", "asked again");
+    assert_eq!((read_count(&test).await, test.live().await), (0, 0));
+}
+
+async fn read_count(test: &TestDatabase) -> usize {
+    read(test).await.len()
+}

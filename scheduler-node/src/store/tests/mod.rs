@@ -13,6 +13,7 @@ mod fence;
 pub(crate) mod fixture;
 mod inbox;
 mod lane;
+mod late;
 mod list;
 mod list_plans;
 mod migrate;

@@ -10,7 +10,10 @@ use super::{
     fixture::{self, TestDatabase, database},
     new_task, own, state_of, takeover_during, unlocked,
 };
-use crate::{store::settle::Deliver, supervise::spawn_child};
+use crate::{
+    store::{settle::Deliver, submit::Window},
+    supervise::spawn_child,
+};
 
 const SUBMIT: &str = include_str!("../queries/task_submit.sql");
 
@@ -39,6 +42,8 @@ async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) 
         .bind(second)
         .bind(vec![None::<String>])
         .bind(i64::MAX)
+        .bind(None::<chrono::DateTime<chrono::Utc>>)
+        .bind(common::time::UnixMicros::LAST.to_utc())
         .execute(&pool)
         .await
         .unwrap();
@@ -107,7 +112,8 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let epoch = own(&test, "a").await[&ShardId::new(0)];
     let tasks = [0, 0, 1].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
     let epochs = [Some(epoch), None, Some(epoch)];
-    let written = test.database.task_submit_claimed(&tasks, &epochs, i64::MAX).await.unwrap();
+    let window = Window::first(&test.database);
+    let written = test.database.task_submit_claimed(&tasks, &epochs, i64::MAX, window).await.unwrap();
     assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 is nobody's");
     for (task, expected) in tasks.iter().zip(["dispatching", "scheduled", "scheduled"]) {
         assert_eq!(state(&test, task.id).await, expected);

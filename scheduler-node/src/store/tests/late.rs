@@ -1,0 +1,250 @@
+//! Statements that are executed later than their senders thought: each race with two connections and a lock.
+
+use std::time::Duration;
+
+use common::{
+    ids::{Attempt, ShardId, TaskId},
+    task::{Keyed, NewTask, OnDuplicate, TaskState},
+    time::UnixMicros,
+};
+
+use super::{acquire_begun, claim, commit_during, fixture, new_task, own, state_of, until_waiting};
+use crate::{
+    store::{
+        Effect, Fault,
+        put::{Hold, PutOutcome},
+        settle::{Deliver, Finish, Report},
+        submit::{Sending, Window},
+    },
+    supervise::spawn_child,
+};
+
+const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+
+fn finish(id: TaskId) -> Finish {
+    Finish {
+        id,
+        attempt: Attempt::new(1),
+        final_state: TaskState::Succeeded,
+        was: &[TaskState::Dispatching],
+        keep_ms: 60_000,
+        report: Report::default(),
+        entry: None,
+        at_deadline: false,
+    }
+}
+
+/// A sending whose time is over at `until`, and the one after it.
+fn windows(until: UnixMicros) -> [Window; 2] {
+    let first = Window { after: None, until };
+    [first, Window { after: Some(until), until: until.plus(Duration::from_secs(3_600)) }]
+}
+
+#[tokio::test]
+async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_insert_it_anew() {
+    let test = fixture::database().await;
+    let epoch = own(&test, "a").await[&ShardId::new(0)];
+    let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    let [first, again] = windows(fixture::now(&test.pool).await);
+    // It waits for the fence, which another node is acquiring; its sender gives up and sends again.
+    let acquiring = acquire_begun(&test).await;
+    let (database, late) = (test.database.clone(), task.clone());
+    let sending = spawn_child(async move { database.task_submit_claimed(&[late], &[Some(epoch)], first).await });
+    until_waiting(&test.pool, 1).await;
+    test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again).await.unwrap();
+    sqlx::query(
+        "WITH gone AS (DELETE FROM duetime.task RETURNING id, shard)
+         INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
+         SELECT id, shard, 'orders', 'cancelled', now(), now(), '', 'x', now(), current_date + 1 FROM gone",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let error = commit_during(&test, acquiring, sending, true).await.expect_err("its time is over");
+    assert_eq!((error.fault(), error.effect), (Fault::Contention, Effect::None));
+    assert_eq!((test.live().await, state_of(&test.pool, task.id).await.as_deref()), (0, Some("cancelled")));
+}
+
+#[tokio::test]
+async fn a_sending_again_does_nothing_before_the_time_of_the_first_is_over() {
+    let test = fixture::database().await;
+    let task = new_task(fixture::fresh_id());
+    let [_, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_secs(3_600)));
+    let error = test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again).await;
+    assert_eq!(error.expect_err("it may still come").fault(), Fault::Contention);
+    let error = test.database.task_put_within(&[task], &[HOLD], again).await;
+    assert_eq!(error.expect_err("it may still come").fault(), Fault::Contention);
+    assert_eq!(test.live().await, 0);
+}
+
+#[tokio::test]
+async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finished_meanwhile() {
+    let test = fixture::database().await;
+    let task = new_task(fixture::fresh_id());
+    let [_, again] = windows(fixture::now(&test.pool).await);
+    let mut first = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    sqlx::query("INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type) VALUES ($1, 0, 'q', 'scheduled', now(), now(), '', '')")
+        .bind(task.id.uuid())
+        .execute(&mut *first)
+        .await
+        .unwrap();
+    let (database, id) = (test.database.clone(), task.id);
+    let sending = spawn_child(async move { database.task_submit_within(&[task], Sending::Again, again).await });
+    until_waiting(&test.pool, 1).await;
+    // In one transaction, so that the moment in between is as long as the race needs it to be.
+    sqlx::query("DELETE FROM duetime.task").execute(&mut *first).await.unwrap();
+    sqlx::query(
+        "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
+         VALUES ($1, 0, 'q', 'succeeded', now(), now(), '', 'x', now(), current_date + 1)",
+    )
+    .bind(id.uuid())
+    .execute(&mut *first)
+    .await
+    .unwrap();
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+    assert_eq!(sending.await.unwrap().expect_err("it looks afresh").fault(), Fault::Contention);
+    assert_eq!((test.live().await, state_of(&test.pool, id).await.as_deref()), (0, Some("succeeded")));
+}
+
+fn keyed(payload: &str, version: i64, on_duplicate: OnDuplicate) -> NewTask {
+    let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    task.content.payload = payload.as_bytes().to_vec();
+    task.keyed = Some(Keyed { key: "k".to_owned(), version, on_duplicate });
+    task
+}
+
+#[tokio::test]
+async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
+    let test = fixture::database().await;
+    test.database.task_put(&[keyed("1", 0, OnDuplicate::Keep)], &[HOLD]).await.unwrap();
+    let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_millis(300)));
+    // Somebody has the lock of the key; the sender gives up and sends again.
+    let mut holder = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
+    let late = keyed("2", 0, OnDuplicate::Replace);
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('orders 0 k', 0))").execute(&mut *holder).await.unwrap();
+    let (database, sent) = (test.database.clone(), late.clone());
+    let sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first).await });
+    until_waiting(&test.pool, 1).await;
+    while fixture::now(&test.pool).await <= first.until {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sqlx::query("UPDATE duetime.task SET payload = '3'").execute(&test.pool).await.unwrap();
+    sqlx::query("COMMIT").execute(&mut *holder).await.unwrap();
+    assert_eq!(sending.await.unwrap().expect_err("its time is over").fault(), Fault::Contention);
+    let payload = async || -> Vec<u8> {
+        sqlx::query_scalar("SELECT payload FROM duetime.task").fetch_one(&test.pool).await.unwrap()
+    };
+    assert_eq!(payload().await, b"3");
+    test.database.task_put_within(&[late], &[HOLD], again).await.unwrap();
+    assert_eq!(payload().await, b"2");
+}
+
+#[tokio::test]
+async fn a_task_that_ends_a_second_time_keeps_its_first_end_and_holds_up_no_neighbour() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let ids = super::submitted(&test, 3).await;
+    claim(&test, &ids, &fences).await;
+    let ends: Vec<Finish> = ids.iter().map(|id| finish(*id)).collect();
+    test.database.task_finish(&ends[1..2]).await.unwrap();
+    sqlx::query("INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, attempt, claim_epoch) VALUES ($1, 0, 'orders', 'dispatching', now(), now(), 'again', '', 1, 1)")
+        .bind(ids[1].uuid())
+        .execute(&test.pool)
+        .await
+        .unwrap();
+    let finished = test.database.task_finish(&ends).await.unwrap();
+    assert_eq!(finished.ids, [ids[0], ids[2]]);
+    assert_eq!(test.live().await, 0, "and the second copy is gone");
+    let kept: Vec<Vec<u8>> = sqlx::query_scalar("SELECT payload FROM duetime.archive WHERE id = $1")
+        .bind(ids[1].uuid())
+        .fetch_all(&test.pool)
+        .await
+        .unwrap();
+    assert_eq!(kept, [b"{}"]);
+}
+
+#[tokio::test]
+async fn a_replace_with_the_version_of_a_task_that_is_out_is_refused_and_its_neighbours_are_written() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let out = keyed("0", 0, OnDuplicate::Version);
+    test.database.task_put(std::slice::from_ref(&out), &[HOLD]).await.unwrap();
+    claim(&test, &[out.id], &fences).await;
+    test.database.task_put(&[keyed("1", 1, OnDuplicate::Version)], &[HOLD]).await.unwrap();
+    let mut neighbour = keyed("n", 0, OnDuplicate::Keep);
+    neighbour.keyed.as_mut().unwrap().key = "other".to_owned();
+    let puts = test.database.task_put(&[keyed("2", 0, OnDuplicate::Replace), neighbour], &[HOLD; 2]).await.unwrap();
+    assert_eq!((puts[0].outcome, puts[0].id, puts[0].state), (PutOutcome::Refused, out.id, TaskState::Dispatching));
+    assert_eq!(puts[1].outcome, PutOutcome::Created);
+}
+
+#[tokio::test]
+async fn the_same_task_twice_in_one_batch_has_one_answer_for_both() {
+    let test = fixture::database().await;
+    let task = keyed("1", 0, OnDuplicate::Keep);
+    let puts = test.database.task_put(&[task.clone(), task.clone()], &[HOLD; 2]).await.unwrap();
+    assert_eq!((puts[0].id, puts[1].id, test.live().await), (task.id, task.id, 1));
+}
+
+/// Ends `task` as dead.
+async fn die(test: &fixture::TestDatabase, task: &NewTask) {
+    let fences = own(test, "a").await;
+    test.database.task_put(std::slice::from_ref(task), &[HOLD]).await.unwrap();
+    assert_eq!(claim(test, &[task.id], &fences).await.deliveries.len(), 1);
+    test.database.task_finish(&[Finish { final_state: TaskState::Dead, ..finish(task.id) }]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dead_version_is_not_revived_beside_a_newer_one_alone_or_in_bulk() {
+    let test = fixture::database().await;
+    let (old, new) = (keyed("old", 1, OnDuplicate::Version), keyed("new", 2, OnDuplicate::Version));
+    die(&test, &old).await;
+    test.database.task_put(std::slice::from_ref(&new), &[HOLD]).await.unwrap();
+    let revive = async || test.database.task_revive(old.id).await.expect_err("a newer version is there").is_key_taken();
+    let bulk = async || -> Vec<uuid::Uuid> {
+        let rows: Vec<(uuid::Uuid, chrono::DateTime<chrono::Utc>)> =
+            sqlx::query_as(include_str!("../queries/bulk_revive.sql"))
+                .bind(vec![day(&test, old.id).await])
+                .bind(vec![old.id.uuid()])
+                .fetch_all(&test.pool)
+                .await
+                .unwrap();
+        rows.into_iter().map(|row| row.0).collect()
+    };
+    assert!(revive().await && bulk().await.is_empty(), "it is scheduled");
+    let fences = own(&test, "a").await;
+    claim(&test, &[new.id], &fences).await;
+    test.database.task_deliver(&[Deliver { id: new.id, attempt: Attempt::new(1), timeout_ms: 1 }]).await.unwrap();
+    assert!(revive().await && bulk().await.is_empty(), "it is out");
+    test.database.task_finish(&[Finish { was: &[TaskState::Delivered], ..finish(new.id) }]).await.unwrap();
+    assert!(revive().await && bulk().await.is_empty(), "it has finished");
+}
+
+async fn day(test: &fixture::TestDatabase, id: TaskId) -> chrono::NaiveDate {
+    sqlx::query_scalar("SELECT drop_on FROM duetime.archive WHERE id = $1")
+        .bind(id.uuid())
+        .fetch_one(&test.pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_revival_waits_for_a_newer_version_that_is_being_written() {
+    let test = fixture::database().await;
+    let old = keyed("old", 1, OnDuplicate::Version);
+    die(&test, &old).await;
+    let mut putting = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *putting).await.unwrap();
+    sqlx::query("SELECT duetime.task_put(gen_random_uuid(), 0, 'orders', now(), true, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL, 'k', 2, 'version', '1 d', 1, NULL)")
+        .execute(&mut *putting)
+        .await
+        .unwrap();
+    let (database, id) = (test.database.clone(), old.id);
+    let reviving = spawn_child(async move { database.task_revive(id).await });
+    until_waiting(&test.pool, 1).await;
+    sqlx::query("COMMIT").execute(&mut *putting).await.unwrap();
+    assert!(reviving.await.unwrap().expect_err("it is out of date").is_key_taken());
+    assert_eq!(test.live().await, 1);
+}
