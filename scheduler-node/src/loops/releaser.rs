@@ -10,7 +10,7 @@ use common::ids::TaskId;
 use super::{aside::Kind, nudger::Nudger, retry::try_each, site::Site};
 use crate::store::{
     Error,
-    depend::{Looked, Released, Succeeded},
+    depend::{Released, Succeeded},
 };
 
 /// A task that another transaction holds is looked at again after this long: by another look for some milliseconds, by an application for

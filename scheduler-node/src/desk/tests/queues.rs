@@ -100,7 +100,7 @@ async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_i
         .parts()
         .store
         .home()
-        .queue_add(&[name("a")], &QueuePolicy::default())
+        .queue_add(&[name("a")], &QueuePolicy::default(), None)
         .await
         .expect("made by its first use");
     let shown = counter.desk.queue_get(name("a")).await.expect("the first database keeps the queues");

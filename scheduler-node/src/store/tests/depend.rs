@@ -129,13 +129,13 @@ async fn a_dependency_that_succeeded_counts_although_it_is_dropped_after_its_tim
     let [first, second] = [written(&test, "a", &[]).await, written(&test, "b", &[]).await];
     let waiting = written(&test, "-", &["a", "b"]).await;
     let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
-    assert!(test.database.task_release(&[], &succeeded).await.unwrap().is_empty());
+    assert!(test.database.task_release(&[], &succeeded).await.unwrap().released.is_empty());
     sqlx::query("DELETE FROM duetime.archive").execute(&test.pool).await.unwrap();
     let dependencies = test.database.task_dependencies(waiting).await.unwrap();
     let told: Vec<_> = dependencies.iter().map(|one| (one.key.as_str(), one.state)).collect();
     assert_eq!(told, [("a", Some(TaskState::Succeeded)), ("b", Some(TaskState::Scheduled))]);
     let succeeded = end(&test, second, TaskState::Succeeded).await.succeeded;
-    assert_eq!(test.database.task_release(&[], &succeeded).await.unwrap().len(), 1);
+    assert_eq!(test.database.task_release(&[], &succeeded).await.unwrap().released.len(), 1);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use super::{
     new_task, own, state_of, submitted, until_waiting,
 };
 use crate::{
-    store::{lane::Pick, submit::Sending},
+    store::{lane::Pick, submit::{Sending, Window}},
     supervise::spawn_child,
 };
 
@@ -30,7 +30,8 @@ fn orders() -> QueueName {
 
 /// Pauses the queue of [`submitted`] and returns the revision.
 async fn paused(test: &TestDatabase) -> i64 {
-    test.database.queue_put(&orders(), &QueuePolicy::default(), Some(true)).await.unwrap().revision
+    let put = test.database.queue_put(&orders(), &QueuePolicy::default(), Some(true), 10).await.unwrap();
+    put.expect("there is room").revision
 }
 
 #[tokio::test]
@@ -73,8 +74,8 @@ async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_kno
     let revision = paused(&test).await;
     for (known, state) in [(revision - 1, "scheduled"), (revision, "dispatching")] {
         let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-        let written =
-            test.database.task_submit_claimed(std::slice::from_ref(&task), &[Some(epoch)], known).await.unwrap();
+        let (tasks, window) = (std::slice::from_ref(&task), Window::first(&test.database));
+        let written = test.database.task_submit_claimed(tasks, &[Some(epoch)], known, window).await.unwrap();
         assert_eq!(written.turned.contains(&orders()), state == "scheduled");
         assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some(state));
     }
