@@ -59,7 +59,7 @@ impl Releaser {
         for task in &released {
             tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task waits no longer");
         }
-        match asked.left.map(|(_, error)| error).or(told.left.map(|(_, error)| error)) {
+        match asked.left.map(|(_, error)| error).or_else(|| told.left.map(|(_, error)| error)) {
             Some(error) => Err(error),
             None => Ok(released),
         }

@@ -298,7 +298,7 @@ async fn a_cancel_in_sql_archives_the_row_as_it_was_for_as_long_as_its_queue_say
     let id = super::submitted(&test, 1).await[0];
     let row = async |table: &str| -> serde_json::Value {
         // What says something of live tasks only is not archived.
-        let live = "ARRAY['state', 'in_order', 'counted', 'depends_on', 'stopping']";
+        let live = "ARRAY['state', 'in_order', 'counted', 'depends_on', 'depends_met', 'stopping']";
         let sql = format!("SELECT to_jsonb(t) - {live} FROM duetime.{table} AS t WHERE id = $1");
         sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.uuid()).fetch_one(&test.pool).await.unwrap()
     };
