@@ -28,6 +28,29 @@ const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 /// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
 const INBOX_REASONS: [&str; 4] = ["invalid_field", "payload_too_large", "duplicate", "stale_version"];
 
+/// What was set aside, so that what came with it or after it went on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetAside {
+    /// A message that no AMQP client can parse.
+    UnreadableMessage,
+    /// A message whose body is larger than anything Duetime takes.
+    LargeMessage,
+    /// A message for the quarantine table that PostgreSQL refused; only the log has it.
+    RefusedQuarantine,
+}
+
+impl SetAside {
+    const ALL: [Self; 3] = [Self::UnreadableMessage, Self::LargeMessage, Self::RefusedQuarantine];
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::UnreadableMessage => "unreadable_message",
+            Self::LargeMessage => "large_message",
+            Self::RefusedQuarantine => "refused_quarantine",
+        }
+    }
+}
+
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
     0.000_25, 0.000_5, 0.000_75, 0.001, 0.001_25, 0.001_5, 0.002, 0.002_5, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.012,
@@ -57,6 +80,7 @@ pub struct Metrics {
     pub reports_stale: IntCounter,
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
+    set_aside: IntCounterVec,
     inbox_refused: IntCounterVec,
     inbox_rows: IntGaugeVec,
     inbox_oldest_s: GaugeVec,
@@ -135,6 +159,11 @@ impl Metrics {
                 "duetime_submissions_invalid_total",
                 "messages that cannot be tasks, set aside in duetime.submit.invalid",
             )?,
+            set_aside: book.counters(
+                "duetime_set_aside_total",
+                "what a store or a client refused, kept for a person so that the rest goes on",
+                &["kind"],
+            )?,
             inbox_refused: book.counters(
                 "duetime_inbox_refused_total",
                 "submissions in SQL that cannot be tasks; they stay in duetime.inbox with the reason",
@@ -191,6 +220,9 @@ impl Metrics {
         for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
         }
+        for kind in SetAside::ALL {
+            let _ = metrics.set_aside.with_label_values(&[kind.text()]);
+        }
         for reason in INBOX_REASONS.into_iter().chain([OTHER]) {
             let _ = metrics.inbox_refused.with_label_values(&[reason]);
         }
@@ -241,6 +273,10 @@ impl Metrics {
 
     pub fn finished(&self, queue: &QueueName, outcome: &str, tasks: u64) {
         self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
+    }
+
+    pub fn set_aside(&self, kind: SetAside) {
+        self.set_aside.with_label_values(&[kind.text()]).inc();
     }
 
     pub fn inbox_refused(&self, reason: &str) {

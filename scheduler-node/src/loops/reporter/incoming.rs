@@ -8,13 +8,18 @@ use common::{
     wire::{
         amqp::{HEADER_TRACEPARENT, MessageId, NotAMessageId},
         report::{ReportStatus, ResultBody},
+        screen::TroubleKind,
     },
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Happening, Reported, Reporter};
-use crate::broker::{Incoming, Source};
+use crate::{
+    broker::{Incoming, Source},
+    metrics::SetAside,
+    store::{Fault, quarantine::Quarantined},
+};
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
 const BATCH: usize = 500;
@@ -32,23 +37,31 @@ type Told = (TaskId, Happening, Incoming);
 
 impl Reporter {
     /// What comes back from the broker, until told to stop. Each database has its own line, so that one that is away
-    /// holds up nobody else's reports.
+    /// holds up no other's reports; so has what is set aside.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
         let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
         let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
+        let applying = futures::future::join_all(applying);
+        let (aside, set_aside) = mpsc::channel(WAITING);
+        let reading = self.read_all(incoming, lines, aside);
         tokio::select! {
-            _ = async { tokio::join!(self.read_all(incoming, lines), futures::future::join_all(applying)) } => {}
+            _ = async { tokio::join!(reading, applying, self.set_all_aside(set_aside)) } => {}
             () = stop.cancelled() => {}
         }
     }
 
     /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
-    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, lines: Vec<mpsc::Sender<Told>>) {
+    async fn read_all(
+        &self,
+        mut incoming: mpsc::Receiver<Incoming>,
+        lines: Vec<mpsc::Sender<Told>>,
+        aside: mpsc::Sender<(Incoming, String)>,
+    ) {
         while let Some(message) = incoming.recv().await {
+            // The lines end after this, and the broker hands out fewer unacked messages than one of them holds: none ever waits here.
             match self.read(&message) {
-                // The lines end after this, and the broker hands out fewer unacked messages than one of them holds.
                 Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
-                Err(reason) => self.set_aside(message, reason).await,
+                Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
     }
@@ -62,6 +75,9 @@ impl Reporter {
     }
 
     fn read(&self, message: &Incoming) -> Result<(usize, TaskId, Happening), String> {
+        if let Some(trouble) = &message.trouble {
+            return Err(trouble.reason.clone());
+        }
         let (id, happening) = match message.source {
             Source::Results => {
                 let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
@@ -89,31 +105,50 @@ impl Reporter {
         Ok((index, id, happening))
     }
 
-    async fn set_aside(&self, message: Incoming, reason: String) {
-        let source = match message.source {
-            Source::Results => "results",
-            Source::Rejected => "rejected",
-        };
+    /// Keeps what could not be read, one message after the other.
+    async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
+        while let Some((message, reason)) = line.recv().await {
+            let Incoming { source, message_id, headers, body, trouble, ack, .. } = message;
+            let source = match source {
+                Source::Results => "results",
+                Source::Rejected => "rejected",
+            };
+            tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
+            let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+            if let Some(trouble) = trouble {
+                self.metrics.set_aside(match trouble.kind {
+                    TroubleKind::Unreadable => SetAside::UnreadableMessage,
+                    TroubleKind::TooLarge => SetAside::LargeMessage,
+                });
+                kept = kept.with_properties(trouble.properties);
+            }
+            self.keep(kept).await;
+            self.metrics.quarantined.with_label_values(&[source]).inc();
+            ack.ack().await;
+        }
+    }
+
+    /// Until it is kept; what the database refuses even in its reduced form is only logged.
+    async fn keep(&self, mut message: Quarantined) {
         let home = &self.sites.all()[0].database;
-        tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
-        while let Err(error) = home
-            .quarantine_add(
-                source,
-                reason.clone(),
-                message.message_id.clone(),
-                message.headers.clone(),
-                message.body.clone(),
-            )
-            .await
-        {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "the quarantine could not be written; trying again"
-            );
+        loop {
+            let Err(error) = home.quarantine_add(&message).await else { return };
+            if matches!(error.fault(), Fault::Outage | Fault::Contention) {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(error, "the quarantine could not be written; trying again");
+            } else if let Some(reduced) = message.clone().reduced() {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the database refuses a message for the quarantine; less of it is kept");
+                message = reduced;
+                continue;
+            } else {
+                let error = &error as &dyn std::error::Error;
+                self.metrics.set_aside(SetAside::RefusedQuarantine);
+                tracing::error!(error, ?message, "the database refuses a message for the quarantine; it is dropped");
+                return;
+            }
             tokio::time::sleep(PAUSE).await;
         }
-        self.metrics.quarantined.with_label_values(&[source]).inc();
-        message.ack.ack().await;
     }
 
     async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
