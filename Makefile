@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test alerts-test alerts-fire bench lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down test fuzz alerts-test alerts-fire bench lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -33,6 +33,14 @@ test: stores alerts-test ## Run all tests
 	@integration-tests/install schemathesis
 	$(TEST)
 	$(TEST) --test it -- --test-threads=1
+
+# It needs a nightly compiler and cargo-fuzz; `make test` drives the same targets with their seeds on any compiler. TARGETS and FUZZ_SECONDS choose.
+FUZZ_SECONDS ?= 60
+TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+fuzz: ## Look for inputs that break a parser, FUZZ_SECONDS for each target
+	@command -v cargo-fuzz >/dev/null || { echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; exit 1; }
+	$(CARGO) run --quiet --manifest-path fuzz/Cargo.toml --bin seeds
+	@for target in $(TARGETS); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=131072 -timeout=10 || exit 1; done
 
 alerts-test: ## Check alerts, runbooks and dashboards, and when each alert fires
 	@integration-tests/install prometheus

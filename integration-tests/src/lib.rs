@@ -14,4 +14,5 @@ pub mod identity_provider;
 pub mod ledger;
 pub mod load;
 pub mod page;
+pub mod raw_amqp;
 pub mod sandbox;

@@ -85,13 +85,19 @@ pub enum Field {
 }
 
 impl Field {
-    /// How many tables and arrays lie in one another.
+    /// How many tables and arrays lie in one another. Without recursion: it is what decides how deep others may recurse.
     pub fn depth(&self) -> usize {
-        match self {
-            Self::Array(fields) => 1 + fields.iter().map(Self::depth).max().unwrap_or(0),
-            Self::Table(fields) => 1 + fields.iter().map(|(_, field)| field.depth()).max().unwrap_or(0),
-            _ => 0,
+        let mut deepest = 0;
+        let mut open = vec![(self, 1)];
+        while let Some((field, depth)) = open.pop() {
+            match field {
+                Self::Array(fields) => open.extend(fields.iter().map(|field| (field, depth + 1))),
+                Self::Table(fields) => open.extend(fields.iter().map(|(_, field)| (field, depth + 1))),
+                _ => continue,
+            }
+            deepest = deepest.max(depth);
         }
+        deepest
     }
 }
 

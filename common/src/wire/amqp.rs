@@ -29,6 +29,8 @@ pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
 pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";
 /// Why a message cannot be a task.
 pub const HEADER_ERROR: &str = "duetime-error";
+/// The properties of a message that no client can parse, as they came over the wire, in base64.
+pub const HEADER_PROPERTIES: &str = "duetime-properties";
 /// A place in a trace, and what tracing systems add to it: W3C Trace Context.
 pub const HEADER_TRACEPARENT: &str = "traceparent";
 pub const HEADER_TRACESTATE: &str = "tracestate";

@@ -18,6 +18,7 @@ pub mod queue;
 pub mod read;
 pub mod report;
 pub mod schedule;
+pub mod screen;
 pub mod submission;
 pub mod task;
 pub mod token;

@@ -22,6 +22,7 @@ mod membership;
 mod oidc;
 mod openapi;
 mod outage;
+mod poison;
 mod refusal;
 mod relay;
 mod route;

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use async_rs::{Runtime, Tokio};
 use futures::{StreamExt, stream::BoxStream};
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
@@ -18,7 +19,11 @@ use lapin::{
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::error::{Error, answer};
+use super::{
+    error::{Error, answer},
+    hold::Hold,
+    screened::{self, Screened},
+};
 
 /// From the first packet to the end of the handshake.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -35,6 +40,8 @@ pub(super) struct Link {
     /// As whom we are logged in.
     user: String,
     socket: Socket,
+    /// What it has brought and nobody has answered.
+    hold: Arc<Hold>,
     over: CancellationToken,
     reason: OnceLock<String>,
 }
@@ -61,30 +68,34 @@ impl Socket {
 }
 
 impl Link {
-    /// Connects and shakes hands. `name` is what the broker's own listings call this connection.
-    pub(super) async fn open(url: &str, name: &str) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
+    /// Connects and shakes hands. `name` is what the broker's own listings call this connection; `hold` bounds what it brings.
+    pub(super) async fn open(
+        url: &str,
+        name: &str,
+        hold: Hold,
+    ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
         let user = uri.authority.userinfo.username.clone();
-        let socket = Socket::default();
-        let connect = Self::shake_hands(uri, name, &socket);
+        let (socket, hold) = (Socket::default(), Arc::new(hold));
+        let connect = Self::shake_hands(uri, name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
         let connection = connected.inspect_err(|_| socket.cut())?;
         let events = connection.events_listener().boxed();
-        let link = Self { connection, user, socket, over: CancellationToken::new(), reason: OnceLock::new() };
+        let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
         Ok((Arc::new(link), events))
     }
 
     /// The socket is connected here and not by the client, which leaves a thread's worth of memory behind for every attempt
     /// that fails, and sometimes never answers.
-    async fn shake_hands(uri: AMQPUri, name: &str, socket: &Socket) -> Result<Connection, Error> {
-        let runtime = lapin::runtime::default_runtime().map_err(Error::Connect)?;
+    async fn shake_hands(uri: AMQPUri, name: &str, socket: &Socket, hold: &Arc<Hold>) -> Result<Connection, Error> {
+        let beneath = Runtime::new(Tokio::current());
         let host = uri.authority.host.clone();
         let connecting = async {
             let addresses: Vec<_> = tokio::net::lookup_host((host.as_str(), uri.authority.port)).await?.collect();
-            let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
+            let stream = AsyncTcpStream::connect(&beneath, addresses).await?;
             if let AsyncTcpStream::Plain(plain) = &stream {
                 socket.hold(plain.get_ref())?;
             }
@@ -93,12 +104,13 @@ impl Link {
                 AMQPScheme::AMQPS => stream.into_tls(&host, TLSConfig::default()).await,
             }
         };
-        let connected = Mutex::new(Some(connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?));
+        let stream = connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?;
+        let connected = Mutex::new(Some(AsyncTcpStream::Plain(Screened::new(stream, hold))));
         let hand_over = async move |_, _| {
             Ok(connected.lock().take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?)
         };
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        Connection::connector(uri, runtime, hand_over, properties).await.map_err(Error::Connect)
+        Connection::connector(uri, screened::runtime(), hand_over, properties).await.map_err(Error::Connect)
     }
 
     /// A failure costs the connection: the client keeps the number of a channel that did not open.
@@ -113,6 +125,10 @@ impl Link {
         let select = channel.confirm_select(ConfirmSelectOptions::default());
         answer(|| "ask for confirms".to_owned(), ANSWER_WITHIN, select).await?;
         Ok(channel)
+    }
+
+    pub(super) const fn hold(&self) -> &Arc<Hold> {
+        &self.hold
     }
 
     pub(super) fn user(&self) -> &str {

@@ -2,21 +2,25 @@
 
 use std::sync::Arc;
 
-use common::wire::amqp::{REJECTED, RESULTS};
-use futures::{FutureExt, StreamExt};
+use common::wire::{
+    amqp::{REJECTED, RESULTS},
+    screen::{Trouble, TroubleKind},
+};
+use futures::FutureExt;
 use lapin::{
-    BasicProperties, Channel, Consumer,
-    message::Delivery,
-    options::{BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions},
+    BasicProperties, Channel,
+    options::{BasicAckOptions, BasicNackOptions, BasicPublishOptions, BasicRejectOptions},
     types::FieldTable,
 };
 use tokio::sync::mpsc;
 
 use super::{
-    connection::{ANSWER_WITHIN, Link},
-    error::{Error, answer},
+    connection::Link,
+    error::Error,
+    hold::Held,
     intake::{Intake, Received},
     message::{attempt_of, death_of, json_of},
+    subscription::{Arrived, Subscription},
 };
 
 /// Sent ahead of our acks, for each of the two queues.
@@ -55,6 +59,8 @@ pub struct Incoming {
     pub reason: Option<String>,
     pub headers: serde_json::Value,
     pub body: Vec<u8>,
+    /// Why it did not come as it is; then nothing else of it counts.
+    pub trouble: Option<Trouble>,
     pub ack: AckHandle,
 }
 
@@ -64,11 +70,18 @@ pub struct Incoming {
 pub struct AckHandle {
     channel: Arc<Channel>,
     delivery_tag: u64,
+    /// The room it takes until it is answered.
+    _held: Option<Held>,
 }
 
 impl AckHandle {
-    pub(super) fn new(channel: &Arc<Channel>, delivery_tag: u64) -> Self {
-        Self { channel: Arc::clone(channel), delivery_tag }
+    pub(super) fn new(channel: &Arc<Channel>, delivery_tag: u64, held: Option<Held>) -> Self {
+        Self { channel: Arc::clone(channel), delivery_tag, _held: held }
+    }
+
+    /// Has the broker put the message, whole and as it is, where its queue sends what is given up.
+    pub async fn reject(self) {
+        let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();
     }
 
     /// Gives the message back: it comes again, to any node.
@@ -95,22 +108,21 @@ impl AckHandle {
 
 /// Everything one connection is subscribed to.
 pub(super) struct Subscriptions {
-    results: Subscription,
-    rejected: Subscription,
+    results: Returns,
+    rejected: Returns,
     intake: Intake,
 }
 
-struct Subscription {
+struct Returns {
     source: Source,
-    channel: Arc<Channel>,
-    consumer: Consumer,
+    subscription: Subscription,
 }
 
 impl Subscriptions {
     pub(super) async fn open(link: &Link, intake: Intake) -> Result<Self, Error> {
         Ok(Self {
-            results: Subscription::open(link, Source::Results).await?,
-            rejected: Subscription::open(link, Source::Rejected).await?,
+            results: Returns::open(link, Source::Results).await?,
+            rejected: Returns::open(link, Source::Rejected).await?,
             intake,
         })
     }
@@ -125,34 +137,28 @@ impl Subscriptions {
     }
 }
 
-impl Subscription {
+impl Returns {
     async fn open(link: &Link, source: Source) -> Result<Self, Error> {
-        let queue = source.queue();
-        let channel = link.channel().await?;
-        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
-        answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
-        let options = BasicConsumeOptions::default();
-        let consume = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default());
-        let consumer = answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await?;
-        Ok(Self { source, channel: Arc::new(channel), consumer })
+        let subscription = Subscription::open(link, source.queue().to_owned(), PREFETCH).await?;
+        Ok(Self { source, subscription })
     }
 
     async fn forward(mut self, incoming: &mpsc::Sender<Incoming>) -> Error {
         loop {
-            match self.consumer.next().await {
-                Some(Ok(delivery)) => {
-                    if incoming.send(self.read(delivery)).await.is_err() {
-                        // Nobody takes them any more; they wait at the broker for another node.
+            match self.subscription.next().await {
+                Ok(arrived) => {
+                    if incoming.send(self.read(arrived)).await.is_err() {
+                        // Nothing takes them any more; they wait at the broker for another node.
                         return std::future::pending().await;
                     }
                 }
-                Some(Err(error)) => return Error::Lost { reason: error.to_string() },
-                None => return Error::Unsubscribed { queue: self.source.queue().to_owned() },
+                Err(error) => return error,
             }
         }
     }
 
-    fn read(&self, delivery: Delivery) -> Incoming {
+    fn read(&self, arrived: Arrived) -> Incoming {
+        let Arrived { delivery, ack, trouble } = arrived;
         let properties = &delivery.properties;
         let no_headers = FieldTable::default();
         let headers = properties.headers().as_ref().unwrap_or(&no_headers);
@@ -164,7 +170,9 @@ impl Subscription {
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },
             headers: json_of(headers),
-            ack: AckHandle::new(&self.channel, delivery.delivery_tag),
+            // What counts of a message that was given up is its id: its body may be as large as it likes.
+            trouble: trouble.filter(|of| self.source == Source::Results || of.kind == TroubleKind::Unreadable),
+            ack,
             body: delivery.data,
         }
     }

@@ -1,21 +1,22 @@
 //! A message that goes on as it came: its properties between AMQP's own types and the ones they are kept in.
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
     task::{
         self,
         envelope::{Field, Properties, Table, Text},
     },
-    wire::{
-        Message,
-        amqp::{HEADER_ERROR, HEADER_MESSAGE_ID, HEADER_REDELIVERED},
-    },
+    wire::amqp::{HEADER_ERROR, HEADER_MESSAGE_ID, HEADER_PROPERTIES, HEADER_REDELIVERED},
 };
 use lapin::{
     BasicProperties,
     types::{AMQPValue, DecimalValue, FieldArray, FieldTable, ShortString},
 };
 
-use super::message::{Outgoing, PERSISTENT};
+use super::{
+    intake::Received,
+    message::{Outgoing, PERSISTENT},
+};
 
 /// Of the reason a message is set aside for.
 const REASON_CHARS: usize = 1_000;
@@ -60,7 +61,8 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: &
 
 /// A message that cannot be a task: as it came, with the reason and where it came from, without what would make it go elsewhere
 /// or vanish.
-pub(super) fn set_aside(message: &Message, exchange: &str, reason: &str, user: &str) -> BasicProperties {
+pub(super) fn set_aside(received: &Received, reason: &str, user: &str) -> BasicProperties {
+    let message = &received.message;
     let of = &message.properties;
     let mut headers = FieldTable::default();
     let fits = serde_json::to_string(of).is_ok_and(|json| json.len() <= MAX_ASIDE_BYTES);
@@ -73,8 +75,13 @@ pub(super) fn set_aside(message: &Message, exchange: &str, reason: &str, user: &
         headers.insert(name.into(), AMQPValue::LongString(text.into()));
     };
     say(HEADER_ERROR, reason.chars().take(REASON_CHARS).collect::<String>().into_bytes());
-    say("duetime-exchange", exchange.into());
-    say("duetime-routing-key", message.routing_key.clone().into_bytes());
+    say("duetime-exchange", received.exchange.clone().into_bytes());
+    let trouble = received.trouble.as_ref();
+    let routing_key = trouble.and_then(|trouble| trouble.routing_key.clone());
+    say("duetime-routing-key", routing_key.unwrap_or_else(|| message.routing_key.clone().into_bytes()));
+    if let Some(trouble) = trouble {
+        say(HEADER_PROPERTIES, STANDARD.encode(&trouble.properties).into_bytes());
+    }
     if let Some(expiration) = &of.expiration {
         say("duetime-expiration", expiration.0.clone());
     }

@@ -8,26 +8,23 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use common::wire::{
     Message,
     amqp::{ExchangeType, SUBMIT},
+    screen::Trouble,
 };
 use futures::{StreamExt, stream::FuturesUnordered};
-use lapin::{
-    Consumer,
-    message::Delivery,
-    options::{BasicConsumeOptions, BasicQosOptions},
-    types::FieldTable,
-};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{
-    connection::{ANSWER_WITHIN, Link},
+    connection::Link,
     consumer::AckHandle,
     envelope,
-    error::{Error, answer},
+    error::Error,
+    subscription::{Arrived, Subscription},
     topology::{self, Strangers},
 };
 
-/// Sent ahead of our acks, for each door: some inserts' worth, so that one is filled while another commits.
+/// Sent ahead of our acks, for each door: some inserts' worth, so that one is filled while another commits. What they may take in
+/// memory is bounded by `hold.rs`.
 const PREFETCH: u16 = 1_000;
 /// Handed over and not yet taken. Full, it stops the reading, and prefetch stops the broker.
 pub(super) const RECEIVED: usize = 1_000;
@@ -61,6 +58,8 @@ pub enum Door {
 pub struct Received {
     pub door: Door,
     pub message: Message,
+    /// Why it did not come as it is; then it cannot be a task.
+    pub trouble: Option<Trouble>,
     pub ack: AckHandle,
     /// It was published to.
     pub(super) exchange: String,
@@ -99,9 +98,7 @@ pub(super) struct Intake {
 
 struct OpenDoor {
     door: Door,
-    queue: String,
-    channel: Arc<lapin::Channel>,
-    consumer: Consumer,
+    subscription: Subscription,
 }
 
 impl Intake {
@@ -159,41 +156,30 @@ impl Intake {
 
 impl OpenDoor {
     async fn open(link: &Link, door: Door, queue: String) -> Result<Self, Error> {
-        let channel = link.channel().await?;
-        let qos = channel.basic_qos(PREFETCH, BasicQosOptions::default());
-        answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
-        let options = BasicConsumeOptions::default();
-        let consume = channel.basic_consume(queue.as_str().into(), "".into(), options, FieldTable::default());
-        let consumer = answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await?;
-        Ok(Self { door, queue, channel: Arc::new(channel), consumer })
+        Ok(Self { door, subscription: Subscription::open(link, queue, PREFETCH).await? })
     }
 
     async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
         loop {
-            match self.consumer.next().await {
-                Some(Ok(delivery)) => {
-                    if received.send(self.read(delivery)).await.is_err() {
-                        // Nobody takes them any more; they wait at the broker for another node.
+            match self.subscription.next().await {
+                Ok(arrived) => {
+                    if received.send(self.read(arrived)).await.is_err() {
+                        // Nothing takes them any more; they wait at the broker for another node.
                         return std::future::pending().await;
                     }
                 }
-                Some(Err(error)) => return Error::Lost { reason: error.to_string() },
-                None => return Error::Unsubscribed { queue: self.queue },
+                Err(error) => return error,
             }
         }
     }
 
-    fn read(&self, delivery: Delivery) -> Received {
+    fn read(&self, arrived: Arrived) -> Received {
+        let Arrived { delivery, ack, trouble } = arrived;
         let message = Message {
             routing_key: delivery.routing_key.as_str().to_owned(),
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };
-        Received {
-            door: self.door,
-            message,
-            ack: AckHandle::new(&self.channel, delivery.delivery_tag),
-            exchange: delivery.exchange.as_str().to_owned(),
-        }
+        Received { door: self.door, message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
     }
 }

@@ -10,7 +10,14 @@ use lapin::Event;
 use secrecy::ExposeSecret;
 
 use super::{
-    Shared, connection::Link, consumer::Subscriptions, error::Error, intake::Intake, state::Role, topology::declare_own,
+    Shared,
+    connection::Link,
+    consumer::Subscriptions,
+    error::Error,
+    hold::{HELD_BYTES, Hold},
+    intake::Intake,
+    state::Role,
+    topology::declare_own,
 };
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -91,7 +98,11 @@ impl Keeper {
     /// Connects, and makes sure of everything that the work needs.
     async fn open(&self) -> Result<Session, Error> {
         let name = format!("duetime: {}", self.role.text());
-        let (link, mut events) = Link::open(self.shared.url.expose_secret(), &name).await?;
+        let hold = match self.role {
+            Role::Publishing => Hold::unlimited(),
+            Role::Consuming => Hold::of(HELD_BYTES),
+        };
+        let (link, mut events) = Link::open(self.shared.url.expose_secret(), &name, hold).await?;
         declare_own(&link, &self.shared.strangers).await?;
         let subscriptions = match self.role {
             Role::Publishing => {

@@ -11,12 +11,15 @@ mod consumer;
 mod envelope;
 mod error;
 mod flight;
+mod hold;
 mod intake;
 mod keeper;
 mod message;
 mod publisher;
 mod routes;
+mod screened;
 mod state;
+mod subscription;
 #[cfg(test)]
 pub(crate) mod tests;
 mod topology;

@@ -113,7 +113,7 @@ impl Publisher {
             Err(_) => return Err("no channel was free in time".to_owned()),
         };
         let channel = lease.begin().clone();
-        let properties = envelope::set_aside(&received.message, &received.exchange, reason, self.link.user());
+        let properties = envelope::set_aside(received, reason, self.link.user());
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let confirmed = async {
             channel.basic_publish("".into(), INVALID.into(), options, &received.message.body, properties).await?.await

@@ -25,6 +25,10 @@ const TASK_DELIVERY_LIMIT: i64 = 20;
 /// Our own queues lose nothing to a node that restarts often. Not every version knows "unlimited".
 const OWN_DELIVERY_LIMIT: i64 = 1_000_000;
 
+/// What cannot be a task waits for a person so long, and the oldest of it makes room: nothing reads it, and whoever may submit can fill it.
+const INVALID_BYTES: i64 = 1 << 30;
+const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
+
 const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
 
@@ -84,7 +88,8 @@ pub(super) async fn declare_task_queue(
 
 /// The queue that tasks are submitted to, and the one for what cannot be a task.
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
-    declare_queue(link, INVALID, quorum([]), strangers).await?;
+    let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
+    declare_queue(link, INVALID, quorum(arguments), strangers).await?;
     declare_queue(link, SUBMIT, door(), strangers).await
 }
 

@@ -25,6 +25,7 @@ use super::{
     connection::{ANSWER_WITHIN, Link},
     consumer::AckHandle,
     error::{Error, answer},
+    hold::{Came, Hold},
     message::{PERSISTENT, json_of},
 };
 
@@ -75,7 +76,7 @@ impl Worker {
     }
 
     async fn try_open(url: &SecretString, queue: &str) -> Result<Self, Error> {
-        let (link, _) = Link::open(url.expose_secret(), &format!("duetime relay: {queue}")).await?;
+        let (link, _) = Link::open(url.expose_secret(), &format!("duetime relay: {queue}"), Hold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
         let reports = link.confirming_channel().await?;
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
@@ -143,6 +144,17 @@ impl Worker {
     }
 
     fn read(&self, delivery: Delivery) -> Handed {
+        let is_whole = match self.link.hold().came(self.channel.id(), delivery.delivery_tag) {
+            Came::Whole(_) | Came::Deferred { .. } => true,
+            Came::Troubled(_, trouble) => {
+                tracing::warn!(
+                    queue = self.queue,
+                    reason = trouble.reason,
+                    "a message cannot be read, so it is no task"
+                );
+                false
+            }
+        };
         let properties = &delivery.properties;
         let text = |of: &Option<ShortString>| of.as_ref().map(ToString::to_string);
         let headers = properties.headers().as_ref().map(json_of).unwrap_or_default();
@@ -150,7 +162,7 @@ impl Worker {
         let attempt = headers.get(HEADER_ATTEMPT).and_then(Value::as_i64);
         let address = properties.reply_to().clone().zip(properties.correlation_id().clone());
         Handed {
-            task: text(properties.correlation_id()),
+            task: text(properties.correlation_id()).filter(|_| is_whole),
             attempt,
             due_ms: headers.get(HEADER_DUE_MS).and_then(Value::as_i64),
             key: header(HEADER_KEY),
@@ -205,7 +217,7 @@ impl Reply {
     }
 
     pub async fn ack(self) {
-        AckHandle::new(&self.channel, self.delivery_tag).ack().await;
+        AckHandle::new(&self.channel, self.delivery_tag, None).ack().await;
     }
 
     /// A failed attempt, where the queue settles by rejections.

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     config::Audit,
     metrics::Metrics,
-    store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS},
+    store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
 };
 
 /// How often expired tasks are looked for.
@@ -98,11 +98,18 @@ impl Archiver {
         }
     }
 
-    /// Deletes what was noted too long ago, and tokens that were revoked then. What is left is deleted the next time.
+    /// Deletes what was noted or set aside too long ago, and tokens that were revoked then. What is left is deleted the next time.
     async fn forget(&self, stop: &CancellationToken) {
         let Some(audit) = self.audit else { return };
         let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
         let database = &self.site.database;
+        // The quarantine is in the first database too.
+        if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "the old quarantine was not deleted; trying again"
+            );
+        }
         for _ in 0..FORGET_BATCHES {
             match tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN)) {
                 Ok((deeds, _)) if deeds == FORGOTTEN && !stop.is_cancelled() => {}

@@ -8,21 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::{Attempt, TaskId};
+use common::{
+    ids::{Attempt, TaskId},
+    wire::screen::TroubleKind,
+};
 use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
 
-use super::retry::{Done, until_done};
-use crate::store::{Database, Error};
+use super::retry::until_done;
+use crate::store::{Database, Error, quarantine::Quarantined};
 
 /// `/readyz` names what was set aside for this long: as long as the alert looks back.
 const SHOWN_FOR: Duration = Duration::from_secs(900);
 
 /// The longest reason that `/readyz` shows.
 const REASON_CHARS: usize = 200;
-
-/// The longest text of a reason that is kept.
-const KEPT_CHARS: usize = 2_000;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
@@ -69,6 +69,19 @@ kinds! {
     Queue = "queue",
     /// Something that not even the quarantine takes.
     Quarantine = "quarantine",
+    /// A message that no AMQP client can parse.
+    UnreadableMessage = "unreadable_message",
+    /// A message whose body is larger than anything Duetime takes.
+    LargeMessage = "large_message",
+}
+
+impl From<TroubleKind> for Kind {
+    fn from(kind: TroubleKind) -> Self {
+        match kind {
+            TroubleKind::Unreadable => Self::UnreadableMessage,
+            TroubleKind::TooLarge => Self::LargeMessage,
+        }
+    }
 }
 
 /// Counts what was set aside, and remembers what was of late.
@@ -130,7 +143,7 @@ impl Asides {
 
     /// Counts it, logs it and shows it.
     pub fn note(&self, kind: Kind, name: &str, reason: &str) {
-        tracing::error!(kind = kind.text(), name, reason, "the database refuses it; it is set aside");
+        tracing::error!(kind = kind.text(), name, reason, "set aside; its neighbours go on");
         self.counts.with_label_values(&[kind.text()]).inc();
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
         let mut recent = self.recent.lock();
@@ -141,25 +154,19 @@ impl Asides {
     /// The same, and keeps it in the quarantine of `database`. Returns when it is durable.
     pub async fn keep(&self, database: &Database, kind: Kind, kept: Kept, reason: &str) {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
-        self.quarantine(database, kind.text(), kept, reason).await;
+        let Kept { name, headers, body } = kept;
+        self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await;
     }
 
     /// Keeps something in the quarantine of `database`, in a form that it takes.
-    pub async fn quarantine(&self, database: &Database, source: &'static str, kept: Kept, reason: &str) {
-        let reason: String = storable(reason).chars().take(KEPT_CHARS).collect();
-        let kept = Kept { name: kept.name.map(|name| storable(&name)), headers: storable_json(kept.headers), ..kept };
-        // What is refused all the same is kept without what came from outside.
-        let bare = Kept { name: None, ..Kept::default() };
-        for form in [kept, bare] {
+    pub async fn quarantine(&self, database: &Database, message: Quarantined) {
+        let reduced = message.clone().reduced();
+        for form in std::iter::once(message).chain(reduced) {
             let forms = [form];
-            let written: Done<'_, Kept, ()> = until_done("the quarantine", &forms, |forms| {
-                let Kept { name, headers, body } = forms[0].clone();
-                database.quarantine_add(source, reason.clone(), name, headers, body)
-            })
-            .await;
+            let written = until_done("the quarantine", &forms, |forms| database.quarantine_add(&forms[0])).await;
             match written.refused.first() {
                 None => return,
-                Some(refused) => self.note(Kind::Quarantine, source, &refused.error.reason()),
+                Some(refused) => self.note(Kind::Quarantine, "", &refused.error.reason()),
             }
         }
     }
@@ -178,17 +185,6 @@ impl Asides {
             })
             .collect()
     }
-}
-
-/// As PostgreSQL keeps text.
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
-}
-
-/// As PostgreSQL keeps JSON: what holds a NUL anywhere is kept as text.
-fn storable_json(value: serde_json::Value) -> serde_json::Value {
-    let text = value.to_string();
-    if text.contains("\\u0000") { serde_json::json!({ "as_text": text }) } else { value }
 }
 
 /// Why the database refuses it, for a person.

@@ -82,6 +82,11 @@ impl Receiver {
     }
 
     async fn receive(&self, batch: Vec<Received>) {
+        let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
+        let mut again = Vec::new();
+        for received in troubled {
+            again.extend(self.set_troubled_aside(received).await);
+        }
         let way = |received: &Received| match received.door {
             Door::Submit => None,
             Door::Delay(place) => self.ways.get(place),
@@ -89,7 +94,6 @@ impl Receiver {
         let messages: Vec<_> = batch.iter().map(|received| (way(received), &received.message)).collect();
         let taken = self.desk.receive(&messages).await;
         fail::fail_point!("after_receive", |_| std::process::abort());
-        let mut again = Vec::new();
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
                 Taken::Durable => received.ack.ack().await,
@@ -101,6 +105,25 @@ impl Receiver {
             }
         }
         self.give_back(again).await;
+    }
+
+    /// What did not come as it is. Returns it where it has to come again, and why.
+    async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
+        let trouble = received.trouble.clone()?;
+        self.asides.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
+        if trouble.is_cut {
+            // Only the broker has all of it, and puts it in the same queue.
+            let reason = trouble.reason;
+            tracing::warn!(door = ?received.door, reason, "a message that cannot be a task is rejected, so that the broker sets it aside");
+            self.metrics.submissions_invalid.inc();
+            received.ack.reject().await;
+            return None;
+        }
+        match self.set_aside(&received, &trouble.reason).await {
+            Ok(()) => received.ack.ack().await,
+            Err(why) => return Some((received, why)),
+        }
+        None
     }
 
     async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {

@@ -178,7 +178,7 @@ impl Relay {
 impl Calls {
     fn begin(&mut self, settings: &Arc<Settings>, handed: Handed, room: Room) {
         if handed.task.is_none() {
-            tracing::warn!(queue = %settings.queue, "a message without a correlation id is no task; it is rejected");
+            tracing::warn!(queue = %settings.queue, "a message without a readable correlation id is no task; it is rejected");
             return handed.reply.reject();
         }
         let settings = Arc::clone(settings);

@@ -22,6 +22,7 @@ pub mod outlook;
 pub mod partition;
 pub mod preload;
 pub mod put;
+pub mod quarantine;
 pub mod queues;
 pub mod read;
 pub mod rows;

@@ -92,6 +92,7 @@ ops! {
     FireTake = "fire_take",
     FireDone = "fire_done",
     QuarantineAdd = "quarantine_add",
+    QuarantineForget = "quarantine_forget",
     PartitionRead = "partition_read",
     PartitionMake = "partition_make",
     PartitionDrop = "partition_drop",

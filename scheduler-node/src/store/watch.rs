@@ -91,29 +91,6 @@ impl Database {
         listener.listen_all([ROW_CHANNEL, SHARD_CHANNEL, ROOM_CHANNEL, INBOX_CHANNEL]).await?;
         Ok(Nudges { listener })
     }
-
-    /// Keeps a message of ours that could not be read.
-    pub async fn quarantine_add(
-        &self,
-        source: &'static str,
-        reason: String,
-        message_id: Option<String>,
-        headers: serde_json::Value,
-        body: Vec<u8>,
-    ) -> Result<(), Error> {
-        self.run(StoreOp::QuarantineAdd, |pool| async move {
-            sqlx::query(include_str!("queries/quarantine_add.sql"))
-                .bind(source)
-                .bind(reason)
-                .bind(message_id)
-                .bind(headers)
-                .bind(body)
-                .execute(&pool)
-                .await?;
-            Ok(())
-        })
-        .await
-    }
 }
 
 /// Nudges as they come in. After a gap some may have been missed: everything is read again then.

@@ -7,6 +7,7 @@ use common::{
     outcome::Outcome,
     task::{Content, Delivery},
     time::UnixMicros,
+    wire::amqp::ExchangeType,
 };
 use futures::StreamExt;
 use integration_tests::sandbox::{Rabbit, shared};
@@ -28,8 +29,8 @@ use tokio::{
 use uuid::Uuid;
 
 use super::super::{
-    AmqpSettings, Broker, BrokerMetrics, BrokerState, Incoming, NotTaken, Outgoing, Published, QueueDeclaration, Route,
-    publisher::CONFIRM_WITHIN,
+    AmqpSettings, Broker, BrokerMetrics, BrokerState, DelayExchange, Incoming, NotTaken, Outgoing, Published,
+    QueueDeclaration, Route, publisher::CONFIRM_WITHIN,
 };
 
 /// Longer than anything takes on a busy machine.
@@ -54,7 +55,16 @@ impl Bench {
     /// Connected, beside other tests.
     pub(crate) async fn new() -> Self {
         let share = SERVER.read().await;
-        let mut bench = Self::with_confirm_deadline(CONFIRM_WITHIN).await;
+        let mut bench = Self::open(CONFIRM_WITHIN, Vec::new()).await;
+        bench._share = Some(share);
+        bench
+    }
+
+    /// Connected, beside other tests, with a delay exchange of that name.
+    pub(super) async fn with_delay_exchange(name: &str) -> Self {
+        let share = SERVER.read().await;
+        let exchange = DelayExchange { name: name.to_owned(), kind: ExchangeType::Topic };
+        let mut bench = Self::open(CONFIRM_WITHIN, vec![exchange]).await;
         bench._share = Some(share);
         bench
     }
@@ -62,20 +72,19 @@ impl Bench {
     /// Connected, with the server to itself.
     pub(crate) async fn alone(confirm_within: Duration) -> Self {
         let whole = SERVER.write().await;
-        let mut bench = Self::with_confirm_deadline(confirm_within).await;
+        let mut bench = Self::open(confirm_within, Vec::new()).await;
         bench._whole = Some(whole);
         bench
     }
 
-    async fn with_confirm_deadline(confirm_within: Duration) -> Self {
+    async fn open(confirm_within: Duration, delay_exchanges: Vec<DelayExchange>) -> Self {
         // `RUST_LOG` says how much of it is shown with a failure.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
         let vhost = shared::unique("broker");
         let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
-        let settings =
-            AmqpSettings { url: SecretString::from(url.clone()), consume: true, delay_exchanges: Vec::new() };
+        let settings = AmqpSettings { url: SecretString::from(url.clone()), consume: true, delay_exchanges };
         let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
         let (broker, keeper) = Broker::with_confirm_deadline(settings, Arc::clone(&metrics), confirm_within);
         let incoming = broker.incoming();
@@ -114,6 +123,10 @@ impl Bench {
 
     pub(crate) async fn next(&mut self) -> Incoming {
         timeout(LONG, self.incoming.recv()).await.expect("something comes in").expect("the broker lives")
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
     }
 
     pub(crate) async fn hand(&self) -> Hand {

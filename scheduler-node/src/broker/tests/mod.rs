@@ -3,5 +3,6 @@
 pub(crate) mod bench;
 mod faults;
 mod incoming;
+mod poison;
 mod publishing;
 mod throughput;

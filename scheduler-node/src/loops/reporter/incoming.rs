@@ -21,7 +21,7 @@ use crate::{
         retry::{Refused, until_done},
         site::Site,
     },
-    store::Error,
+    store::{Error, quarantine::Quarantined},
 };
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
@@ -40,23 +40,31 @@ type Told = (TaskId, Happening, Incoming);
 
 impl Reporter {
     /// What comes back from the broker, until told to stop. Each database has its own line, so that one that is away
-    /// holds up nobody else's reports.
+    /// holds up no other's reports; so has what is set aside.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
         let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
         let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
+        let applying = futures::future::join_all(applying);
+        let (aside, set_aside) = mpsc::channel(WAITING);
+        let reading = self.read_all(incoming, lines, aside);
         tokio::select! {
-            _ = async { tokio::join!(self.read_all(incoming, lines), futures::future::join_all(applying)) } => {}
+            _ = async { tokio::join!(reading, applying, self.set_all_aside(set_aside)) } => {}
             () = stop.cancelled() => {}
         }
     }
 
     /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
-    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, lines: Vec<mpsc::Sender<Told>>) {
+    async fn read_all(
+        &self,
+        mut incoming: mpsc::Receiver<Incoming>,
+        lines: Vec<mpsc::Sender<Told>>,
+        aside: mpsc::Sender<(Incoming, String)>,
+    ) {
         while let Some(message) = incoming.recv().await {
+            // The lines end after this, and the broker hands out fewer unacked messages than one of them holds: none ever waits here.
             match self.read(&message) {
-                // The lines end after this, and the broker hands out fewer unacked messages than one of them holds.
                 Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
-                Err(reason) => self.set_aside(message, reason).await,
+                Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
     }
@@ -70,6 +78,9 @@ impl Reporter {
     }
 
     fn read(&self, message: &Incoming) -> Result<(usize, TaskId, Happening), String> {
+        if let Some(trouble) = &message.trouble {
+            return Err(trouble.reason.clone());
+        }
         let (id, happening) = match message.source {
             Source::Results => {
                 let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
@@ -97,13 +108,34 @@ impl Reporter {
         Ok((index, id, happening))
     }
 
-    async fn set_aside(&self, message: Incoming, reason: String) {
-        let source = source(&message);
+    /// Keeps what could not be read, one message after the other.
+    async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
         let home = &self.sites.all()[0];
-        tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
-        home.asides.quarantine(&home.database, source, kept(&message), &reason).await;
-        self.metrics.quarantined.with_label_values(&[source]).inc();
-        message.ack.ack().await;
+        while let Some((message, reason)) = line.recv().await {
+            let source = source(&message);
+            tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
+            let Incoming { message_id, headers, body, trouble, ack, .. } = message;
+            let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+            if let Some(trouble) = trouble {
+                home.asides.note(trouble.kind.into(), source, &reason);
+                kept = kept.with_properties(trouble.properties);
+            }
+            home.asides.quarantine(&home.database, kept).await;
+            self.metrics.quarantined.with_label_values(&[source]).inc();
+            ack.ack().await;
+        }
+    }
+
+    /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the
+    /// task is set aside: its deadline must not take a rejection for a success.
+    async fn refused(&self, site: &Site, told: &Told, error: &Error) {
+        let (id, happening, message) = told;
+        site.asides.keep(&site.database, Kind::Report, kept(message), &why(error)).await;
+        let bare = [happening.bare()];
+        let done = until_done(WHAT, &bare, |bare| self.apply(site, vec![(*id, bare[0].clone())])).await;
+        if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
+            site.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        }
     }
 
     /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the

@@ -21,6 +21,7 @@ mod outlook;
 mod partition;
 mod preload;
 mod put;
+mod quarantine;
 mod queues;
 mod read;
 mod schedules;

@@ -1,0 +1,351 @@
+//! Looks at what the broker sends before the AMQP client parses it.
+//!
+//! The client's parser recurses into nested headers without a limit, and gives a whole connection up over one short string that is
+//! not UTF-8. The screen walks the same bytes without recursion and replaces what the client could not take: the message then arrives
+//! with empty properties, and a note of its own says what it was. It also knows the size of a body before the body comes, and
+//! can leave it out.
+//!
+//! It reads frames as they come, in pieces of any size, and does no I/O.
+
+mod properties;
+
+use std::collections::HashMap;
+
+/// Nested tables and arrays. Twice as deep as a delayed message may be; the client needs some 2 KiB of stack a level.
+pub const MAX_NESTING: usize = 32;
+/// Values in the headers of one message. In memory a value is many times as large as on the wire.
+pub const MAX_VALUES: usize = 10_000;
+/// Of a header or method frame: what a broker negotiates by default. RabbitMQ adds headers of its own to a message that it dead-letters,
+/// and may so send more than it negotiated; the client ends the connection over that.
+pub const MAX_FRAME_BYTES: usize = (128 << 10) - 8;
+/// Of a body: the largest payload in the widest format (base64 within JSON) is smaller.
+pub const MAX_BODY_BYTES: u64 = 2 << 20;
+/// Of the properties that are kept for a person to look at. As base64 they fit into one frame.
+pub const KEPT_BYTES: usize = 64 << 10;
+
+/// What a message takes in memory besides its bytes.
+const MESSAGE_BYTES: usize = 1 << 10;
+/// What one value of the headers takes in memory, in each of the forms it is kept in.
+const VALUE_BYTES: usize = 160;
+
+const METHOD: u8 = 1;
+const HEADER: u8 = 2;
+const BODY: u8 = 3;
+const HEARTBEAT: u8 = 8;
+const FRAME_END: u8 = 0xCE;
+/// Type, channel, size.
+const HEAD_BYTES: usize = 7;
+/// Class, weight, size of the body.
+const CONTENT_BYTES: usize = 12;
+
+/// Why the client does not get a message as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub reason: String,
+    pub kind: TroubleKind,
+    /// As they came, up to [`KEPT_BYTES`]; empty where the client has got them.
+    pub properties: Vec<u8>,
+    /// The message's own, which the client sees with other characters; only where it is not UTF-8.
+    pub routing_key: Option<Vec<u8>>,
+    /// Something of the message is neither here nor with the client.
+    pub is_cut: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TroubleKind {
+    /// The client cannot parse it.
+    Unreadable,
+    /// Its body is larger than anything Duetime takes.
+    TooLarge,
+}
+
+/// A message that begins to arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    pub channel: u16,
+    /// `None`: it comes back to its publisher.
+    pub delivery_tag: Option<u64>,
+    /// About what it takes in memory.
+    pub weight: usize,
+    pub trouble: Option<Trouble>,
+}
+
+/// The state of one connection.
+#[derive(Debug, Default)]
+pub struct Screen {
+    state: State,
+    /// The head of a frame, and what is gathered of its payload.
+    frame: Vec<u8>,
+    /// What the last method of a channel announced.
+    announced: HashMap<u16, Announced>,
+    /// How much of a body is still to be left out.
+    leaving_out: HashMap<u16, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    #[default]
+    Head,
+    /// Gathers so much, then passes over so much.
+    Gather { keep: usize, then_skip: usize },
+    /// So much goes on as it is.
+    Pass(usize),
+    /// So much is left out.
+    Skip(usize),
+    /// No frames that the screen knows: everything goes on as it is.
+    Raw,
+}
+
+#[derive(Debug, Default)]
+struct Announced {
+    delivery_tag: Option<u64>,
+    /// What is wrong with its names, and the routing key as it came.
+    trouble: Option<(&'static str, Vec<u8>)>,
+}
+
+impl Screen {
+    /// Takes what came over the connection and adds to `out` what the client is to see of it. `take` hears of each message that begins
+    /// and says whether its body is wanted now.
+    pub fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>, mut take: impl FnMut(Arrival) -> bool) {
+        while !input.is_empty() {
+            match &mut self.state {
+                State::Raw => return out.extend_from_slice(input),
+                State::Head => {
+                    let missing = HEAD_BYTES - self.frame.len();
+                    let (head, rest) = input.split_at(missing.min(input.len()));
+                    self.frame.extend_from_slice(head);
+                    input = rest;
+                    // The first byte alone says whether this is a frame.
+                    if self.frame.len() == HEAD_BYTES || !matches!(self.frame[0], METHOD | HEADER | BODY | HEARTBEAT) {
+                        self.begin(out);
+                    }
+                }
+                State::Gather { keep, then_skip } => {
+                    let (part, rest) = input.split_at((*keep).min(input.len()));
+                    self.frame.extend_from_slice(part);
+                    *keep -= part.len();
+                    input = rest;
+                    if *keep == 0 {
+                        let then_skip = *then_skip;
+                        self.end_of_frame(then_skip, out, &mut take);
+                    }
+                }
+                State::Pass(left) | State::Skip(left) => {
+                    let (part, rest) = input.split_at((*left).min(input.len()));
+                    *left -= part.len();
+                    let is_over = *left == 0;
+                    if matches!(self.state, State::Pass(_)) {
+                        out.extend_from_slice(part);
+                    }
+                    if is_over {
+                        self.state = State::Head;
+                    }
+                    input = rest;
+                }
+            }
+        }
+    }
+
+    /// The head of a frame is complete.
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let Some((kind, channel, size)) = head(&self.frame) else {
+            out.append(&mut self.frame);
+            self.state = State::Raw;
+            return;
+        };
+        let with_end = size.saturating_add(1);
+        self.state = match kind {
+            METHOD if size <= MAX_FRAME_BYTES => State::Gather { keep: with_end, then_skip: 0 },
+            HEADER if size > MAX_FRAME_BYTES => {
+                State::Gather { keep: MAX_FRAME_BYTES, then_skip: with_end - MAX_FRAME_BYTES }
+            }
+            HEADER => State::Gather { keep: with_end, then_skip: 0 },
+            BODY if self.leaves_out(channel, size) => {
+                self.frame.clear();
+                State::Skip(with_end)
+            }
+            _ => {
+                out.append(&mut self.frame);
+                State::Pass(with_end)
+            }
+        };
+    }
+
+    fn leaves_out(&mut self, channel: u16, size: usize) -> bool {
+        let Some(left) = self.leaving_out.get_mut(&channel) else { return false };
+        *left = left.saturating_sub(size as u64);
+        if *left == 0 {
+            self.leaving_out.remove(&channel);
+        }
+        true
+    }
+
+    fn end_of_frame(&mut self, then_skip: usize, out: &mut Vec<u8>, take: &mut impl FnMut(Arrival) -> bool) {
+        let mut frame = std::mem::take(&mut self.frame);
+        self.state = if then_skip > 0 { State::Skip(then_skip) } else { State::Head };
+        let Some((kind, channel, size)) = head(&frame) else { return };
+        if kind == METHOD {
+            // A channel sends nothing else before a body is complete.
+            self.leaving_out.remove(&channel);
+            self.announced.remove(&channel);
+            let announced = names(&mut frame[HEAD_BYTES..HEAD_BYTES + size]);
+            if let Some(announced) = announced {
+                self.announced.insert(channel, announced);
+            }
+            out.append(&mut frame);
+        } else if size < CONTENT_BYTES {
+            // Not even the client's own framing: it gives the connection up, and rightly so.
+            out.append(&mut frame);
+        } else {
+            self.content(channel, size, &frame[HEAD_BYTES..], out, take);
+        }
+        frame.clear();
+        // Its memory is used again.
+        self.frame = frame;
+    }
+
+    /// The header of a message: class, weight, size of the body, properties.
+    fn content(
+        &mut self,
+        channel: u16,
+        size: usize,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+        take: &mut impl FnMut(Arrival) -> bool,
+    ) {
+        let announced = self.announced.remove(&channel).unwrap_or_default();
+        let properties = &payload[CONTENT_BYTES..size.min(payload.len())];
+        let body = u64::from_be_bytes(payload[4..CONTENT_BYTES].try_into().expect("eight bytes"));
+        let (values, trouble) = judge(size, properties, body, announced.trouble);
+        let is_readable = trouble.as_ref().is_none_or(|trouble| trouble.kind == TroubleKind::TooLarge);
+        let body_bytes = usize::try_from(body).unwrap_or(usize::MAX);
+        let is_too_large = body > MAX_BODY_BYTES;
+        let weight = MESSAGE_BYTES
+            .saturating_add(if is_too_large { 0 } else { body_bytes })
+            .saturating_add(3 * size.min(MAX_FRAME_BYTES))
+            .saturating_add(values * VALUE_BYTES);
+        let delivery_tag = announced.delivery_tag;
+        let is_wanted = take(Arrival { channel, delivery_tag, weight, trouble }) && !is_too_large;
+        if !is_wanted && body > 0 {
+            self.leaving_out.insert(channel, body);
+        }
+        let properties = if is_readable { properties } else { &[0, 0] };
+        let size = u32::try_from(CONTENT_BYTES + properties.len()).expect("below the largest frame");
+        out.push(HEADER);
+        out.extend_from_slice(&channel.to_be_bytes());
+        out.extend_from_slice(&size.to_be_bytes());
+        out.extend_from_slice(&payload[..4]);
+        out.extend_from_slice(&if is_wanted { body } else { 0 }.to_be_bytes());
+        out.extend_from_slice(properties);
+        out.push(FRAME_END);
+    }
+}
+
+/// How many values the headers hold, and what keeps the client from taking the message, if something does.
+fn judge(
+    size: usize,
+    properties: &[u8],
+    body: u64,
+    names: Option<(&'static str, Vec<u8>)>,
+) -> (usize, Option<Trouble>) {
+    let checked = if size > MAX_FRAME_BYTES {
+        Err(format!("its properties take {size} bytes, more than {MAX_FRAME_BYTES}"))
+    } else {
+        properties::check(properties)
+    };
+    let is_too_large = body > MAX_BODY_BYTES;
+    let (reason, routing_key) = match (&checked, names) {
+        (Err(reason), names) => (reason.clone(), names.map(|(_, routing_key)| routing_key)),
+        (Ok(_), Some((reason, routing_key))) => (reason.to_owned(), Some(routing_key)),
+        (Ok(values), None) if is_too_large => {
+            let reason = format!("its body has {body} bytes, more than {MAX_BODY_BYTES}");
+            let kind = TroubleKind::TooLarge;
+            return (*values, Some(Trouble { reason, kind, properties: Vec::new(), routing_key: None, is_cut: true }));
+        }
+        (Ok(values), None) => return (*values, None),
+    };
+    let kept = &properties[..properties.len().min(KEPT_BYTES)];
+    let trouble = Trouble {
+        reason,
+        kind: TroubleKind::Unreadable,
+        properties: kept.to_vec(),
+        routing_key,
+        is_cut: is_too_large || CONTENT_BYTES + kept.len() < size,
+    };
+    (0, Some(trouble))
+}
+
+/// Type, channel and size of a frame. `None`: it is none.
+fn head(frame: &[u8]) -> Option<(u8, u16, usize)> {
+    let [kind @ (METHOD | HEADER | BODY | HEARTBEAT), c0, c1, s0, s1, s2, s3, ..] = *frame else { return None };
+    let size = u32::from_be_bytes([s0, s1, s2, s3]);
+    Some((kind, u16::from_be_bytes([c0, c1]), usize::try_from(size).unwrap_or(usize::MAX)))
+}
+
+/// Class and method of what carries text from outside, and where the text is.
+const TEXTS: [((u16, u16), &[Part]); 6] = [
+    ((10, 50), &[Part::Skip(2), Part::Text]),
+    ((10, 60), &[Part::Text]),
+    ((20, 40), &[Part::Skip(2), Part::Text]),
+    (RETURN, &[Part::Skip(2), Part::Text, Part::Text, Part::Text]),
+    (DELIVER, &[Part::Text, Part::Tag, Part::Skip(1), Part::Text, Part::Text]),
+    (GET_OK, &[Part::Tag, Part::Skip(1), Part::Text, Part::Text]),
+];
+const RETURN: (u16, u16) = (60, 50);
+const DELIVER: (u16, u16) = (60, 60);
+const GET_OK: (u16, u16) = (60, 71);
+
+enum Part {
+    Skip(usize),
+    Tag,
+    Text,
+}
+
+/// Replaces what is not UTF-8 in the texts of a method, in place. Says what is announced, if it is a message.
+fn names(method: &mut [u8]) -> Option<Announced> {
+    let [c0, c1, m0, m1, arguments @ ..] = method else { return None };
+    let id = (u16::from_be_bytes([*c0, *c1]), u16::from_be_bytes([*m0, *m1]));
+    let (_, parts) = TEXTS.iter().find(|(of, _)| *of == id)?;
+    let mut announced = Announced::default();
+    let mut rest: &mut [u8] = arguments;
+    for part in *parts {
+        let len = match part {
+            Part::Skip(bytes) => *bytes,
+            Part::Tag => 8,
+            Part::Text => 1 + usize::from(*rest.first()?),
+        };
+        let (field, after) = std::mem::take(&mut rest).split_at_mut_checked(len)?;
+        match part {
+            Part::Skip(_) => {}
+            Part::Tag => announced.delivery_tag = Some(u64::from_be_bytes(field.try_into().ok()?)),
+            Part::Text => {
+                let text = &mut field[1..];
+                // The routing key is the last of them.
+                announced.trouble = match announced.trouble {
+                    _ if std::str::from_utf8(text).is_err() => {
+                        let as_it_came = text.to_vec();
+                        make_utf8(text);
+                        Some(("its routing key or exchange is not UTF-8", as_it_came))
+                    }
+                    Some((reason, _)) => Some((reason, text.to_vec())),
+                    None => None,
+                };
+            }
+        }
+        rest = after;
+    }
+    matches!(id, RETURN | DELIVER | GET_OK).then_some(announced)
+}
+
+/// Puts a question mark in the place of each byte that does not belong.
+fn make_utf8(mut text: &mut [u8]) {
+    while let Err(error) = std::str::from_utf8(text) {
+        let bad = text.len() - error.valid_up_to();
+        let len = error.error_len().unwrap_or(bad);
+        text = &mut text[error.valid_up_to()..];
+        text[..len].fill(b'?');
+    }
+}
+
+#[cfg(test)]
+mod tests;

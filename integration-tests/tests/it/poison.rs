@@ -1,0 +1,225 @@
+//! Whatever anyone publishes to a queue that nodes read: it is a task, quarantined or set aside, and the nodes go on.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::{
+    load::Load,
+    raw_amqp::{self, RawAmqp, Sent},
+    sandbox::Sandbox,
+};
+use lapin::{
+    Connection, ConnectionProperties, ExchangeKind,
+    options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
+    types::FieldTable,
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use sqlx::{Connection as _, PgConnection};
+
+use crate::{confirm, load, scenario, until};
+
+const DELAY_EXCHANGE: &str = "\n[[delay_exchange]]\nname = \"late\"\ntype = \"topic\"\ndeliver_to = \"orders\"\n";
+/// Long enough for a machine that does much else.
+const SOON: Duration = Duration::from_secs(60);
+/// Hand-made messages, beside those that are known to be hard.
+const MESSAGES: usize = 400;
+
+/// What is published by hand.
+#[derive(Debug, Default)]
+struct Published {
+    /// To be a task, or to be set aside.
+    submitted: i64,
+    /// To be applied, or to be quarantined.
+    reported: i64,
+}
+
+/// Where a message goes: exchange and routing key.
+const TARGETS: [(&str, &[u8]); 5] = [
+    ("", b"duetime.submit"),
+    ("", b"duetime.results"),
+    ("", b"duetime.rejected"),
+    ("late", b"some.key"),
+    ("late", b"caf\xe9.key"),
+];
+
+/// Properties that were found to be hard, each with a body.
+fn hard() -> Vec<(Vec<u8>, Vec<u8>)> {
+    use raw_amqp::{deepest, headers, message_id, nested, text};
+    let queue = text(b"duetime-queue", b"fuzzed");
+    let submission = |more: &[u8]| headers(&[&queue[..], more].concat());
+    vec![
+        (headers(&nested(b"n", deepest(0))), Vec::new()),
+        (submission(&nested(b"n", deepest(queue.len()))), b"{}".to_vec()),
+        (submission(&nested(b"n", 1_500)), b"{}".to_vec()),
+        (submission(&nested(b"n", 20)), b"{}".to_vec()),
+        (message_id(b"\xff"), b"{}".to_vec()),
+        (message_id(b"a\0b"), b"\0".to_vec()),
+        (headers(&text(b"nul", b"a\0b")), b"{\"status\":\"succeeded\"}".to_vec()),
+        (headers(&text(b"a\0b", b"a")), vec![0xff; 300_000]),
+        (headers(&text(b"long", &vec![b'x'; 120_000])), b"{}".to_vec()),
+        (submission(&text(b"duetime-key", b"a\0b")), b"{}".to_vec()),
+        (submission(b"\x04nameF\0\0\0\x05\x01aA\0\0"), b"{}".to_vec()),
+        (submission(b""), b"{\"good\":true}".to_vec()),
+        (submission(b""), vec![b'x'; 3 << 20]),
+    ]
+}
+
+async fn publish(
+    raw: &mut RawAmqp,
+    published: &mut Published,
+    target: usize,
+    properties: &[u8],
+    body: &[u8],
+) -> Result<()> {
+    let (exchange, routing_key) = TARGETS[target];
+    if raw.publish(exchange, routing_key, properties, body).await? == Sent::Confirmed {
+        let count = if [1, 2].contains(&target) { &mut published.reported } else { &mut published.submitted };
+        *count += 1;
+    }
+    Ok(())
+}
+
+/// The exchange that delayed messages go on to, and a queue that takes all of them.
+async fn declare_orders(sandbox: &Sandbox) -> Result<()> {
+    let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
+    let channel = connection.create_channel().await?;
+    let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    channel.exchange_declare("orders".into(), ExchangeKind::Fanout, options, FieldTable::default()).await?;
+    let options = QueueDeclareOptions { durable: true, ..Default::default() };
+    channel.queue_declare("orders".into(), options, FieldTable::default()).await?;
+    let bind = QueueBindOptions::default();
+    channel.queue_bind("orders".into(), "orders".into(), "".into(), bind, FieldTable::default()).await?;
+    Ok(())
+}
+
+async fn count(database: &mut PgConnection, from: &str) -> Result<i64> {
+    let statement = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {from}"));
+    Ok(sqlx::query_scalar(statement).fetch_one(database).await?)
+}
+
+async fn sum(sandbox: &Sandbox, metric: &str) -> Result<i64> {
+    let mut sum = 0.0;
+    for client in sandbox.clients() {
+        sum += client.metric(metric).await?.with_context(|| format!("there is no {metric}"))?;
+    }
+    Ok(sum as i64)
+}
+
+async fn depth(sandbox: &Sandbox, queue: &str) -> Result<i64> {
+    let words = ["list_queues", "-p", sandbox.vhost(), "name", "messages", "--no-table-headers", "--quiet"];
+    let listing = sandbox.rabbit().ctl(&words).await?;
+    let line = listing.lines().find_map(|line| line.trim().strip_prefix(queue)?.strip_prefix('\t'));
+    Ok(line.with_context(|| format!("no queue {queue}: {listing}"))?.trim().parse()?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_made_by_hand_cost_no_node_and_no_neighbour_anything() {
+    scenario(Sandbox::builder().nodes(2).config(DELAY_EXCHANGE), async |sandbox| {
+        let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
+        declare_orders(sandbox).await?;
+        sandbox.put_queues(&[("fuzzed", confirm())]).await?;
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let pids: Vec<_> = sandbox.nodes().iter().map(|node| node.pid()).collect();
+        let beside = load(sandbox, &[0, 1], Load::new("mail", 20), Duration::from_secs(15));
+        let mut raw = RawAmqp::connect(&sandbox.amqp_url()).await?;
+        let (mut dice, mut published) = (StdRng::seed_from_u64(seed), Published::default());
+        for (properties, body) in hard() {
+            for target in 0..TARGETS.len() {
+                publish(&mut raw, &mut published, target, &properties, &body).await?;
+            }
+        }
+        for _ in 0..MESSAGES {
+            let properties = raw_amqp::random_properties(&mut dice, 0.05);
+            let target = dice.random_range(0..TARGETS.len());
+            publish(&mut raw, &mut published, target, &properties, b"{\"status\":\"succeeded\"}").await?;
+            for client in sandbox.clients() {
+                let (is_ready, said) = client.readiness().await?;
+                ensure!(is_ready, "seed {seed}: a node is not ready: {said}");
+            }
+        }
+        beside.await?;
+        ensure!(published.submitted > 100 && published.reported > 100, "seed {seed}: {published:?}");
+        account(sandbox, &published).await.with_context(|| format!("seed {seed}"))?;
+        ensure!(sum(sandbox, "duetime_broker_reconnects_total").await? == 0, "seed {seed}: a connection was lost");
+        let now: Vec<_> = sandbox.nodes().iter().map(|node| node.pid()).collect();
+        ensure!(now == pids && sandbox.nodes().iter().all(|node| node.is_running()), "seed {seed}: a node ended");
+        Ok(())
+    })
+    .await;
+}
+
+/// Every message is a task, quarantined or set aside.
+async fn account(sandbox: &Sandbox, published: &Published) -> Result<()> {
+    let mut database = PgConnection::connect(&sandbox.database_url(0)).await?;
+    let deadline = tokio::time::Instant::now() + SOON;
+    loop {
+        let mut tasks = 0;
+        for table in ["task", "archive"] {
+            tasks += count(&mut database, &format!("duetime.{table} WHERE queue IN ('late', 'fuzzed')")).await?;
+        }
+        let invalid = depth(sandbox, "duetime.submit.invalid").await?;
+        let quarantined = count(&mut database, "duetime.quarantine").await?;
+        let stale = sum(sandbox, "duetime_reports_stale_total").await?;
+        if tasks + invalid == published.submitted && quarantined + stale == published.reported {
+            ensure!(
+                tasks > 0 && invalid > 0 && quarantined > 0,
+                "{tasks} tasks, {invalid} aside, {quarantined} quarantined"
+            );
+            return Ok(());
+        }
+        let seen =
+            format!("{tasks} tasks, {invalid} set aside, {quarantined} quarantined, {stale} stale of {published:?}");
+        ensure!(tokio::time::Instant::now() < deadline, "not all are accounted for: {seen}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What a process takes in memory at its peak, in bytes.
+fn peak(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("Linux says it")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? << 10)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_large_messages_takes_a_bounded_part_of_a_nodes_memory() {
+    scenario(Sandbox::builder().nodes(1).config(DELAY_EXCHANGE), async |sandbox| {
+        sandbox.put_queues(&[("fuzzed", confirm())]).await?;
+        let mut raw = RawAmqp::connect(&sandbox.amqp_url()).await?;
+        let pid = sandbox.node(0).pid().context("the node runs")?;
+        let before = peak(pid)?;
+        let properties = raw_amqp::headers(&raw_amqp::text(b"duetime-queue", b"fuzzed"));
+        // What a node cannot store it holds: while PostgreSQL is away, prefetch alone would let it hold all of these.
+        sandbox.postgres(0).pause()?;
+        let large = vec![b'x'; 8 << 20];
+        for _ in 0..24 {
+            ensure!(raw.publish("", b"duetime.submit", &properties, &large).await? == Sent::Confirmed);
+        }
+        let usual = vec![b'x'; 250 << 10];
+        for _ in 0..800 {
+            ensure!(raw.publish("", b"duetime.submit", &properties, &usual).await? == Sent::Confirmed);
+        }
+        let aside = until("the large ones are set aside", SOON, async || {
+            depth(sandbox, "duetime.submit.invalid").await.ok().filter(|aside| *aside == 24)
+        })
+        .await;
+        let grown = peak(pid)?.saturating_sub(before);
+        sandbox.postgres(0).resume()?;
+        aside?;
+        ensure!(grown < 128 << 20, "the node's memory grew by {} MiB", grown >> 20);
+        let mut database = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let mut tasks = 0;
+        let deadline = tokio::time::Instant::now() + SOON;
+        while tasks < 800 {
+            ensure!(tokio::time::Instant::now() < deadline, "only {tasks} of 800 became tasks");
+            tasks = 0;
+            for table in ["task", "archive"] {
+                tasks += count(&mut database, &format!("duetime.{table} WHERE queue = 'fuzzed'")).await?;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        ensure!(tasks == 800, "{tasks} tasks of 800 messages");
+        Ok(())
+    })
+    .await;
+}

@@ -1,0 +1,162 @@
+//! What a connection has brought and nobody has answered yet: how much memory it takes, and what is wrong with it.
+//!
+//! Prefetch counts messages, so it bounds no memory. The hold counts bytes, queue by queue. When a queue has brought too much, the
+//! bodies that follow are left out as they arrive; their messages go back to the broker once there is room, and come again.
+
+use std::{collections::HashMap, sync::Arc};
+
+use common::wire::screen::{Arrival, Trouble};
+use parking_lot::Mutex;
+
+/// Of each queue that a node reads. Several inserts' worth of usual messages, and eight of the largest. On its way into the database a
+/// message is copied up to four times.
+pub(super) const HELD_BYTES: usize = 16 << 20;
+
+/// The messages of one connection.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// Of one channel.
+    limit: usize,
+    rooms: Mutex<HashMap<u16, Room>>,
+}
+
+/// The messages of one channel, which reads one queue.
+#[derive(Debug, Default)]
+struct Room {
+    bytes: usize,
+    /// Too much was there: nothing more is taken until half of it is gone. Otherwise what went back to the broker would find the
+    /// room taken by what came after it, again and again.
+    is_closed: bool,
+    /// By delivery tag.
+    noted: HashMap<u64, Note>,
+}
+
+#[derive(Debug)]
+struct Note {
+    weight: usize,
+    is_deferred: bool,
+    trouble: Option<Trouble>,
+}
+
+/// How a message came.
+#[derive(Debug)]
+pub(super) enum Came {
+    Whole(Held),
+    /// As far as the note says.
+    Troubled(Held, Trouble),
+    /// Without its body, for which there is no room now.
+    Deferred {
+        weight: usize,
+    },
+}
+
+impl Hold {
+    pub(super) fn of(limit: usize) -> Self {
+        Self { limit, rooms: Mutex::default() }
+    }
+
+    /// Counts nothing.
+    pub(super) fn unlimited() -> Self {
+        Self::of(usize::MAX)
+    }
+
+    /// Whether there is room for its body.
+    pub(super) fn arrives(&self, arrival: Arrival) -> bool {
+        let Arrival { channel, delivery_tag: Some(tag), weight, trouble } = arrival else { return true };
+        if self.limit == usize::MAX && trouble.is_none() {
+            return true;
+        }
+        let mut rooms = self.rooms.lock();
+        let room = rooms.entry(channel).or_default();
+        // One that is larger than the whole room comes alone.
+        if room.bytes > 0 && room.bytes.saturating_add(weight) > self.limit {
+            room.is_closed = true;
+        }
+        let is_deferred = room.is_closed;
+        if !is_deferred {
+            room.bytes += weight;
+        }
+        room.noted.insert(tag, Note { weight, is_deferred, trouble });
+        !is_deferred
+    }
+
+    /// How the message came that the client hands over now.
+    pub(super) fn came(self: &Arc<Self>, channel: u16, tag: u64) -> Came {
+        let note = self.rooms.lock().get_mut(&channel).and_then(|room| room.noted.remove(&tag));
+        let held = |weight| Held { hold: Arc::clone(self), channel, weight };
+        match note {
+            None => Came::Whole(held(0)),
+            Some(Note { is_deferred: true, weight, .. }) => Came::Deferred { weight },
+            Some(Note { weight, trouble: None, .. }) => Came::Whole(held(weight)),
+            Some(Note { weight, trouble: Some(trouble), .. }) => Came::Troubled(held(weight), trouble),
+        }
+    }
+
+    pub(super) fn is_open(&self, channel: u16) -> bool {
+        self.rooms.lock().get(&channel).is_none_or(|room| !room.is_closed)
+    }
+
+    fn release(&self, channel: u16, weight: usize) {
+        if let Some(room) = self.rooms.lock().get_mut(&channel) {
+            room.bytes = room.bytes.saturating_sub(weight);
+            if room.bytes <= self.limit / 2 {
+                room.is_closed = false;
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.rooms.lock().values().map(|room| room.bytes).sum()
+    }
+}
+
+/// The room that one message takes. Dropped, it is free.
+#[derive(Debug)]
+pub(super) struct Held {
+    hold: Arc<Hold>,
+    channel: u16,
+    weight: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.hold.release(self.channel, self.weight);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(tag: u64, weight: usize) -> Arrival {
+        Arrival { channel: 1, delivery_tag: Some(tag), weight, trouble: None }
+    }
+
+    #[test]
+    fn what_finds_no_room_is_deferred_until_half_of_it_is_free() {
+        let hold = Arc::new(Hold::of(100));
+        assert!(hold.arrives(arrival(1, 40)) && hold.arrives(arrival(2, 40)));
+        assert!(!hold.arrives(arrival(3, 40)), "no room");
+        assert!(!hold.arrives(arrival(4, 1)), "the room is closed, for small ones too");
+        assert!(hold.arrives(Arrival { channel: 2, ..arrival(1, 90) }), "another queue has a room of its own");
+        let (Came::Whole(first), Came::Whole(second)) = (hold.came(1, 1), hold.came(1, 2)) else { panic!("whole") };
+        assert!(matches!(hold.came(1, 3), Came::Deferred { weight: 40 }));
+        assert!(!hold.is_open(1));
+        drop(first);
+        assert!(hold.is_open(1) && hold.arrives(arrival(3, 40)));
+        drop(second);
+        let Came::Whole(third) = hold.came(1, 3) else { panic!("whole") };
+        drop(third);
+        assert_eq!(hold.bytes(), 90);
+    }
+
+    #[test]
+    fn one_that_is_larger_than_the_room_comes_alone() {
+        let hold = Arc::new(Hold::of(100));
+        assert!(hold.arrives(arrival(1, 500)));
+        assert!(!hold.arrives(arrival(2, 1)));
+        drop(hold.came(1, 1));
+        assert!(hold.arrives(arrival(2, 500)));
+    }
+}

@@ -1,0 +1,94 @@
+//! One queue that a node reads, over a channel of its own.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use common::wire::screen::Trouble;
+use futures::StreamExt;
+use lapin::{
+    Channel, Consumer,
+    message::Delivery,
+    options::{BasicConsumeOptions, BasicQosOptions},
+    types::FieldTable,
+};
+
+use super::{
+    connection::{ANSWER_WITHIN, Link},
+    consumer::AckHandle,
+    error::{Error, answer},
+    hold::{Came, HELD_BYTES, Hold},
+};
+
+/// How often messages that found no room are looked at while there are some.
+const DEFERRED_EVERY: Duration = Duration::from_millis(50);
+/// As much of them goes back to the broker at a time: it comes again at once and has to find room beside what is new.
+const GIVE_BACK_BYTES: usize = HELD_BYTES / 8;
+
+/// A message that came.
+pub(super) struct Arrived {
+    pub(super) delivery: Delivery,
+    pub(super) ack: AckHandle,
+    /// Why it did not come as it is.
+    pub(super) trouble: Option<Trouble>,
+}
+
+pub(super) struct Subscription {
+    queue: String,
+    channel: Arc<Channel>,
+    consumer: Consumer,
+    hold: Arc<Hold>,
+    /// What came without its body, the oldest first.
+    deferred: VecDeque<(AckHandle, usize)>,
+}
+
+impl Subscription {
+    pub(super) async fn open(link: &Link, queue: String, prefetch: u16) -> Result<Self, Error> {
+        let channel = link.channel().await?;
+        let qos = channel.basic_qos(prefetch, BasicQosOptions::default());
+        answer(|| "set the prefetch".to_owned(), ANSWER_WITHIN, qos).await?;
+        let options = BasicConsumeOptions::default();
+        let consume = channel.basic_consume(queue.as_str().into(), "".into(), options, FieldTable::default());
+        let consumer = answer(|| format!("consume from `{queue}`"), ANSWER_WITHIN, consume).await?;
+        let hold = Arc::clone(link.hold());
+        Ok(Self { queue, channel: Arc::new(channel), consumer, hold, deferred: VecDeque::new() })
+    }
+
+    /// The next message; an error when the subscription is over. May be dropped and asked again.
+    pub(super) async fn next(&mut self) -> Result<Arrived, Error> {
+        loop {
+            tokio::select! {
+                delivery = self.consumer.next() => match delivery {
+                    Some(Ok(delivery)) => if let Some(arrived) = self.read(delivery) {
+                        return Ok(arrived);
+                    },
+                    Some(Err(error)) => return Err(Error::Lost { reason: error.to_string() }),
+                    None => return Err(Error::Unsubscribed { queue: self.queue.clone() }),
+                },
+                () = tokio::time::sleep(DEFERRED_EVERY), if !self.deferred.is_empty() => self.give_back().await,
+            }
+        }
+    }
+
+    fn read(&mut self, delivery: Delivery) -> Option<Arrived> {
+        let tag = delivery.delivery_tag;
+        let (held, trouble) = match self.hold.came(self.channel.id(), tag) {
+            Came::Whole(held) => (held, None),
+            Came::Troubled(held, trouble) => (held, Some(trouble)),
+            Came::Deferred { weight } => {
+                self.deferred.push_back((AckHandle::new(&self.channel, tag, None), weight));
+                return None;
+            }
+        };
+        Some(Arrived { delivery, ack: AckHandle::new(&self.channel, tag, Some(held)), trouble })
+    }
+
+    async fn give_back(&mut self) {
+        let mut bytes = 0;
+        while bytes < GIVE_BACK_BYTES
+            && self.hold.is_open(self.channel.id())
+            && let Some((ack, weight)) = self.deferred.pop_front()
+        {
+            bytes += weight;
+            ack.requeue().await;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Messages that no client can parse, and messages that are too large, beside those that are as they should be.
+
+use std::time::Duration;
+
+use common::wire::{
+    amqp::{HEADER_ERROR, HEADER_PROPERTIES, INVALID, REJECTED, RESULTS, SUBMIT},
+    screen::{Screen, TroubleKind},
+};
+use integration_tests::raw_amqp::{self, RawAmqp, Sent};
+use lapin::{BasicProperties, types::AMQPValue};
+use rand::{SeedableRng, rngs::StdRng};
+use tokio::{sync::mpsc, time::timeout};
+
+use super::bench::{Bench, LONG};
+use crate::broker::{Door, Received, hold::HELD_BYTES};
+
+/// Properties that no client can parse.
+fn poisons() -> Vec<Vec<u8>> {
+    vec![
+        raw_amqp::headers(&raw_amqp::nested(b"n", raw_amqp::deepest(0))),
+        raw_amqp::headers(&raw_amqp::nested(b"n", 1_500)),
+        raw_amqp::headers(&raw_amqp::nested(b"n", 33)),
+        raw_amqp::message_id(b"\xff\xfe"),
+        raw_amqp::headers(&raw_amqp::text(b"caf\xe9", b"x")),
+    ]
+}
+
+async fn next(received: &mut mpsc::Receiver<Received>) -> Received {
+    timeout(LONG, received.recv()).await.expect("something comes in").expect("the broker lives")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_no_client_can_parse_costs_the_others_nothing() {
+    let mut bench = Bench::with_delay_exchange("late").await;
+    let mut received = bench.broker.received();
+    let mut raw = RawAmqp::connect(bench.url()).await.unwrap();
+    let mut sent = 0;
+    for properties in poisons() {
+        for queue in [SUBMIT, RESULTS, REJECTED] {
+            let answer = raw.publish("", queue.as_bytes(), &properties, b"{}").await.unwrap();
+            assert_eq!(answer, Sent::Confirmed);
+        }
+        assert_eq!(raw.publish("late", b"caf\xe9", &properties, b"{}").await.unwrap(), Sent::Confirmed);
+        sent += 1;
+    }
+    assert_eq!(raw.publish("late", b"caf\xe9", &[0, 0], b"latin").await.unwrap(), Sent::Confirmed);
+    for _ in 0..2 * sent {
+        let back = bench.next().await;
+        let trouble = back.trouble.expect("it cannot be read");
+        assert_eq!((trouble.kind, back.body.as_slice()), (TroubleKind::Unreadable, &b"{}"[..]));
+        back.ack.ack().await;
+    }
+    let mut doors = [0, 0];
+    for _ in 0..=2 * sent {
+        let message = next(&mut received).await;
+        doors[usize::from(message.door != Door::Submit)] += 1;
+        let trouble = message.trouble.as_ref().expect("it cannot be read");
+        if message.door != Door::Submit {
+            assert_eq!(trouble.routing_key.as_deref(), Some(&b"caf\xe9"[..]));
+        }
+        if trouble.is_cut {
+            message.ack.reject().await;
+        } else {
+            let reason = trouble.reason.clone();
+            bench.broker.set_aside(&message, &reason).await.unwrap();
+            message.ack.ack().await;
+        }
+    }
+    assert_eq!(doors, [sent, sent + 1]);
+    // One that is as it should be, and the connections are still the first ones.
+    let hand = bench.hand().await;
+    hand.publish(SUBMIT, b"good", BasicProperties::default()).await;
+    let good = next(&mut received).await;
+    assert!(good.trouble.is_none() && good.message.body == b"good");
+    good.ack.ack().await;
+    assert_eq!(bench.metrics.reconnects.get(), 0);
+    until_depth(&bench, INVALID, u32::try_from(2 * sent + 1).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_set_aside_unread_has_the_reason_and_its_properties_as_they_came() {
+    let bench = Bench::new().await;
+    let mut received = bench.broker.received();
+    let mut raw = RawAmqp::connect(bench.url()).await.unwrap();
+    let properties = raw_amqp::message_id(b"\xff");
+    raw.publish("", SUBMIT.as_bytes(), &properties, b"body").await.unwrap();
+    let message = next(&mut received).await;
+    bench.broker.set_aside(&message, "for this reason").await.unwrap();
+    let aside = bench.hand().await.take(INVALID).await.expect("it is there");
+    let headers = aside.properties.headers().clone().unwrap();
+    let text = |name: &str| match &headers.inner()[name] {
+        AMQPValue::LongString(text) => text.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((aside.data.as_slice(), text(HEADER_ERROR).as_str()), (&b"body"[..], "for this reason"));
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    assert_eq!(STANDARD.decode(text(HEADER_PROPERTIES)).unwrap(), properties);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_messages_are_never_held_and_go_whole_where_a_person_finds_them() {
+    let mut bench = Bench::new().await;
+    let mut received = bench.broker.received();
+    let mut raw = RawAmqp::connect(bench.url()).await.unwrap();
+    let body = vec![b'x'; 8 << 20];
+    for _ in 0..24 {
+        assert_eq!(raw.publish("", SUBMIT.as_bytes(), &[0, 0], &body).await.unwrap(), Sent::Confirmed);
+    }
+    // A message that was given up counts by its id, however large it is.
+    raw.publish("", REJECTED.as_bytes(), &raw_amqp::message_id(b"id"), &body).await.unwrap();
+    for _ in 0..24 {
+        let message = next(&mut received).await;
+        let trouble = message.trouble.expect("it is too large");
+        assert_eq!((trouble.kind, trouble.is_cut, message.message.body.len()), (TroubleKind::TooLarge, true, 0));
+        message.ack.reject().await;
+    }
+    let rejected = bench.next().await;
+    assert_eq!((rejected.message_id.as_deref(), rejected.trouble, rejected.body.len()), (Some("id"), None, 0));
+    until_depth(&bench, INVALID, 24).await;
+    let aside = bench.hand().await.take(INVALID).await.expect("it is there");
+    assert_eq!(aside.data.len(), 8 << 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unanswered_messages_take_no_more_than_their_room_and_all_of_them_come() {
+    let bench = Bench::new().await;
+    let mut received = bench.broker.received();
+    let mut raw = RawAmqp::connect(bench.url()).await.unwrap();
+    let body = vec![b'x'; 1 << 20];
+    let all = 3 * HELD_BYTES / body.len();
+    for number in 0..all {
+        let id = raw_amqp::message_id(number.to_string().as_bytes());
+        assert_eq!(raw.publish("", SUBMIT.as_bytes(), &id, &body).await.unwrap(), Sent::Confirmed);
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let (mut waiting, mut silences) = (Vec::new(), 0);
+    while seen.len() < all {
+        // No more than the room comes without answers.
+        match timeout(Duration::from_secs(2), received.recv()).await {
+            Ok(Some(message)) => {
+                seen.insert(message.message.properties.message_id.clone().expect("it has an id"));
+                waiting.push(message);
+                let held: usize = waiting.iter().map(|of| of.message.body.len()).sum();
+                assert!(held <= HELD_BYTES, "{held} bytes are held");
+            }
+            Ok(None) => panic!("the broker lives"),
+            Err(_) => {
+                silences += 1;
+                assert!(silences < 60, "{} of {all} came", seen.len());
+                for message in waiting.drain(..) {
+                    message.ack.ack().await;
+                }
+            }
+        }
+    }
+    assert_eq!(bench.metrics.reconnects.get(), 0);
+}
+
+/// The screen must not let through what the client gives the connection up over, nor take away what the client reads.
+#[test]
+fn the_screen_and_the_client_agree_on_what_can_be_read() {
+    let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
+    let mut dice = StdRng::seed_from_u64(seed);
+    let mut tally = [0, 0];
+    for round in 0..50_000 {
+        let properties = raw_amqp::random_properties(&mut dice, 0.2);
+        let client = lapin::protocol::basic::parse_properties(&properties[..]);
+        let client_reads = client.is_ok_and(|(rest, _)| rest.is_empty());
+        let payload = [&[0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &properties].concat();
+        let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let frame = [&[2, 0, 1][..], &size, &payload, &[0xCE]].concat();
+        let mut passes = false;
+        Screen::default().feed(&frame, &mut Vec::new(), |arrival| {
+            passes = arrival.trouble.is_none();
+            true
+        });
+        assert_eq!(passes, client_reads, "round {round} of seed {seed}: {properties:02x?}");
+        tally[usize::from(passes)] += 1;
+    }
+    assert!(tally.iter().all(|rounds| *rounds > 5_000), "{tally:?}");
+}
+
+async fn until_depth(bench: &Bench, queue: &str, depth: u32) {
+    let hand = bench.hand().await;
+    let reached = async {
+        while hand.depth(queue).await != depth {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(LONG, reached).await.unwrap_or_else(|_| panic!("`{queue}` does not come to hold {depth} messages"));
+}

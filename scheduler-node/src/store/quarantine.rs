@@ -1,0 +1,121 @@
+//! Messages that could not be read, kept for a person. Anyone may have written them: each field is bounded, and holds nothing that PostgreSQL
+//! refuses.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sqlx::Row;
+
+use super::{Database, Error, StoreOp, claim::interval};
+
+/// Of the words about it.
+const REASON_CHARS: usize = 1_000;
+/// AMQP's own bound for a message id.
+const MESSAGE_ID_CHARS: usize = 255;
+/// Headers as JSON. What is larger is left out, and its size is said.
+const HEADERS_BYTES: usize = 16 << 10;
+/// Enough to see what it is. With the headers, 10,000 rows stay far below 2 GB.
+const BODY_BYTES: usize = 64 << 10;
+/// A message is kept this long.
+pub const KEEP: Duration = Duration::from_secs(14 * 86_400);
+/// So many of the newest are kept.
+pub const KEEP_ROWS: i64 = 10_000;
+
+/// A message as it is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quarantined {
+    source: &'static str,
+    reason: String,
+    message_id: Option<String>,
+    headers: Option<Value>,
+    /// As much of it as is kept.
+    body: Vec<u8>,
+    body_bytes: i64,
+    /// As they came over the wire, where nothing could read them.
+    properties: Option<Vec<u8>>,
+}
+
+impl Quarantined {
+    pub fn new(
+        source: &'static str,
+        reason: &str,
+        message_id: Option<&str>,
+        headers: Value,
+        mut body: Vec<u8>,
+    ) -> Self {
+        let size = headers.to_string().len();
+        let headers = if size > HEADERS_BYTES { json!({ "left_out_bytes": size }) } else { without_nul(headers) };
+        let body_bytes = i64::try_from(body.len()).unwrap_or(i64::MAX);
+        body.truncate(BODY_BYTES);
+        Self {
+            source,
+            reason: text(reason, REASON_CHARS),
+            message_id: message_id.map(|id| text(id, MESSAGE_ID_CHARS)),
+            headers: Some(headers),
+            body,
+            body_bytes,
+            properties: None,
+        }
+    }
+
+    #[must_use]
+    pub fn with_properties(mut self, properties: Vec<u8>) -> Self {
+        self.properties = Some(properties);
+        self
+    }
+
+    /// Only what no database can refuse for its content: bytes and plain ASCII. `None`: it is no more than that already.
+    pub fn reduced(self) -> Option<Self> {
+        if self.headers.is_none() && self.message_id.is_none() {
+            return None;
+        }
+        let reason = self.reason.chars().filter(char::is_ascii).collect();
+        Some(Self { reason, message_id: None, headers: None, ..self })
+    }
+}
+
+/// Cut, and with another character in the place of NUL, which PostgreSQL's text cannot hold.
+fn text(text: &str, most: usize) -> String {
+    text.chars().take(most).map(|c| if c == '\0' { '\u{fffd}' } else { c }).collect()
+}
+
+/// Headers are nested as deep as the screen of the broker's connection lets them be.
+fn without_nul(value: Value) -> Value {
+    let clean = |text: String| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text };
+    match value {
+        Value::String(text) => Value::String(clean(text)),
+        Value::Array(values) => values.into_iter().map(without_nul).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (clean(name), without_nul(value))).collect(),
+        other => other,
+    }
+}
+
+impl Database {
+    /// Keeps a message that could not be read.
+    pub async fn quarantine_add(&self, message: &Quarantined) -> Result<(), Error> {
+        let message = message.clone();
+        self.run(StoreOp::QuarantineAdd, |pool| async move {
+            sqlx::query(include_str!("queries/quarantine_add.sql"))
+                .bind(message.source)
+                .bind(message.reason)
+                .bind(message.message_id)
+                .bind(message.headers)
+                .bind(message.body)
+                .bind(message.body_bytes)
+                .bind(message.properties)
+                .execute(&pool)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes at most `most` messages that came more than `keep` ago, or before the newest `rows`. Answers how many there were.
+    pub async fn quarantine_forget(&self, keep: Duration, rows: i64, most: i64) -> Result<i64, Error> {
+        self.run(StoreOp::QuarantineForget, |pool| async move {
+            let query = sqlx::query(include_str!("queries/quarantine_forget.sql")).bind(interval(keep)).bind(rows);
+            query.bind(most).fetch_one(&pool).await?.try_get("messages")
+        })
+        .await
+    }
+}

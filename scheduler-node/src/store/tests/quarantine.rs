@@ -1,0 +1,63 @@
+//! Messages that could not be read: whatever they hold, they are kept, and not for ever.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::{Executor, Row};
+
+use super::fixture;
+use crate::store::{error::Fault, quarantine::Quarantined};
+
+#[tokio::test]
+async fn whatever_a_message_holds_it_is_kept() {
+    let test = fixture::database().await;
+    let deep = (0..32).fold(json!("\0"), |inner, _| json!({ "a\0": [inner] }));
+    for (headers, body) in [
+        (json!({ "a\0b": ["x\0", { "\0": "\0" }] }), b"\0\xff".to_vec()),
+        (deep, Vec::new()),
+        (json!({ "large": "x".repeat(1 << 20) }), vec![b'x'; 1 << 20]),
+    ] {
+        let message =
+            Quarantined::new("results", "a\0reason", Some("id\0"), headers, body).with_properties(b"\0\xff".to_vec());
+        test.database.quarantine_add(&message).await.unwrap();
+    }
+    let rows = test.pool.fetch_all("SELECT * FROM duetime.quarantine ORDER BY id").await.unwrap();
+    let text = |row: usize, column: &str| rows[row].get::<String, _>(column);
+    assert_eq!((text(0, "reason"), text(0, "message_id")), ("a\u{fffd}reason".into(), "id\u{fffd}".into()));
+    assert_eq!(rows[0].get::<serde_json::Value, _>("headers")["a\u{fffd}b"][0], "x\u{fffd}");
+    assert_eq!(rows[0].get::<Vec<u8>, _>("body"), b"\0\xff");
+    assert_eq!(rows[2].get::<serde_json::Value, _>("headers"), json!({ "left_out_bytes": (1 << 20) + 12 }));
+    assert_eq!((rows[2].get::<Vec<u8>, _>("body").len(), rows[2].get::<i64, _>("body_bytes")), (64 << 10, 1 << 20));
+}
+
+#[tokio::test]
+async fn what_the_database_refuses_is_kept_in_a_reduced_form() {
+    let test = fixture::database().await;
+    test.pool.execute("ALTER TABLE duetime.quarantine ADD CHECK (headers IS NULL)").await.unwrap();
+    let message = Quarantined::new("results", "für dich", Some("id"), json!({}), b"body".to_vec());
+    let error = test.database.quarantine_add(&message).await.unwrap_err();
+    assert_eq!(error.fault(), Fault::Data);
+    let reduced = message.reduced().expect("it can be reduced");
+    test.database.quarantine_add(&reduced).await.unwrap();
+    assert!(reduced.reduced().is_none(), "once");
+    let row = test.pool.fetch_one("SELECT reason, body FROM duetime.quarantine").await.unwrap();
+    assert_eq!((row.get::<String, _>("reason"), row.get::<Vec<u8>, _>("body")), ("fr dich".into(), b"body".to_vec()));
+}
+
+#[tokio::test]
+async fn the_quarantine_forgets_what_is_old_and_what_is_too_much() {
+    let test = fixture::database().await;
+    for number in 0..10 {
+        let message = Quarantined::new("results", "reason", Some(&number.to_string()), json!({}), Vec::new());
+        test.database.quarantine_add(&message).await.unwrap();
+    }
+    let old =
+        "UPDATE duetime.quarantine SET received_at = clock_timestamp() - interval '15 days' WHERE message_id = '8'";
+    test.pool.execute(old).await.unwrap();
+    let day = Duration::from_secs(86_400);
+    assert_eq!(test.database.quarantine_forget(day * 14, 5, 3).await.unwrap(), 3, "no more than asked for");
+    assert_eq!(test.database.quarantine_forget(day * 14, 5, 100).await.unwrap(), 3);
+    assert_eq!(test.database.quarantine_forget(day * 14, 5, 100).await.unwrap(), 0);
+    let left = test.pool.fetch_all("SELECT message_id FROM duetime.quarantine ORDER BY id").await.unwrap();
+    assert_eq!(left.len(), 4);
+}
