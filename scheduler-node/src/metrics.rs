@@ -28,6 +28,11 @@ const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 /// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
 const INBOX_REASONS: [&str; 4] = ["invalid_field", "payload_too_large", "duplicate", "stale_version"];
 
+/// What can be set aside.
+const SET_ASIDE: [&str; 1] = [UNROUTABLE];
+/// Of tasks whose messages no queue is bound for.
+pub const UNROUTABLE: &str = "unroutable";
+
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
     0.000_25, 0.000_5, 0.000_75, 0.001, 0.001_25, 0.001_5, 0.002, 0.002_5, 0.003, 0.004, 0.005, 0.007_5, 0.01, 0.012,
@@ -51,7 +56,10 @@ pub struct Metrics {
     pub fence_refusals: IntCounter,
     pub publish_unknown: IntCounter,
     pub publish_unroutable: IntCounter,
+    pub publish_dropped: IntCounter,
     pub publish_nacked: IntCounter,
+    /// What was put aside for a person, by what it is.
+    pub set_aside: IntCounterVec,
     pub claim_batch: Histogram,
     pub claim_ahead_s: GaugeVec,
     pub reports_stale: IntCounter,
@@ -115,7 +123,16 @@ impl Metrics {
                 "publishes with no known outcome; published again in place",
             )?,
             publish_unroutable: book
-                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for")?,
+                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for, but for those dropped")?,
+            publish_dropped: book.counter(
+                "duetime_publish_dropped_total",
+                "publishes the broker found no queue for, of queues and delay exchanges with `unroutable` = `drop`",
+            )?,
+            set_aside: book.counters(
+                "duetime_set_aside_total",
+                "what cannot go on without a person: `unroutable` tasks are dead and can be retried",
+                &["kind"],
+            )?,
             publish_nacked: book
                 .counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
             claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,
@@ -196,6 +213,9 @@ impl Metrics {
         }
         for outcome in ["made", "skipped", "missed"] {
             let _ = metrics.schedule_fires.with_label_values(&[outcome]);
+        }
+        for kind in SET_ASIDE {
+            let _ = metrics.set_aside.with_label_values(&[kind]);
         }
         for source in ["results", "rejected"] {
             let _ = metrics.quarantined.with_label_values(&[source]);

@@ -30,9 +30,11 @@ mod settlement;
 mod sql;
 mod stop;
 mod submission;
+mod tenants;
 mod tokens;
 mod traces;
 mod unready;
+mod unroutable;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

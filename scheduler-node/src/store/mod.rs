@@ -24,6 +24,7 @@ pub mod preload;
 pub mod put;
 pub mod queues;
 pub mod read;
+pub mod receipts;
 pub mod rows;
 pub mod schedules;
 pub mod settle;

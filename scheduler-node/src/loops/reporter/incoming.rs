@@ -1,20 +1,29 @@
 //! What comes back from the broker: read, put in its database's line, applied, and acked once that is written.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, TaskId},
-    task::TraceContext,
+    task::{
+        TraceContext,
+        voucher::{Receipt, Voucher},
+    },
     wire::{
-        amqp::{HEADER_TRACEPARENT, MessageId, NotAMessageId},
+        amqp::{HEADER_RECEIPT, HEADER_TRACEPARENT, MessageId, NotAMessageId},
         report::{ReportStatus, ResultBody},
     },
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Happening, Reported, Reporter};
-use crate::broker::{Incoming, Source};
+use super::{Happening, Reported, Reporter, Sender};
+use crate::{
+    audit::Deed,
+    broker::{Incoming, Source},
+};
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
 const BATCH: usize = 500;
@@ -24,6 +33,8 @@ const WAITING: usize = 1_024;
 
 /// Between two tries to write while the database is away. The broker keeps what is not acked.
 const PAUSE: Duration = Duration::from_millis(500);
+
+const BY_NAME: &str = "it came by the name of its queue, which `amqp.default_door` = `false` does not allow";
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
@@ -44,7 +55,15 @@ impl Reporter {
 
     /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
     async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, lines: Vec<mpsc::Sender<Told>>) {
+        // Until the keys are known no receipt can be told from a wrong one.
+        if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
+            return;
+        }
         while let Some(message) = incoming.recv().await {
+            if !self.default_door && !message.is_by_exchange {
+                self.refuse(message, BY_NAME.to_owned()).await;
+                continue;
+            }
             match self.read(&message) {
                 // The lines end after this, and the broker hands out fewer unacked messages than one of them holds.
                 Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
@@ -71,7 +90,9 @@ impl Reporter {
                 let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
                 let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
-                (id, Happening::Reported { attempt: Attempt::new(attempt), body: Box::new(body) })
+                let attempt = Attempt::new(attempt);
+                let from = Some(self.sender(message, MessageId { id, attempt }));
+                (id, Happening::Reported { attempt, body: Box::new(body), from })
             }
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
@@ -80,6 +101,7 @@ impl Reporter {
                     id,
                     Happening::Rejected {
                         attempt,
+                        from: Some(self.sender(message, MessageId { id, attempt })),
                         reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
                     },
                 )
@@ -89,11 +111,28 @@ impl Reporter {
         Ok((index, id, happening))
     }
 
-    async fn set_aside(&self, message: Incoming, reason: String) {
-        let source = match message.source {
-            Source::Results => "results",
-            Source::Rejected => "rejected",
+    fn sender(&self, message: &Incoming, about: MessageId) -> Sender {
+        let receipt = match message.headers[HEADER_RECEIPT].as_str() {
+            None => Receipt::Absent,
+            Some(receipt) => match &*self.receipts.borrow() {
+                Some(keys) if keys.is_genuine(about, receipt) => Receipt::Genuine,
+                _ => Receipt::Wrong,
+            },
         };
+        let voucher = Voucher { queue: message.addressed_to.clone(), receipt, user: message.user.clone() };
+        Sender { place: 0, voucher }
+    }
+
+    /// Quarantines a message that nothing vouches for, and notes who sent it.
+    async fn refuse(&self, message: Incoming, why: String) {
+        let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
+        let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
+        self.audit.note(Deed::refused_message(message.user.as_deref(), target, &why));
+        self.set_aside(message, why).await;
+    }
+
+    async fn set_aside(&self, message: Incoming, reason: String) {
+        let source = message.source.text();
         let home = &self.sites.all()[0].database;
         tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
         while let Err(error) = home
@@ -116,7 +155,10 @@ impl Reporter {
         message.ack.ack().await;
     }
 
-    async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
+    async fn apply_and_ack(&self, index: usize, mut messages: Vec<Told>) {
+        for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
+            happening.number(place);
+        }
         let site = &self.sites.all()[index];
         let mut told = false;
         let answers = loop {
@@ -133,10 +175,20 @@ impl Reporter {
             }
         };
         let stopping: HashSet<TaskId> =
-            answers.into_iter().filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
-        for (id, happening, message) in messages {
+            answers.iter().filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| *id).collect();
+        let mut untrusted: HashMap<usize, String> = HashMap::new();
+        for (_, answer) in answers {
+            if let Reported::Untrusted { place, why } = answer {
+                untrusted.insert(place, why);
+            }
+        }
+        for (place, (id, happening, message)) in messages.into_iter().enumerate() {
+            if let Some(why) = untrusted.remove(&place) {
+                self.refuse(message, why).await;
+                continue;
+            }
             if stopping.contains(&id)
-                && let Happening::Reported { attempt, body } = &happening
+                && let Happening::Reported { attempt, body, .. } = &happening
                 && body.status == ReportStatus::Running
                 && let Some(reply_to) = &message.reply_to
             {

@@ -22,6 +22,7 @@ mod preload;
 mod put;
 mod queues;
 mod read;
+mod receipts;
 mod schedules;
 mod settle;
 mod stop;
