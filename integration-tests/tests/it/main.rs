@@ -22,6 +22,7 @@ mod membership;
 mod oidc;
 mod openapi;
 mod outage;
+mod recipes;
 mod refusal;
 mod relay;
 mod route;
