@@ -25,6 +25,10 @@ const MIN_RATE: f64 = 0.000_01;
 const MAX_RATE: f64 = 100_000.0;
 /// Of one priority. A weight of 0 would leave its tasks waiting for ever.
 const MAX_WEIGHT: u32 = 1_000;
+/// Names of our own queues and exchanges begin so.
+const OWN_PREFIX: &str = "duetime.";
+/// Names that a queue may not have: our own at the broker, and those that AMQP reserves.
+const RESERVED_PREFIXES: [&str; 2] = [OWN_PREFIX, "amq."];
 /// AMQP's limit for the names of exchanges and routing keys.
 const MAX_AMQP_NAME_BYTES: usize = 255;
 
@@ -74,6 +78,29 @@ pub enum Format {
     CloudEvents,
 }
 
+/// What becomes of a message that RabbitMQ returns because no queue is bound for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unroutable {
+    /// It is published again, with growing pauses, until a binding takes it.
+    #[default]
+    Wait,
+    /// Its task is cancelled and counted.
+    Drop,
+    /// Its task is dead with the reason `unroutable`, and can be retried by hand.
+    SetAside,
+}
+
+/// Whether a report must bring back the receipt that its delivery carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReceiptPolicy {
+    #[default]
+    Optional,
+    /// A report or a rejection without a genuine receipt is quarantined.
+    Required,
+}
+
 /// How a queue treats its tasks. What is absent where it is read takes its default, so that a policy stored by an
 /// older version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,6 +120,11 @@ pub struct QueuePolicy {
     /// Default: the queue's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routing_key: Option<String>,
+    /// Of messages to an `exchange` of the queue's own.
+    pub unroutable: Unroutable,
+    /// A RabbitMQ queue of this name that Duetime did not declare is bound and used.
+    pub use_existing: bool,
+    pub receipt: ReceiptPolicy,
     pub dedup_window_ms: i64,
     pub keep_succeeded_ms: i64,
     pub keep_dead_ms: i64,
@@ -126,6 +158,9 @@ impl Default for QueuePolicy {
             max_length: 10_000,
             exchange: None,
             routing_key: None,
+            unroutable: Unroutable::default(),
+            use_existing: false,
+            receipt: ReceiptPolicy::default(),
             dedup_window_ms: 86_400_000,
             keep_succeeded_ms: 86_400_000,
             keep_dead_ms: 1_209_600_000,
@@ -155,6 +190,10 @@ impl QueuePolicy {
             FieldError::within("failure_alert_threshold", threshold, 1, i64::MAX)?;
         }
         amqp_name("exchange", self.exchange.as_deref())?;
+        if let Some(exchange) = self.exchange.as_deref().filter(|name| name.starts_with(OWN_PREFIX)) {
+            let detail = format!("`exchange` = `{exchange}`: names that begin with `{OWN_PREFIX}` are Duetime's own");
+            return Err(FieldError::new("exchange", detail));
+        }
         amqp_name("routing_key", self.routing_key.as_deref())
     }
 
@@ -181,6 +220,10 @@ impl QueuePolicy {
             let detail = "a Celery worker does not report: `settle` = `result` does not go with `format` = `celery`, set \
                           `reject` or `confirm`";
             return Err(FieldError::new("settle", detail));
+        }
+        if self.unroutable != Unroutable::Wait {
+            // A queue of ours that is missing is declared again.
+            needs("unroutable", self.exchange.is_some(), "an `exchange` of the queue's own")?;
         }
         match self.rate_per_second {
             Some(rate) => FieldError::within("rate_per_second", rate, MIN_RATE, MAX_RATE),
@@ -210,10 +253,13 @@ fn amqp_name(field: &'static str, name: Option<&str>) -> Result<(), FieldError> 
 /// Whether `name` can name a queue.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
-    if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) {
-        return Ok(());
+    if !(1..=MAX_NAME_CHARS).contains(&name.len()) || !name.bytes().all(allowed) {
+        return Err(FieldError::new("queue", "a queue's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"));
     }
-    Err(FieldError::new("queue", "a queue's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"))
+    if RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
+        return Err(FieldError::new("queue", "a queue's name may begin neither with `duetime.` nor with `amq.`"));
+    }
+    Ok(())
 }
 
 /// One queue as it stands.

@@ -16,15 +16,16 @@ async function work({ n }, progress) {
 }
 
 async function onTask(message) {
-  const { replyTo, correlationId, messageId, headers } = message.properties;
+  const { replyTo, correlationId, messageId, type, headers } = message.properties;
   const report = async (what) => {
     // Only a queue with `settle = result` wants to be told.
     if (!replyTo) return;
-    channel.sendToQueue(replyTo, Buffer.from(JSON.stringify(what)), {
+    channel.publish("duetime.in", `result.${type}`, Buffer.from(JSON.stringify(what)), {
       contentType: "application/json",
       persistent: true,
       correlationId,
-      headers: { "duetime-attempt": headers["duetime-attempt"] },
+      // Which attempt it is about, and the proof that it was ours.
+      headers: { "duetime-attempt": headers["duetime-attempt"], "duetime-receipt": headers["duetime-receipt"] },
     });
     await channel.waitForConfirms();
   };

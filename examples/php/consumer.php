@@ -30,13 +30,15 @@ function on_task(AMQPMessage $task): void
         if (!$wants_report) {
             return;
         }
-        $attempt = $task->get('application_headers')->getNativeData()['duetime-attempt'];
+        // Which attempt it is about, and the proof that it was ours.
+        $names = array_flip(['duetime-attempt', 'duetime-receipt']);
+        $headers = array_intersect_key($task->get('application_headers')->getNativeData(), $names);
         $task->getChannel()->basic_publish(new AMQPMessage(json_encode($what), [
             'content_type' => 'application/json',
             'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT,
             'correlation_id' => $task->get('correlation_id'),
-            'application_headers' => new AMQPTable(['duetime-attempt' => $attempt]),
-        ]), '', $task->get('reply_to'));
+            'application_headers' => new AMQPTable($headers),
+        ]), 'duetime.in', 'result.' . $task->get('type'));
         $task->getChannel()->wait_for_pending_acks(10);
     };
     try {

@@ -15,7 +15,7 @@ $channel->basic_publish(new AMQPMessage(json_encode(['n' => (int) $n]), [
     'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT,
     // The key: sent twice, it is still one task.
     'message_id' => $key,
-    'application_headers' => new AMQPTable(['duetime-queue' => $queue, 'duetime-delay-ms' => (int) ($argv[4] ?? 0)]),
-]), '', 'duetime.submit');
+    'application_headers' => new AMQPTable(['duetime-delay-ms' => (int) ($argv[4] ?? 0)]),
+]), 'duetime.in', 'submit.' . $queue);
 $channel->wait_for_pending_acks(10);
 $channel->getConnection()->close();

@@ -25,14 +25,15 @@ def on_task(channel, method, properties, body):
         # Only a queue with `settle = result` wants to be told.
         if properties.reply_to:
             channel.basic_publish(
-                exchange="",
-                routing_key=properties.reply_to,
+                exchange="duetime.in",
+                routing_key="result." + properties.type,
                 body=json.dumps(what),
                 properties=pika.BasicProperties(
                     content_type="application/json",
                     delivery_mode=pika.DeliveryMode.Persistent,
                     correlation_id=properties.correlation_id,
-                    headers={"duetime-attempt": properties.headers["duetime-attempt"]},
+                    # Which attempt it is about, and the proof that it was ours.
+                    headers={name: properties.headers[name] for name in ("duetime-attempt", "duetime-receipt")},
                 ),
             )
 

@@ -12,15 +12,15 @@ channel = connection.channel()
 # From here on a publish returns when the broker has kept the message, and raises when it has not.
 channel.confirm_delivery()
 channel.basic_publish(
-    exchange="",
-    routing_key="duetime.submit",
+    exchange="duetime.in",
+    routing_key="submit." + queue,
     body=json.dumps({"n": int(n)}),
     properties=pika.BasicProperties(
         content_type="application/json",
         delivery_mode=pika.DeliveryMode.Persistent,
         # The key: sent twice, it is still one task.
         message_id=key,
-        headers={"duetime-queue": queue, "duetime-delay-ms": int(delay_ms[0]) if delay_ms else 0},
+        headers={"duetime-delay-ms": int(delay_ms[0]) if delay_ms else 0},
     ),
     mandatory=True,
 )

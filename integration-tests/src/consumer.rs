@@ -172,8 +172,10 @@ async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<()
     let to = message.properties.reply_to().clone().context("the message names no reply_to")?;
     let task = message.properties.correlation_id().clone().context("the message names no correlation_id")?;
     let mut headers = FieldTable::default();
-    if let Some(attempt) = header(message, "duetime-attempt") {
-        headers.insert("duetime-attempt".into(), attempt.clone());
+    for name in ["duetime-attempt", "duetime-receipt"] {
+        if let Some(value) = header(message, name) {
+            headers.insert(name.into(), value.clone());
+        }
     }
     channel
         .basic_publish(

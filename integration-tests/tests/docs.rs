@@ -10,8 +10,15 @@ const LANGUAGES: [&str; 11] = ["sh", "sql", "toml", "json", "yaml", "python", "g
 
 /// Why a command is not typed, and nothing else counts: it is what starts or stops all that the others need, or it needs what a machine
 /// with the three stores does not have.
-const REASONS: [&str; 5] =
-    ["starts-a-cluster", "stops-the-cluster", "runs-these-tests", "builds-an-image", "needs-kubernetes"];
+const REASONS: [&str; 6] = [
+    "starts-a-cluster",
+    "stops-the-cluster",
+    "runs-these-tests",
+    "builds-an-image",
+    "needs-kubernetes",
+    // `it/recipes.rs` types it, on servers that it may lock.
+    "has-its-own-scenario",
+];
 
 /// Every fence that no test types: page, reason, how it begins.
 const NOT_RUN: &[(&str, &str, &str)] = &[
@@ -40,6 +47,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "needs-kubernetes",
         "helm upgrade duetime charts/duetime --namespace duetime --values duetime.yaml",
     ),
+    ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
+    ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),
+    ("docs/security.md", "has-its-own-scenario", "etcdctl user add root:PASSWORD"),
     ("docs/start.md", "starts-a-cluster", "make up"),
     ("docs/start.md", "stops-the-cluster", "make down"),
     ("examples/README.md", "starts-a-cluster", "make up && source .local/env"),

@@ -151,6 +151,22 @@ impl Refusals {
     }
 }
 
+impl Deed {
+    /// A message of the broker that was not let in. RabbitMQ has checked the user, where the message names one.
+    pub fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
+        Self {
+            who: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
+            what: "refused".into(),
+            target,
+            address: None,
+            // What HTTP would have answered.
+            status: 403,
+            detail: Some(why.to_owned()),
+            request_id: None,
+        }
+    }
+}
+
 impl Audit {
     /// What is noted comes out at the other end.
     pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {

@@ -33,4 +33,5 @@ pub mod clock;
 pub mod config;
 pub mod metrics;
 pub mod readiness;
+pub mod receipt;
 pub mod telemetry;

@@ -52,7 +52,9 @@ pub struct Metrics {
     pub fence_refusals: IntCounter,
     pub publish_unknown: IntCounter,
     pub publish_unroutable: IntCounter,
+    pub publish_dropped: IntCounter,
     pub publish_nacked: IntCounter,
+    /// What was put aside for a person, by what it is.
     pub claim_batch: Histogram,
     pub claim_ahead_s: GaugeVec,
     pub reports_stale: IntCounter,
@@ -120,7 +122,11 @@ impl Metrics {
                 "publishes with no known outcome; published again in place",
             )?,
             publish_unroutable: book
-                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for")?,
+                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for, but for those dropped")?,
+            publish_dropped: book.counter(
+                "duetime_publish_dropped_total",
+                "publishes the broker found no queue for, of queues and delay exchanges with `unroutable` = `drop`",
+            )?,
             publish_nacked: book
                 .counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
             claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,

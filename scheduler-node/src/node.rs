@@ -1,5 +1,6 @@
 //! The composition root: the only file that knows every room. It introduces them to one another and stops them in order.
 
+mod aside;
 mod end;
 
 use std::{sync::Arc, time::Instant};
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     access::Access,
-    audit::{Audit, AuditMetrics},
     broker::{Broker, BrokerMetrics},
     cli::settings,
     clock,
@@ -36,7 +36,6 @@ use crate::{
         aside::Asides,
         assigner::Assigner,
         at_once::AtOnce,
-        auditor::Auditor,
         collector::Collector,
         dispatcher::{Dispatcher, Pace},
         elector::{Elector, Mastership},
@@ -142,12 +141,16 @@ impl Node {
         // Ends when it is closed, last of all.
         cluster.spawn(LoopKind::BrokerKeeper, keeper);
         let nudger = Nudger::new(shared.sites.clone(), shared.config.scheduler.horizon());
+        let audit = shared.audit(&mut work)?;
         let reporter = Reporter {
             sites: shared.sites.clone(),
             books: Arc::clone(&shared.books),
             releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
             traces: shared.traces.clone(),
+            receipts: shared.receipts(&mut work),
+            default_door: shared.config.amqp.default_door,
+            audit: audit.clone(),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
         let at_once = shared.dispatch(&mut work, &broker, &reporter);
@@ -170,7 +173,7 @@ impl Node {
             reporter,
             books: Arc::clone(&shared.books),
             access: Arc::clone(&shared.access),
-            audit: shared.audit(&mut work)?,
+            audit: audit.clone(),
             max_payload_bytes: shared.config.queues.max_payload_bytes,
             auto_create: shared.config.queues.auto_create,
             queues_max: shared.config.queues.max,
@@ -187,6 +190,8 @@ impl Node {
             broker: broker.clone(),
             store: shared.store.clone(),
             ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
+            default_door: shared.config.amqp.default_door,
+            audit,
             metrics: Arc::clone(&shared.metrics),
             asides: shared.asides.clone(),
         };
@@ -371,16 +376,6 @@ impl Shared {
         misfits
     }
 
-    /// Where deeds are noted. It ends with the work, after the last request was answered.
-    fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
-        let metrics = AuditMetrics::register(&self.registry)?;
-        let (audit, notes) = Audit::new(metrics.clone());
-        let auditor =
-            Auditor { store: self.store.clone(), node: self.me.name.to_string(), metrics, asides: self.asides.clone() };
-        crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
-        Ok(audit)
-    }
-
     /// The life of a task, from the heap to the archive. Answers the short way in for those that are due at once.
     fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> AtOnce {
         let scheduler = &self.config.scheduler;
@@ -428,6 +423,7 @@ impl Shared {
             window: scheduler.window,
             metrics: Arc::clone(&self.metrics),
         };
+        let delayed = self.config.delay_exchanges.iter().map(|of| (of.way().queue, of.unroutable));
         let publisher = Publisher {
             sites: self.sites.clone(),
             broker: broker.clone(),
@@ -437,6 +433,8 @@ impl Shared {
             reporter: reporter.clone(),
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),
+            receipts: reporter.receipts.clone(),
+            delayed: Arc::new(delayed.collect()),
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
         at_once

@@ -149,12 +149,18 @@ max_connections = {{ int64 . }}
 
 [amqp]
 url_file = "/etc/duetime/secrets/amqp/url"
+{{- if not .Values.amqp.defaultDoor }}
+default_door = false
+{{- end }}
 {{- range .Values.delayExchanges }}
 
 [[delay_exchange]]
 name = {{ toJson .name }}
 type = {{ .type | default "topic" | toJson }}
 deliver_to = {{ toJson .deliverTo }}
+{{- with .unroutable }}
+unroutable = {{ toJson . }}
+{{- end }}
 {{- end }}
 
 [http]

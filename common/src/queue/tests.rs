@@ -7,7 +7,7 @@ fn the_default_policy_is_the_agreed_one_and_valid() {
     let json = serde_json::to_value(&policy).unwrap();
     let expected = serde_json::json!({
         "settle": "reject", "max_attempts": 25, "retry": {"kind": "polynomial"}, "timeout_ms": 1_800_000,
-        "placement": "spread", "max_length": 10_000, "dedup_window_ms": 86_400_000, "keep_succeeded_ms": 86_400_000,
+        "placement": "spread", "max_length": 10_000, "unroutable": "wait", "use_existing": false, "receipt": "optional", "dedup_window_ms": 86_400_000, "keep_succeeded_ms": 86_400_000,
         "keep_dead_ms": 1_209_600_000, "ordered": false, "retry_priority_drop": false, "format": "raw",
     });
     assert_eq!(json, expected);
@@ -35,7 +35,10 @@ fn values_out_of_range_are_refused_by_name() {
         ("keep_dead_ms", QueuePolicy { keep_dead_ms: i64::MAX, ..default() }),
         ("failure_alert_threshold", QueuePolicy { failure_alert_threshold: Some(0), ..default() }),
         ("exchange", QueuePolicy { exchange: Some(String::new()), ..default() }),
+        ("exchange", QueuePolicy { exchange: Some("duetime.in".to_owned()), ..default() }),
         ("routing_key", QueuePolicy { routing_key: Some(long), ..default() }),
+        ("unroutable", QueuePolicy { unroutable: Unroutable::Drop, ..default() }),
+        ("unroutable", QueuePolicy { unroutable: Unroutable::SetAside, ..default() }),
     ];
     for (field, policy) in refused {
         let error = policy.validate().unwrap_err();
@@ -82,10 +85,10 @@ fn what_gates_a_queue_is_refused_where_it_cannot_hold() {
 
 #[test]
 fn a_queue_is_named_with_few_characters_only() {
-    for name in ["a", "orders.created", "A-Z_09.", &"q".repeat(128)] {
+    for name in ["a", "duetime", "amq", "orders.created", "A-Z_09.", &"q".repeat(128)] {
         assert_eq!(check_name(name), Ok(()), "{name}");
     }
-    for name in ["", "a b", "ä", "a/b", "a\0", "a\n", &"q".repeat(129)] {
+    for name in ["", "a b", "ä", "a/b", "a\0", "a\n", "duetime.in", "duetime.", "amq.gen-1", &"q".repeat(129)] {
         assert_eq!(check_name(name).unwrap_err().field, "queue", "{name}");
     }
 }

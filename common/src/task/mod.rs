@@ -9,6 +9,7 @@ pub mod retry;
 pub mod state;
 pub mod trace;
 pub mod verdict;
+pub mod voucher;
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     ids::Attempt,
-    queue::{QueuePolicy, Settle},
+    queue::{QueuePolicy, Settle, Unroutable},
     task::{
         TaskState,
         retry::{Fate, RetryPolicy},
@@ -43,10 +43,12 @@ pub enum FailureReason {
     Failed,
     /// Reported as not worth another attempt.
     Discarded,
+    /// The broker had no queue for its message.
+    Unroutable,
 }
 
 impl FailureReason {
-    pub const ALL: [Self; 4] = [Self::Timeout, Self::Rejected, Self::Failed, Self::Discarded];
+    pub const ALL: [Self; 5] = [Self::Timeout, Self::Rejected, Self::Failed, Self::Discarded, Self::Unroutable];
 
     pub const fn text(self) -> &'static str {
         match self {
@@ -54,6 +56,7 @@ impl FailureReason {
             Self::Rejected => "rejected",
             Self::Failed => "failed",
             Self::Discarded => "discarded",
+            Self::Unroutable => "unroutable",
         }
     }
 }
@@ -123,6 +126,22 @@ impl Standing<'_> {
             return Verdict::Ignore;
         }
         self.failed(FailureReason::Rejected, now, rand01, None)
+    }
+
+    /// The broker has returned the publish of `attempt`: no queue is bound for it. Nothing of this copy was delivered, and of an
+    /// earlier copy nothing was heard, for then the task would not be `dispatching`.
+    pub fn after_return(&self, attempt: Attempt, rule: Unroutable) -> Verdict {
+        if self.state != TaskState::Dispatching || attempt != self.attempt {
+            return Verdict::Ignore;
+        }
+        match rule {
+            Unroutable::Wait => Verdict::Ignore,
+            Unroutable::Drop => Verdict::Archive { state: TaskState::Cancelled, reason: None },
+            Unroutable::SetAside if self.stopping => self.stopped(FailureReason::Unroutable),
+            Unroutable::SetAside => {
+                Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Unroutable) }
+            }
+        }
     }
 
     /// A consumer reported on `attempt`. The success of any attempt finishes the task; everything else counts only for

@@ -18,6 +18,28 @@ pub const SUBMIT: &str = "duetime.submit";
 /// Where messages go that cannot be tasks.
 pub const INVALID: &str = "duetime.submit.invalid";
 
+/// A topic exchange in front of two of these: `result.<queue>` leads to [`RESULTS`], `submit.<queue>` to [`SUBMIT`], so that
+/// RabbitMQ's topic permissions can say who may report and submit for which queues.
+pub const IN: &str = "duetime.in";
+const RESULT_KEY: &str = "result.";
+const SUBMIT_KEY: &str = "submit.";
+
+/// The routing key in [`IN`] of reports on a queue's tasks; `#` stands for every queue.
+pub fn result_key(queue: &str) -> String {
+    format!("{RESULT_KEY}{queue}")
+}
+
+/// The routing key in [`IN`] of tasks for a queue; `#` stands for every queue.
+pub fn submit_key(queue: &str) -> String {
+    format!("{SUBMIT_KEY}{queue}")
+}
+
+/// The queue that a message to [`IN`] was addressed to; `None` for a message that came another way.
+pub fn addressed_to<'a>(exchange: &str, routing_key: &'a str) -> Option<&'a str> {
+    let key = (exchange == IN).then_some(routing_key)?;
+    key.strip_prefix(RESULT_KEY).or_else(|| key.strip_prefix(SUBMIT_KEY))
+}
+
 pub const HEADER_ATTEMPT: &str = "duetime-attempt";
 pub const HEADER_MAX_ATTEMPTS: &str = "duetime-max-attempts";
 pub const HEADER_DUE_MS: &str = "duetime-due-ms";
@@ -27,6 +49,8 @@ pub const HEADER_VERSION: &str = "duetime-version";
 pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
 /// Names the attempt on a message that keeps the message id it came with.
 pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";
+/// Proves that its sender has got the attempt: only a node can make it.
+pub const HEADER_RECEIPT: &str = "duetime-receipt";
 /// Why a message cannot be a task.
 pub const HEADER_ERROR: &str = "duetime-error";
 /// The properties of a message that no client can parse, as they came over the wire, in base64.
@@ -196,6 +220,15 @@ mod tests {
         assert_eq!(delivery().headers(25), expected);
         let keyed = Delivery { key: Some("k".to_owned()), version: 7, ..delivery() }.headers(25);
         assert_eq!(keyed[4..6], [("duetime-key".into(), text("k")), ("duetime-version".into(), HeaderValue::I64(7))]);
+    }
+
+    #[test]
+    fn a_message_to_the_door_names_its_queue_by_its_routing_key() {
+        assert_eq!(addressed_to(IN, &result_key("a.b")), Some("a.b"));
+        assert_eq!(addressed_to(IN, &submit_key("a")), Some("a"));
+        for (exchange, key) in [("", "result.a"), ("other", "result.a"), (IN, "a"), (IN, "results.a")] {
+            assert_eq!(addressed_to(exchange, key), None, "{exchange} {key}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::QueueName,
-    queue::{Format, Placement, Queue, QueuePolicy, Settle},
+    queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable},
     task::{TaskState, retry::RetryPolicy},
     time::UnixMicros,
     wire::{Problem, read},
@@ -27,6 +27,9 @@ pub struct QueueRequest {
     pub max_length: Option<i64>,
     pub exchange: Option<String>,
     pub routing_key: Option<String>,
+    pub unroutable: Option<Unroutable>,
+    pub use_existing: Option<bool>,
+    pub receipt: Option<ReceiptPolicy>,
     #[serde(deserialize_with = "read::whole")]
     pub dedup_window_ms: Option<i64>,
     #[serde(deserialize_with = "read::whole")]
@@ -62,6 +65,9 @@ impl QueueRequest {
             max_length: self.max_length.unwrap_or(default.max_length),
             exchange: self.exchange,
             routing_key: self.routing_key,
+            unroutable: self.unroutable.unwrap_or(default.unroutable),
+            use_existing: self.use_existing.unwrap_or(default.use_existing),
+            receipt: self.receipt.unwrap_or(default.receipt),
             dedup_window_ms: self.dedup_window_ms.unwrap_or(default.dedup_window_ms),
             keep_succeeded_ms: self.keep_succeeded_ms.unwrap_or(default.keep_succeeded_ms),
             keep_dead_ms: self.keep_dead_ms.unwrap_or(default.keep_dead_ms),

@@ -31,6 +31,8 @@ const OF_THE_QUEUE: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     pub routing_key: String,
+    /// The queue that its routing key in `duetime.in` named; `None` for a message that came another way.
+    pub addressed_to: Option<String>,
     pub properties: Properties,
     pub body: Vec<u8>,
 }
@@ -68,6 +70,13 @@ impl Message {
                 // What begins with `x-` the broker adds on the way.
                 own.insert(name.to_owned(), text(name, field)?.to_owned());
             }
+        }
+        if let Some(queue) = &self.addressed_to {
+            if !request.queue.is_empty() && request.queue != *queue {
+                let detail = format!("`duetime-queue` is `{}`, and the routing key names `{queue}`", request.queue);
+                return Err(refuse("duetime-queue", detail));
+            }
+            request.queue.clone_from(queue);
         }
         if request.queue.is_empty() {
             return Err(refuse("duetime-queue", "the header `duetime-queue` is missing: it names the queue"));

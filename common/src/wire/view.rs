@@ -154,12 +154,15 @@ pub struct AttemptView {
     pub claimed_at: Option<UnixMicros>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<UnixMicros>,
-    /// `timeout`, `rejected`, `failed` or `discarded`.
+    /// `timeout`, `rejected`, `failed`, `discarded` or `unroutable`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// What the consumer said about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The user of RabbitMQ who reported it, where the message said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 /// The short answer to one task of a batch.

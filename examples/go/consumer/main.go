@@ -54,11 +54,16 @@ func send(channel *amqp.Channel, task amqp.Delivery, what report) error {
 		return err
 	}
 	ctx := context.Background()
-	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "", task.ReplyTo, true, false, amqp.Publishing{
+	key := "result." + task.Type
+	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, true, false, amqp.Publishing{
 		ContentType:   "application/json",
 		DeliveryMode:  amqp.Persistent,
 		CorrelationId: task.CorrelationId,
-		Headers:       amqp.Table{"duetime-attempt": task.Headers["duetime-attempt"]},
+		// Which attempt it is about, and the proof that it was ours.
+		Headers: amqp.Table{
+			"duetime-attempt": task.Headers["duetime-attempt"],
+			"duetime-receipt": task.Headers["duetime-receipt"],
+		},
 		Body:          body,
 	})
 	if err != nil {

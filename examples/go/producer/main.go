@@ -26,7 +26,7 @@ func main() {
 	}
 }
 
-func submit(queue, key, n string, delayMs int64) error {
+func submit(queue, id, n string, delayMs int64) error {
 	connection, err := amqp.Dial(os.Getenv("AMQP_URL"))
 	if err != nil {
 		return err
@@ -40,12 +40,13 @@ func submit(queue, key, n string, delayMs int64) error {
 		return err
 	}
 	ctx := context.Background()
-	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "", "duetime.submit", true, false, amqp.Publishing{
+	key := "submit." + queue
+	confirm, err := channel.PublishWithDeferredConfirmWithContext(ctx, "duetime.in", key, true, false, amqp.Publishing{
 		ContentType:  "application/json",
 		DeliveryMode: amqp.Persistent,
 		// The key: sent twice, it is still one task.
-		MessageId: key,
-		Headers:   amqp.Table{"duetime-queue": queue, "duetime-delay-ms": delayMs},
+		MessageId: id,
+		Headers:   amqp.Table{"duetime-delay-ms": delayMs},
 		Body:      fmt.Appendf(nil, `{"n": %s}`, n),
 	})
 	if err != nil {

@@ -81,6 +81,8 @@ pub struct Node {
     folder: PathBuf,
     tether: Tether,
     process: Mutex<Option<Process>>,
+    /// Of its environment, from its next start on.
+    variables: Mutex<Vec<(String, String)>>,
 }
 
 impl Node {
@@ -88,7 +90,14 @@ impl Node {
     pub fn new(folder: &Path, config: NodeConfig, tether: Tether) -> Result<Self> {
         let file = folder.join(format!("{}.toml", config.name));
         process::write_secret(&file, &config.toml(), &Account::Own)?;
-        Ok(Self { config, file, folder: folder.to_owned(), tether, process: Mutex::new(None) })
+        Ok(Self {
+            config,
+            file,
+            folder: folder.to_owned(),
+            tether,
+            process: Mutex::new(None),
+            variables: Mutex::default(),
+        })
     }
 
     pub fn name(&self) -> &str {
@@ -112,6 +121,11 @@ impl Node {
         Client::new(&self.url(), Some(&self.config.token))
     }
 
+    /// Sets a variable of its environment, in force from its next start on: `DUETIME_SECTION__NAME` overrides its file.
+    pub fn set(&self, name: &str, value: &str) {
+        self.variables.lock().push((name.to_owned(), value.to_owned()));
+    }
+
     /// Starts it; it is ready when [`Self::wait_ready`] says so.
     pub fn start(&self) -> Result<()> {
         self.start_with_failpoints("")
@@ -120,6 +134,7 @@ impl Node {
     /// The same with fail points set, for instance `after_claim=20*off->return`.
     pub fn start_with_failpoints(&self, failpoints: &str) -> Result<()> {
         let mut env = vec![("RUST_BACKTRACE".to_owned(), "1".to_owned())];
+        env.extend(self.variables.lock().iter().cloned());
         if !failpoints.is_empty() {
             env.push(("FAILPOINTS".into(), failpoints.into()));
         }

@@ -23,7 +23,7 @@ use crate::{scenario, until};
 const SOON: Duration = Duration::from_secs(20);
 
 /// An application at the broker: its own exchange `orders`, and a hand on the delay exchange before it.
-struct Shop {
+pub(super) struct Shop {
     channel: Channel,
     _connection: Connection,
 }
@@ -37,7 +37,7 @@ fn long(text: &str) -> AMQPValue {
     AMQPValue::LongString(text.into())
 }
 
-fn headers(entries: &[(&str, AMQPValue)]) -> BasicProperties {
+pub(super) fn headers(entries: &[(&str, AMQPValue)]) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in entries {
         table.insert((*name).into(), value.clone());
@@ -45,7 +45,7 @@ fn headers(entries: &[(&str, AMQPValue)]) -> BasicProperties {
     BasicProperties::default().with_headers(table)
 }
 
-fn delay(millis: i32) -> BasicProperties {
+pub(super) fn delay(millis: i32) -> BasicProperties {
     headers(&[("x-delay", AMQPValue::LongInt(millis))])
 }
 
@@ -53,12 +53,12 @@ fn header<'a>(message: &'a Delivery, name: &str) -> Option<&'a AMQPValue> {
     message.properties.headers().as_ref()?.inner().get(name)
 }
 
-fn text(message: &Delivery) -> String {
+pub(super) fn text(message: &Delivery) -> String {
     String::from_utf8_lossy(&message.data).into_owned()
 }
 
 impl Shop {
-    async fn open(sandbox: &Sandbox, kind: ExchangeKind) -> Result<Self> {
+    pub(super) async fn open(sandbox: &Sandbox, kind: ExchangeKind) -> Result<Self> {
         let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
@@ -68,7 +68,7 @@ impl Shop {
     }
 
     /// A queue behind `orders`.
-    async fn queue(&self, queue: &str, routing_key: &str, arguments: FieldTable) -> Result<Consumer> {
+    pub(super) async fn queue(&self, queue: &str, routing_key: &str, arguments: FieldTable) -> Result<Consumer> {
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
         let bind = QueueBindOptions::default();
@@ -78,7 +78,13 @@ impl Shop {
     }
 
     /// Confirmed by the broker, and routed.
-    async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8], properties: BasicProperties) -> Result<()> {
+    pub(super) async fn publish(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        body: &[u8],
+        properties: BasicProperties,
+    ) -> Result<()> {
         let options = BasicPublishOptions { mandatory: true, ..Default::default() };
         let sent = self.channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?;
         let confirmed = sent.await?;
@@ -91,7 +97,7 @@ impl Shop {
     }
 }
 
-async fn next(consumer: &mut Consumer) -> Result<Delivery> {
+pub(super) async fn next(consumer: &mut Consumer) -> Result<Delivery> {
     let message = tokio::time::timeout(SOON, consumer.next()).await.context("nothing arrives")?;
     let message = message.context("the consumer ended")??;
     message.acker.ack(BasicAckOptions::default()).await?;

@@ -23,6 +23,7 @@ mod oidc;
 mod openapi;
 mod outage;
 mod poison;
+mod recipes;
 mod refusal;
 mod relay;
 mod route;
@@ -32,9 +33,11 @@ mod settlement;
 mod sql;
 mod stop;
 mod submission;
+mod tenants;
 mod tokens;
 mod traces;
 mod unready;
+mod unroutable;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

@@ -65,8 +65,12 @@ struct Relay {
 
 impl Relay {
     fn start(sandbox: &Sandbox, queue: &str, words: &[&str]) -> Result<Self> {
+        Self::start_as(sandbox, Command::new(binary()?), queue, words)
+    }
+
+    /// `command` runs the program with the words it is given.
+    fn start_as(sandbox: &Sandbox, mut command: Command, queue: &str, words: &[&str]) -> Result<Self> {
         let log = scratch().join(format!("relay-{}-{queue}-{}", sandbox.vhost(), free_port()));
-        let mut command = Command::new(binary()?);
         command.args(["relay", "--queue", queue]).args(words).env("DUETIME_AMQP__URL", sandbox.amqp_url());
         command.env("DUETIME_TELEMETRY__LOG", "debug");
         Ok(Self { child: language::start(&mut command, &log)?, log })
@@ -292,6 +296,102 @@ async fn a_relay_that_is_told_to_stop_ends_what_it_began_and_leaves_the_rest() {
         let _next = Relay::start(sandbox, "runs", &words)?;
         let task = in_state(&client, &waiting, "succeeded").await?;
         ensure!(task.rest["result"] == 1, "the same attempt: {task:?}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_whose_connection_was_lost_is_reported_over_the_next_and_not_done_again() {
+    scenario(Sandbox::builder().nodes(2), async |sandbox| {
+        sandbox.put_queues(&[("runs", policy("result")), ("acks", policy("reject"))]).await?;
+        for (queue, settles_as) in [("runs", "succeeded"), ("acks", "delivered")] {
+            let done = scratch().join(format!("done-{}-{queue}", sandbox.vhost()));
+            let done = done.to_str().context("a path")?;
+            // Every run leaves a line at its beginning, and ends when it is told to.
+            let script = format!("echo run >> {done}; while ! [ -e {done}.end ]; do sleep 0.05; done");
+            let relay = Relay::start(sandbox, queue, &["--command", "/bin/sh", "--", "-c", &script])?;
+            let runs = || std::fs::read_to_string(done).unwrap_or_default().lines().count();
+            let id = submitted(sandbox, queue, &1.into()).await?;
+            until("it runs", SOON, || async { (runs() == 1).then_some(()) }).await.with_context(|| relay.log())?;
+
+            let words = ["close_all_connections", "--vhost", sandbox.vhost(), "test"];
+            sandbox.rabbit().ctl(&words).await?;
+            let lost = || async { relay.log().contains("no tasks can be taken").then_some(()) };
+            until("the relay has lost its connection", SOON, lost).await?;
+            let again = || async { relay.log().contains("taken before").then_some(()) };
+            until("the message comes again", SOON, again).await.with_context(|| relay.log())?;
+            std::fs::write(format!("{done}.end"), "")?;
+            in_state(&sandbox.client(0), &id, settles_as).await.with_context(|| relay.log())?;
+            let empty = || async {
+                let depth =
+                    sandbox.rabbit().ctl(&["-p", sandbox.vhost(), "list_queues", "name", "messages"]).await.ok()?;
+                depth.lines().any(|line| line.split_whitespace().eq([queue, "0"])).then_some(())
+            };
+            until("the message is settled", SOON, empty).await?;
+            ensure!(runs() == 1, "it was done {} times:\n{}", runs(), relay.log());
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_wants_its_report_elsewhere_is_not_worked_on() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        sandbox.put_queues(&[("runs", policy("result"))]).await?;
+        let relay = Relay::start(sandbox, "runs", &["--command", "/bin/sh", "--", "-c", "echo done"])?;
+        let good = submitted(sandbox, "runs", &1.into()).await?;
+        in_state(&sandbox.client(0), &good, "succeeded").await.with_context(|| relay.log())?;
+        let connection = lapin::Connection::connect(&sandbox.amqp_url(), Default::default()).await?;
+        let channel = connection.create_channel().await?;
+        let forged =
+            lapin::BasicProperties::default().with_correlation_id("x".into()).with_reply_to("elsewhere".into());
+        channel.basic_publish("".into(), "runs".into(), Default::default(), b"1", forged).await?;
+        let refused = || async { relay.log().contains("not of this cluster").then_some(()) };
+        until("it is refused", SOON, refused).await.with_context(|| relay.log())?;
+        ensure!(relay.log().matches("called").count() == 1, "{}", relay.log());
+        Ok(())
+    })
+    .await;
+}
+
+/// What a command can find out of the relay that runs it.
+const SPY: &str = r#"
+echo "uid $(id -u) home $HOME asked $ASKED secret $DUETIME_AMQP__URL other $OTHER"
+echo "files $(ls /proc/self/fd | tr '\n' ' ')"
+tr '\0' '\n' < /proc/$PPID/environ && echo environment
+cat /proc/$PPID/fd/* > /dev/null && echo open
+exit 0
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_finds_nothing_of_its_relay_neither_as_the_same_user_nor_as_another() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        sandbox.put_queues(&[("same", policy("result")), ("other", policy("result"))]).await?;
+        let program = binary()?.to_str().context("a path")?;
+        let words = ["--env", "ASKED", "--command", "/bin/sh", "--", "-c", SPY];
+        // File 7 is left open by whoever starts the relay.
+        let start = |queue: &str, user: &str, words: &[&str]| {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", &format!("exec 7< /etc/passwd; exec {user} {program} \"$@\""), "sh"]);
+            shell.env("ASKED", "yes").env("OTHER", "secret");
+            Relay::start_as(sandbox, shell, queue, words)
+        };
+        let user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+        let relays = [
+            start("same", user, &words)?,
+            start("other", "", &[&["--user", "65534", "--group", "65534"], &words[..]].concat())?,
+        ];
+        for (queue, relay) in ["same", "other"].into_iter().zip(&relays) {
+            let id = submitted(sandbox, queue, &1.into()).await?;
+            let task = in_state(&sandbox.client(0), &id, "succeeded").await.with_context(|| relay.log())?;
+            let said = task.rest["result"].as_str().context("text")?;
+            ensure!(said.contains("uid 65534") && said.contains("asked yes secret  other \n"), "{queue}: {said}");
+            ensure!(!said.contains("environment") && !said.contains("open"), "{queue}: {said}");
+            let files = said.lines().find(|line| line.starts_with("files")).context("a line")?;
+            ensure!(!files.contains(" 7"), "{queue}: {said}");
+        }
         Ok(())
     })
     .await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::wire::{
-    amqp::{REJECTED, RESULTS},
+    amqp::{IN, REJECTED, RESULTS, addressed_to},
     screen::{Trouble, TroubleKind},
 };
 use futures::FutureExt;
@@ -44,6 +44,21 @@ impl Source {
             Self::Rejected => REJECTED,
         }
     }
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Results => "results",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    /// In front of the queue.
+    const fn exchange(self) -> &'static str {
+        match self {
+            Self::Results => IN,
+            Self::Rejected => REJECTED,
+        }
+    }
 }
 
 /// One message that came back. Anyone with access to the broker may have written it: nothing in it is checked.
@@ -55,6 +70,12 @@ pub struct Incoming {
     /// A queue on which its sender listens.
     pub reply_to: Option<String>,
     pub attempt_header: Option<i64>,
+    /// The queue that its routing key in `duetime.in` named.
+    pub addressed_to: Option<String>,
+    /// It came by an exchange of ours and not by the name of its queue.
+    pub is_by_exchange: bool,
+    /// Who published it; RabbitMQ has checked that.
+    pub user: Option<String>,
     /// Why the broker gave it up: `rejected`, `delivery_limit`, `expired` or `maxlen`. Only of [`Source::Rejected`].
     pub reason: Option<String>,
     pub headers: serde_json::Value,
@@ -162,8 +183,12 @@ impl Returns {
         let properties = &delivery.properties;
         let no_headers = FieldTable::default();
         let headers = properties.headers().as_ref().unwrap_or(&no_headers);
+        let exchange = delivery.exchange.as_str();
         Incoming {
             source: self.source,
+            addressed_to: addressed_to(exchange, delivery.routing_key.as_str()).map(ToOwned::to_owned),
+            is_by_exchange: exchange == self.source.exchange(),
+            user: properties.user_id().as_ref().map(ToString::to_string),
             message_id: properties.message_id().as_ref().map(ToString::to_string),
             reply_to: properties.reply_to().as_ref().map(ToString::to_string),
             correlation_id: properties.correlation_id().as_ref().map(ToString::to_string),

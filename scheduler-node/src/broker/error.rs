@@ -21,6 +21,12 @@ pub(super) enum Error {
     Silent { doing: String, within: Duration },
     #[error("the connection is lost: {reason}")]
     Lost { reason: String },
+    /// It is not touched: other people's consumers are behind it.
+    #[error(
+        "the queue `{queue}` exists in RabbitMQ and Duetime did not declare it; if tasks are meant to go there, an operator says so with \
+         `use_existing` = `true` in the queue's policy ({refusal})"
+    )]
+    Stranger { queue: String, refusal: String },
     #[error("the broker ended the subscription to `{queue}`")]
     Unsubscribed { queue: String },
 }

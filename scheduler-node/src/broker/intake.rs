@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::wire::{
     Message,
-    amqp::{ExchangeType, SUBMIT},
+    amqp::{ExchangeType, SUBMIT, addressed_to},
     screen::Trouble,
 };
 use futures::{StreamExt, stream::FuturesUnordered};
@@ -177,6 +177,8 @@ impl OpenDoor {
         let Arrived { delivery, ack, trouble } = arrived;
         let message = Message {
             routing_key: delivery.routing_key.as_str().to_owned(),
+            addressed_to: addressed_to(delivery.exchange.as_str(), delivery.routing_key.as_str())
+                .map(ToOwned::to_owned),
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };

@@ -4,7 +4,7 @@ use common::{
     ids::QueueName,
     task::Delivery,
     wire::{
-        amqp::{HEADER_ATTEMPT, HeaderValue, RESULTS},
+        amqp::{HEADER_ATTEMPT, HEADER_RECEIPT, HeaderValue, RESULTS},
         format::Shaped,
     },
 };
@@ -26,6 +26,8 @@ pub struct Outgoing {
     pub wants_result: bool,
     /// In its queue's format; `None`: as it was submitted.
     pub shaped: Option<Shaped>,
+    /// What its report brings back.
+    pub receipt: Option<String>,
 }
 
 impl Outgoing {
@@ -76,6 +78,9 @@ fn headers(outgoing: &Outgoing) -> FieldTable {
         if let Ok(name) = ShortString::try_new(name) {
             table.insert(name, amqp(value));
         }
+    }
+    if let Some(receipt) = &outgoing.receipt {
+        table.insert(HEADER_RECEIPT.into(), AMQPValue::LongString(receipt.as_str().into()));
     }
     table
 }

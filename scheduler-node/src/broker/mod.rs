@@ -54,7 +54,7 @@ pub use self::{
     routes::Route,
     state::BrokerState,
     topology::QueueDeclaration,
-    worker::{Handed, Reply, Worker},
+    worker::{Handed, Reply, Reports, Subject, Task, Worker},
 };
 
 /// An orderly good-bye on both connections; the process does not wait longer.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use common::{
     ids::QueueName,
-    wire::amqp::{EXCHANGE, ExchangeType, INVALID, REJECTED, RESULTS, SUBMIT},
+    wire::amqp::{EXCHANGE, ExchangeType, IN, INVALID, REJECTED, RESULTS, SUBMIT, result_key, submit_key},
 };
 use lapin::{
     Channel, ExchangeKind,
@@ -28,6 +28,7 @@ const OWN_DELIVERY_LIMIT: i64 = 1_000_000;
 /// What cannot be a task waits for a person so long, and the oldest of it makes room: nothing reads it, and whoever may submit can fill it.
 const INVALID_BYTES: i64 = 1 << 30;
 const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
+const MAX_LENGTH: &str = "x-max-length";
 
 const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
@@ -38,6 +39,8 @@ pub struct QueueDeclaration {
     pub queue: QueueName,
     /// Messages. Beyond it the broker refuses, and the tasks wait with us.
     pub max_length: i64,
+    /// One that is there and that Duetime did not declare is bound and used.
+    pub use_existing: bool,
 }
 
 /// The queues found with other arguments than ours, so that each is complained of once.
@@ -51,6 +54,15 @@ impl Strangers {
             tracing::warn!(queue, error, "queue {queue} exists with other arguments than ours and is used as it is");
         }
     }
+
+    /// Says once that a queue is not touched, and answers what stands in the way.
+    fn refuse(&self, queue: &str, refusal: &Error) -> Error {
+        let stranger = Error::Stranger { queue: queue.to_owned(), refusal: refusal.explained() };
+        if self.0.lock().insert(queue.to_owned()) {
+            tracing::warn!(queue, error = stranger.explained(), "the tasks of queue {queue} wait");
+        }
+        stranger
+    }
 }
 
 /// What every node declares on every connection: the exchange of the task queues, and the two queues on which answers come back.
@@ -61,7 +73,9 @@ pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<()
     let arguments = || quorum([("x-delivery-limit", OWN_DELIVERY_LIMIT.into())]);
     declare_queue(link, RESULTS, arguments(), strangers).await?;
     declare_queue(link, REJECTED, arguments(), strangers).await?;
-    bind(&channel, REJECTED, REJECTED, "").await
+    bind(&channel, REJECTED, REJECTED, "").await?;
+    declare_exchange(&channel, IN, ExchangeKind::Topic).await?;
+    bind(&channel, RESULTS, IN, &result_key("#")).await
 }
 
 /// Declares one task queue and binds it. The exchange too: whoever deletes a queue by hand may have deleted that as well.
@@ -71,26 +85,65 @@ pub(super) async fn declare_task_queue(
     strangers: &Strangers,
 ) -> Result<(), Error> {
     let queue = declaration.queue.as_str();
-    let arguments = quorum([
-        ("x-max-length", declaration.max_length.into()),
+    let channel = link.channel().await?;
+    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
+    if declaration.use_existing {
+        declare_queue(link, queue, task_queue(declaration.max_length), strangers).await?;
+    } else {
+        declare_no_stranger(link, declaration, strangers).await?;
+    }
+    bind(&channel, queue, EXCHANGE, queue).await
+}
+
+fn task_queue(max_length: i64) -> FieldTable {
+    quorum([
+        (MAX_LENGTH, max_length.into()),
         // The default drops what was confirmed.
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", TASK_DELIVERY_LIMIT.into()),
         ("x-dead-letter-exchange", text(REJECTED)),
         // The default loses a rejection when the rejected queue has no leader at that moment.
         ("x-dead-letter-strategy", text("at-least-once")),
-    ]);
-    let channel = link.channel().await?;
-    declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
-    declare_queue(link, queue, arguments, strangers).await?;
-    bind(&channel, queue, EXCHANGE, queue).await
+    ])
+}
+
+/// Declares a task queue and refuses one that somebody else has declared: its consumers expect other messages. A queue of ours
+/// keeps the length it was declared with, so one that differs in nothing else is ours.
+async fn declare_no_stranger(link: &Link, declaration: &QueueDeclaration, strangers: &Strangers) -> Result<(), Error> {
+    let (queue, options) = (declaration.queue.as_str(), QueueDeclareOptions { durable: true, ..Default::default() });
+    let declare = async |max_length| ask_queue(&link.channel().await?, queue, options, task_queue(max_length)).await;
+    let Err(refusal) = declare(declaration.max_length).await else { return Ok(()) };
+    if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
+        return Err(refusal);
+    }
+    let Some(max_length) = other_max_length(&refusal.explained()) else {
+        return Err(strangers.refuse(queue, &refusal));
+    };
+    match declare(max_length).await {
+        Ok(()) => {
+            strangers.complain(queue, &refusal);
+            Ok(())
+        }
+        Err(again) if again.reply_code() == Some(PRECONDITION_FAILED) => Err(strangers.refuse(queue, &again)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The length that a queue has, where RabbitMQ refuses to declare it for having another one: `inequivalent arg 'x-max-length' for
+/// queue 'q' in vhost '/': received '20' but current is '10'`, or in later versions `... the value '10' of type 'signedint'`.
+fn other_max_length(refusal: &str) -> Option<i64> {
+    let (_, rest) = refusal.split_once(&format!("inequivalent arg '{MAX_LENGTH}'"))?;
+    let (_, current) = rest.split_once("current is")?;
+    let digits = current.trim_start_matches(|c: char| !c.is_ascii_digit());
+    digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
 }
 
 /// The queue that tasks are submitted to, and the one for what cannot be a task.
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
     let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
     declare_queue(link, INVALID, quorum(arguments), strangers).await?;
-    declare_queue(link, SUBMIT, door(), strangers).await
+    declare_queue(link, SUBMIT, door(), strangers).await?;
+    bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
 }
 
 /// The exchange and a queue behind it that takes everything. Says what stands in the way of the exchange, if something does; the
@@ -187,4 +240,22 @@ fn text(value: &str) -> AMQPValue {
 /// Names longer than AMQP allows never come this far: a queue's name has at most 128 characters, our own are short, a configured one is checked there.
 fn name(text: &str) -> ShortString {
     ShortString::from(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::other_max_length;
+
+    #[test]
+    fn the_length_of_a_queue_is_read_off_the_refusal_to_declare_it_with_another() {
+        let old = "PRECONDITION_FAILED - inequivalent arg 'x-max-length' for queue 'q9' in vhost '/': received '20' but current is '10'";
+        let new = "inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received the value '20' of type 'long' but \
+                   current is the value '7' of type 'long'";
+        let none = "inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received '20' but current is none";
+        let other =
+            "inequivalent arg 'x-dead-letter-exchange' for queue 'q' in vhost '/': received 'a' but current is '10'";
+        for (refusal, length) in [(old, Some(10)), (new, Some(7)), (none, None), (other, None), ("", None)] {
+            assert_eq!(other_max_length(refusal), length, "{refusal}");
+        }
+    }
 }

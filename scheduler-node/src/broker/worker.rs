@@ -6,7 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use common::wire::{
     ResultBody,
-    amqp::{HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_TRACEPARENT},
+    amqp::{
+        HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_RECEIPT, HEADER_TRACEPARENT, IN,
+        RESULTS, result_key,
+    },
 };
 use futures::{FutureExt, StreamExt};
 use lapin::{
@@ -16,10 +19,11 @@ use lapin::{
         BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
         BasicRejectOptions,
     },
-    types::{FieldTable, ShortString},
+    types::{AMQPValue, FieldTable, ShortString},
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use super::{
     connection::{ANSWER_WITHIN, Link},
@@ -29,7 +33,7 @@ use super::{
     message::{PERSISTENT, json_of},
 };
 
-/// A report that is not confirmed by then is not known to be kept; the task comes again.
+/// A report that is not confirmed by then is not known to be kept, and is sent again.
 const REPORTED_WITHIN: Duration = Duration::from_secs(30);
 /// How often a connection that says nothing is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -39,16 +43,22 @@ pub struct Worker {
     queue: String,
     link: Arc<Link>,
     channel: Arc<Channel>,
-    /// Confirms what is published on it.
-    reports: Channel,
+    reports: Reports,
     consumer: Option<Consumer>,
 }
 
-/// A task that was taken. Anyone with access to the broker may have written it: nothing in it is checked.
+/// A task that was taken, and the way to settle its message.
 #[derive(Debug)]
 pub struct Handed {
+    pub task: Task,
+    pub reply: Reply,
+}
+
+/// What a message says. Anyone with access to the broker may have written it: nothing in it is checked.
+#[derive(Debug)]
+pub struct Task {
     /// `None`: it is no task of ours.
-    pub task: Option<String>,
+    pub id: Option<String>,
     pub attempt: Option<i64>,
     pub due_ms: Option<i64>,
     pub key: Option<String>,
@@ -56,18 +66,34 @@ pub struct Handed {
     pub traceparent: Option<String>,
     pub content_type: Option<String>,
     pub body: Vec<u8>,
-    pub reply: Reply,
+    /// What to report about; `None` where no report is wanted.
+    pub subject: Option<Subject>,
+    /// It wants a report somewhere else than at the cluster's own door: it is not of our cluster.
+    pub is_foreign: bool,
 }
 
-/// Answers for one task. Dropped unused, the task comes again when the connection ends.
+/// Settles one message. Dropped unused, the task comes again when the connection ends.
 #[derive(Debug)]
 pub struct Reply {
     channel: Arc<Channel>,
     delivery_tag: u64,
-    reports: Channel,
-    /// Where it wants to be reported to, and whose report it will be.
-    address: Option<(ShortString, ShortString)>,
+}
+
+/// The attempt that a report is about.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    queue: String,
+    task: ShortString,
     attempt: Option<i64>,
+    receipt: Option<String>,
+}
+
+/// A way for reports over one connection; clones are the same.
+#[derive(Clone)]
+pub struct Reports {
+    link: Arc<Link>,
+    /// Confirms what is published on it. The broker closes a channel on which it refuses something.
+    channel: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Worker {
@@ -78,8 +104,13 @@ impl Worker {
     async fn try_open(url: &SecretString, queue: &str) -> Result<Self, Error> {
         let (link, _) = Link::open(url.expose_secret(), &format!("duetime relay: {queue}"), Hold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
-        let reports = link.confirming_channel().await?;
+        let reports = Reports { link: Arc::clone(&link), channel: Arc::default() };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
+    }
+
+    /// The way for reports, for as long as this connection lasts.
+    pub fn reports(&self) -> Reports {
+        self.reports.clone()
     }
 
     /// Has the broker hand out tasks, at most `prefetch` of them unanswered. Instead of the subscription there was, if any.
@@ -160,24 +191,27 @@ impl Worker {
         let headers = properties.headers().as_ref().map(json_of).unwrap_or_default();
         let header = |name: &str| headers.get(name).and_then(Value::as_str).map(ToOwned::to_owned);
         let attempt = headers.get(HEADER_ATTEMPT).and_then(Value::as_i64);
-        let address = properties.reply_to().clone().zip(properties.correlation_id().clone());
-        Handed {
-            task: text(properties.correlation_id()).filter(|_| is_whole),
+        let wanted_at = properties.reply_to().as_ref().map(ShortString::as_str);
+        let subject = |task: ShortString| Subject {
+            queue: text(properties.kind()).unwrap_or_else(|| self.queue.clone()),
+            task,
+            attempt,
+            receipt: header(HEADER_RECEIPT),
+        };
+        let reply = Reply { channel: Arc::clone(&self.channel), delivery_tag: delivery.delivery_tag };
+        let task = Task {
+            id: text(properties.correlation_id()).filter(|_| is_whole),
             attempt,
             due_ms: headers.get(HEADER_DUE_MS).and_then(Value::as_i64),
             key: header(HEADER_KEY),
             partition_key: header(HEADER_PARTITION_KEY),
             traceparent: header(HEADER_TRACEPARENT),
             content_type: text(properties.content_type()),
-            reply: Reply {
-                channel: Arc::clone(&self.channel),
-                delivery_tag: delivery.delivery_tag,
-                reports: self.reports.clone(),
-                address,
-                attempt,
-            },
+            subject: properties.correlation_id().clone().filter(|_| wanted_at == Some(RESULTS)).map(subject),
+            is_foreign: wanted_at.is_some_and(|queue| queue != RESULTS),
             body: delivery.data,
-        }
+        };
+        Handed { task, reply }
     }
 }
 
@@ -187,27 +221,32 @@ impl std::fmt::Debug for Worker {
     }
 }
 
-impl Reply {
-    /// Its queue settles by results.
-    pub fn wants_report(&self) -> bool {
-        self.address.is_some()
+impl std::fmt::Debug for Reports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reports").finish_non_exhaustive()
     }
+}
 
-    /// Sends a report where it is wanted. Done when the broker has confirmed it.
-    pub async fn report(&self, body: &ResultBody) -> Result<(), String> {
-        let Some((to, task)) = self.address.clone() else { return Ok(()) };
+impl Reports {
+    /// Sends a report to the cluster's own door. Done when the broker has confirmed it.
+    pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Result<(), String> {
         let json = serde_json::to_vec(body).map_err(|error| error.to_string())?;
+        let channel = self.channel().await.map_err(|error| error.explained())?;
         let mut headers = FieldTable::default();
-        if let Some(attempt) = self.attempt {
+        if let Some(attempt) = subject.attempt {
             headers.insert(HEADER_ATTEMPT.into(), attempt.into());
         }
+        if let Some(receipt) = &subject.receipt {
+            headers.insert(HEADER_RECEIPT.into(), AMQPValue::LongString(receipt.as_str().into()));
+        }
         let properties = BasicProperties::default()
-            .with_correlation_id(task)
+            .with_correlation_id(subject.task.clone())
             .with_content_type("application/json".into())
             .with_delivery_mode(PERSISTENT)
             .with_headers(headers);
+        let key = ShortString::try_new(result_key(&subject.queue)).map_err(|error| error.to_string())?;
         let confirmed = async {
-            self.reports.basic_publish("".into(), to, BasicPublishOptions::default(), &json, properties).await?.await
+            channel.basic_publish(IN.into(), key, BasicPublishOptions::default(), &json, properties).await?.await
         };
         match answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await {
             Ok(confirmation) if confirmation.is_ack() => Ok(()),
@@ -216,6 +255,16 @@ impl Reply {
         }
     }
 
+    async fn channel(&self) -> Result<Channel, Error> {
+        let mut channel = self.channel.lock().await;
+        if let Some(open) = channel.as_ref().filter(|channel| channel.status().connected()) {
+            return Ok(open.clone());
+        }
+        Ok(channel.insert(self.link.confirming_channel().await?).clone())
+    }
+}
+
+impl Reply {
     pub async fn ack(self) {
         AckHandle::new(&self.channel, self.delivery_tag, None).ack().await;
     }

@@ -10,7 +10,7 @@ use reqwest::Url;
 use super::{ConfigFile, Error, stop_on_signal};
 use crate::{
     config::{self, Config},
-    relay::{self, Callback, Command, Secret, Settings, Target},
+    relay::{self, Callback, Command, Identity, Secret, Settings, Target},
     telemetry,
 };
 
@@ -33,6 +33,17 @@ pub struct Wish {
     /// task, everything else is a failed attempt.
     #[arg(long, value_name = "PROGRAM")]
     command: Option<PathBuf>,
+    /// User that the program runs as, by name or number: one who can read no file of the relay's. Needs root, or CAP_SETUID and
+    /// CAP_SETGID.
+    #[arg(long, value_name = "USER", requires = "command")]
+    user: Option<String>,
+    /// Group that the program runs as; default: the user's own.
+    #[arg(long, value_name = "GROUP", requires = "user")]
+    group: Option<String>,
+    /// Variable of the relay's environment that the program gets too; can be given again. Without it: PATH, HOME, LANG, LC_ALL, TZ
+    /// and TMPDIR.
+    #[arg(long, value_name = "NAME", requires = "command")]
+    env: Vec<String>,
     /// Words for the program.
     #[arg(last = true, requires = "command")]
     args: Vec<OsString>,
@@ -72,15 +83,24 @@ impl Wish {
     fn target(&self) -> Result<Target, Error> {
         let timeout = Duration::from_millis(self.timeout_ms);
         match (&self.command, &self.to) {
-            (Some(program), _) => {
-                Ok(Target::Command(Command { program: program.clone(), args: self.args.clone(), timeout }))
-            }
+            (Some(program), _) => Ok(Target::Command(Command {
+                program: program.clone(),
+                args: self.args.clone(),
+                environment: self.env.clone(),
+                identity: self.identity()?,
+                timeout,
+            })),
             (None, Some(to)) => {
                 let made = Callback::new(to.clone(), self.secrets()?, self.allow_network.clone(), timeout);
                 made.map(Target::Callback).map_err(|why| Error::Usage(format!("`--to`: {why}")))
             }
             (None, None) => Err(Error::Usage("give `--to` or `--command`".to_owned())),
         }
+    }
+
+    fn identity(&self) -> Result<Option<Identity>, Error> {
+        let found = self.user.as_ref().map(|user| Identity::find(user, self.group.as_deref())).transpose();
+        found.map_err(|why| Error::Usage(format!("`--user`: {why}")))
     }
 
     fn secrets(&self) -> Result<Vec<Secret>, Error> {
@@ -108,6 +128,9 @@ pub async fn relay(wish: &Wish) -> Result<(), Error> {
     };
     telemetry::start(&telemetry, config::Node::default().name.as_str())?;
     let stop = stop_on_signal().map_err(Error::Signals)?;
+    if let Err(error) = relay::close_to_others() {
+        tracing::warn!(%error, "commands of the same user can read this process");
+    }
     relay::run(settings, stop).await;
     Ok(())
 }

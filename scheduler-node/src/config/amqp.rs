@@ -11,6 +11,13 @@ use super::{complaint::Complaints, link::Link, read};
 pub struct Amqp {
     #[serde(deserialize_with = "read::secret")]
     pub url: SecretString,
+    /// Whether reports and submissions may come by the names of their queues, past the exchange `duetime.in`.
+    #[serde(default = "open")]
+    pub default_door: bool,
+}
+
+const fn open() -> bool {
+    true
 }
 
 impl Amqp {

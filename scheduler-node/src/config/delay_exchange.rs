@@ -1,6 +1,9 @@
 //! `[[delay_exchange]]`: exchanges whose messages wait here on their way to another one.
 
-use common::wire::{DelayWay, amqp::ExchangeType};
+use common::{
+    queue::Unroutable,
+    wire::{DelayWay, amqp::ExchangeType},
+};
 use serde::Deserialize;
 
 use super::complaint::Complaints;
@@ -20,6 +23,13 @@ pub struct DelayExchange {
     pub kind: ExchangeType,
     /// Not declared by us: the application's own.
     pub deliver_to: String,
+    /// What becomes of a message that `deliver_to` has no queue for.
+    #[serde(default = "set_aside")]
+    pub unroutable: Unroutable,
+}
+
+const fn set_aside() -> Unroutable {
+    Unroutable::SetAside
 }
 
 const fn topic() -> ExchangeType {

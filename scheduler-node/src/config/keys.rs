@@ -51,12 +51,22 @@ pub const KEYS: &[Key] = &[
     key("amqp.url", "", "amqp://user:password@host:5672/vhost or amqps://; required"),
     key("amqp.url_file", "", "file that holds the url"),
     key(
+        "amqp.default_door",
+        "true",
+        "whether reports and submissions may come by the names of their queues; false: by the exchange duetime.in only",
+    ),
+    key(
         "delay_exchange[].name",
         "",
         "exchange that this cluster declares; what is published there waits as its `x-delay` header says",
     ),
     key("delay_exchange[].type", "\"topic\"", "topic, direct, fanout or headers: what its publishers declare"),
     key("delay_exchange[].deliver_to", "", "exchange that a message goes on to when it is due, as it came"),
+    key(
+        "delay_exchange[].unroutable",
+        "\"set_aside\"",
+        "what becomes of a message that deliver_to has no queue for: set_aside, wait or drop",
+    ),
     key(
         "http.listen",
         "\"127.0.0.1:8080\"",

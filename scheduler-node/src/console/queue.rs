@@ -25,7 +25,7 @@ use super::{
 use crate::{config::Role, desk::NodeFigures};
 
 /// All that a policy says, apart from the retry.
-const POLICY: [Spec; 17] = [
+const POLICY: [Spec; 20] = [
     spec(
         "settle",
         Kind::OneOf(&["confirm", "reject", "result"]),
@@ -54,6 +54,19 @@ const POLICY: [Spec; 17] = [
     spec("format", Kind::OneOf(&["raw", "celery", "cloudevents"]), "raw", "what the message looks like"),
     spec("exchange", Kind::Text, "duetime", "publish to another exchange; then nothing is declared"),
     spec("routing_key", Kind::Text, "the queue's name", "with which it is published"),
+    spec(
+        "unroutable",
+        Kind::OneOf(&["wait", "drop", "set_aside"]),
+        "wait",
+        "what becomes of a message that the exchange has no queue for; set_aside: its task is dead",
+    ),
+    spec("use_existing", Kind::Flag, "", "a RabbitMQ queue of this name that Duetime did not declare is used"),
+    spec(
+        "receipt",
+        Kind::OneOf(&["optional", "required"]),
+        "optional",
+        "whether a report must bring back the receipt of its delivery",
+    ),
     spec(
         "dedup_window_ms",
         Kind::Whole,

@@ -26,9 +26,13 @@ impl Desk {
         let policy = request.into_policy()?;
         let desk = self.clone();
         to_its_end(async move {
-            desk.refuse_to_move(&name, policy.placement).await?;
+            let home = desk.parts().store.home();
+            let (_, records) = home.queue_records(Some(&name)).await.map_err(|error| failed(&error))?;
+            let before = records.into_iter().next().map(|record| record.queue.policy);
+            desk.refuse_to_leave(before.as_ref(), &policy)?;
+            desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
             desk.reach_all().await?;
-            let (home, most) = (desk.parts().store.home(), desk.parts().queues_max);
+            let most = desk.parts().queues_max;
             let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
             let put = put.map_err(|error| failed(&error))?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
@@ -38,16 +42,40 @@ impl Desk {
         .await
     }
 
-    /// Tasks stay on their shards, so those of a queue that is placed anew would be counted and ordered on two sides.
-    async fn refuse_to_move(&self, name: &QueueName, placement: Placement) -> Result<(), Problem> {
-        let (_, records) = self.parts().store.home().queue_records(Some(name)).await.map_err(|error| failed(&error))?;
-        let Some(record) = records.first().filter(|record| record.queue.policy.placement != placement) else {
+    /// Refuses to lead a queue's tasks elsewhere for whoever may not know of all queues: what is there may be another tenant's.
+    fn refuse_to_leave(&self, before: Option<&QueuePolicy>, policy: &QueuePolicy) -> Result<(), Problem> {
+        if self.scope.is_all() {
             return Ok(());
-        };
+        }
+        let default = QueuePolicy::default();
+        let before = before.unwrap_or(&default);
+        let changes = [
+            ("exchange", before.exchange != policy.exchange),
+            ("routing_key", before.routing_key != policy.routing_key),
+            ("use_existing", before.use_existing != policy.use_existing),
+        ];
+        match changes.into_iter().find(|(_, is_changed)| *is_changed) {
+            None => Ok(()),
+            Some((field, _)) => {
+                let detail =
+                    format!("`{field}` leads out of the queues of this token; an operator of all queues sets it");
+                Err(Problem { field: Some(field.into()), ..Problem::forbidden(detail) })
+            }
+        }
+    }
+
+    /// Tasks stay on their shards, so those of a queue that is placed anew would be counted and ordered on two sides.
+    async fn refuse_to_move(
+        &self,
+        name: &QueueName,
+        before: Option<&QueuePolicy>,
+        placement: Placement,
+    ) -> Result<(), Problem> {
+        let Some(before) = before.filter(|before| before.placement != placement) else { return Ok(()) };
         if self.live(name).await?.total() == 0 {
             return Ok(());
         }
-        let now = &record.queue.policy.placement;
+        let now = &before.placement;
         let detail = format!(
             "`placement` is `{now}` and the queue has tasks that are not finished; let them finish or cancel them first,              or set `{placement}` on a new queue"
         );

@@ -152,7 +152,8 @@ impl Desk {
             match reported {
                 Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
-                Reported::Missing => {
+                // A report over HTTP needs no voucher: its token was let in.
+                Reported::Missing | Reported::Untrusted { .. } => {
                     let task = desk.get(id).await?;
                     return Err(stale(attempt, task.state, task.attempt));
                 }

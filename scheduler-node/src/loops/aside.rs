@@ -69,6 +69,8 @@ kinds! {
     Queue = "queue",
     /// Something that not even the quarantine takes.
     Quarantine = "quarantine",
+    /// A task that is dead because no queue is bound for its message. Its own row says so.
+    Unroutable = "unroutable",
     /// A message that no AMQP client can parse.
     UnreadableMessage = "unreadable_message",
     /// A message whose body is larger than anything Duetime takes.
@@ -141,10 +143,15 @@ impl Asides {
         Ok(asides)
     }
 
+    /// Counts what is told elsewhere.
+    pub fn counted(&self, kind: Kind) {
+        self.counts.with_label_values(&[kind.text()]).inc();
+    }
+
     /// Counts it, logs it and shows it.
     pub fn note(&self, kind: Kind, name: &str, reason: &str) {
         tracing::error!(kind = kind.text(), name, reason, "set aside; its neighbours go on");
-        self.counts.with_label_values(&[kind.text()]).inc();
+        self.counted(kind);
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
         let mut recent = self.recent.lock();
         let count = recent.get(&kind).filter(|recent| recent.at.elapsed() < SHOWN_FOR).map_or(0, |recent| recent.count);

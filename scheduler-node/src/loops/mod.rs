@@ -28,6 +28,7 @@ pub mod prober;
 pub mod publisher;
 pub mod putter;
 pub mod queue_reader;
+pub mod receipt_reader;
 pub mod receiver;
 pub mod releaser;
 pub mod reporter;

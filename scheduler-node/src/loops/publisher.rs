@@ -4,6 +4,7 @@
 //! of its own; a lane that is slow fills up and the others do not notice. Whatever is not confirmed stays
 //! `dispatching` and comes back through a rescue. If this loop stops, nothing is published by this node.
 
+mod returned;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -19,8 +20,9 @@ use std::{
 use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
-    queue::{Queue, Settle},
+    queue::{Queue, Settle, Unroutable},
     task::{Delivery, Envelope},
+    time::UnixMicros,
     wire::format::Shaped,
 };
 use tokio::{sync::mpsc, task::JoinSet};
@@ -30,12 +32,13 @@ use super::{
     queue_reader::Books,
     reporter::Reporter,
     settler::{Confirmed, Settlements},
-    site::Sites,
+    site::{LOOK_AGAIN, Sites},
 };
 use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     metrics::Metrics,
+    receipt::{ReceiptKeys, Receipts},
     traces::{self, Hop, Traces},
 };
 
@@ -73,6 +76,9 @@ pub struct Publisher {
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
+    pub receipts: Receipts,
+    /// What becomes of a returned message of a delay exchange, by the queue under which it is listed.
+    pub delayed: Arc<HashMap<QueueName, Unroutable>>,
 }
 
 /// In the order of the due instants.
@@ -208,6 +214,13 @@ impl Publisher {
         if batch.is_empty() {
             return;
         }
+        let Some(keys) = self.receipt_keys().await else {
+            // A delivery without its receipt could not be answered.
+            for dispatch in batch {
+                self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LOOK_AGAIN);
+            }
+            return;
+        };
         let policy = self.books.load().get(queue);
         let hops = self.begin_hops(&mut batch);
         let batch = self.shape(batch, &policy).await;
@@ -218,7 +231,7 @@ impl Publisher {
         let places: HashMap<TaskId, Place> =
             batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, place(dispatch))).collect();
         let outgoing: Vec<Outgoing> =
-            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy)).collect();
+            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy, &keys)).collect();
         let messages = outgoing.len();
         let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
         self.lanes.sent(queue, messages, Instant::now());
@@ -226,7 +239,14 @@ impl Publisher {
         let published = self.broker.publish(&route, outgoing).await;
         fail::fail_point!("after_confirm", |_| std::process::abort());
         self.end_hops(queue, &route.exchange, &places, &published);
-        self.settle(queue, &policy, &places, published).await;
+        self.settle(&policy, &places, published, &route.exchange).await;
+    }
+
+    /// They are missing only while a node that has just started cannot reach the first database.
+    async fn receipt_keys(&self) -> Option<Arc<ReceiptKeys>> {
+        let mut receipts = self.receipts.clone();
+        let known = tokio::time::timeout(LOOK_AGAIN, receipts.wait_for(Option::is_some)).await;
+        known.ok()?.ok()?.clone()
     }
 
     /// Those claimed too long ago go back to be looked at again.
@@ -240,13 +260,9 @@ impl Publisher {
         fresh
     }
 
-    async fn settle(
-        &self,
-        queue: &QueueName,
-        policy: &Queue,
-        places: &HashMap<TaskId, Place>,
-        published: Vec<Published>,
-    ) {
+    async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
+        let queue = &policy.name;
+        let (returned, published) = self.take_returned(policy, places, published);
         let mut confirmed: Vec<Vec<Confirmed>> = self.sites.all().iter().map(|_| Vec::new()).collect();
         let mut open: Vec<(usize, TaskId)> = Vec::new();
         let messages = published.len();
@@ -264,13 +280,14 @@ impl Publisher {
                 open.push((place.site, one.id));
             }
         }
-        let pause = self.pause(queue, messages, messages - open.len());
+        let pause = self.pause(queue, returned.len() + messages, returned.len() + messages - open.len());
         for (site, id) in open {
             self.sites.all()[site].look_again([id], pause);
         }
         for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
             settlements.confirmed(confirmed).await;
         }
+        self.end_returned(queue, exchange, returned).await;
     }
 
     fn count(&self, queue: &QueueName, id: TaskId, attempt: Attempt, outcome: &Outcome<(), NotTaken>) {
@@ -311,7 +328,10 @@ pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl Into
 struct Place {
     site: usize,
     publish_at: Instant,
+    due_at: UnixMicros,
     redelivered: bool,
+    /// It goes on as the message it came as, with a routing key of its own.
+    own_key: Option<String>,
     timeout_ms: i64,
     /// The confirm ends it.
     finishes: bool,
@@ -324,6 +344,12 @@ impl Place {
         Self {
             site: dispatch.site,
             publish_at: dispatch.publish_at,
+            due_at: dispatch.delivery.due_at,
+            own_key: dispatch
+                .delivery
+                .envelope
+                .as_ref()
+                .map(|own| String::from_utf8_lossy(&own.routing_key.0).into_owned()),
             redelivered: dispatch.delivery.redelivered,
             timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
             finishes: queue.policy.settle == Settle::Confirm || dispatch.delivery.envelope.is_some(),
@@ -343,8 +369,10 @@ impl Place {
     }
 }
 
-fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue) -> Outgoing {
+fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &ReceiptKeys) -> Outgoing {
     Outgoing {
+        // The consumers of a message that goes on as it came do not report.
+        receipt: if delivery.envelope.is_none() { keys.receipt(delivery.message_id()) } else { None },
         max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
         wants_result: queue.policy.settle == Settle::Result,
         delivery,
@@ -365,7 +393,11 @@ fn route(queue: &Queue, envelope: Option<&Envelope>) -> Route {
         None => Route {
             exchange: "duetime".to_owned(),
             routing_key: name.to_owned(),
-            declare: Some(QueueDeclaration { queue: queue.name.clone(), max_length: queue.policy.max_length }),
+            declare: Some(QueueDeclaration {
+                queue: queue.name.clone(),
+                max_length: queue.policy.max_length,
+                use_existing: queue.policy.use_existing,
+            }),
         },
     }
 }

@@ -8,7 +8,8 @@ use std::{sync::Arc, time::Duration};
 use common::{
     ids::QueueName,
     queue::{QueuePolicy, Settle},
-    wire::DelayWay,
+    task::envelope::Text,
+    wire::{DelayWay, amqp::SUBMIT},
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,7 @@ use super::{
     retry::{Refused, until_done},
 };
 use crate::{
+    audit::{Audit, Deed},
     broker::{Broker, Door, Received},
     desk::{Desk, Taken},
     metrics::Metrics,
@@ -34,6 +36,9 @@ const PASSES: usize = 4;
 /// Before messages that could not be stored are given back. Each pass waits so long, so that an outage is no busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
+const BY_NAME: &str =
+    "it came by the name of its queue, which `amqp.default_door` = `false` does not allow; publish to `duetime.in`";
+
 #[derive(Clone, Debug)]
 pub struct Receiver {
     pub desk: Desk,
@@ -41,6 +46,9 @@ pub struct Receiver {
     pub store: Store,
     /// Of the delay exchanges, in the order of the configuration.
     pub ways: Arc<[DelayWay]>,
+    /// Whether messages may come by the names of their queues.
+    pub default_door: bool,
+    pub audit: Audit,
     pub metrics: Arc<Metrics>,
     pub asides: Asides,
 }
@@ -83,9 +91,15 @@ impl Receiver {
 
     async fn receive(&self, batch: Vec<Received>) {
         let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
+        let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
         let mut again = Vec::new();
         for received in troubled {
             again.extend(self.set_troubled_aside(received).await);
+        }
+        for received in by_name {
+            let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
+            self.audit.note(Deed::refused_message(user, SUBMIT.to_owned(), BY_NAME));
+            self.refuse(received, BY_NAME, &mut again).await;
         }
         let way = |received: &Received| match received.door {
             Door::Submit => None,
@@ -97,10 +111,7 @@ impl Receiver {
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
                 Taken::Durable => received.ack.ack().await,
-                Taken::Refused(problem) => match self.set_aside(&received, &problem.to_string()).await {
-                    Ok(()) => received.ack.ack().await,
-                    Err(why) => again.push((received, why)),
-                },
+                Taken::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
                 Taken::Again(why) => again.push((received, why)),
             }
         }
@@ -124,6 +135,18 @@ impl Receiver {
             Err(why) => return Some((received, why)),
         }
         None
+    }
+
+    /// A task comes by `duetime.in` where the name of the queue is no way in; a delay exchange is a way of its own.
+    fn may_come(&self, received: &Received) -> bool {
+        self.default_door || received.door != Door::Submit || received.message.addressed_to.is_some()
+    }
+
+    async fn refuse(&self, received: Received, why: &str, again: &mut Vec<(Received, String)>) {
+        match self.set_aside(&received, why).await {
+            Ok(()) => received.ack.ack().await,
+            Err(why) => again.push((received, why)),
+        }
     }
 
     async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {

@@ -14,10 +14,11 @@ use std::{
 
 use common::{
     ids::{Attempt, TaskId},
-    queue::Settle,
+    queue::{Settle, Unroutable},
     task::{
         TaskState,
         verdict::{Standing, Verdict},
+        voucher::Voucher,
     },
     wire::report::ResultBody,
 };
@@ -31,7 +32,9 @@ use super::{
     site::{Site, Sites},
 };
 use crate::{
+    audit::Audit,
     metrics::Metrics,
+    receipt::Receipts,
     store::{Error, settle::StandingRow},
     traces::Traces,
 };
@@ -47,22 +50,58 @@ pub enum Happening {
     Rejected {
         attempt: Attempt,
         reason: String,
+        from: Option<Sender>,
     },
     Reported {
         attempt: Attempt,
         body: Box<ResultBody>,
+        /// `None`: it was let in elsewhere.
+        from: Option<Sender>,
+    },
+    /// The broker had no queue for it.
+    Returned {
+        attempt: Attempt,
+        rule: Unroutable,
+        why: String,
     },
 }
 
+/// Who sent a message, as far as it can be told.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    /// Which message of its batch it is.
+    place: usize,
+    voucher: Voucher,
+}
+
 impl Happening {
+    /// Gives it its place among the messages of its batch.
+    fn number(&mut self, place: usize) {
+        if let Self::Rejected { from: Some(from), .. } | Self::Reported { from: Some(from), .. } = self {
+            from.place = place;
+        }
+    }
+
+    fn sender(&self) -> Option<&Sender> {
+        match self {
+            Self::Rejected { from, .. } | Self::Reported { from, .. } => from.as_ref(),
+            Self::Deadline | Self::Returned { .. } => None,
+        }
+    }
+
     /// The same without what came from outside: of a message that the database refuses, the outcome counts.
     fn bare(&self) -> Self {
         match self {
             Self::Deadline => Self::Deadline,
-            Self::Rejected { attempt, .. } => Self::Rejected { attempt: *attempt, reason: "rejected".to_owned() },
-            Self::Reported { attempt, body } => {
+            Self::Rejected { attempt, from, .. } => {
+                Self::Rejected { attempt: *attempt, reason: "rejected".to_owned(), from: from.clone() }
+            }
+            Self::Reported { attempt, body, from } => {
                 let body = ResultBody { retry_in_ms: body.retry_in_ms, ..ResultBody::new(body.status) };
-                Self::Reported { attempt: *attempt, body: Box::new(body) }
+                Self::Reported { attempt: *attempt, body: Box::new(body), from: from.clone() }
+            }
+            Self::Returned { attempt, rule, .. } => {
+                Self::Returned { attempt: *attempt, rule: *rule, why: "unroutable".to_owned() }
             }
         }
     }
@@ -70,7 +109,7 @@ impl Happening {
     fn attempt(&self) -> Option<Attempt> {
         match self {
             Self::Deadline => None,
-            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } => Some(*attempt),
+            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } | Self::Returned { attempt, .. } => Some(*attempt),
         }
     }
 }
@@ -86,6 +125,8 @@ pub enum Reported {
     Stale { state: TaskState, attempt: Attempt },
     /// No such task is open.
     Missing,
+    /// Nothing vouches for the message at this place of its batch.
+    Untrusted { place: usize, why: String },
 }
 
 #[derive(Clone, Debug)]
@@ -95,13 +136,17 @@ pub struct Reporter {
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
+    pub receipts: Receipts,
+    /// Whether messages may come by the names of their queues.
+    pub default_door: bool,
+    pub audit: Audit,
 }
 
 impl Reporter {
     /// One report, by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
         let Some((_, site)) = self.sites.of(id.shard()) else { return Ok(Reported::Missing) };
-        let happening = Happening::Reported { attempt, body: Box::new(body) };
+        let happening = Happening::Reported { attempt, body: Box::new(body), from: None };
         let answers = self.apply(site, vec![(id, happening)]).await?;
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
@@ -121,6 +166,11 @@ impl Reporter {
             }
         }
         tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
+    }
+
+    /// Tasks of the site at `index` whose messages came back.
+    pub async fn returned(&self, index: usize, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
+        self.apply(&self.sites.all()[index], happenings).await.map(|_| ())
     }
 
     /// Gather, decide, write. Several happenings of one task are taken one after the other, and what was overtaken between the
@@ -167,11 +217,15 @@ impl Reporter {
         let mut writes = Writes::default();
         for (id, happening) in round {
             let answer = match standing.get(id) {
+                Some(row) if let Some(untrusted) = self.distrust(row, happening) => {
+                    answers.push((*id, untrusted));
+                    continue;
+                }
                 Some(row) if self.decide(row, happening, &mut writes) => continue,
                 Some(row) => Reported::Stale { state: row.state, attempt: row.attempt },
                 None => Reported::Missing,
             };
-            if !matches!(happening, Happening::Deadline) {
+            if !matches!(happening, Happening::Deadline | Happening::Returned { .. }) {
                 self.metrics.reports_stale.inc();
             }
             answers.push((*id, answer));
@@ -182,6 +236,13 @@ impl Reporter {
         Ok(overtaken
             .map(|id| (*id, Reported::Stale { state: standing[id].state, attempt: standing[id].attempt }))
             .collect())
+    }
+
+    /// Refuses a message that may not speak of this task.
+    fn distrust(&self, row: &StandingRow, happening: &Happening) -> Option<Reported> {
+        let Sender { place, voucher } = happening.sender()?;
+        let why = voucher.check(&row.queue, &self.books.load().get(&row.queue).policy).err()?;
+        Some(Reported::Untrusted { place: *place, why })
     }
 
     /// Whether there is something to write.
@@ -204,7 +265,8 @@ impl Reporter {
             // Who asked for confirms only wants no retries.
             Happening::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
             Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
-            Happening::Reported { attempt, body } => standing.after_report(*attempt, body, row.now, dice),
+            Happening::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
+            Happening::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
         };
         let traced = self.traced(row, happening);
         writes.add(row, happening, verdict, &queue, traced)

@@ -18,7 +18,7 @@ use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 
 use super::{Ended, guard::Guard};
-use crate::{broker::Handed, causes, clock};
+use crate::{broker::Task, causes, clock};
 
 /// A target that has not taken the connection by then counts as down.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ impl Callback {
         Ok(Self { http, to, secrets })
     }
 
-    pub(super) async fn call(&self, queue: &str, handed: &Handed) -> Ended {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> Ended {
         let headers = self.headers(queue, handed, clock::now().millis() / 1_000);
         match self.http.post(self.to.clone()).headers(headers).body(handed.body.clone()).send().await {
             Ok(response) => read(response).await,
@@ -90,8 +90,8 @@ impl Callback {
     }
 
     /// The id is the task's, the same in each attempt: what was done for it once is not to be done again.
-    fn headers(&self, queue: &str, handed: &Handed, timestamp_s: i64) -> HeaderMap {
-        let id = handed.task.as_deref().unwrap_or_default();
+    fn headers(&self, queue: &str, handed: &Task, timestamp_s: i64) -> HeaderMap {
+        let id = handed.id.as_deref().unwrap_or_default();
         let signatures: Vec<String> =
             self.secrets.iter().map(|secret| secret.signature(id, timestamp_s, &handed.body)).collect();
         let number = |number: Option<i64>| number.map(|number| number.to_string());

@@ -18,8 +18,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Ended;
-use crate::broker::Handed;
+use super::{Ended, identity::Identity};
+use crate::broker::Task;
 
 /// Between the request to end and the end of a command that takes too long.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -28,8 +28,8 @@ const LINGERS: Duration = Duration::from_secs(1);
 /// Of what a failed command said, the last of it.
 const SHOWN_BYTES: usize = 1_000;
 const READ_BYTES: usize = 8 << 10;
-/// What our own settings are called, secrets among them.
-const OURS: &str = "DUETIME_";
+/// Of the relay's environment a command gets these, and those that were asked for: anything else may be a secret.
+const PASSED_ON: [&str; 6] = ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
 /// The standard ends of a child: in, out, error.
 type Ends = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
@@ -39,6 +39,10 @@ type Ends = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
 pub struct Command {
     pub program: PathBuf,
     pub args: Vec<OsString>,
+    /// Variables of the relay's environment that it gets besides.
+    pub environment: Vec<String>,
+    /// `None`: as the relay's own user.
+    pub identity: Option<Identity>,
     pub timeout: Duration,
 }
 
@@ -65,7 +69,7 @@ impl Drop for Group {
 }
 
 impl Command {
-    pub(super) async fn call(&self, queue: &str, handed: &Handed) -> Ended {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> Ended {
         let mut child = match self.spawn(queue, handed) {
             Ok(child) => child,
             Err(error) => return Ended::not_called(format!("{} cannot be run: {error}", self.program.display())),
@@ -94,16 +98,24 @@ impl Command {
         ended(status, self.timeout, &output, &said)
     }
 
-    fn spawn(&self, queue: &str, handed: &Handed) -> std::io::Result<Child> {
+    fn spawn(&self, queue: &str, handed: &Task) -> std::io::Result<Child> {
         let mut command = tokio::process::Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with(OURS)) {
-            command.env_remove(name);
+        command.env_clear();
+        for name in PASSED_ON.into_iter().chain(self.environment.iter().map(String::as_str)) {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        if let Some(Identity { uid, gid, account }) = &self.identity {
+            command.uid(*uid).gid(*gid);
+            let (name, home) = account.as_ref().map_or(("", "/"), |(name, home)| (name.as_str(), home.as_str()));
+            command.env("HOME", home).env("USER", name).env("LOGNAME", name);
         }
         let number = |number: Option<i64>| number.map(|number| number.to_string());
         for (name, value) in [
             ("DUETIME_QUEUE", Some(queue.to_owned())),
-            ("DUETIME_TASK_ID", handed.task.clone()),
+            ("DUETIME_TASK_ID", handed.id.clone()),
             ("DUETIME_ATTEMPT", number(handed.attempt)),
             ("DUETIME_DUE_MS", number(handed.due_ms)),
             ("DUETIME_KEY", handed.key.clone()),

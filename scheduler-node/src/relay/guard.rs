@@ -12,13 +12,15 @@ use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Networks that nothing public lies in: RFC 6890 and its registry.
-const SPECIAL_V4: [(Ipv4Addr, u8); 14] = [
+const SPECIAL_V4: [(Ipv4Addr, u8); 15] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
     (Ipv4Addr::new(127, 0, 0, 0), 8),
     // Link-local; the metadata of every cloud is behind 169.254.169.254.
     (Ipv4Addr::new(169, 254, 0, 0), 16),
+    // Azure's own services for each machine: it lies among public addresses.
+    (Ipv4Addr::new(168, 63, 129, 16), 32),
     (Ipv4Addr::new(172, 16, 0, 0), 12),
     (Ipv4Addr::new(192, 0, 0, 0), 24),
     (Ipv4Addr::new(192, 0, 2, 0), 24),
@@ -119,6 +121,9 @@ mod tests {
             ("93.184.215.14", true),
             ("9.255.255.255", true),
             ("172.32.0.1", true),
+            ("168.63.129.15", true),
+            ("168.63.129.16", false),
+            ("::ffff:168.63.129.16", false),
             ("2606:2800:21f::1", true),
             ("::ffff:93.184.215.14", true),
             ("0.0.0.0", false),

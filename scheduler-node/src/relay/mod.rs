@@ -1,12 +1,15 @@
 //! A consumer that needs no code: it takes a queue's tasks and turns each into an HTTP call ([`callback`]) or a run of a command
 //! ([`command`]), and answers for it by how that ended.
 //!
-//! Tasks wait in RabbitMQ, not here: as many are taken as may be worked on, and none while the target is down. What is not
-//! answered comes again, to this relay or another. What an end means is decided in `common::relay`.
+//! Tasks wait in RabbitMQ, not here: as many are taken as may be worked on, and none while the target is down. How a call ended is
+//! kept until the broker has confirmed the report ([`works`]): work that was done is reported again and not done again. What an end
+//! means is decided in `common::relay`.
 
 mod callback;
 mod command;
 mod guard;
+mod identity;
+mod works;
 
 use std::{
     sync::Arc,
@@ -22,19 +25,26 @@ use common::{
     wire::report::{ReportStatus, ResultBody},
 };
 use secrecy::SecretString;
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::{Handed, Reply, Worker};
+use self::works::{Key, Known, Works};
+use crate::broker::{Handed, Reports, Subject, Task, Worker};
 
 pub use self::{
     callback::{Callback, Secret},
     command::Command,
+    identity::{Identity, close_to_others},
 };
 
 /// Between two tries to connect: the first, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Between two tries to have a report confirmed.
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
 /// Reports that are out when the last call has ended get this long to be confirmed.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
@@ -83,7 +93,7 @@ impl Ended {
 
 /// Runs until told to stop; connects again whenever the connection or the subscription goes.
 pub async fn run(settings: Settings, stop: CancellationToken) {
-    let mut relay = Relay { breaker: Breaker::new(settings.break_after), settings: Arc::new(settings) };
+    let mut relay = Relay::new(settings);
     let mut wait = FIRST_WAIT;
     loop {
         let since = Instant::now();
@@ -93,41 +103,58 @@ pub async fn run(settings: Settings, stop: CancellationToken) {
         }
         tracing::warn!(queue = %relay.settings.queue, reason, "no tasks can be taken; trying until there is a way");
         tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
+            () = stop.cancelled() => {}
+            () = relay.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
+        }
+        if stop.is_cancelled() {
+            return relay.finish().await;
         }
         wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
+/// What goes on over all connections.
 struct Relay {
     settings: Arc<Settings>,
     breaker: Breaker,
-}
-
-/// The calls over one connection. Dropped, they are broken off: the broker gives their tasks to somebody else.
-#[derive(Default)]
-struct Calls {
-    out: JoinSet<(Reply, Ended, Room)>,
-    answers: JoinSet<()>,
+    works: Works,
+    calls: JoinSet<(Key, Ended, Room)>,
+    /// Tasks taken again after a loss of the connection do not make more calls at a time.
+    places: Arc<Semaphore>,
+    /// Reports on their way; each ends when it is confirmed.
+    answers: JoinSet<Key>,
+    /// The way for reports over the present connection.
+    reports: watch::Sender<Option<Reports>>,
 }
 
 impl Relay {
+    fn new(settings: Settings) -> Self {
+        Self {
+            breaker: Breaker::new(settings.break_after),
+            works: Works::default(),
+            calls: JoinSet::new(),
+            places: Arc::new(Semaphore::new(settings.concurrency.into())),
+            answers: JoinSet::new(),
+            reports: watch::channel(None).0,
+            settings: Arc::new(settings),
+        }
+    }
+
     /// Takes tasks over one connection until it is lost or told to stop.
     async fn serve(&mut self, stop: &CancellationToken) -> Result<(), String> {
         let mut worker = tokio::select! {
             worker = Worker::open(&self.settings.amqp_url, self.settings.queue.as_str()) => worker?,
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return Err("it is told to stop".to_owned()),
         };
-        let mut calls = Calls::default();
-        self.take(&mut worker, &mut calls, stop).await?;
+        self.reports.send_replace(Some(worker.reports()));
+        self.take(&mut worker, stop).await?;
         worker.unsubscribe().await?;
-        calls.finish(self.settings.grace).await;
+        self.finish().await;
         worker.close().await;
         Ok(())
     }
 
-    async fn take(&mut self, worker: &mut Worker, calls: &mut Calls, stop: &CancellationToken) -> Result<(), String> {
+    async fn take(&mut self, worker: &mut Worker, stop: &CancellationToken) -> Result<(), String> {
         let mut prefetch = 0;
         loop {
             let room = self.breaker.room(Instant::now());
@@ -137,16 +164,18 @@ impl Relay {
                 Room::All | Room::Probe => None,
             };
             tokio::select! {
-                handed = worker.next() => calls.begin(&self.settings, handed?, room),
-                Some(ended) = calls.out.join_next(), if !calls.out.is_empty() => {
-                    let (reply, ended, begun_as) = ended.expect("a call does not panic");
+                handed = worker.next() => self.begin(handed?, room).await,
+                Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
+                    let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
                     self.breaker.ended(begun_as, ended.is_well, now);
                     // Before the answer makes room for the next task.
                     self.subscribe(worker, self.breaker.room(now), &mut prefetch).await?;
-                    calls.answer(reply, ended);
+                    self.ended(key, ended).await;
                 }
-                Some(_) = calls.answers.join_next(), if !calls.answers.is_empty() => {}
+                Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
+                    self.works.reported(&reported.expect("a report does not panic")).await;
+                }
                 () = reached(probe_at) => {}
                 () = stop.cancelled() => return Ok(()),
             }
@@ -173,44 +202,81 @@ impl Relay {
         *prefetch = wanted;
         if wanted == 0 { worker.unsubscribe().await } else { worker.subscribe(wanted).await }
     }
-}
 
-impl Calls {
-    fn begin(&mut self, settings: &Arc<Settings>, handed: Handed, room: Room) {
-        if handed.task.is_none() {
-            tracing::warn!(queue = %settings.queue, "a message without a readable correlation id is no task; it is rejected");
+    async fn begin(&mut self, handed: Handed, room: Room) {
+        let queue = &self.settings.queue;
+        let Some(id) = handed.task.id.clone() else {
+            tracing::warn!(%queue, "a message without a readable correlation id is no task; it is rejected");
+            return handed.reply.reject();
+        };
+        if handed.task.is_foreign {
+            tracing::warn!(%queue, task = id, "a message that wants its report elsewhere is not of this cluster; it is rejected");
             return handed.reply.reject();
         }
-        let settings = Arc::clone(settings);
-        self.out.spawn(async move {
-            let ended = call(&settings, &handed).await;
-            (handed.reply, ended, room)
+        let key = (id, handed.task.attempt);
+        let Handed { task, reply } = handed;
+        if self.works.take(&key, task.subject.clone(), reply).await == Known::Before {
+            return tracing::debug!(task = key.0, attempt = key.1, "taken before; it is not called again");
+        }
+        let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
+        let reports = self.reports.subscribe();
+        self.calls.spawn(async move {
+            let _place = places.acquire_owned().await.expect("the semaphore is never closed");
+            let ended = call(&settings, &task, &reports).await;
+            (key, ended, room)
         });
     }
 
-    fn answer(&mut self, reply: Reply, ended: Ended) {
-        self.answers.spawn(answer(reply, ended));
+    async fn ended(&mut self, key: Key, ended: Ended) {
+        if let Some(subject) = self.works.ended(&key, ended.report.status).await {
+            self.answers.spawn(answer(key, subject, ended.report, self.reports.subscribe()));
+        }
+    }
+
+    /// Notes what ends for as long as there is no connection.
+    async fn pass(&mut self, time: Duration) {
+        let over = tokio::time::sleep(time);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return,
+                Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
+                    let (key, ended, begun_as) = ended.expect("a call does not panic");
+                    self.breaker.ended(begun_as, ended.is_well, Instant::now());
+                    self.ended(key, ended).await;
+                }
+                Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
+                    self.works.reported(&reported.expect("a report does not panic")).await;
+                }
+            }
+        }
     }
 
     /// Waits for what is out, so long and no longer.
-    async fn finish(mut self, grace: Duration) {
+    async fn finish(&mut self) {
+        let grace = self.settings.grace;
         let ended = async {
-            while let Some(ended) = self.out.join_next().await {
-                let (reply, ended, _) = ended.expect("a call does not panic");
-                self.answers.spawn(answer(reply, ended));
+            while let Some(ended) = self.calls.join_next().await {
+                let (key, ended, _) = ended.expect("a call does not panic");
+                self.ended(key, ended).await;
             }
         };
         if tokio::time::timeout(grace, ended).await.is_err() {
-            tracing::warn!(calls = self.out.len(), "calls are broken off; their tasks come again");
+            tracing::warn!(calls = self.calls.len(), "calls are broken off; their tasks come again");
         }
-        let answered = async { while self.answers.join_next().await.is_some() {} };
-        // What is not confirmed by then comes again.
-        let _ = tokio::time::timeout(REPORTED_WITHIN, answered).await;
+        let answered = async {
+            while let Some(reported) = self.answers.join_next().await {
+                self.works.reported(&reported.expect("a report does not panic")).await;
+            }
+        };
+        if tokio::time::timeout(REPORTED_WITHIN, answered).await.is_err() {
+            tracing::warn!(reports = self.answers.len(), "reports are not known to be kept; their tasks come again");
+        }
     }
 }
 
 /// Calls the target, and says in a rhythm that it is still at it.
-async fn call(settings: &Settings, handed: &Handed) -> Ended {
+async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> Ended {
     let called = async {
         match &settings.target {
             Target::Callback(callback) => callback.call(settings.queue.as_str(), handed).await,
@@ -220,8 +286,11 @@ async fn call(settings: &Settings, handed: &Handed) -> Ended {
     let beat = async {
         loop {
             tokio::time::sleep(settings.heartbeat).await;
-            // One that is lost is made up for by the next.
-            let _ = handed.reply.report(&ResultBody::new(ReportStatus::Running)).await;
+            let current = reports.borrow().clone();
+            if let (Some(subject), Some(current)) = (&handed.subject, current) {
+                // One that is lost is made up for by the next.
+                let _ = current.send(subject, &ResultBody::new(ReportStatus::Running)).await;
+            }
         }
     };
     let ended = tokio::select! {
@@ -229,25 +298,29 @@ async fn call(settings: &Settings, handed: &Handed) -> Ended {
         () = beat => unreachable!("the rhythm has no end"),
     };
     let report = &ended.report;
-    tracing::debug!(task = handed.task, attempt = handed.attempt, status = ?report.status, code = report.status_code, said = report.status_msg, "called");
+    tracing::debug!(task = handed.id, attempt = handed.attempt, status = ?report.status, code = report.status_code, said = report.status_msg, "called");
     ended
 }
 
-/// Reports and acks; where nobody wants a report, an ack is a success and a rejection a failure.
-async fn answer(reply: Reply, ended: Ended) {
-    if !reply.wants_report() {
-        match ended.report.status {
-            ReportStatus::Succeeded => reply.ack().await,
-            _ => reply.reject(),
+/// Sends a report, over whichever connection there is, until it is confirmed.
+async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::Receiver<Option<Reports>>) -> Key {
+    let mut told = false;
+    loop {
+        let current = reports.borrow().clone();
+        let sent = match current {
+            Some(current) => current.send(&subject, &report).await,
+            None => Err("there is no connection".to_owned()),
+        };
+        let Err(reason) = sent else { return key };
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(
+                task = key.0,
+                attempt = key.1,
+                reason,
+                "a report is not known to be kept; it is sent until it is"
+            );
         }
-        return;
-    }
-    match reply.report(&ended.report).await {
-        Ok(()) => reply.ack().await,
-        Err(reason) => {
-            tracing::warn!(reason, "a report is not known to be kept; its task comes again");
-            reply.requeue();
-        }
+        tokio::time::sleep(REPORT_AGAIN).await;
     }
 }
 

@@ -25,6 +25,7 @@ pub mod put;
 pub mod quarantine;
 pub mod queues;
 pub mod read;
+pub mod receipts;
 pub mod rows;
 pub mod schedules;
 pub mod settle;

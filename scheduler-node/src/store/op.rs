@@ -86,6 +86,7 @@ ops! {
     TokenAdd = "token_add",
     TokenRevoke = "token_revoke",
     TokenForget = "token_forget",
+    ReceiptKeys = "receipt_keys",
     AuditAdd = "audit_add",
     AuditList = "audit_list",
     AuditForget = "audit_forget",

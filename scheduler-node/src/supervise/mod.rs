@@ -32,6 +32,7 @@ pub enum LoopKind {
     Archiver,
     QueueReader,
     TokenReader,
+    ReceiptReader,
     Auditor,
     Prober,
     Gauger,

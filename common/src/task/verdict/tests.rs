@@ -240,3 +240,21 @@ fn a_task_that_is_to_stop_ends_cancelled_unless_it_succeeds() {
         }
     }
 }
+
+#[test]
+fn a_returned_message_ends_its_task_as_the_rule_says_unless_something_was_heard_of_it() {
+    let policy = policy(Settle::Result);
+    let returned = |state, rule| standing(state, &policy).after_return(Attempt::new(2), rule);
+    let dead = Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Unroutable) };
+    assert_eq!(returned(TaskState::Dispatching, Unroutable::SetAside), dead);
+    let dropped = Verdict::Archive { state: TaskState::Cancelled, reason: None };
+    assert_eq!(returned(TaskState::Dispatching, Unroutable::Drop), dropped);
+    assert_eq!(returned(TaskState::Dispatching, Unroutable::Wait), Verdict::Ignore);
+    for rule in [Unroutable::SetAside, Unroutable::Drop] {
+        for state in TaskState::ALL.into_iter().filter(|state| *state != TaskState::Dispatching) {
+            assert_eq!(returned(state, rule), Verdict::Ignore, "{state}");
+        }
+        let other = standing(TaskState::Dispatching, &policy).after_return(Attempt::new(1), rule);
+        assert_eq!(other, Verdict::Ignore);
+    }
+}

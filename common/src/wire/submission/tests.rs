@@ -11,6 +11,7 @@ fn message(headers: &[(&str, Field)], body: &[u8]) -> Message {
     let headers = headers.iter().map(|(name, field)| ((*name).into(), field.clone())).collect();
     Message {
         routing_key: "a.b".to_owned(),
+        addressed_to: None,
         properties: Properties { headers: Some(headers), ..Properties::default() },
         body: body.to_vec(),
     }
@@ -30,6 +31,21 @@ fn delayed(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
 
 fn after_ms(millis: u64) -> UnixMicros {
     NOW.plus(Duration::from_millis(millis))
+}
+
+#[test]
+fn a_message_is_for_the_queue_that_its_routing_key_names_and_for_no_other() {
+    let sent = |named: Option<&str>, header: Option<&str>| {
+        let headers: Vec<_> = header.iter().map(|queue| ("duetime-queue", Field::Text((*queue).into()))).collect();
+        let message = Message { addressed_to: named.map(Into::into), ..message(&headers, b"1") };
+        message.submitted(NOW, &Limits::default()).map(|task| task.queue.to_string()).map_err(|problem| problem.field)
+    };
+    let field = || Err(Some("duetime-queue".into()));
+    assert_eq!(sent(Some("mail"), None), Ok("mail".to_owned()));
+    assert_eq!(sent(Some("mail"), Some("mail")), Ok("mail".to_owned()));
+    assert_eq!(sent(Some("mail"), Some("bank")), field());
+    assert_eq!(sent(None, Some("mail")), Ok("mail".to_owned()));
+    assert_eq!(sent(None, None), field());
 }
 
 #[test]

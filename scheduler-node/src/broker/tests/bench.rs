@@ -200,7 +200,7 @@ pub(crate) fn route_with_length(queue: &str, max_length: i64) -> Route {
     Route {
         exchange: "duetime".to_owned(),
         routing_key: queue.to_owned(),
-        declare: Some(QueueDeclaration { queue: QueueName::new(queue), max_length }),
+        declare: Some(QueueDeclaration { queue: QueueName::new(queue), max_length, use_existing: false }),
     }
 }
 
@@ -229,6 +229,7 @@ pub(crate) fn outgoing(queue: &str) -> Outgoing {
         max_attempts: 25,
         wants_result: false,
         shaped: None,
+        receipt: None,
     }
 }
 

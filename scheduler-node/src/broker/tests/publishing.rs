@@ -43,7 +43,8 @@ async fn a_delivery_says_what_the_contract_says() {
         envelope: None,
         ..plain.delivery
     };
-    let mut full = Outgoing { delivery, max_attempts: 4, wants_result: true, shaped: None };
+    let mut full =
+        Outgoing { delivery, max_attempts: 4, wants_result: true, shaped: None, receipt: Some("r".to_owned()) };
     full.delivery.content.headers.insert("traceparent".to_owned(), "00-ab-cd-01".to_owned());
     let id = full.delivery.id;
     bench.broker.publish(&route("mail"), vec![full]).await;
@@ -68,6 +69,7 @@ async fn a_delivery_says_what_the_contract_says() {
         ("duetime-version", AMQPValue::LongLongInt(3)),
         ("duetime-partition-key", text("customer-9")),
         ("traceparent", text("00-ab-cd-01")),
+        ("duetime-receipt", text("r")),
     ];
     for (name, value) in &expected {
         assert_eq!(headers.get(*name), Some(value), "{name}");
@@ -203,14 +205,30 @@ async fn the_consumers_of_a_deleted_queue_hear_of_it_before_it_is_declared_again
 }
 
 #[tokio::test]
-async fn a_queue_that_exists_with_other_arguments_is_bound_and_used_as_it_is() {
+async fn a_queue_that_somebody_else_has_declared_is_bound_and_used_only_when_an_operator_has_said_so() {
     let bench = Bench::new().await;
     let durable = QueueDeclareOptions { durable: true, ..Default::default() };
     let hand = bench.hand().await;
     hand.channel.queue_declare("old".into(), durable, FieldTable::default()).await.unwrap();
     let published = bench.broker.publish(&route("old"), batch("old", 10)).await;
+    let Outcome::Unknown(why) = &published[0].outcome else { panic!("{published:?}") };
+    assert!(why.contains("use_existing") && published.iter().all(|one| one.sent_at.is_none()), "{why}");
+    assert_eq!(hand.depth("old").await, 0);
+
+    let mut allowed = route("old");
+    allowed.declare.as_mut().unwrap().use_existing = true;
+    let published = bench.broker.publish(&allowed, batch("old", 10)).await;
     assert_eq!(tally(&published).done, 10);
     assert_eq!(hand.depth("old").await, 10);
+}
+
+#[tokio::test]
+async fn a_queue_of_ours_whose_length_was_changed_is_still_ours() {
+    let bench = Bench::new().await;
+    for max_length in [10, 20] {
+        let published = bench.broker.publish(&route_with_length("mail", max_length), batch("mail", 1)).await;
+        assert_eq!(tally(&published).done, 1, "{published:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

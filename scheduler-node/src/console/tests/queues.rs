@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use common::{
     ids::QueueName,
-    queue::{Format, Placement, QueuePolicy, Settle},
+    queue::{Format, Placement, QueuePolicy, ReceiptPolicy, Settle, Unroutable},
     task::retry::RetryPolicy,
     wire::QueueRequest,
 };
@@ -85,6 +85,9 @@ async fn no_field_of_a_policy_is_lost_by_the_form() {
         max_length: 12,
         exchange: Some("other".to_owned()),
         routing_key: Some("there".to_owned()),
+        unroutable: Unroutable::SetAside,
+        use_existing: true,
+        receipt: ReceiptPolicy::Required,
         dedup_window_ms: 13,
         keep_succeeded_ms: 14,
         keep_dead_ms: 15,
@@ -101,9 +104,9 @@ async fn no_field_of_a_policy_is_lost_by_the_form() {
     let desk = &browser.counter.desk;
     desk.queue_put(name.clone(), QueueRequest::parse(&json).expect("a policy")).await.expect("put");
     let page = browser.page("/console/queues/q").await;
-    assert_eq!(page.matches(" checked>").count(), 2, "both flags are ticked");
+    assert_eq!(page.matches(" checked>").count(), 3, "all flags are ticked");
     let mut fields = as_shown(&page);
-    fields.extend([("ordered", "true"), ("retry_priority_drop", "true")]);
+    fields.extend([("ordered", "true"), ("retry_priority_drop", "true"), ("use_existing", "true")]);
     let set = browser.post("/console/queues/q", &fields).await;
     assert_eq!(set.status, StatusCode::SEE_OTHER, "{}", set.html);
     assert_eq!(desk.queue_get(name).await.expect("there").policy, policy);

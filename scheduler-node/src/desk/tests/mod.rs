@@ -136,12 +136,16 @@ fn counter_in(
         let putter = Putter { site, books, releaser, metrics: Arc::clone(&metrics) };
         spawn_child(putter.run(puts, CancellationToken::new()));
     }
+    let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
     let reporter = Reporter {
         sites: sites.clone(),
         books: Arc::clone(&books),
         releaser: Releaser { nudger: nudger.clone() },
         metrics: Arc::clone(&metrics),
         traces: Traces::default(),
+        receipts: watch::channel(None).1,
+        default_door: true,
+        audit: audit.clone(),
     };
     let joined = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
     let readiness = Readiness::new(
@@ -154,7 +158,6 @@ fn counter_in(
     );
     drop(fitness);
     let store = Store::new(databases);
-    let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
     let desk = Desk::new(Parts {
         me: NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) },
         store: store.clone(),

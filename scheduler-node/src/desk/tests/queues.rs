@@ -1,6 +1,7 @@
 //! Queues by hand.
 
 use common::{
+    access::Scope,
     ids::{QueueName, ShardId},
     queue::QueuePolicy,
     wire::{QueueRequest, queue::Counts},
@@ -111,4 +112,27 @@ async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_i
     let refused = counter.desk.queue_delete(name("a")).await.expect_err("nobody knows what is left there");
     assert_eq!(refused.status, 503);
     assert!(refused.detail.contains("`east`"), "{refused}");
+}
+
+#[tokio::test]
+async fn who_has_some_queues_only_cannot_lead_their_tasks_elsewhere() {
+    let (counter, _test) = fresh().await;
+    let scope = Scope::of(Some(vec!["shop.*".to_owned()])).expect("a scope");
+    let shop = counter.desk.within(scope);
+    for (field, policy) in [
+        ("exchange", r#"{"exchange":"bank"}"#),
+        ("routing_key", r#"{"routing_key":"bank"}"#),
+        ("use_existing", r#"{"use_existing":true}"#),
+    ] {
+        let refused = shop.queue_put(name("shop.a"), queue(policy)).await.expect_err("it leads elsewhere");
+        assert_eq!((refused.status, refused.field.as_deref()), (403, Some(field)));
+    }
+    shop.queue_put(name("shop.a"), queue(r#"{"max_attempts":3}"#)).await.expect("set");
+
+    // What an operator of all queues has set stays, and is not the shop's to take away.
+    let led = r#"{"exchange":"shop","routing_key":"a","unroutable":"set_aside"}"#;
+    counter.desk.queue_put(name("shop.a"), queue(led)).await.expect("set");
+    let kept = r#"{"exchange":"shop","routing_key":"a","max_attempts":4}"#;
+    shop.queue_put(name("shop.a"), queue(kept)).await.expect("nothing leads elsewhere than before");
+    assert_eq!(shop.queue_put(name("shop.a"), queue("{}")).await.expect_err("taken away").status, 403);
 }

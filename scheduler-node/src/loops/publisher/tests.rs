@@ -27,7 +27,7 @@ fn the_last_attempt_of_a_new_budget_is_counted_from_where_it_began() {
         redelivered: false,
         envelope: None,
     };
-    let outgoing = outgoing(delivery, None, &Queue::with_defaults(QueueName::new("q")));
+    let outgoing = outgoing(delivery, None, &Queue::with_defaults(QueueName::new("q")), &ReceiptKeys::default());
     let headers = outgoing.delivery.headers(outgoing.max_attempts);
     assert!(headers.contains(&(HEADER_MAX_ATTEMPTS.into(), HeaderValue::I64(29))), "{headers:?}");
 }

@@ -1,20 +1,24 @@
 //! What comes back from the broker: read, put in its database's line, applied, and acked once that is written.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use common::{
     ids::{Attempt, TaskId},
-    task::TraceContext,
+    task::{
+        TraceContext,
+        voucher::{Receipt, Voucher},
+    },
     wire::{
-        amqp::{HEADER_TRACEPARENT, MessageId, NotAMessageId},
+        amqp::{HEADER_RECEIPT, HEADER_TRACEPARENT, MessageId, NotAMessageId},
         report::{ReportStatus, ResultBody},
     },
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Happening, Reported, Reporter};
+use super::{Happening, Reported, Reporter, Sender};
 use crate::{
+    audit::Deed,
     broker::{Incoming, Source},
     loops::{
         aside::{Kept, Kind, why},
@@ -32,6 +36,8 @@ const WAITING: usize = 1_024;
 
 /// As the log calls what is written here. The broker keeps what is not acked.
 const WHAT: &str = "what consumers reported";
+
+const BY_NAME: &str = "it came by the name of its queue, which `amqp.default_door` = `false` does not allow";
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
@@ -60,7 +66,16 @@ impl Reporter {
         lines: Vec<mpsc::Sender<Told>>,
         aside: mpsc::Sender<(Incoming, String)>,
     ) {
+        // Until the keys are known no receipt can be told from a wrong one.
+        if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
+            return;
+        }
         while let Some(message) = incoming.recv().await {
+            if !self.default_door && !message.is_by_exchange {
+                self.note_refused(&message, BY_NAME);
+                drop(aside.send((message, BY_NAME.to_owned())).await);
+                continue;
+            }
             // The lines end after this, and the broker hands out fewer unacked messages than one of them holds: none ever waits here.
             match self.read(&message) {
                 Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
@@ -90,7 +105,9 @@ impl Reporter {
                 let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
                 let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
-                (id, Happening::Reported { attempt: Attempt::new(attempt), body: Box::new(body) })
+                let attempt = Attempt::new(attempt);
+                let from = Some(self.sender(message, MessageId { id, attempt }));
+                (id, Happening::Reported { attempt, body: Box::new(body), from })
             }
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
@@ -99,6 +116,7 @@ impl Reporter {
                     id,
                     Happening::Rejected {
                         attempt,
+                        from: Some(self.sender(message, MessageId { id, attempt })),
                         reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
                     },
                 )
@@ -108,22 +126,46 @@ impl Reporter {
         Ok((index, id, happening))
     }
 
+    fn sender(&self, message: &Incoming, about: MessageId) -> Sender {
+        let receipt = match message.headers[HEADER_RECEIPT].as_str() {
+            None => Receipt::Absent,
+            Some(receipt) => match &*self.receipts.borrow() {
+                Some(keys) if keys.is_genuine(about, receipt) => Receipt::Genuine,
+                _ => Receipt::Wrong,
+            },
+        };
+        let voucher = Voucher { queue: message.addressed_to.clone(), receipt, user: message.user.clone() };
+        Sender { place: 0, voucher }
+    }
+
+    /// Notes who sent a message that nothing vouches for.
+    fn note_refused(&self, message: &Incoming, why: &str) {
+        let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
+        let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
+        self.audit.note(Deed::refused_message(message.user.as_deref(), target, why));
+    }
+
     /// Keeps what could not be read, one message after the other.
     async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
-        let home = &self.sites.all()[0];
         while let Some((message, reason)) = line.recv().await {
-            let source = source(&message);
-            tracing::warn!(source, reason, "a message could not be read; it is kept in the quarantine table");
-            let Incoming { message_id, headers, body, trouble, ack, .. } = message;
-            let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
-            if let Some(trouble) = trouble {
-                home.asides.note(trouble.kind.into(), source, &reason);
-                kept = kept.with_properties(trouble.properties);
-            }
-            home.asides.quarantine(&home.database, kept).await;
-            self.metrics.quarantined.with_label_values(&[source]).inc();
-            ack.ack().await;
+            self.set_aside(message, reason).await;
         }
+    }
+
+    /// Keeps a message in the quarantine and acks it.
+    async fn set_aside(&self, message: Incoming, reason: String) {
+        let home = &self.sites.all()[0];
+        let source = message.source.text();
+        tracing::warn!(source, reason, "a message cannot be read or is not trusted; it is kept in the quarantine table");
+        let Incoming { message_id, headers, body, trouble, ack, .. } = message;
+        let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+        if let Some(trouble) = trouble {
+            home.asides.note(trouble.kind.into(), source, &reason);
+            kept = kept.with_properties(trouble.properties);
+        }
+        home.asides.quarantine(&home.database, kept).await;
+        self.metrics.quarantined.with_label_values(&[source]).inc();
+        ack.ack().await;
     }
 
     /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the
@@ -138,19 +180,10 @@ impl Reporter {
         }
     }
 
-    /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the
-    /// task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, site: &Site, told: &Told, error: &Error) {
-        let (id, happening, message) = told;
-        site.asides.keep(&site.database, Kind::Report, kept(message), &why(error)).await;
-        let bare = [happening.bare()];
-        let done = until_done(WHAT, &bare, |bare| self.apply(site, vec![(*id, bare[0].clone())])).await;
-        if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
-            site.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+    async fn apply_and_ack(&self, index: usize, mut messages: Vec<Told>) {
+        for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
+            happening.number(place);
         }
-    }
-
-    async fn apply_and_ack(&self, index: usize, messages: Vec<Told>) {
         let site = &self.sites.all()[index];
         let done = until_done(WHAT, &messages, |part| {
             let happenings = part.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
@@ -160,11 +193,22 @@ impl Reporter {
         for Refused { item, error } in &done.refused {
             self.refused(site, item, error).await;
         }
-        let answers = done.answers.into_iter().flatten();
-        let stopping: HashSet<TaskId> = answers.filter(|(_, answer)| *answer == STOPPING).map(|(id, _)| id).collect();
-        for (id, happening, message) in messages {
+        let (mut stopping, mut untrusted) = (HashSet::new(), HashMap::new());
+        for (id, answer) in done.answers.into_iter().flatten() {
+            match answer {
+                STOPPING => drop(stopping.insert(id)),
+                Reported::Untrusted { place, why } => drop(untrusted.insert(place, why)),
+                _ => {}
+            }
+        }
+        for (place, (id, happening, message)) in messages.into_iter().enumerate() {
+            if let Some(why) = untrusted.remove(&place) {
+                self.note_refused(&message, &why);
+                self.set_aside(message, why).await;
+                continue;
+            }
             if stopping.contains(&id)
-                && let Happening::Reported { attempt, body } = &happening
+                && let Happening::Reported { attempt, body, .. } = &happening
                 && body.status == ReportStatus::Running
                 && let Some(reply_to) = &message.reply_to
             {
@@ -173,13 +217,6 @@ impl Reporter {
             }
             message.ack.ack().await;
         }
-    }
-}
-
-fn source(message: &Incoming) -> &'static str {
-    match message.source {
-        Source::Results => "results",
-        Source::Rejected => "rejected",
     }
 }
 

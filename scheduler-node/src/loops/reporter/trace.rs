@@ -21,8 +21,8 @@ impl Reporter {
     pub(super) fn traced(&self, row: &StandingRow, happening: &Happening) -> Option<Traced> {
         let (attempt, reported) = match happening {
             Happening::Deadline => (row.attempt, None),
-            Happening::Rejected { attempt, .. } => (*attempt, None),
-            Happening::Reported { attempt, body } => (*attempt, body.trace),
+            Happening::Rejected { attempt, .. } | Happening::Returned { attempt, .. } => (*attempt, None),
+            Happening::Reported { attempt, body, .. } => (*attempt, body.trace),
         };
         let message = MessageId { id: row.id, attempt };
         let hop = self.traces.settling(reported, row.trace, message)?;

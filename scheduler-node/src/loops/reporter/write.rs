@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use common::{
     ids::TaskId,
-    queue::Queue,
+    queue::{Queue, Unroutable},
     task::{
         TaskState,
         verdict::{FailureReason, Verdict},
@@ -13,7 +13,7 @@ use common::{
 
 use super::{Happening, Reporter, trace::Traced};
 use crate::{
-    loops::site::Site,
+    loops::{aside::Kind, site::Site},
     store::{
         Error,
         settle::{Extend, Finish, Report, Retry, StandingRow},
@@ -76,15 +76,18 @@ impl Reporter {
         let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
         self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
         for id in &written {
-            self.count(*id, &writes.facts[id]);
+            self.count(site, *id, &writes.facts[id]);
         }
         Ok(written)
     }
 
-    fn count(&self, id: TaskId, fact: &Fact) {
+    fn count(&self, site: &Site, id: TaskId, fact: &Fact) {
         let queue = &fact.queue.name;
         if let Some(reason) = fact.failed {
             self.metrics.failed(queue, reason);
+        }
+        if fact.failed == Some(FailureReason::Unroutable) {
+            site.asides.counted(Kind::Unroutable);
         }
         if let Some(outcome) = fact.outcome {
             self.metrics.finished(queue, outcome.text(), 1);
@@ -154,7 +157,11 @@ fn report_of(happening: &Happening) -> Report {
             status_code: body.status_code,
             status_msg: body.status_msg.clone(),
         },
-        Happening::Deadline | Happening::Rejected { .. } => Report::default(),
+        // A task that is dropped has no failed attempt to say so.
+        Happening::Returned { rule: Unroutable::Drop, why, .. } => {
+            Report { status_msg: Some(kept(&format!("dropped: {why}"))), ..Report::default() }
+        }
+        Happening::Deadline | Happening::Rejected { .. } | Happening::Returned { .. } => Report::default(),
     }
 }
 
@@ -164,15 +171,21 @@ fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> Str
         Happening::Deadline => ("nothing was heard of it until its deadline".to_owned(), None),
         Happening::Rejected { reason, .. } => (format!("the broker gave it back: {reason}"), None),
         Happening::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
+        Happening::Returned { why, .. } => (why.clone(), None),
     };
-    let error: String = error.chars().filter(|c| *c != '\0').take(ERROR_CHARS).collect();
     serde_json::json!({
         "attempt": row.attempt,
         "claimed_at": row.claimed_at,
         "ended_at": row.now,
         "reason": reason.text(),
-        "error": error,
+        "error": kept(&error),
         "status_code": code,
+        "by": happening.sender().and_then(|sender| sender.voucher.user.as_ref()),
     })
     .to_string()
+}
+
+/// As PostgreSQL can keep it, and not longer than a person reads.
+fn kept(text: &str) -> String {
+    text.chars().filter(|c| *c != '\0').take(ERROR_CHARS).collect()
 }

@@ -24,6 +24,7 @@ mod put;
 mod quarantine;
 mod queues;
 mod read;
+mod receipts;
 mod schedules;
 mod settle;
 mod stop;

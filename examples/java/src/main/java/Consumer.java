@@ -42,9 +42,13 @@ public final class Consumer {
                 .contentType("application/json")
                 .deliveryMode(PERSISTENT)
                 .correlationId(of.getCorrelationId())
-                .headers(Map.of("duetime-attempt", of.getHeaders().get("duetime-attempt")))
+                // Which attempt it is about, and the proof that it was ours.
+                .headers(Map.of(
+                        "duetime-attempt", of.getHeaders().get("duetime-attempt"),
+                        "duetime-receipt", of.getHeaders().get("duetime-receipt")))
                 .build();
-        channel.basicPublish("", of.getReplyTo(), properties, GSON.toJson(what).getBytes(StandardCharsets.UTF_8));
+        var body = GSON.toJson(what).getBytes(StandardCharsets.UTF_8);
+        channel.basicPublish("duetime.in", "result." + of.getType(), properties, body);
         channel.waitForConfirmsOrDie(CONFIRMED_WITHIN_MS);
     }
 

@@ -19,10 +19,10 @@ public final class Producer {
                     .deliveryMode(PERSISTENT)
                     // The key: sent twice, it is still one task.
                     .messageId(args[1])
-                    .headers(Map.of("duetime-queue", args[0], "duetime-delay-ms", delayMs))
+                    .headers(Map.of("duetime-delay-ms", delayMs))
                     .build();
             var body = "{\"n\": %d}".formatted(Integer.parseInt(args[2])).getBytes(StandardCharsets.UTF_8);
-            channel.basicPublish("", "duetime.submit", properties, body);
+            channel.basicPublish("duetime.in", "submit." + args[0], properties, body);
             // Throws when the broker has not kept it.
             channel.waitForConfirmsOrDie(CONFIRMED_WITHIN_MS);
         }

@@ -48,6 +48,12 @@ const UNROUTABLE: Cause = Cause {
     play: |scene| unroutable(scene).boxed(),
 };
 
+const SET_ASIDE: Cause = Cause {
+    alerts: &["DuetimeTasksSetAside"],
+    says: "one task of a queue that sets aside what its exchange has no queue for",
+    play: |scene| set_aside(scene).boxed(),
+};
+
 const DYING: Cause = Cause {
     alerts: &["DuetimeDeadTasksGrowing dying", "DuetimeDeadTasksGrowing dying-few", "DuetimeAttemptsFailing dying"],
     says: "consumers reject 60 tasks of a queue at their only attempt, and 4 of one with a failure_alert_threshold of 3, every 10 s",
@@ -79,7 +85,8 @@ const LATE: Cause = Cause {
 };
 
 /// These do not meet.
-pub(super) const AT_ONCE: &[Cause] = &[NO_TASK, NO_REPORT, REFUSED_IN_SQL, REFUSED_BY_THE_DATABASE, UNROUTABLE, DYING];
+pub(super) const AT_ONCE: &[Cause] =
+    &[NO_TASK, NO_REPORT, REFUSED_IN_SQL, REFUSED_BY_THE_DATABASE, UNROUTABLE, SET_ASIDE, DYING];
 pub(super) const ALONE: [&[Cause]; 4] = [&[OVERDUE], &[CROWDED], &[LATE], &[FROZEN]];
 
 /// How long the schedule of `frozen` makes up for, at the least that is allowed; all stand still for longer than it and what is decided ahead.
@@ -132,6 +139,16 @@ async fn unroutable(scene: &Scene<'_>) -> Result<()> {
             FieldTable::default(),
         )
         .await?;
+    Ok(())
+}
+
+async fn set_aside(scene: &Scene<'_>) -> Result<()> {
+    let client = scene.client()?;
+    let policy = json!({ "exchange": "amq.topic", "routing_key": "aside", "unroutable": "set_aside" });
+    client.put_queue("aside", &policy).await?;
+    scene.injected();
+    client.submit(&json!({ "queue": "aside", "delay_ms": 2_000 })).await?;
+    scene.fired().await;
     Ok(())
 }
 

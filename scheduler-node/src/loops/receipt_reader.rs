@@ -1,0 +1,52 @@
+//! Keeps this node's copy of the keys that receipts are made with: a new key is known on every node before one of them uses it.
+//!
+//! If the home database is away the copy stays as it is. Until the first reading this node hands over no task and reads no report.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::reread::{Reread, reread};
+use crate::{
+    receipt::{ReceiptKeys, Receipts},
+    store::{Error, Store},
+};
+
+/// Well below the minute for which a new key is only accepted (`receipt_keys.sql`).
+const READ_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub struct ReceiptReader {
+    store: Store,
+    keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
+    read_at: Option<Instant>,
+}
+
+impl ReceiptReader {
+    pub fn new(store: Store) -> (Self, Receipts) {
+        let (keys, receipts) = watch::channel(None);
+        (Self { store, keys, read_at: None }, receipts)
+    }
+
+    pub async fn run(self, stop: CancellationToken) {
+        reread(self, stop).await;
+    }
+}
+
+impl Reread for ReceiptReader {
+    const OF: &'static str = "receipt keys";
+
+    async fn read(&mut self) -> Result<(), Error> {
+        if self.read_at.is_some_and(|at| at.elapsed() < READ_EVERY) {
+            return Ok(());
+        }
+        let keys = self.store.home().receipt_keys().await?;
+        self.keys.send_replace(Some(Arc::new(keys)));
+        self.read_at = Some(Instant::now());
+        Ok(())
+    }
+}

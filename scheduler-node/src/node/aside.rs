@@ -1,0 +1,29 @@
+//! Loops beside the life of a task: the audit, and the keys of receipts.
+
+use crate::{
+    audit::{Audit, AuditMetrics},
+    loops::{auditor::Auditor, receipt_reader::ReceiptReader},
+    receipt::Receipts,
+    supervise::{Crew, LoopKind},
+};
+
+use super::Shared;
+
+impl Shared {
+    /// The keys that receipts are made with, as soon as they are read.
+    pub(super) fn receipts(&self, crew: &mut Crew) -> Receipts {
+        let (reader, receipts) = ReceiptReader::new(self.store.clone());
+        crew.spawn(LoopKind::ReceiptReader, reader.run(self.stop.work.clone()));
+        receipts
+    }
+
+    /// Where deeds are noted. It ends with the work, after the last request was answered.
+    pub(super) fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
+        let metrics = AuditMetrics::register(&self.registry)?;
+        let (audit, notes) = Audit::new(metrics.clone());
+        let (store, node, asides) = (self.store.clone(), self.me.name.to_string(), self.asides.clone());
+        let auditor = Auditor { store, node, metrics, asides };
+        crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
+        Ok(audit)
+    }
+}

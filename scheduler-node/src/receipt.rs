@@ -1,0 +1,76 @@
+//! Receipts: what a delivery carries so that its report can prove to come from whoever got it.
+//!
+//! A receipt is an HMAC over the message id, made with a key of the cluster. The home database keeps the keys, and every node
+//! reads them (`loops/receipt_reader.rs`).
+
+use std::sync::Arc;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use common::wire::amqp::MessageId;
+use hmac::{Hmac, Mac};
+use secrecy::{ExposeSecret, SecretSlice};
+use sha2::Sha256;
+use tokio::sync::watch;
+
+/// Keys the receipts apart from anything else that is ever made with the same key.
+const DOMAIN: &[u8] = b"duetime-receipt:1:";
+
+/// The keys as this node knows them; `None` until it has read them.
+pub type Receipts = watch::Receiver<Option<Arc<ReceiptKeys>>>;
+
+/// The keys of the cluster.
+#[derive(Debug, Default)]
+pub struct ReceiptKeys {
+    /// Receipts are made with it. A cluster without keys makes none.
+    pub making: Option<SecretSlice<u8>>,
+    /// Receipts made with any of them are genuine, so that a key can be changed while tasks are out.
+    pub accepted: Vec<SecretSlice<u8>>,
+}
+
+impl ReceiptKeys {
+    pub fn receipt(&self, of: MessageId) -> Option<String> {
+        let mac = mac(self.making.as_ref()?, of);
+        Some(URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+    }
+
+    pub fn is_genuine(&self, of: MessageId, receipt: &str) -> bool {
+        let Ok(bytes) = URL_SAFE_NO_PAD.decode(receipt) else { return false };
+        // In constant time each.
+        self.accepted.iter().any(|key| mac(key, of).verify_slice(&bytes).is_ok())
+    }
+}
+
+fn mac(key: &SecretSlice<u8>, of: MessageId) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key.expose_secret()).expect("HMAC takes keys of any length");
+    mac.update(DOMAIN);
+    mac.update(of.to_string().as_bytes());
+    mac
+}
+
+#[cfg(test)]
+mod tests {
+    use common::ids::Attempt;
+
+    use super::*;
+    use crate::store::tests::fixture::fresh_id;
+
+    fn key(byte: u8) -> SecretSlice<u8> {
+        vec![byte; 32].into()
+    }
+
+    #[test]
+    fn a_receipt_is_genuine_for_its_own_attempt_only_and_with_any_key_that_is_accepted() {
+        let keys = ReceiptKeys { making: Some(key(1)), accepted: vec![key(2), key(1)] };
+        let first = MessageId { id: fresh_id(), attempt: Attempt::new(1) };
+        let receipt = keys.receipt(first).expect("there is a key");
+        assert!(keys.is_genuine(first, &receipt));
+        assert!(!keys.is_genuine(MessageId { attempt: Attempt::new(2), ..first }, &receipt));
+        assert!(!keys.is_genuine(MessageId { id: fresh_id(), ..first }, &receipt));
+        for wrong in ["", "x", &receipt[1..], &receipt.to_uppercase(), &"A".repeat(43)] {
+            assert!(!keys.is_genuine(first, wrong), "{wrong}");
+        }
+        let others = ReceiptKeys { making: None, accepted: vec![key(2)] };
+        assert!(!others.is_genuine(first, &receipt) && others.receipt(first).is_none());
+        assert!(!format!("{keys:?}").contains("1, 1"), "{keys:?}");
+    }
+}
