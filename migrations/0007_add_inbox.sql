@@ -189,7 +189,7 @@ END
 $$;
 
 -- Cancels a task that nobody has claimed, in the transaction of the caller, by the rule of `DELETE /v1/tasks/{id}`. Answers `cancelled` or
--- `no_further_attempts`; whatever else is the case is an exception. Until the caller commits, the row is locked: a claim waits for it.
+-- `no_further_attempts`; whatever else is the case is an exception. Until the caller commits, the row is locked: a claim passes over it.
 CREATE FUNCTION duetime.cancel(id uuid)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

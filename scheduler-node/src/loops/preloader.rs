@@ -149,7 +149,7 @@ impl Preloader {
     /// Shards that filled their part of a read have more. A repair looks again at what is read already, so it sets nobody back.
     fn note_behind(&mut self, keys: &[Key], is_repair: bool, now: UnixMicros) {
         for (shard, last) in full(keys, KEYS_PER_SHARD) {
-            let behind = self.behind.entry(shard).or_insert(Behind::new(last, now));
+            let behind = self.behind.entry(shard).or_insert_with(|| Behind::new(last, now));
             if last < behind.from && !is_repair {
                 *behind = Behind::new(last, now);
             }

@@ -337,7 +337,7 @@ async fn a_claim_that_is_undone_leaves_the_task_to_the_cancel_that_waited_for_it
 }
 
 #[tokio::test]
-async fn a_claim_that_waited_for_a_cancel_a_change_or_a_run_takes_what_is_left_of_them() {
+async fn a_claim_passes_over_what_a_cancel_a_change_or_a_run_holds_and_then_takes_what_is_left_of_them() {
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 3).await;
@@ -359,14 +359,11 @@ async fn a_claim_that_waited_for_a_cancel_a_change_or_a_run_takes_what_is_left_o
     .await
     .unwrap();
     sqlx::query(include_str!("../queries/task_run.sql")).bind(ids[2].uuid()).execute(&mut *by_hand).await.unwrap();
-    let database = test.database.clone();
-    let wanted = ids.clone();
-    let claiming = spawn_child(async move {
-        database.task_claim(&wanted, &fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap()
-    });
-    until_waiting(&test.pool, 1).await;
+    let held = claim(&test, &ids, &fences).await;
+    assert_eq!((held.deliveries.len(), held.passed.len()), (0, 3));
     sqlx::query("COMMIT").execute(&mut *by_hand).await.unwrap();
-    let claimed: Vec<_> = claiming.await.unwrap().deliveries.into_iter().map(|delivery| delivery.id).collect();
+    let claimed: Vec<_> =
+        claim(&test, &ids, &fences).await.deliveries.into_iter().map(|delivery| delivery.id).collect();
     assert_eq!(claimed, [ids[2]], "the cancelled one is gone, the moved one is not due");
 }
 
