@@ -270,7 +270,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, gate(&Auth::default()), audit(), metrics);
+        let router = around(routes, gate(&Auth::default()), Arc::new(Rates::new(0)), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }
