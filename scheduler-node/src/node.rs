@@ -206,18 +206,20 @@ impl Node {
         let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
         let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, &shared.config.console);
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
+        let certificate = settings::certificate(&shared.config.http).context("cannot use http.cert_file")?;
+        if let Some(certificate) = &certificate {
+            intake.spawn(LoopKind::Http, Arc::clone(certificate).watch(shared.stop.intake.clone()));
+        }
         let server = http::Server {
             listener,
+            certificate,
             limits: http::ConnectionLimits::new(
                 shared.config.http.max_connections,
                 shared.config.http.max_connections_per_address,
             ),
             metrics: http::ConnectionMetrics::register(&shared.registry)?,
         };
-        let stop_intake = shared.stop.intake.clone();
-        intake.spawn(LoopKind::Http, async move {
-            server.serve(router, stop_intake).await;
-        });
+        intake.spawn(LoopKind::Http, server.serve(router, shared.stop.intake.clone()));
         tracing::info!(me = %shared.me, %bound, "listening");
         let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();
         Ok(Self {

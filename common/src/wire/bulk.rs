@@ -131,7 +131,7 @@ pub struct ValidBulk {
 
 impl BulkRequest {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     pub fn validate(self, now: UnixMicros) -> Result<ValidBulk, Problem> {

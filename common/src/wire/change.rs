@@ -52,7 +52,7 @@ pub struct ValidChange {
 
 impl ChangeRequest {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     /// Checks what can be checked without the task. That it does not expire before it is due is checked here only when

@@ -50,7 +50,7 @@ pub struct QueueRequest {
 
 impl QueueRequest {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     /// The policy asked for, checked; the problem names the field that is to blame.

@@ -12,6 +12,18 @@ pub fn json<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     serde_json::from_str(raw).map_err(|error| explain(raw, &error))
 }
 
+/// As [`json`], of an object only: serde would read the fields from an array as well, in their order.
+pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
+    if raw.trim_ascii_start().starts_with('[') {
+        let _: serde::de::IgnoredAny = json(raw)?;
+        return Err(Problem {
+            status: 422,
+            ..Problem::malformed("the body is not such a request: it is an array and must be an object")
+        });
+    }
+    json(raw)
+}
+
 /// For what reads a query string or anything else whose error is only a message: names the field if the message does.
 pub fn explain_text(message: &str) -> Problem {
     match named(message) {
@@ -221,6 +233,14 @@ mod tests {
         ] {
             assert_eq!(json::<Numbers>(raw).expect_err("refused").status, 422, "{raw}");
         }
+    }
+
+    #[test]
+    fn an_array_is_no_object() {
+        for (raw, status) in [("[1, {\"deep\": true}]", 422), (" []", 422), ("[1,", 400)] {
+            assert_eq!(object::<Pair>(raw).expect_err("refused").status, status, "{raw}");
+        }
+        assert!(object::<Pair>(r#" {"one":1,"two":{"deep":true}}"#).is_ok());
     }
 
     #[test]

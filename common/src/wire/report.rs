@@ -81,7 +81,7 @@ impl ResultBody {
     /// Reads a report from the broker. Fields it does not know are passed over: a consumer's library may be newer than
     /// this node, and a success that is refused would be done again.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        let mut body: Self = read::json(raw)?;
+        let mut body: Self = read::object(raw)?;
         if let Some(progress) = body.progress {
             FieldError::within("progress", progress, 0, 100)?;
         }

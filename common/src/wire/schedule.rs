@@ -69,7 +69,7 @@ pub struct ValidSchedule {
 
 impl ScheduleRequest {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     /// Checks everything that can be checked without looking anything up; its tasks are checked as submissions are.

@@ -92,7 +92,7 @@ pub struct ValidTask {
 impl TaskRequest {
     /// Reads one task; the problem names the field that is to blame.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     /// Checks everything that can be checked without looking anything up. `now` is the moment of the submission.

@@ -40,7 +40,7 @@ pub struct ValidToken {
 
 impl TokenRequest {
     pub fn parse(raw: &str) -> Result<Self, Problem> {
-        read::json(raw)
+        read::object(raw)
     }
 
     /// Refuses what can be no token; the problem names the field.

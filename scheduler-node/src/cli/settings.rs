@@ -1,13 +1,14 @@
 //! The configuration as the rooms that connect take it.
 
-use std::{fs, io, path::PathBuf};
+use std::{fs, io, path::PathBuf, sync::Arc};
 
 use secrecy::SecretString;
 
 use crate::{
     broker::{self, AmqpSettings},
-    config::{Amqp, Database, DelayExchange, Etcd},
+    config::{Amqp, Database, DelayExchange, Etcd, Http},
     coordination::{EtcdSettings, EtcdTls},
+    http::{Certificate, CertificateFiles},
     store::connect,
 };
 
@@ -34,6 +35,12 @@ pub fn etcd(etcd: &Etcd) -> io::Result<EtcdSettings> {
         user: etcd.username.clone().zip(etcd.password.clone()),
         tls: encrypted.then_some(EtcdTls { ca, identity }),
     })
+}
+
+/// The node's own certificate, where it has one.
+pub fn certificate(http: &Http) -> io::Result<Option<Arc<Certificate>>> {
+    let Some((cert, key)) = http.cert_file.clone().zip(http.key_file.clone()) else { return Ok(None) };
+    Certificate::read(CertificateFiles { cert, key }).map(Arc::new).map(Some)
 }
 
 /// How to connect to the broker. `doors`: what is submitted through these delay exchanges, and all else that comes, is taken

@@ -1,6 +1,6 @@
 //! `[http]`: where clients reach this node.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 use serde::Deserialize;
 
@@ -21,6 +21,9 @@ pub struct Http {
     pub max_connections_per_address: usize,
     /// Requests a second of each caller on each node; 0: no limit.
     pub max_requests_per_second: u32,
+    /// PEM of the node's certificate with its chain; with `key_file` the API and the console speak TLS only.
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
 }
 
 impl Default for Http {
@@ -32,6 +35,8 @@ impl Default for Http {
             // A proxy that stands before all clients keeps some hundred open.
             max_connections_per_address: 1_024,
             max_requests_per_second: 0,
+            cert_file: None,
+            key_file: None,
         }
     }
 }
@@ -45,8 +50,25 @@ impl Http {
         match &self.advertise {
             Some(url) => url.trim_end_matches('/').to_owned(),
             // Listening everywhere names no place; the host's own name is the best there is.
-            None if bound.ip().is_unspecified() => format!("http://{host}:{}", bound.port()),
-            None => format!("http://{bound}"),
+            None if bound.ip().is_unspecified() => format!("{}://{host}:{}", self.scheme(), bound.port()),
+            None => format!("{}://{bound}", self.scheme()),
+        }
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.cert_file.is_some() { "https" } else { "http" }
+    }
+
+    fn check_files(&self, complaints: &mut Complaints) {
+        for (key, file, other, partner) in [
+            ("http.cert_file", &self.cert_file, "http.key_file", &self.key_file),
+            ("http.key_file", &self.key_file, "http.cert_file", &self.cert_file),
+        ] {
+            let Some(file) = file else { continue };
+            complaints.unless(partner.is_some(), key, format!("needs {other} beside it"));
+            if let Err(error) = std::fs::metadata(file) {
+                complaints.add(key, format!("names {}, which cannot be read: {error}", file.display()));
+            }
         }
     }
 
@@ -65,6 +87,7 @@ impl Http {
         ] {
             complaints.unless((1..=most).contains(&value), key, format!("is {value}; it must be between 1 and {most}"));
         }
+        self.check_files(complaints);
         let Some(url) = &self.advertise else { return };
         if let Some(fault) = Link::fault(url, &["http", "https"]) {
             complaints.add("http.advertise", fault);

@@ -75,6 +75,12 @@ pub const KEYS: &[Key] = &[
     key("http.max_connections", "4096", "connections of clients that are open at one time"),
     key("http.max_connections_per_address", "1024", "of these, connections from one address (IPv6: one /64 network)"),
     key("http.max_requests_per_second", "0", "requests a second that each node answers each caller; 0: no limit"),
+    key(
+        "http.cert_file",
+        "",
+        "PEM of the node's certificate with its chain, with http.key_file; then it speaks TLS only",
+    ),
+    key("http.key_file", "", "PEM of its private key; both files are read again when they change"),
     key("http.advertise", "", "base URL that other nodes and people see; default: from http.listen"),
     key("auth.token[].name", "", "who holds the token"),
     key("auth.token[].role", "", "viewer, producer or operator; each may do what those before it may"),

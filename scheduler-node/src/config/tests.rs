@@ -182,6 +182,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[etcd]\nca_file = '/etc/hostname'", "etcd.ca_file", "https://"),
     ("[etcd]\ncert_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.cert_file", "etcd.key_file"),
     ("[etcd]\nkey_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.key_file", "etcd.cert_file"),
+    ("[http]\ncert_file = '/etc/hostname'", "http.cert_file", "http.key_file"),
+    ("[http]\nkey_file = '/nowhere/key.pem'", "http.key_file", "http.cert_file"),
     ("[http]\nlisten = 'localhost'", "http.listen", "IP address"),
     ("[http]\nlisten = '0.0.0.0:8080'", "http.listen", "auth.token"),
     ("[http]\nlisten = '[::]:8080'", "http.listen", "duetime token"),

@@ -46,7 +46,7 @@ use self::{
 pub use self::{
     gate::{Caller, Gate},
     metrics::{ConnectionMetrics, HttpMetrics},
-    serve::{BodyPace, ConnectionLimits, Server},
+    serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
 };
 use crate::desk::Desk;
 

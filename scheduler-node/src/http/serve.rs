@@ -9,6 +9,7 @@ mod paced;
 mod places;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(super) use self::paced::TooSlow;
+pub use self::tls::{Certificate, CertificateFiles};
 use self::{connection::Speaker, places::Places};
 use super::ConnectionMetrics;
 
@@ -78,6 +80,8 @@ pub struct Server {
     pub listener: TcpListener,
     pub limits: ConnectionLimits,
     pub metrics: ConnectionMetrics,
+    /// `None`: clients speak in the clear.
+    pub certificate: Option<Arc<Certificate>>,
 }
 
 impl Server {
@@ -87,7 +91,7 @@ impl Server {
     }
 
     async fn serve_to_the_end(self, router: Router, stop: CancellationToken, within: Duration) {
-        let Self { listener, limits, metrics } = self;
+        let Self { listener, limits, metrics, certificate } = self;
         let connections = TaskTracker::new();
         let places = Arc::new(Places::new(limits.all, limits.per_address, metrics.clone()));
         let speaker = Arc::new(Speaker::new(router, limits, metrics, stop.clone()));
@@ -100,8 +104,12 @@ impl Server {
             // Without a place the connection is closed here.
             let Some(place) = Places::take(&places, from.ip()) else { continue };
             let speaker = Arc::clone(&speaker);
+            let acceptor = certificate.as_ref().map(|certificate| certificate.acceptor());
             connections.spawn(async move {
-                speaker.speak(stream, from).await;
+                match acceptor {
+                    Some(acceptor) => speaker.speak_encrypted(acceptor, stream, from).await,
+                    None => speaker.speak(stream, from).await,
+                }
                 drop(place);
             });
         }

@@ -17,8 +17,10 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
     time::Sleep,
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -66,6 +68,15 @@ impl Speaker {
         Self { router, builder: builder(), limits, metrics, stop }
     }
 
+    /// As [`Self::speak`], after the handshake, which has as much time as a head.
+    pub(super) async fn speak_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
+        match tokio::time::timeout(self.limits.head_within, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.speak(stream, from).await,
+            Ok(Err(error)) => tracing::debug!(%error, %from, "a handshake failed"),
+            Err(_) => self.metrics.ended(Ended::Head),
+        }
+    }
+
     pub(super) async fn speak<S>(&self, stream: S, from: SocketAddr)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -75,22 +86,20 @@ impl Speaker {
         let io = TokioIo::new(Watched { stream, activity: activity.clone() });
         let mut connection = pin!(self.builder.serve_connection(io, service));
         let mut watch = Watch::new(&activity, &self.limits);
-        loop {
-            tokio::select! {
-                biased;
-                ended = connection.as_mut() => {
-                    if let Err(error) = ended {
-                        tracing::debug!(%error, %from, "a connection ended");
-                    }
-                    return;
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, %from, "a connection ended");
                 }
-                ended = poll_fn(|cx| watch.poll(cx)) => {
-                    self.metrics.ended(ended);
-                    tracing::debug!(reason = ended.text(), %from, "a connection was ended");
-                    return;
-                }
-                () = self.stop.cancelled() => break,
+                return;
             }
+            ended = poll_fn(|cx| watch.poll(cx)) => {
+                self.metrics.ended(ended);
+                tracing::debug!(reason = ended.text(), %from, "a connection was ended");
+                return;
+            }
+            () = self.stop.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
         tokio::select! {

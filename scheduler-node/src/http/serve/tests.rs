@@ -48,6 +48,10 @@ async fn take(request: Request) -> (StatusCode, String) {
 }
 
 async fn running(limits: ConnectionLimits, within: Duration) -> Running {
+    running_with(limits, within, None).await
+}
+
+async fn running_with(limits: ConnectionLimits, within: Duration, certificate: Option<Arc<Certificate>>) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     let (entered, free) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -65,7 +69,7 @@ async fn running(limits: ConnectionLimits, within: Duration) -> Running {
         .route("/much", get(much))
         .route("/take", post(take));
     let metrics = ConnectionMetrics::register(&Registry::new()).expect("registered once");
-    let server = Server { listener, limits, metrics };
+    let server = Server { listener, limits, metrics, certificate };
     #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
     let served = tokio::spawn(server.serve_to_the_end(router, stop.clone(), within));
     Running { address, stop, entered, free, served }
@@ -213,4 +217,23 @@ async fn a_connection_without_a_place_is_closed_at_once() {
     while !server.ask().await.ends_with("here") {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test]
+async fn with_a_certificate_the_node_speaks_tls_and_a_handshake_that_does_not_end_is_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = tls::tests::make(folder.path());
+    let certificate = Arc::new(Certificate::read(files.clone()).expect("a certificate"));
+    let limits = ConnectionLimits { head_within: Duration::from_secs(2), ..generous() };
+    let server = running_with(limits, LONG, Some(certificate)).await;
+    let asked = tokio::process::Command::new("curl")
+        .args(["--silent", "--show-error", "--max-time", "60", "--cacert"])
+        .arg(&files.cert)
+        .arg(format!("https://localhost:{}/", server.address.port()))
+        .output()
+        .await
+        .expect("curl runs");
+    assert_eq!(String::from_utf8_lossy(&asked.stdout), "here", "{}", String::from_utf8_lossy(&asked.stderr));
+    rest(&mut server.sent(b"").await).await;
+    assert!(!server.ask().await.contains("here"), "a request in the clear is not answered");
 }
