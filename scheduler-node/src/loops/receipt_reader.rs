@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::reread::{Reread, reread};
@@ -33,7 +33,8 @@ impl ReceiptReader {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        reread(self, stop).await;
+        // A delivery made with the key before is good until that key is taken away: there is no hurry.
+        reread(self, &Notify::new(), stop).await;
     }
 }
 

@@ -22,12 +22,13 @@ use lapin::{
     types::{AMQPValue, FieldTable},
 };
 use parking_lot::Mutex;
+use prometheus::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     archiver::Archiver,
-    aside::{Kept, Kind},
+    aside::Kind,
     collector::Collector,
     dispatcher::{Dispatcher, Pace},
     gate::Gate,
@@ -40,10 +41,13 @@ use super::{
     site::Site,
 };
 use crate::{
+    audit::{Audit, AuditMetrics},
     broker::{BrokerState, tests::bench},
     desk::tests::{Counter, fresh},
     metrics::Metrics,
+    receipt::ReceiptKeys,
     store::{
+        quarantine::Quarantined,
         submit::Sending,
         tests::{
             fixture::{self, TestDatabase},
@@ -66,6 +70,7 @@ struct Loops {
     metrics: Arc<Metrics>,
     fences: BTreeMap<ShardId, Epoch>,
     broker: watch::Sender<BrokerState>,
+    keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
 }
 
 impl Loops {
@@ -80,7 +85,8 @@ impl Loops {
         let fences: BTreeMap<ShardId, Epoch> = taken.into_iter().collect();
         counter.sites.all()[0].held.adopt(&fences.iter().map(|(shard, epoch)| (*shard, *epoch)).collect::<Vec<_>>());
         let broker = watch::channel(BrokerState::Up { blocked: false }).0;
-        Self { counter, test, metrics, fences, broker }
+        let keys = watch::channel(Some(Arc::default())).0;
+        Self { counter, test, metrics, fences, broker, keys }
     }
 
     fn site(&self) -> &Site {
@@ -98,6 +104,9 @@ impl Loops {
             releaser: self.releaser(),
             metrics: Arc::clone(&self.metrics),
             traces: Traces::default(),
+            receipts: self.keys.subscribe(),
+            default_door: true,
+            audit: Audit::new(AuditMetrics::register(&Registry::new()).unwrap()).0,
         }
     }
 
@@ -350,18 +359,18 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
 #[tokio::test]
 async fn what_the_quarantine_refuses_as_it_came_is_kept_in_a_form_that_it_takes() {
     let loops = Loops::new().await;
-    let (site, name) = (loops.site(), Some("a\0b".to_owned()));
+    let site = loops.site();
     let headers = serde_json::json!({ "x\0": "y\0" });
-    let kept = Kept { name, headers, body: b"\0".to_vec() };
-    site.asides.quarantine(&site.database, "results", kept.clone(), "it has a \0 in it").await;
+    let kept = |reason| Quarantined::new("results", reason, Some("a\0b"), headers.clone(), b"\0".to_vec());
+    site.asides.quarantine(&site.database, kept("it has a \0 in it")).await;
     loops.test.refuse("INSERT", "quarantine", "message_id", "a\u{fffd}b").await;
-    site.asides.quarantine(&site.database, "results", kept.clone(), "again").await;
+    site.asides.quarantine(&site.database, kept("again")).await;
     assert_eq!(
         loops.test.quarantine().await,
         [("results".to_owned(), Some("a\u{fffd}b".to_owned())), ("results".to_owned(), None)]
     );
     loops.test.refuse("INSERT", "quarantine", "source", "results").await;
-    site.asides.quarantine(&site.database, "results", kept, "not at all").await;
+    site.asides.quarantine(&site.database, kept("not at all")).await;
     assert_eq!(loops.test.quarantine().await.len(), 2);
     assert_eq!(site.asides.count(Kind::Quarantine), 3);
 }
