@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::Body,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, Uri},
 };
 use common::{
     ids::QueueName,
@@ -11,10 +11,10 @@ use common::{
     wire::{Problem, QueueRequest, QueueView, queue::QueueList},
 };
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body, query, refusal::Refusal};
 
-pub(super) async fn list(asked: Asked) -> Result<Json<QueueList>, Refusal> {
-    Ok(Json(QueueList { queues: asked.desk.queue_list().await? }))
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<QueueList>, Refusal> {
+    Ok(Json(asked.desk.queue_list(&query::queue_page(&uri)?).await?))
 }
 
 pub(super) async fn show(asked: Asked, Named(name): Named) -> Result<Json<QueueView>, Refusal> {
