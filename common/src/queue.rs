@@ -1,6 +1,11 @@
 //! A queue: a named kind of task with its policy.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Bound,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -276,6 +281,11 @@ impl Queue {
     pub fn with_defaults(name: QueueName) -> Self {
         Self { name, policy: QueuePolicy::default(), paused: false }
     }
+
+    /// Its tasks are not claimed as they come due.
+    pub fn is_held(&self) -> bool {
+        self.paused || self.policy.is_gated()
+    }
 }
 
 /// Every queue as it stood at one moment. Never changed, only replaced as a whole.
@@ -284,13 +294,22 @@ pub struct QueueBook {
     /// Rises with every change of a queue.
     revision: i64,
     queues: BTreeMap<QueueName, Arc<Queue>>,
+    /// Those whose tasks are not claimed as they come due: they are asked for with every claim.
+    held: BTreeSet<QueueName>,
 }
 
 /// Before anything has been read.
 impl Default for QueueBook {
     fn default() -> Self {
-        Self { revision: -1, queues: BTreeMap::new() }
+        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new() }
     }
+}
+
+/// What became of a queue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum QueueChange {
+    Written(Arc<Queue>),
+    Deleted(QueueName),
 }
 
 impl QueueBook {
@@ -300,7 +319,50 @@ impl QueueBook {
     }
 
     pub fn new(revision: i64, queues: impl IntoIterator<Item = Queue>) -> Self {
-        Self { revision, queues: queues.into_iter().map(|queue| (queue.name.clone(), Arc::new(queue))).collect() }
+        Self { revision, ..Self::default() }
+            .with(revision, queues.into_iter().map(|queue| QueueChange::Written(Arc::new(queue))))
+    }
+
+    /// The book after these changes, one after the other.
+    #[must_use]
+    pub fn with(mut self, revision: i64, changes: impl IntoIterator<Item = QueueChange>) -> Self {
+        self.revision = revision;
+        for change in changes {
+            match change {
+                QueueChange::Written(queue) => {
+                    if queue.is_held() {
+                        self.held.insert(queue.name.clone());
+                    } else {
+                        self.held.remove(&queue.name);
+                    }
+                    self.queues.insert(queue.name.clone(), queue);
+                }
+                QueueChange::Deleted(name) => {
+                    self.held.remove(&name);
+                    self.queues.remove(&name);
+                }
+            }
+        }
+        self
+    }
+
+    /// The queues that are otherwise than in `before`, and the names of those that were in it and are gone.
+    pub fn since(&self, before: &Self) -> (Vec<Arc<Queue>>, Vec<QueueName>) {
+        let is_new =
+            |queue: &&Arc<Queue>| before.find(&queue.name).is_none_or(|old| !Arc::ptr_eq(old, queue) && old != *queue);
+        let gone = before.queues.keys().filter(|name| !self.queues.contains_key(*name));
+        (self.iter().filter(is_new).cloned().collect(), gone.cloned().collect())
+    }
+
+    /// Queues that are paused, or whose tasks are started as their order, limit or rate allows.
+    pub fn held(&self) -> &BTreeSet<QueueName> {
+        &self.held
+    }
+
+    /// The queues after that name, in the order of their names' bytes.
+    pub fn after(&self, name: &str) -> impl Iterator<Item = &Arc<Queue>> {
+        let from = (Bound::Excluded(QueueName::new(name)), Bound::Unbounded);
+        self.queues.range(from).map(|(_, queue)| queue)
     }
 
     pub fn revision(&self) -> i64 {

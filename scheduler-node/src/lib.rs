@@ -31,6 +31,7 @@ pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod internal;
 pub mod metrics;
 pub mod readiness;
 pub mod receipt;

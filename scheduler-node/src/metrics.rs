@@ -235,8 +235,11 @@ impl Metrics {
         self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
     }
 
-    /// A queue there is. What increases is seen only from a series that was there before, at 0.
-    pub fn begin(&self, queue: &QueueName) {
+    /// A queue there is. What increases is seen only from a series that was there before, at 0. Answers whether it has a label of its own.
+    pub fn begin(&self, queue: &QueueName) -> bool {
+        if !self.has_label_of_its_own(queue) {
+            return false;
+        }
         self.published(queue, 0);
         self.finished(queue, TaskState::Dead.text(), 0);
         self.with_label(queue, |label| {
@@ -244,6 +247,13 @@ impl Metrics {
                 self.failed.with_label_values(&[label, reason.text()]).inc_by(0);
             }
         });
+        true
+    }
+
+    /// Or will get one.
+    fn has_label_of_its_own(&self, queue: &QueueName) -> bool {
+        let known = self.known.read();
+        known.len() <= QUEUE_LABELS || known.contains(queue)
     }
 
     pub fn published(&self, queue: &QueueName, messages: u64) {

@@ -103,3 +103,30 @@ fn a_queue_nobody_has_set_has_the_default_policy() {
     assert!(book.find(&other).is_none());
     assert_eq!((book.len(), book.is_empty()), (1, false));
 }
+
+#[test]
+fn a_book_with_changes_is_the_book_that_is_read_anew() {
+    let queue = |name: &str, paused| Queue { paused, ..Queue::with_defaults(QueueName::new(name)) };
+    let before = QueueBook::new(1, [queue("a", false), queue("b", true), queue("c", true)]);
+    let changes = [
+        QueueChange::Deleted(QueueName::new("b")),
+        QueueChange::Deleted(QueueName::new("a")),
+        QueueChange::Written(queue("a", true).into()),
+        QueueChange::Written(queue("c", false).into()),
+        QueueChange::Written(queue("d", false).into()),
+    ];
+    let after = before.clone().with(5, changes);
+    let anew = QueueBook::new(5, [queue("a", true), queue("c", false), queue("d", false)]);
+    assert_eq!(after.revision(), 5);
+    assert_eq!(after.iter().collect::<Vec<_>>(), anew.iter().collect::<Vec<_>>());
+    assert_eq!(after.held(), anew.held());
+    assert_eq!(after.held().iter().map(QueueName::as_str).collect::<Vec<_>>(), ["a"]);
+    let (changed, gone) = after.since(&before);
+    assert_eq!(changed.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), ["a", "c", "d"]);
+    assert_eq!(gone, [QueueName::new("b")]);
+    let names = |from: &str| after.after(from).map(|queue| queue.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(""), names("a"), names("d")),
+        (vec!["a".into(), "c".into(), "d".into()], vec!["c".into(), "d".into()], vec![])
+    );
+}

@@ -102,17 +102,40 @@ pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
 }
 
 /// Where the next page begins: after the task due then with that id. Opaque to clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor {
     pub due_at: UnixMicros,
     pub id: TaskId,
+    /// A list of very many queues goes through blocks of them, each in the order of due times. `None`: all queues at once.
+    pub block: Option<Block>,
+}
+
+/// Queues that are listed together: by the bytes of their names, after the one and up to the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Empty: from the first queue on.
+    pub after: String,
+    /// `None`: up to the last queue.
+    pub up_to: Option<String>,
+}
+
+impl Block {
+    pub fn has(&self, queue: &QueueName) -> bool {
+        queue.as_str() > self.after.as_str() && self.up_to.as_deref().is_none_or(|last| queue.as_str() <= last)
+    }
 }
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut bytes = [0; 24];
-        bytes[..8].copy_from_slice(&self.due_at.micros().to_be_bytes());
-        bytes[8..].copy_from_slice(self.id.uuid().as_bytes());
+        let mut bytes = Vec::with_capacity(24);
+        bytes.extend_from_slice(&self.due_at.micros().to_be_bytes());
+        bytes.extend_from_slice(self.id.uuid().as_bytes());
+        if let Some(block) = &self.block {
+            // No queue's name has a blank in it.
+            bytes.extend_from_slice(block.after.as_bytes());
+            bytes.push(b' ');
+            bytes.extend_from_slice(block.up_to.as_deref().unwrap_or_default().as_bytes());
+        }
         f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
     }
 }
@@ -127,14 +150,21 @@ impl FromStr for Cursor {
 
     fn from_str(text: &str) -> Result<Self, NotACursor> {
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACursor)?;
-        let bytes: [u8; 24] = bytes.try_into().map_err(|_| NotACursor)?;
-        let (due_at, id) = bytes.split_at(8);
-        let due_at = i64::from_be_bytes(due_at.try_into().expect("8 bytes"));
-        let id = Uuid::from_slice(id).expect("16 bytes");
+        let (due_at, rest) = bytes.split_first_chunk::<8>().ok_or(NotACursor)?;
+        let (id, rest) = rest.split_first_chunk::<16>().ok_or(NotACursor)?;
         // No task is due outside these years, so there the list begins or ends.
-        let due_at = UnixMicros::new(due_at).clamp(UnixMicros::FIRST, UnixMicros::LAST);
-        Ok(Self { due_at, id: TaskId::from_uuid(id) })
+        let due_at = UnixMicros::new(i64::from_be_bytes(*due_at)).clamp(UnixMicros::FIRST, UnixMicros::LAST);
+        let id = TaskId::from_uuid(Uuid::from_bytes(*id));
+        let block = if rest.is_empty() { None } else { Some(block(rest).ok_or(NotACursor)?) };
+        Ok(Self { due_at, id, block })
     }
+}
+
+fn block(bytes: &[u8]) -> Option<Block> {
+    let (after, up_to) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
+    let is_name = |name: &str| name.is_empty() || queue::check_name(name).is_ok();
+    let up_to_name = (!up_to.is_empty()).then(|| up_to.to_owned());
+    (is_name(after) && is_name(up_to)).then(|| Block { after: after.to_owned(), up_to: up_to_name })
 }
 
 impl Serialize for Cursor {
@@ -167,9 +197,14 @@ mod tests {
     #[test]
     fn a_cursor_reads_back_and_nothing_else_does() {
         let id = TaskId::from_uuid(uuid::Uuid::from_u128(77));
+        let block =
+            |after: &str, up_to: Option<&str>| Some(Block { after: after.to_owned(), up_to: up_to.map(str::to_owned) });
+        let blocks = [None, block("", Some("m")), block("m", Some("z.1")), block("z.1", None), block("", None)];
         for due_at in [0, 1_700_000_000_000_000, -5, UnixMicros::LAST.micros()] {
-            let cursor = Cursor { due_at: UnixMicros::new(due_at), id };
-            assert_eq!(cursor.to_string().parse(), Ok(cursor));
+            for block in blocks.clone() {
+                let cursor = Cursor { due_at: UnixMicros::new(due_at), id, block };
+                assert_eq!(cursor.to_string().parse(), Ok(cursor));
+            }
         }
         for text in ["", "x", "AAAA", &"A".repeat(33), &"_".repeat(32).replacen('_', "f", 1), "=".repeat(32).as_str()] {
             assert_eq!(text.parse::<Cursor>(), Err(NotACursor), "{text}");

@@ -39,6 +39,9 @@ pub struct Problem {
     /// When to try again, in seconds; also the `Retry-After` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
+    /// Of an error of Duetime's own: under which id the node's log has its reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_id: Option<String>,
 }
 
 /// Kind, title and status of a problem; the wording is the product's and never changes.
@@ -56,6 +59,7 @@ macro_rules! problems {
                     state: None,
                     index: None,
                     retry_after_s: None,
+                    error_id: None,
                 }
             }
         )*
@@ -163,6 +167,10 @@ impl Problem {
 
     pub fn retry_after(self, seconds: u32) -> Self {
         Self { retry_after_s: Some(seconds), ..self }
+    }
+
+    pub fn with_error_id(self, error_id: String) -> Self {
+        Self { error_id: Some(error_id), ..self }
     }
 
     /// The last part of `type`: `not_found`, `invalid_field` ...

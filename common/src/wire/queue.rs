@@ -3,11 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    field::FieldError,
     ids::QueueName,
-    queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable},
+    queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable, check_name},
     task::{TaskState, retry::RetryPolicy},
     time::UnixMicros,
-    wire::{Problem, read},
+    wire::{
+        Problem,
+        list::{DEFAULT_LIMIT, MAX_LIMIT, number},
+        read,
+    },
 };
 
 /// A queue's policy as it is asked for. What is absent or null takes its default, not what it had before.
@@ -160,6 +165,33 @@ impl Counts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueList {
     pub queues: Vec<QueueView>,
+    /// `None`: this is the last page.
+    #[serde(default)]
+    pub next_cursor: Option<String>,
+}
+
+/// Which page of queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueuePage {
+    #[serde(deserialize_with = "number")]
+    pub limit: Option<u32>,
+    /// The last name of the page before.
+    pub cursor: Option<String>,
+}
+
+impl QueuePage {
+    pub fn validate(&self) -> Result<(), FieldError> {
+        if let Some(cursor) = &self.cursor {
+            check_name(cursor)
+                .map_err(|_| FieldError::new("cursor", "the cursor is not one that a list answered with"))?;
+        }
+        FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit.unwrap_or(DEFAULT_LIMIT)
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod journey;
 mod keys;
 mod lanes;
 mod language;
+mod large;
 mod membership;
 mod oidc;
 mod openapi;

@@ -22,7 +22,7 @@ use crate::clock;
 /// What is to be done with a queue.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List every queue with how many tasks it has in which state.
+    /// List queues by name, with how many tasks each has in which state.
     #[command(after_help = "Example:\n  duetime queue list")]
     List(Asked<All>),
     /// Show a queue's policy and counts.
@@ -43,9 +43,16 @@ pub enum Command {
     Resume(Asked<One>),
 }
 
-/// Every queue.
+/// Which page of queues.
 #[derive(Debug, Args)]
-pub struct All {}
+pub struct All {
+    /// How many queues, up to 1000.
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
+    limit: u32,
+    /// Go on after this name: `next_cursor` of the page before.
+    #[arg(long, value_name = "NAME")]
+    cursor: Option<String>,
+}
 
 /// One queue.
 #[derive(Debug, Args)]
@@ -78,8 +85,14 @@ fn change(text: &str) -> Result<(String, Value), String> {
 pub(super) async fn queue(command: &Command) -> Result<(), Error> {
     match command {
         Command::List(asked) => {
-            let answer = asked.client()?.ask(&Request::get(&["v1", "queues"])).await?;
-            asked.print(&answer, |answer| Ok(table(&answer.read::<QueueList>()?.queues)))
+            let mut query = vec![("limit", asked.wish.limit.to_string())];
+            query.extend(asked.wish.cursor.clone().map(|cursor| ("cursor", cursor)));
+            let answer = asked.client()?.ask(&Request::get(&["v1", "queues"]).query(query)).await?;
+            asked.print(&answer, |answer| {
+                let list: QueueList = answer.read()?;
+                let more = list.next_cursor.map(|cursor| format!("\n\nmore: --cursor {cursor}")).unwrap_or_default();
+                Ok(format!("{}{more}", table(&list.queues)))
+            })
         }
         Command::Get(asked) => {
             let answer = asked.client()?.ask(&Request::get(&["v1", "queues", &asked.wish.name])).await?;

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use askama::Template;
 use axum::{http::StatusCode, response::Response};
-use common::wire::{Problem, QueueView};
+use common::wire::Problem;
 
 use super::{
     door::Visitor,
     frame::{Frame, show},
-    told::{count, span},
+    told::{about, count, span},
 };
-use crate::desk::{NodeFigures, Outlook};
+use crate::desk::{Census, NodeFigures, Outlook};
 
 /// Bars of the next hour and of the next day: fine enough to see a spike, few enough to ask for.
 const HOUR: (Duration, i32) = (Duration::from_secs(120), 30);
@@ -63,13 +63,13 @@ struct Bar {
 
 pub(super) async fn overview(visitor: Visitor) -> Response {
     let desk = &visitor.desk;
-    let (queues, dead, hour, day) =
-        tokio::join!(desk.queue_list(), desk.dead_groups(), desk.outlook(HOUR.0, HOUR.1), desk.outlook(DAY.0, DAY.1));
+    let (census, dead, hour, day) =
+        tokio::join!(desk.census(), desk.dead_groups(), desk.outlook(HOUR.0, HOUR.1), desk.outlook(DAY.0, DAY.1));
     let mut notes = Vec::new();
     let mut note = |what: &str, problem: &Problem| notes.push(format!("{what}: {}", problem.detail));
     let mut cluster = Vec::new();
-    match queues {
-        Ok(queues) => cluster.extend(live_tiles(&queues)),
+    match census {
+        Ok(census) => cluster.extend(live_tiles(&census)),
         Err(problem) => note("unfinished tasks", &problem),
     }
     match dead {
@@ -97,20 +97,14 @@ pub(super) async fn overview(visitor: Visitor) -> Response {
     show(StatusCode::OK, &OverviewPage { frame, node: node_tiles(&desk.node_figures()), cluster, charts, notes })
 }
 
-fn live_tiles(queues: &[QueueView]) -> [Tile; 4] {
-    let sum = |of: fn(&QueueView) -> i64| queues.iter().map(of).sum::<i64>();
-    let at_least = queues.iter().any(|queue| queue.counts.at_least);
-    let tile = |name, tasks, note, href| Tile { name, value: count(tasks, at_least), note, href, bad: false };
+fn live_tiles(census: &Census) -> [Tile; 4] {
+    let counts = &census.counts;
+    let tile = |name, tasks, note, href| Tile { name, value: about(tasks, census), note, href, bad: false };
     [
-        tile("Scheduled", sum(|queue| queue.counts.scheduled), "wait for their time", "/console/tasks?state=scheduled"),
-        tile("Waiting", sum(|queue| queue.counts.waiting), "for other tasks", "/console/tasks?state=waiting"),
-        tile("Ready", sum(|queue| queue.counts.ready), "due, wait for room", "/console/tasks?state=ready"),
-        tile(
-            "In flight",
-            sum(|queue| queue.counts.in_flight()),
-            "handed over, not finished",
-            "/console/tasks?state=delivered",
-        ),
+        tile("Scheduled", counts.scheduled, "wait for their time", "/console/tasks?state=scheduled"),
+        tile("Waiting", counts.waiting, "for other tasks", "/console/tasks?state=waiting"),
+        tile("Ready", counts.ready, "due, wait for room", "/console/tasks?state=ready"),
+        tile("In flight", counts.in_flight(), "handed over, not finished", "/console/tasks?state=delivered"),
     ]
 }
 

@@ -22,7 +22,11 @@ use super::{
     queues::Shown,
     told::{When, count, span, when},
 };
-use crate::{config::Role, desk::NodeFigures};
+use crate::{
+    config::Role,
+    desk::NodeFigures,
+    internal::{self, Origin},
+};
 
 /// All that a policy says, apart from the retry.
 const POLICY: [Spec; 20] = [
@@ -140,7 +144,7 @@ async fn look(visitor: &Visitor, name: &QueueName) -> Result<Option<QueueView>, 
 
 fn policy_of(queue: &QueueView) -> Result<Value, Problem> {
     serde_json::to_value(&queue.policy)
-        .map_err(|error| Problem::internal(format!("the policy cannot be shown: {error}")))
+        .map_err(|error| internal::problem(Origin::Request, Some(&error), "the policy cannot be shown"))
 }
 
 fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Vec<Field>, uri: &Uri) -> QueuePage {

@@ -9,7 +9,10 @@ use common::{
     ids::QueueName,
     queue::{Format, Placement, QueuePolicy, Settle, check_name},
     task::retry::RetryPolicy,
-    wire::{QueueView, queue::Counts},
+    wire::{
+        QueueView,
+        queue::{Counts, QueuePage},
+    },
 };
 
 use super::{
@@ -20,11 +23,15 @@ use super::{
 };
 use crate::{config::Role, desk::NodeFigures};
 
+/// Queues of one page.
+const PAGE: u32 = 100;
+
 #[derive(Template)]
 #[template(path = "queues.html")]
 struct QueuesPage {
     frame: Frame,
     rows: Vec<Row>,
+    next: Option<String>,
     node: String,
     up: String,
     may_act: bool,
@@ -64,11 +71,14 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
         check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
         return Ok(Redirect::to(&format!("/console/queues/{open}")).into_response());
     }
-    let queues = visitor.desk.queue_list().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let wanted = QueuePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
+    let listed = visitor.desk.queue_list(&wanted).await.map_err(|problem| Trouble::at(&visitor, problem))?;
     let figures = visitor.desk.node_figures();
     let page = QueuesPage {
         frame: Frame::new("Queues", &visitor),
-        rows: queues.iter().map(|queue| row(queue, &figures)).collect(),
+        rows: listed.queues.iter().map(|queue| row(queue, &figures)).collect(),
+        // A name is safe in a URL.
+        next: listed.next_cursor.map(|cursor| format!("/console/queues?cursor={cursor}")),
         node: figures.node.name.to_string(),
         up: span(figures.up),
         may_act: visitor.may(Role::Operator),

@@ -23,7 +23,11 @@ use super::{
     schedules::Rule,
     told::{When, when},
 };
-use crate::{config::Role, desk::Desk};
+use crate::{
+    config::Role,
+    desk::Desk,
+    internal::{self, Origin},
+};
 
 /// Fire times shown, to come and gone.
 const SHOWN: usize = 5;
@@ -127,7 +131,8 @@ async fn look(visitor: &Visitor, name: &ScheduleName) -> Result<Option<ScheduleV
 
 /// As the form shows it: the payload as the text it is, and its type only where it can be set.
 fn json_of(view: &ScheduleView) -> Result<Value, Problem> {
-    let unwritable = |error| Problem::internal(format!("the schedule cannot be shown: {error}"));
+    let unwritable =
+        |error: serde_json::Error| internal::problem(Origin::Request, Some(&error), "the schedule cannot be shown");
     let mut json = serde_json::to_value(ScheduleView { payload: None, ..view.clone() }).map_err(unwritable)?;
     if let Some(payload) = &view.payload {
         json["payload"] = Value::from(payload.get());

@@ -15,10 +15,13 @@ use common::{
 use super::{
     door::Visitor,
     frame::{Frame, Trouble, show},
-    told::{When, count, short, when},
+    told::{When, about, short, when},
     wanted::{FILTERS, Wanted},
 };
-use crate::{config::Role, desk::Desk};
+use crate::{
+    config::Role,
+    desk::{Census, Desk},
+};
 
 #[derive(Template)]
 #[template(path = "tasks.html")]
@@ -112,23 +115,18 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
     Ok(show(StatusCode::OK, &page))
 }
 
-/// How many unfinished tasks there are by state, of all queues or of one; `None` when more is filtered, or nobody can tell.
-async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Counts> {
+/// How many unfinished tasks there are by state, of all queues or of one; `None` when more is filtered, or they cannot be counted.
+async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Census> {
     if wanted.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
         return None;
     }
-    let queues = match wanted.get("queue") {
-        Some(queue) => desk.queue_get(QueueName::new(queue)).await.map(|queue| vec![queue]),
-        None => desk.queue_list().await,
-    };
-    let mut sum = Counts::default();
-    for queue in queues.ok()? {
-        for state in TaskState::ALL {
-            sum.add(state, of_state(&queue.counts, state).unwrap_or(0));
+    match wanted.get("queue") {
+        Some(queue) => {
+            let queue = desk.queue_get(QueueName::new(queue)).await.ok()?;
+            Some(Census { counts: queue.counts, estimated: false })
         }
-        sum.at_least |= queue.counts.at_least;
+        None => desk.census().await.ok(),
     }
-    Some(sum)
 }
 
 fn of_state(counts: &Counts, state: TaskState) -> Option<i64> {
@@ -143,7 +141,7 @@ fn of_state(counts: &Counts, state: TaskState) -> Option<i64> {
     }
 }
 
-fn tabs(wanted: &Wanted, counts: Option<&Counts>) -> Vec<Tab> {
+fn tabs(wanted: &Wanted, census: Option<&Census>) -> Vec<Tab> {
     let all = Tab {
         name: "all",
         href: wanted.with("state", None).url(),
@@ -153,7 +151,7 @@ fn tabs(wanted: &Wanted, counts: Option<&Counts>) -> Vec<Tab> {
     let tab = |state: TaskState| Tab {
         name: state.text(),
         href: wanted.with("state", Some(state.text())).url(),
-        count: counts.and_then(|counts| Some(count(of_state(counts, state)?, counts.at_least))).unwrap_or_default(),
+        count: census.and_then(|census| Some(about(of_state(&census.counts, state)?, census))).unwrap_or_default(),
         current: wanted.get("state") == Some(state.text()),
     };
     std::iter::once(all).chain(TaskState::ALL.map(tab)).collect()

@@ -5,6 +5,8 @@ use std::time::Duration;
 use chrono::SecondsFormat;
 use common::{ids::TaskId, time::UnixMicros};
 
+use crate::desk::Census;
+
 /// A moment, as it is and as it lies from now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct When {
@@ -44,6 +46,12 @@ pub(super) fn span(length: Duration) -> String {
         Some((rest, next)) => format!("{} {name} {rest} {next}", seconds / unit),
         None => format!("{} {name}", seconds / unit),
     }
+}
+
+/// How many tasks there are, as far as they were counted: `≈` before an estimate.
+pub(super) fn about(number: i64, census: &Census) -> String {
+    let told = count(number, census.counts.at_least);
+    if census.estimated { format!("≈ {told}") } else { told }
 }
 
 /// With a comma between thousands; `+`: or more.

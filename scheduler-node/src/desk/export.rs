@@ -3,7 +3,11 @@
 //! No snapshot: what changes meanwhile is told as it is when its turn comes. Live tasks are told before finished ones, so that
 //! one that finishes meanwhile is told at least once.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::{
     task::TaskState,
@@ -13,11 +17,17 @@ use futures::{Stream, StreamExt};
 use serde_json::value::RawValue;
 
 use super::{Desk, refusal::failed};
-use crate::store::{
-    Database,
-    bulk::{BATCH, Found, Walk},
-    export::WholeTask,
+use crate::{
+    internal::{self, Origin},
+    store::{
+        Database,
+        bulk::{BATCH, Found, Walk},
+        export::WholeTask,
+    },
 };
+
+/// Of looking without finding anything, before the answer begins or goes on all the same.
+const LOOK_ON: Duration = Duration::from_secs(1);
 
 /// So much is read at a time, give or take one task: what an export may take of a node's memory.
 const READ_BYTES: u64 = 4 << 20;
@@ -71,9 +81,13 @@ fn walks(state: Option<TaskState>) -> &'static [Walk] {
 }
 
 impl Export {
-    /// The next lines; `None`: the last one has been told.
+    /// The next lines, maybe none though there are more; `None`: the last one has been told.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Problem> {
+        let started = Instant::now();
         loop {
+            if started.elapsed() > LOOK_ON {
+                return Ok(Some(Vec::new()));
+            }
             let Some((database, walk)) = self.walks.front().cloned() else { return self.end() };
             if self.found.is_empty() && std::mem::take(&mut self.walked) {
                 self.walks.pop_front();
@@ -131,7 +145,8 @@ impl Export {
 }
 
 fn add(lines: &mut Vec<u8>, line: &impl serde::Serialize) -> Result<(), Problem> {
-    let unwritable = |error| Problem::internal(format!("a task cannot be written as JSON: {error}"));
+    let unwritable =
+        |error: serde_json::Error| internal::problem(Origin::Request, Some(&error), "a task cannot be written as JSON");
     serde_json::to_writer(&mut *lines, line).map_err(unwritable)?;
     lines.push(b'\n');
     Ok(())

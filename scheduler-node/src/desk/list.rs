@@ -2,17 +2,69 @@
 
 use std::time::{Duration, Instant};
 
-use common::wire::{ListAnswer, ListFilter, Problem};
+use common::{
+    ids::{QueueName, TaskId},
+    queue::QueueBook,
+    time::UnixMicros,
+    wire::{Cursor, ListAnswer, ListFilter, Problem, list::Block},
+};
 
 use super::{Desk, refusal::failed, view::view};
-use crate::store::list::Page;
+use crate::store::list::{Among, Page};
 
 /// A page without any task is not answered before the next ones have been looked at for this long.
 const LOOK_ON: Duration = Duration::from_secs(1);
 
+/// Queues that are listed together. Each costs a page a few probes of every partition of the archive: some 100 ms for so many.
+const BLOCK: usize = 1_000;
+
+/// The queues of one page.
+#[derive(Debug)]
+struct Queues {
+    /// `None`: there are few enough for one block.
+    block: Option<Block>,
+    names: Vec<QueueName>,
+}
+
+impl Queues {
+    /// Those that `filter` asks for: its own queue, else the block of its cursor, else the first one.
+    fn of(filter: &ListFilter, book: &QueueBook) -> Self {
+        if filter.queue.is_some() {
+            return Self { block: None, names: Vec::new() };
+        }
+        match filter.cursor.as_ref().and_then(|cursor| cursor.block.clone()) {
+            Some(block) => Self::in_block(block, book),
+            None if book.len() > BLOCK => Self::after("", book),
+            None => Self { block: None, names: book.after("").map(|queue| queue.name.clone()).collect() },
+        }
+    }
+
+    /// The block that begins after the queue of that name.
+    fn after(name: &str, book: &QueueBook) -> Self {
+        let mut names = book.after(name).map(|queue| queue.name.clone());
+        let mine: Vec<QueueName> = names.by_ref().take(BLOCK).collect();
+        let up_to = names.next().and_then(|_| mine.last()).map(ToString::to_string);
+        Self { block: Some(Block { after: name.to_owned(), up_to }), names: mine }
+    }
+
+    /// Queues may have been made or deleted since: the edges of the block stay where they are.
+    fn in_block(block: Block, book: &QueueBook) -> Self {
+        let names = book.after(&block.after).map(|queue| &queue.name).take_while(|name| block.has(name));
+        let names = names.take(2 * BLOCK).cloned().collect();
+        Self { block: Some(block), names }
+    }
+
+    /// Where the list goes on when this block has come to its end.
+    fn next(&self, book: &QueueBook) -> Option<Cursor> {
+        let up_to = self.block.as_ref()?.up_to.as_ref()?;
+        let block = Self::after(up_to, book).block;
+        Some(Cursor { due_at: UnixMicros::FIRST, id: TaskId::from_uuid(uuid::Uuid::nil()), block })
+    }
+}
+
 impl Desk {
-    /// One page in the order of (due_at, id), over all databases. It can be short, even empty, and still have a next one: how
-    /// many tasks are looked at for one page is bounded.
+    /// One page in the order of (due_at, id), over all databases; with very many queues, block by block of them. It can be short, even
+    /// empty, and still have a next one: how many tasks are looked at for one page is bounded.
     pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.ask_for_tasks(filter.queue.as_ref())?;
@@ -29,8 +81,59 @@ impl Desk {
     }
 
     async fn page(&self, filter: &ListFilter) -> Result<Page, Problem> {
-        let parts = self.parts().store.databases().iter().map(|database| database.task_list(filter));
+        let book = self.parts().books.load_full();
+        let queues = Queues::of(filter, &book);
+        let among = Among { names: &queues.names, others: queues.block.is_none() };
+        let parts = self.parts().store.databases().iter().map(|database| database.task_list(filter, &among));
         let pages = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
-        Ok(Page::merge(pages, usize::try_from(filter.limit()).unwrap_or(usize::MAX)))
+        let page = Page::merge(pages, usize::try_from(filter.limit()).unwrap_or(usize::MAX));
+        let next = match page.next {
+            Some(next) => Some(Cursor { block: queues.block.clone(), ..next }),
+            None => queues.next(&book),
+        };
+        Ok(Page { next, ..page })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::queue::Queue;
+
+    use super::*;
+
+    fn book(queues: usize) -> QueueBook {
+        QueueBook::new(1, (0..queues).map(|nth| Queue::with_defaults(QueueName::new(format!("q{nth:05}")))))
+    }
+
+    #[test]
+    fn few_queues_are_one_block_and_very_many_are_gone_through_each_once() {
+        let filter = ListFilter::default();
+        let few = Queues::of(&filter, &book(BLOCK));
+        assert_eq!((few.block.is_none(), few.names.len(), few.next(&book(BLOCK))), (true, BLOCK, None));
+        let book = book(2 * BLOCK + 7);
+        let (mut seen, mut filter) = (Vec::new(), filter);
+        loop {
+            let queues = Queues::of(&filter, &book);
+            assert!(queues.names.len() <= BLOCK && queues.block.is_some());
+            seen.extend(queues.names.iter().cloned());
+            filter.cursor = queues.next(&book);
+            if filter.cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, book.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_block_keeps_its_edges_when_queues_come_and_go() {
+        let before = book(BLOCK + 10);
+        let first = Queues::of(&ListFilter::default(), &before);
+        let block = first.block.clone().expect("a block");
+        let more = (0..BLOCK + 10).map(|nth| Queue::with_defaults(QueueName::new(format!("q{nth:05}.new"))));
+        let after = QueueBook::new(2, before.iter().map(|queue| (**queue).clone()).chain(more));
+        let again = Queues::in_block(block.clone(), &after);
+        assert_eq!(again.block, Some(block.clone()));
+        assert!(first.names.iter().all(|name| again.names.contains(name)));
+        assert!(again.names.iter().all(|name| block.has(name)));
     }
 }

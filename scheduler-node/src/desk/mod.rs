@@ -42,6 +42,7 @@ use crate::{
     audit::Audit,
     clock,
     coordination::Coordination,
+    internal::{self, Origin},
     loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
     metrics::Metrics,
     readiness::{Readiness, Report},
@@ -52,6 +53,7 @@ use crate::{
 
 pub use figures::NodeFigures;
 pub use overview::{Bucket, DEAD_LOOK, Outlook};
+pub use queues::Census;
 pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
@@ -176,8 +178,8 @@ async fn to_its_end<T: Send + 'static>(
     match spawn_child(work).await {
         Ok(answer) => answer,
         Err(error) => {
-            tracing::error!(error = &error as &dyn std::error::Error, "a request broke");
-            Err(Problem::internal("it broke half way; nobody knows whether it was done, look before asking again"))
+            let detail = "the request broke half way; it may have been done, look before asking again";
+            Err(internal::problem(Origin::Request, Some(&error), detail))
         }
     }
 }

@@ -1,21 +1,34 @@
 //! Queues: set, shown, paused, deleted. They are kept in the first database; their tasks are everywhere.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::QueueName,
-    queue::{Placement, QueueBook, QueuePolicy},
-    wire::{Problem, QueueRequest, QueueView, queue::Counts},
+    queue::{Placement, QueuePolicy},
+    wire::{
+        Problem, QueueRequest, QueueView,
+        list::MAX_LIMIT,
+        queue::{Counts, QueueList, QueuePage},
+    },
 };
 
 use super::{Desk, refusal::failed, to_its_end};
-use crate::store::{Error, queues::QueueQuota, rows::QueueRecord};
+use crate::{
+    loops::queue_reader::catch_up,
+    store::{Error, Fault, queues::QueueQuota, rows::QueueRecord},
+};
+
+pub use crate::store::outlook::Census;
 
 /// A turn of a queue waits up to half a second for the claims in flight. When one of those hangs, the turn is tried this often in all.
 const TURN_TRIES: u32 = 4;
 
 /// Between two tries: what queued up behind the first gets its turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Queues read at once for a caller who may know of some only, and how often for one page: some 100 ms.
+const READ_AT_ONCE: usize = 1_000;
+const READS_A_PAGE: usize = 10;
 
 impl Desk {
     /// Sets a queue's policy. It is in force for every task accepted after the answer, on every node (G12). When a database cannot be
@@ -27,8 +40,8 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             let home = desk.parts().store.home();
-            let (_, records) = home.queue_records(Some(&name)).await.map_err(|error| failed(&error))?;
-            let before = records.into_iter().next().map(|record| record.queue.policy);
+            let record = home.queue_find(&name).await.map_err(|error| failed(&error))?;
+            let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
             desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
             desk.reach_all().await?;
@@ -100,17 +113,64 @@ impl Desk {
 
     pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
-        let records = self.parts().store.home().queue_records(Some(&name)).await.map_err(|error| failed(&error))?;
-        let record = records.1.into_iter().next().ok_or_else(|| no_queue(&name))?;
+        let record = self.parts().store.home().queue_find(&name).await.map_err(|error| failed(&error))?;
+        let record = record.ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
 
-    /// Every queue that is for whoever asks, by name.
-    pub async fn queue_list(&self) -> Result<Vec<QueueView>, Problem> {
-        let (_, mut records) = self.parts().store.home().queue_records(None).await.map_err(|error| failed(&error))?;
-        records.retain(|record| self.scope.has(&record.queue.name));
-        Ok(self.with_counts(records).await)
+    /// A page of the queues that are for the caller, by name. It can be short and still have a next one: how many queues are looked at
+    /// for one page is bounded.
+    pub async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
+        page.validate()?;
+        let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
+        let home = self.parts().store.home();
+        let (mut records, mut next_cursor) = (Vec::new(), page.cursor.clone());
+        for _ in 0..READS_A_PAGE {
+            let after = next_cursor.as_deref().unwrap_or_default();
+            // All queues: just what is asked for. Some of them: a larger piece at once, as most are not for the caller.
+            let most = if self.scope.is_all() { limit } else { READ_AT_ONCE };
+            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await;
+            let read = read.map_err(|error| failed(&error))?;
+            let ended = read.len() < most;
+            next_cursor = read.last().map(|record| record.queue.name.to_string());
+            records.extend(read.into_iter().filter(|record| self.scope.has(&record.queue.name)));
+            if records.len() >= limit {
+                let more = records.len() > limit || !ended;
+                records.truncate(limit);
+                next_cursor = records.last().filter(|_| more).map(|record| record.queue.name.to_string());
+                break;
+            }
+            if ended {
+                next_cursor = None;
+                break;
+            }
+        }
+        Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
+    }
+
+    /// The unfinished tasks of all queues by state, over all databases; of a caller's own queues, as many as a page holds. A database that
+    /// cannot be asked makes it "at least so many".
+    pub async fn census(&self) -> Result<Census, Problem> {
+        if !self.scope.is_all() {
+            let list = self.queue_list(&QueuePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
+            let counts = list.queues.iter().map(|queue| queue.counts).fold(Counts::default(), sum);
+            let at_least = counts.at_least || list.next_cursor.is_some();
+            return Ok(Census { counts: Counts { at_least, ..counts }, estimated: false });
+        }
+        let parts = self.parts().store.databases().iter().map(|database| database.task_census());
+        let mut census = Census::default();
+        for part in futures::future::join_all(parts).await {
+            match part {
+                Ok(part) => {
+                    census.counts = sum(census.counts, part.counts);
+                    census.estimated |= part.estimated;
+                }
+                Err(error) if error.fault() == Fault::Bug => return Err(failed(&error)),
+                Err(_) => census.counts.at_least = true,
+            }
+        }
+        Ok(census)
     }
 
     /// Forgets a queue that has no task left which is not finished.
@@ -169,7 +229,7 @@ impl Desk {
         self.with_counts(vec![record]).await.pop().unwrap_or(view)
     }
 
-    /// Reads the queues into this node's book.
+    /// Reads the queues that changed into this node's book.
     pub(super) async fn read_anew(&self) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         self.read_alone().await
@@ -202,9 +262,7 @@ impl Desk {
     }
 
     async fn read_alone(&self) -> Result<(), Error> {
-        let (revision, queues) = self.parts().store.home().queue_read().await?;
-        self.parts().books.store(Arc::new(QueueBook::new(revision, queues)));
-        Ok(())
+        catch_up(self.parts().store.home(), &self.parts().books).await
     }
 
     /// The unfinished tasks of a queue, over all databases; an error when one cannot be asked.

@@ -4,6 +4,7 @@ use common::wire::Problem;
 
 use crate::{
     coordination::{self, EtcdOp},
+    internal::{self, Origin},
     loops::submitter::Unstored,
     store::{
         Effect, Error, Fault, StoreOp,
@@ -52,13 +53,23 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
 /// A statement that failed. Logged here, once.
 pub(super) fn failed(error: &Error) -> Problem {
     let database = &error.database;
-    if refused(error) {
-        tracing::error!(error = error as &dyn std::error::Error, "the database refuses a statement");
-        let detail = format!("database `{database}` refuses the statement {}; the log of this node says why", error.op);
-        return Problem::internal(detail);
+    if is_ours(error) {
+        let op = error.op;
+        let detail = match (error.fault(), error.effect) {
+            (Fault::Data, _) => format!("database `{database}` refuses a value in {op}, and nothing was changed"),
+            (_, Effect::Unknown) if !reads(op) => {
+                format!("the answer of database `{database}` to {op} cannot be read; it may have been done")
+            }
+            _ => format!("database `{database}` and this node disagree about {op}, and nothing was changed"),
+        };
+        return internal::problem(Origin::Database, Some(error), &detail);
     }
     tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
-    let why = if error.is_contention() { "is too busy" } else { "cannot be reached" };
+    let why = match error.fault() {
+        Fault::Contention => "is too busy",
+        Fault::Data => "has no place for finished tasks yet",
+        Fault::Outage | Fault::Bug => "cannot be reached",
+    };
     let detail = if reads(error.op) {
         format!("database `{database}` {why} at the moment; ask again")
     } else if error.effect == Effect::Unknown {
@@ -81,8 +92,7 @@ pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
         Error::Unanswered { .. } => "etcd cannot be reached at the moment; it was not done, ask again",
         Error::Contended { .. } => "others change the same all the time; it was not done, ask again",
         Error::Refused { .. } | Error::LeaseGone { .. } | Error::Endpoint { .. } => {
-            tracing::error!(error = error as &dyn std::error::Error, "etcd refuses a request");
-            return Problem::internal("etcd refuses the request; the log of this node says why");
+            return internal::problem(Origin::Etcd, Some(error), "etcd refuses the request");
         }
     };
     tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
@@ -90,7 +100,7 @@ pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
 }
 
 /// Asking again will not help.
-fn refused(error: &Error) -> bool {
+fn is_ours(error: &Error) -> bool {
     // The archive has no partition yet that is kept for as long as a queue keeps its tasks: it is new, or has just been told so.
     let finishes =
         [StoreOp::TaskCancel, StoreOp::BulkCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
@@ -107,11 +117,16 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::TaskList
             | StoreOp::TaskDependencies
             | StoreOp::TaskStanding
+            | StoreOp::TaskCensus
+            | StoreOp::TaskOutlook
+            | StoreOp::DeadGroups
             | StoreOp::BulkLook
             | StoreOp::BulkQueue
             | StoreOp::ExportRead
             | StoreOp::QueueRevision
             | StoreOp::QueueRead
+            | StoreOp::QueuePage
+            | StoreOp::QueueChanges
             | StoreOp::QueueCounts
             | StoreOp::ScheduleRead
             | StoreOp::TokenList
@@ -138,6 +153,20 @@ mod tests {
         assert!(unknown.detail.contains("nobody knows whether it was done") && unknown.detail.contains("`east`"));
         let known = failed(&error(StoreOp::TaskCancel, Effect::None));
         assert!(known.detail.contains("it was not done"), "{known}");
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_read_is_an_error_of_ours_with_an_id() {
+        for op in [StoreOp::TaskList, StoreOp::TaskCancel] {
+            let counted = internal::count(Origin::Database);
+            let problem = failed(&Error::unreadable(DatabaseName::new("east"), op));
+            assert_eq!((problem.status, problem.slug(), problem.retry_after_s), (500, "internal", None), "{op}");
+            assert!(!problem.detail.contains("cannot be reached"), "{problem}");
+            assert_eq!(problem.detail.contains("may have been done"), op == StoreOp::TaskCancel, "{problem}");
+            let id = problem.error_id.expect("an id");
+            assert!(problem.detail.contains(&id), "{} has {id}", problem.detail);
+            assert!(internal::count(Origin::Database) > counted);
+        }
     }
 
     #[test]

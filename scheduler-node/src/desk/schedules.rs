@@ -14,7 +14,10 @@ use common::{
 };
 
 use super::{Desk, refusal::failed, to_its_end};
-use crate::store::schedules::{ScheduleRecord, Wish};
+use crate::{
+    internal::{self, Origin},
+    store::schedules::{ScheduleRecord, Wish},
+};
 
 /// How often a change is tried on a schedule that fires at the same moment. It fires once a second at the most.
 const TRIES: usize = 10;
@@ -218,7 +221,11 @@ fn pause_or_resume(standing: &mut Standing, calendar: &Calendar, paused: Option<
 }
 
 fn calendar_of(record: &ScheduleRecord) -> Result<Calendar, Problem> {
-    record.rules.when.calendar().map_err(|error| Problem::internal(format!("the schedule cannot be read: {error}")))
+    record
+        .rules
+        .when
+        .calendar()
+        .map_err(|error| internal::problem(Origin::Database, Some(&error), "the schedule cannot be read"))
 }
 
 fn no_schedule(name: &ScheduleName) -> Problem {

@@ -1,10 +1,14 @@
 //! The desk as whoever asks may use it. Handlers get it from here and from nowhere else, so that none forgets who asks.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
-use common::{access::Caller, wire::Problem};
+use common::access::Caller;
 
 use super::{Api, refusal::Refusal};
-use crate::{desk::Desk, readiness::Report};
+use crate::{
+    desk::Desk,
+    internal::{self, Origin},
+    readiness::Report,
+};
 
 /// The desk behind the gate.
 #[derive(Clone)]
@@ -32,7 +36,8 @@ impl FromRequestParts<Api> for Asked {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
         // The shell puts him there, except on routes that are for everybody.
-        let nobody = || Problem::internal("nobody was asked who is asking; nothing was done");
+        let nobody =
+            || internal::problem(Origin::Request, None, "the request was not authenticated, and nothing was done");
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
         Ok(Self { desk: api.front.0.of(&caller), caller })
     }

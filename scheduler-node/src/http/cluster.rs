@@ -6,11 +6,12 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use common::wire::{ClusterReport, Problem, cluster::NodeReport};
+use common::wire::{ClusterReport, cluster::NodeReport};
 use prometheus::TextEncoder;
 use serde_json::json;
 
 use super::{Api, Asked, Named, refusal::Refusal};
+use crate::internal::{self, Origin};
 
 pub(super) async fn show(asked: Asked) -> Result<Json<ClusterReport>, Refusal> {
     Ok(Json(asked.desk.cluster().await?))
@@ -46,6 +47,6 @@ pub(super) async fn metrics(asked: Asked, State(api): State<Api>) -> Result<Resp
     asked.desk.ask_for_everything()?;
     let text = TextEncoder::new()
         .encode_to_string(&api.registry.gather())
-        .map_err(|error| Problem::internal(format!("the metrics cannot be written: {error}")))?;
+        .map_err(|error| internal::problem(Origin::Request, Some(&error), "the metrics cannot be written"))?;
     Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response())
 }

@@ -34,6 +34,7 @@ impl HttpMetrics {
                 &["route", "method"],
             )?,
         };
+        crate::internal::register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.seconds.clone()))?;
         for (method, route) in ROUTES.iter().chain(pages) {

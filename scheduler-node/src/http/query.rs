@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{AuditFilter, KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, TokenPage, read};
+use common::wire::{
+    AuditFilter, KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, TokenPage, queue::QueuePage, read,
+};
 use serde::de::DeserializeOwned;
 
 /// What axum puts before the reason.
@@ -29,6 +31,13 @@ pub(super) fn partition_key(uri: &Uri) -> Result<Option<String>, Problem> {
 /// How many of a schedule's next fire times to show.
 pub(super) fn next(uri: &Uri) -> Result<usize, Problem> {
     Ok(parameters::<NextQuery>(uri)?.count()?)
+}
+
+/// Which page of queues.
+pub(super) fn queue_page(uri: &Uri) -> Result<QueuePage, Problem> {
+    let page: QueuePage = parameters(uri)?;
+    page.validate()?;
+    Ok(page)
 }
 
 /// Which page of schedules.

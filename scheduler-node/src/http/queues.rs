@@ -1,16 +1,19 @@
 //! Queues: their policies and counts, pause and resume.
 
-use axum::{Json, http::StatusCode};
+use axum::{
+    Json,
+    http::{StatusCode, Uri},
+};
 use common::{
     ids::QueueName,
     queue,
     wire::{Problem, QueueRequest, QueueView, queue::QueueList},
 };
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body::Sent, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, body::Sent, query, refusal::Refusal};
 
-pub(super) async fn list(asked: Asked) -> Result<Json<QueueList>, Refusal> {
-    Ok(Json(QueueList { queues: asked.desk.queue_list().await? }))
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<QueueList>, Refusal> {
+    Ok(Json(asked.desk.queue_list(&query::queue_page(&uri)?).await?))
 }
 
 pub(super) async fn show(asked: Asked, Named(name): Named) -> Result<Json<QueueView>, Refusal> {

@@ -19,7 +19,10 @@ use super::{
     rate::Rates,
     refusal::Refusal,
 };
-use crate::audit::Audit;
+use crate::{
+    audit::Audit,
+    internal::{self, Origin},
+};
 
 #[derive(Clone)]
 struct Shell {
@@ -90,7 +93,7 @@ fn host(request: &Request) -> Option<&str> {
 /// The panic itself has been logged where it happened.
 fn broken(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
-    Refusal::from(Problem::internal("the request broke something here; it may or may not have been done"))
+    Refusal::from(internal::problem(Origin::Request, None, "the request broke something here; it may have been done"))
         .into_response()
 }
 

@@ -13,6 +13,7 @@ use std::{
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
+    queue::QueueBook,
     task::{NewTask, TaskState},
     wire::Problem,
 };
@@ -273,16 +274,19 @@ impl Collector {
         }
     }
 
-    /// How the inbox stands. `copied`: the revision of the queues that this database has.
-    async fn look_after(&self, copied: &mut Option<i64>) -> Result<(), Error> {
+    /// How the inbox stands. `copied`: the queues that this database has.
+    async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
         let source = self.source();
         let standing = source.inbox_standing().await?;
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is where they are kept.
-        if self.index > 0 && book.is_read() && *copied != Some(book.revision()) {
-            source.queue_copy(book.iter().map(AsRef::as_ref)).await?;
-            *copied = Some(book.revision());
+        if self.index > 0 && book.is_read() && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
+        {
+            let nothing = QueueBook::default();
+            let (changed, gone) = book.since(copied.as_deref().unwrap_or(&nothing));
+            source.queue_copy(&changed, &gone, copied.is_none()).await?;
+            *copied = Some(book);
         }
         Ok(())
     }

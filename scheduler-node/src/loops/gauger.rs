@@ -59,13 +59,18 @@ impl Gauger {
     fn tell_queues(&self, book: &QueueBook, with_limit: &mut BTreeSet<QueueName>) {
         let limits = &self.metrics.failure_alert_threshold;
         let mut gone = std::mem::take(with_limit);
+        // Queues with a limit get the first labels: beyond those there are, a queue's tasks are not counted by its name.
+        for queue in book.iter().filter(|queue| queue.policy.failure_alert_threshold.is_some()) {
+            let Some(threshold) = queue.policy.failure_alert_threshold.filter(|_| self.metrics.begin(&queue.name))
+            else {
+                continue;
+            };
+            limits.with_label_values(&[queue.name.as_str()]).set(threshold);
+            gone.remove(&queue.name);
+            with_limit.insert(queue.name.clone());
+        }
         for queue in book.iter() {
             self.metrics.begin(&queue.name);
-            if let Some(threshold) = queue.policy.failure_alert_threshold {
-                limits.with_label_values(&[queue.name.as_str()]).set(threshold);
-                gone.remove(&queue.name);
-                with_limit.insert(queue.name.clone());
-            }
         }
         for queue in gone {
             // It was there; a second removal would not matter.

@@ -124,8 +124,7 @@ impl Lanes {
     /// Queues nothing is claimed for when it comes due: their lanes are closed, they are paused, or the picker starts their tasks as
     /// their gates allow.
     pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
-        let held = book.iter().filter(|queue| queue.paused || queue.policy.is_gated());
-        self.closed(now).into_iter().chain(held.map(|queue| queue.name.clone())).collect()
+        self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
     }
 
     pub fn closed(&self, now: Instant) -> Vec<QueueName> {

@@ -1,9 +1,13 @@
 //! Keeps this node's copy of all queues: a change made on any node is read here within half a second, and at once when a claim was
 //! refused because the copy is old.
 //!
-//! Reads one small number often and all queues only when it has changed. If the home database is away the copy stays as it is.
+//! Reads one small number often, and when it has changed, the queues that were written since. If the home database is away the copy
+//! stays as it is.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arc_swap::ArcSwap;
 use common::queue::QueueBook;
@@ -11,10 +15,13 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::reread::{Reread, reread};
-use crate::store::{Error, Store};
+use crate::store::{Database, Error, Store};
 
 /// Every queue and its policy as this node knows them.
 pub type Books = Arc<ArcSwap<QueueBook>>;
+
+/// All queues are read this often, whatever has changed: what a node of the version before deleted leaves no trace.
+const READ_ALL_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct QueueReader {
@@ -22,13 +29,13 @@ pub struct QueueReader {
     books: Books,
     /// A claim was refused because it did not know a queue's policy.
     outdated: Arc<Notify>,
-    /// The revision that was read last.
-    known: Option<i64>,
+    /// When all queues were read last.
+    read_all_at: Option<Instant>,
 }
 
 impl QueueReader {
     pub fn new(store: Store, books: Books, outdated: Arc<Notify>) -> Self {
-        Self { store, books, outdated, known: None }
+        Self { store, books, outdated, read_all_at: None }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -42,18 +49,51 @@ impl Reread for QueueReader {
 
     async fn read(&mut self) -> Result<(), Error> {
         let home = self.store.home();
-        let revision = home.queue_revision().await?;
-        if self.known == Some(revision) {
+        if self.read_all_at.is_none_or(|at| at.elapsed() >= READ_ALL_EVERY) {
+            read_all(home, &self.books).await?;
+            self.read_all_at = Some(Instant::now());
             return Ok(());
         }
-        let (mut revision, mut queues) = home.queue_read().await?;
-        if self.books.load().revision() > revision {
-            // A newer book was put in force while this one was read. Older still: the database was set back, and counts.
-            (revision, queues) = home.queue_read().await?;
+        if self.books.load().revision() == home.queue_revision().await? {
+            return Ok(());
         }
-        tracing::debug!(revision, queues = queues.len(), "queues read");
-        self.books.store(Arc::new(QueueBook::new(revision, queues)));
-        self.known = Some(revision);
-        Ok(())
+        catch_up(home, &self.books).await
     }
+}
+
+/// Reads what changed since the book was read, and puts the new book in force.
+pub async fn catch_up(home: &Database, books: &Books) -> Result<(), Error> {
+    let book = books.load_full();
+    if !book.is_read() {
+        return read_all(home, books).await;
+    }
+    let read = home.queue_changes(book.revision()).await?;
+    let Some(changes) = read.changes else { return read_all(home, books).await };
+    if changes.is_empty() && read.revision == book.revision() {
+        return Ok(());
+    }
+    tracing::debug!(revision = read.revision, queues = changes.len(), "changed queues read");
+    put_in_force(books, QueueBook::clone(&book).with(read.revision, changes));
+    Ok(())
+}
+
+async fn read_all(home: &Database, books: &Books) -> Result<(), Error> {
+    let (mut revision, mut queues) = home.queue_read().await?;
+    if books.load().revision() > revision {
+        // A newer book was put in force while this one was read. Older still: the database was set back, and counts.
+        (revision, queues) = home.queue_read().await?;
+        if books.load().revision() > revision {
+            books.store(Arc::new(QueueBook::new(revision, queues)));
+            return Ok(());
+        }
+    }
+    tracing::debug!(revision, queues = queues.len(), "queues read");
+    put_in_force(books, QueueBook::new(revision, queues));
+    Ok(())
+}
+
+/// Of two books that are read at the same time the newer one stays.
+fn put_in_force(books: &Books, book: QueueBook) {
+    let book = Arc::new(book);
+    books.rcu(|now| if now.revision() > book.revision() { Arc::clone(now) } else { Arc::clone(&book) });
 }

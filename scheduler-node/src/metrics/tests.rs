@@ -195,3 +195,15 @@ fn promtool_finds_nothing_to_say_about_them() {
     let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
     assert!(said.status.success(), "{out}{err}");
 }
+
+#[test]
+fn queues_without_number_have_labels_in_number_and_one_with_a_limit_of_its_own_goes_first() {
+    let (_, metrics) = at_the_start();
+    let limited = QueueName::new("z-limited");
+    assert!(metrics.begin(&limited));
+    let labelled = (0..50_000).filter(|nth| metrics.begin(&QueueName::new(format!("q{nth}")))).count();
+    assert_eq!(labelled, QUEUE_LABELS - 1);
+    assert!(metrics.begin(&limited));
+    metrics.finished(&QueueName::new("q49999"), "dead", 1);
+    assert_eq!(metrics.finished_by_queue().get(OTHER), Some(&1));
+}

@@ -134,6 +134,15 @@ impl Error {
 }
 
 #[cfg(test)]
+impl Error {
+    /// As of an answer with a NULL where none can be.
+    pub(crate) fn unreadable(database: DatabaseName, op: StoreOp) -> Self {
+        let source = sqlx::Error::ColumnDecode { index: "hit".into(), source: "unexpected null".into() };
+        Self { database, op, effect: Effect::of(&source), source: Some(source) }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Takes in what applications submitted in SQL: reads an inbox, and moves its rows to where they become tasks.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     ids::{DatabaseName, QueueName, ShardId, TaskId},
@@ -205,13 +205,15 @@ impl Database {
         self.inbox_write(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Makes this database's copy of the queues the same as `queues`.
-    pub async fn queue_copy<'a>(&self, queues: impl Iterator<Item = &'a Queue>) -> Result<(), Error> {
-        let (names, policies): (Vec<QueueName>, Vec<String>) = queues
-            .map(|queue| (queue.name.clone(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
+    /// Writes `changed` into this database's copy of the queues and deletes those that are `gone`; with `whole`, every other one too.
+    pub async fn queue_copy(&self, changed: &[Arc<Queue>], gone: &[QueueName], whole: bool) -> Result<(), Error> {
+        let (names, policies): (Vec<&str>, Vec<String>) = changed
+            .iter()
+            .map(|queue| (queue.name.as_str(), serde_json::to_string(&queue.policy).expect("a policy is JSON")))
             .unzip();
-        let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
-        let statement = sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies);
+        let gone: Vec<&str> = gone.iter().map(QueueName::as_str).collect();
+        let statement =
+            sqlx::query(include_str!("queries/queue_copy.sql")).bind(names).bind(policies).bind(gone).bind(whole);
         self.inbox_write(StoreOp::QueueCopy, statement).await.map(drop)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::{ids::QueueName, time::UnixMicros};
+use common::{ids::QueueName, time::UnixMicros, wire::queue::Counts};
 use sqlx::{Row, postgres::types::PgInterval};
 
 use super::{Database, Error, StoreOp, moment, queue};
@@ -12,6 +12,12 @@ pub const SPAN_LOOK: i64 = 1_001;
 
 /// Dead tasks looked at for their groups: some 30 ms.
 pub const DEAD_LOOK: i64 = 10_000;
+
+/// Queues whose dead tasks are looked at: each costs a probe of every partition.
+const DEAD_QUEUES: i32 = 1_000;
+
+/// Pages of the tasks' table that are read to count its rows by state, some 30 ms; beyond that the count is an estimate.
+const CENSUS_PAGES: f64 = 1_000.0;
 
 /// Groups told. A page of more is read by nobody.
 const GROUPS: i64 = 200;
@@ -43,6 +49,14 @@ pub struct DeadGroups {
     pub at_least: bool,
 }
 
+/// The unfinished tasks of all queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    pub counts: Counts,
+    /// There are about so many.
+    pub estimated: bool,
+}
+
 impl Database {
     /// How many tasks come due in each of `count` spans of `length` from `start` on.
     pub async fn task_outlook(&self, start: UnixMicros, length: Duration, count: i32) -> Result<Vec<Span>, Error> {
@@ -63,12 +77,30 @@ impl Database {
         .await
     }
 
+    /// How many tasks that are not finished it has in which state.
+    pub async fn task_census(&self) -> Result<Census, Error> {
+        self.run(StoreOp::TaskCensus, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/task_census.sql")).bind(CENSUS_PAGES).fetch_all(&pool).await?;
+            let mut census = Census::default();
+            for row in &rows {
+                let (share, tasks): (f64, i64) = (row.try_get("share")?, row.try_get("tasks")?);
+                census.estimated |= share < 1.0;
+                if row.try_get::<Option<&str>, _>("state")?.is_some() {
+                    census.counts.add(super::state(row, "state")?, (tasks as f64 / share).round() as i64);
+                }
+            }
+            Ok(census)
+        })
+        .await
+    }
+
     /// Its dead tasks by queue and error.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Error> {
         self.run(StoreOp::DeadGroups, |pool| async move {
             let rows = sqlx::query(include_str!("queries/dead_groups.sql"))
                 .bind(DEAD_LOOK)
                 .bind(GROUPS)
+                .bind(DEAD_QUEUES)
                 .fetch_all(&pool)
                 .await?;
             let mut dead = DeadGroups { groups: Vec::with_capacity(rows.len()), at_least: false };

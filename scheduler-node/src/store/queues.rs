@@ -1,24 +1,35 @@
 //! The queues, kept in the first database (others have a copy, for what is submitted in SQL), and how many tasks they have, in every database.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
     ids::QueueName,
-    queue::{Queue, QueuePolicy},
+    queue::{Queue, QueueChange, QueuePolicy},
     wire::queue::Counts,
 };
-use sqlx::{Row, types::Json};
+use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{Database, Error, StoreOp, rows::QueueRecord};
 
 /// Tasks counted of one queue in one database: some 50 ms. Who has more is told "at least so many".
 const COUNTED_MOST: i64 = 100_000;
 
-/// Tasks counted in all when many queues are asked about at once.
-const COUNTED_TOGETHER: i64 = 500_000;
+/// Tasks counted in all when many queues are asked about at once: some 200 ms.
+const COUNTED_TOGETHER: i64 = 300_000;
 
-/// Even then, every queue is counted so far.
-const COUNTED_LEAST: i64 = 1_000;
+/// Even then, every queue is counted so far. A page of 1,000 queues keeps within what is counted together.
+const COUNTED_LEAST: i64 = 300;
+
+/// Revisions for which a deletion is remembered: some hundred kilobytes. A node that is further behind reads all queues.
+const REMEMBERED: i64 = 10_000;
+
+/// The queues as they came to be since a revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueChanges {
+    pub revision: i64,
+    /// In the order in which they are to be applied. `None`: they are forgotten, so all queues are to be read.
+    pub changes: Option<Vec<QueueChange>>,
+}
 
 /// A queue as it was just set.
 #[derive(Clone, Debug)]
@@ -51,23 +62,54 @@ impl Database {
 
     /// Every queue, and the revision at which they stand so.
     pub async fn queue_read(&self) -> Result<(i64, Vec<Queue>), Error> {
-        let (revision, records) = self.queue_records(None).await?;
-        Ok((revision, records.into_iter().map(|record| record.queue).collect()))
-    }
-
-    /// The same, of one queue if a name is given, with when each was made and changed.
-    pub async fn queue_records(&self, name: Option<&QueueName>) -> Result<(i64, Vec<QueueRecord>), Error> {
-        let name = name.map(QueueName::as_str);
         self.run(StoreOp::QueueRead, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/queue_read.sql")).bind(name).fetch_all(&pool).await?;
+            let rows = sqlx::query(include_str!("queries/queue_read.sql")).fetch_all(&pool).await?;
             let revision = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("revision")?;
-            let mut records = Vec::with_capacity(rows.len());
+            let mut queues = Vec::with_capacity(rows.len());
             for row in &rows {
                 if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                    records.push(QueueRecord::read(row)?);
+                    queues.push(QueueRecord::read(row)?.queue);
                 }
             }
-            Ok((revision, records))
+            Ok((revision, queues))
+        })
+        .await
+    }
+
+    /// What became of the queues after `revision`.
+    pub async fn queue_changes(&self, revision: i64) -> Result<QueueChanges, Error> {
+        self.run(StoreOp::QueueChanges, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/queue_changes.sql"))
+                .bind(revision)
+                .bind(REMEMBERED)
+                .fetch_all(&pool)
+                .await?;
+            let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+            let revision = first.try_get("revision")?;
+            if first.try_get("forgotten")? {
+                return Ok(QueueChanges { revision, changes: None });
+            }
+            let changes = rows.iter().filter_map(|row| change(row).transpose()).collect::<Result<_, sqlx::Error>>()?;
+            Ok(QueueChanges { revision, changes: Some(changes) })
+        })
+        .await
+    }
+
+    /// One queue, with when it was made and changed.
+    pub async fn queue_find(&self, name: &QueueName) -> Result<Option<QueueRecord>, Error> {
+        self.run(StoreOp::QueueRead, |pool| async move {
+            let row = sqlx::query(include_str!("queries/queue_find.sql")).bind(name.as_str()).fetch_one(&pool).await?;
+            let is_there = row.try_get::<Option<&str>, _>("name")?.is_some();
+            is_there.then(|| QueueRecord::read(&row)).transpose()
+        })
+        .await
+    }
+
+    /// Queues after the name `after`, in the order of the names' bytes.
+    pub async fn queue_page(&self, after: &str, limit: i64) -> Result<Vec<QueueRecord>, Error> {
+        self.run(StoreOp::QueuePage, |pool| async move {
+            let page = sqlx::query(include_str!("queries/queue_page.sql")).bind(after).bind(limit);
+            page.fetch_all(&pool).await?.iter().map(QueueRecord::read).collect()
         })
         .await
     }
@@ -146,8 +188,11 @@ impl Database {
     /// The revision from which on it is gone; `None`: there was no such queue. Its tasks, if there are any, go on with the default policy.
     pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<i64>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
-            let row =
-                sqlx::query(include_str!("queries/queue_delete.sql")).bind(name.as_str()).fetch_optional(&pool).await?;
+            let row = sqlx::query(include_str!("queries/queue_delete.sql"))
+                .bind(name.as_str())
+                .bind(REMEMBERED)
+                .fetch_optional(&pool)
+                .await?;
             row.map(|row| row.try_get("revision")).transpose()
         })
         .await
@@ -175,4 +220,14 @@ impl Database {
         })
         .await
     }
+}
+
+/// `None`: the row says only at which revision they stand.
+fn change(row: &PgRow) -> Result<Option<QueueChange>, sqlx::Error> {
+    let Some(name) = row.try_get::<Option<&str>, _>("name")?.map(QueueName::new) else { return Ok(None) };
+    let policy: Option<Json<QueuePolicy>> = row.try_get("policy")?;
+    Ok(Some(match policy {
+        Some(Json(policy)) => QueueChange::Written(Arc::new(Queue { name, policy, paused: row.try_get("paused")? })),
+        None => QueueChange::Deleted(name),
+    }))
 }

@@ -4,7 +4,11 @@ use axum::http::StatusCode;
 use common::{ids::TaskId, task::TaskState};
 
 use super::{Browser, between, browser};
-use crate::{config::Role, desk::tests::request};
+use crate::{
+    config::Role,
+    desk::tests::request,
+    internal::{self, Origin},
+};
 
 async fn submit(browser: &Browser, json: &str) -> TaskId {
     browser.counter.desk.submit(request(json)).await.expect("accepted").view.id
@@ -221,4 +225,28 @@ async fn the_overview_says_what_is_of_the_cluster_and_what_of_this_node() {
     assert!(page.contains("Due in the next hour <span class=\"faint\">2 tasks"), "{page}");
     assert!(page.contains("Due in the next day <span class=\"faint\">3 tasks"), "{page}");
     assert!(page.contains("This node"));
+}
+
+#[tokio::test]
+async fn an_error_of_ours_is_told_with_its_id_by_the_page_and_by_the_api() {
+    let browser = browser(&[], false).await;
+    sqlx::query("ALTER TABLE duetime.task RENAME COLUMN progress TO moved_on")
+        .execute(&browser.test.pool)
+        .await
+        .unwrap();
+    let counted = internal::count(Origin::Database);
+    let page = browser.get("/console/tasks").await;
+    assert_eq!(page.status, StatusCode::INTERNAL_SERVER_ERROR, "{}", page.html);
+    let id = between(&page.html, "under error_id ", "<").expect("the id").trim();
+    assert_eq!(id.len(), 32, "{}", page.html);
+    let answer = browser.get("/v1/tasks?queue=orders").await;
+    let problem: serde_json::Value = serde_json::from_str(&answer.html).expect("a problem");
+    assert_eq!(
+        (answer.status, &problem["type"]),
+        (StatusCode::INTERNAL_SERVER_ERROR, &"urn:duetime:problem:internal".into())
+    );
+    let id = problem["error_id"].as_str().expect("an id");
+    assert!(problem["detail"].as_str().expect("a detail").contains(id), "{problem}");
+    assert!(internal::count(Origin::Database) >= counted + 2);
+    assert!(browser.get("/metrics").await.html.contains("duetime_internal_errors_total{origin=\"database\"}"));
 }

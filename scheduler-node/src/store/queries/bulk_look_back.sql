@@ -4,8 +4,8 @@ SELECT seen.*
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at DESC, id DESC) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, NULL::date AS drop_on,
                        (octet_length(payload) + coalesce(pg_column_size(history), 0))::bigint AS bytes,
-                       ($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
-                           AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(history -> -1 ->> 'error', $8) > 0) AS hit
+                       coalesce(($5::text IS NULL OR state::text = $5) AND ($6::text IS NULL OR partition_key = $6)
+                           AND ($7::text IS NULL OR key = $7) AND ($8::text IS NULL OR strpos(history -> -1 ->> 'error', $8) > 0), false) AS hit
                   FROM duetime.task
                  WHERE queue = $1 AND (due_at, id) < ($2::timestamptz, $3::uuid) AND due_at >= $4::timestamptz
                  ORDER BY due_at DESC, id DESC

@@ -1,7 +1,9 @@
--- Copies all queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies there.
--- $1 names, $2 policies, pairwise.
+-- Copies queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies there.
+-- $1 names, $2 policies, pairwise; $3 the names that are gone; $4 whether those not in $1 are gone too.
 WITH gone AS (
-    DELETE FROM duetime.queue AS q WHERE q.name <> ALL($1::text[])
+    DELETE FROM duetime.queue AS q
+     WHERE q.name = ANY($3::text[])
+        OR ($4 AND NOT EXISTS (SELECT FROM unnest($1::text[]) AS c (name) WHERE c.name = q.name))
 )
 INSERT INTO duetime.queue AS q (name, policy)
 SELECT c.name, c.policy::jsonb FROM unnest($1::text[], $2::text[]) AS c (name, policy) ORDER BY c.name

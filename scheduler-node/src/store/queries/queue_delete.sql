@@ -1,6 +1,6 @@
 -- Forgets a queue; the revision rises with it. Whether tasks of it are left is for the caller to ask of every database.
 -- Guard: as in queue_put.
--- $1 name. Returns its name and the revision; no row: there was no such queue.
+-- $1 name, $2 revisions for which a deletion is remembered. Returns its name and the revision; no row: there was no such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (
@@ -10,5 +10,10 @@ WITH waited AS MATERIALIZED (
 ), turned AS (
     INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
         ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
+), remembered AS (
+    INSERT INTO duetime.queue_gone (name, revision) SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n
+        ON CONFLICT (name) DO UPDATE SET revision = excluded.revision
+), forgotten AS (
+    DELETE FROM duetime.queue_gone WHERE revision < (SELECT n.revision - $2 FROM noticed AS n) AND name <> $1
 )
 SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n

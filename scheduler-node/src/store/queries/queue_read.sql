@@ -1,5 +1,4 @@
--- Every queue, or the one named $1, with the revision of them all; one row without a name when there is none.
+-- Every queue, with the revision of them all; one row without a name when there is none.
 SELECT m.queue_revision AS revision, q.name, q.policy, q.paused, q.created_at, q.updated_at
   FROM duetime.meta AS m
-  LEFT JOIN duetime.queue AS q ON $1::text IS NULL OR q.name = $1
- ORDER BY q.name
+  LEFT JOIN duetime.queue AS q ON true

@@ -1,12 +1,17 @@
 -- The newest task with this key: of those that are not finished if there is one, else of those that are still kept.
+-- One probe of task_key_version and one of archive_key_version in each partition, however often the key was used.
 -- $1 queue, $2 partition key (NULL: none), $3 key. Returns its id.
 SELECT newest.id
-  FROM (SELECT t.id, t.version, t.created_at, true AS live
-          FROM duetime.task AS t
-         WHERE t.queue = $1 AND t.key = $3 AND coalesce(t.partition_key, '') = coalesce($2::text, '')
+  FROM ((SELECT t.id, t.version, t.created_at, true AS live
+           FROM duetime.task AS t
+          WHERE t.queue = $1 AND t.key = $3 AND coalesce(t.partition_key, '') = coalesce($2::text, '')
+          ORDER BY t.version DESC
+          LIMIT 1)
         UNION ALL
-        SELECT a.id, a.version, a.created_at, false
-          FROM duetime.archive AS a
-         WHERE a.queue = $1 AND a.key = $3 AND a.partition_key IS NOT DISTINCT FROM $2::text) AS newest
- ORDER BY newest.live DESC, newest.version DESC, newest.created_at DESC
+        (SELECT a.id, a.version, a.created_at, false
+           FROM duetime.archive AS a
+          WHERE a.queue = $1 AND a.key = $3 AND coalesce(a.partition_key, '') = coalesce($2::text, '')
+          ORDER BY a.version DESC, a.created_at DESC
+          LIMIT 1)) AS newest
+ ORDER BY newest.live DESC
  LIMIT 1

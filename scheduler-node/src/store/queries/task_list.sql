@@ -5,16 +5,20 @@
 -- beside the order is what keeps the planner from sorting a whole queue.
 -- $1 queue, $2 state, $3 partition key (NULL: any), $4 and $5 after this due time and id, $6 before this due time,
 -- $7 rows to look at, $8 at most so many rows, $9 key (NULL: any), $10 part of the last error (NULL: any). `hit`: the filter applies. What is long is left out of a list.
-WITH RECURSIVE hop (queue) AS (
-    (SELECT queue FROM duetime.task WHERE $1::text IS NULL ORDER BY queue LIMIT 1)
+-- NULL in a column makes a condition NULL: that is no hit either.
+-- $11 names of the queues to walk, where $1 names none; NULL: those that a hop finds, at most $12 of them.
+WITH RECURSIVE hop (queue, nth) AS (
+    (SELECT queue, 1 FROM duetime.task WHERE $1::text IS NULL AND $11::text[] IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.queue > hop.queue ORDER BY t.queue LIMIT 1)
+    SELECT (SELECT t.queue FROM duetime.task AS t WHERE t.queue > hop.queue ORDER BY t.queue LIMIT 1), hop.nth + 1
       FROM hop
-     WHERE hop.queue IS NOT NULL
+     WHERE hop.queue IS NOT NULL AND hop.nth < $12::int
 ), named AS MATERIALIZED (
     SELECT queue FROM hop WHERE queue IS NOT NULL
     UNION ALL
     SELECT $1::text WHERE $1::text IS NOT NULL
+    UNION ALL
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (
@@ -25,8 +29,8 @@ WITH RECURSIVE hop (queue) AS (
            SELECT seen.id, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, due_at,
-                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
-                                      AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0) AS hit
+                                  coalesce(($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                      AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0), false) AS hit
                              FROM duetime.task
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
                               AND due_at < $6::timestamptz

@@ -1,14 +1,16 @@
 -- One page of the finished tasks: as task_list.sql, along archive_queue_due.
-WITH RECURSIVE hop (queue) AS (
-    (SELECT queue FROM duetime.archive WHERE $1::text IS NULL ORDER BY queue LIMIT 1)
+WITH RECURSIVE hop (queue, nth) AS (
+    (SELECT queue, 1 FROM duetime.archive WHERE $1::text IS NULL AND $11::text[] IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue ORDER BY a.queue LIMIT 1)
+    SELECT (SELECT a.queue FROM duetime.archive AS a WHERE a.queue > hop.queue ORDER BY a.queue LIMIT 1), hop.nth + 1
       FROM hop
-     WHERE hop.queue IS NOT NULL
+     WHERE hop.queue IS NOT NULL AND hop.nth < $12::int
 ), named AS MATERIALIZED (
     SELECT queue FROM hop WHERE queue IS NOT NULL
     UNION ALL
     SELECT $1::text WHERE $1::text IS NOT NULL
+    UNION ALL
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL
 ), share AS MATERIALIZED (
     SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
 ), page AS MATERIALIZED (
@@ -19,8 +21,8 @@ WITH RECURSIVE hop (queue) AS (
            SELECT seen.id, seen.drop_on, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, drop_on, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, drop_on, due_at,
-                                  ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
-                                      AND ($10::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $10) > 0) AS hit
+                                  coalesce(($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                      AND ($10::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $10) > 0), false) AS hit
                              FROM duetime.archive
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
                               AND due_at < $6::timestamptz

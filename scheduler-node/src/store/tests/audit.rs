@@ -89,8 +89,8 @@ async fn a_page_and_what_is_old_enough_are_found_by_their_time() {
     test.pool.execute(fill).await.unwrap();
     test.pool.execute("ANALYZE duetime.audit").await.unwrap();
     let mut connection = test.pool.acquire().await.unwrap();
-    let types = "text, text, text, timestamptz, timestamptz, uuid, bigint";
-    let values = "NULL, NULL, NULL, '-infinity', now(), gen_random_uuid(), 100";
+    let types = "text, text, text, timestamptz, timestamptz, uuid, bigint, bigint";
+    let values = "NULL, NULL, NULL, '-infinity', now(), gen_random_uuid(), 100, 20000";
     let page = plan(&mut connection, include_str!("../queries/audit_list.sql"), types, values).await;
     let gone =
         plan(&mut connection, include_str!("../queries/audit_forget.sql"), "interval, bigint", "'1 day', 100").await;

@@ -299,3 +299,31 @@ async fn what_is_seen_is_what_is_there() {
     let whole = test.database.export_read(Walk::Finished, &[dead]).await.unwrap().remove(0);
     assert_eq!((whole.record.id, whole.record.history.len()), (id, 1));
 }
+
+#[tokio::test]
+async fn a_walk_steps_over_more_rows_than_it_looks_at_whose_columns_are_null() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(super::list::LONG_AND_BARE).execute(&test.pool).await.unwrap();
+    let some = |text: &str| Some(text.to_owned());
+    let filters = [
+        TaskFilter { partition_key: some("p"), ..TaskFilter::default() },
+        TaskFilter { key: some("k"), ..TaskFilter::default() },
+        TaskFilter { error: some("rare"), ..TaskFilter::default() },
+    ];
+    for filter in filters {
+        for walk in
+            [LIVE, Walk::Live { moved_to: Some(UnixMicros::FIRST) }, Walk::LiveBack, Walk::Failed, Walk::Finished]
+        {
+            let (mut found, mut place) = (0, None);
+            loop {
+                let step = test.database.bulk_look(walk, &filter, place.as_ref(), 500).await.unwrap();
+                found += step.found.len();
+                place = step.next;
+                if place.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(found, 1, "{walk:?} {filter:?}");
+        }
+    }
+}

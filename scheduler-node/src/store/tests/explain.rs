@@ -195,6 +195,8 @@ async fn a_task_is_found_by_its_key_in_both_tables() {
         plan(&mut connection, include_str!("../queries/task_find.sql"), "text, text, text", "'q1', 'p', 'k'").await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_key_version") && !plan.contains("Seq Scan"), "{plan}");
+    // The newest comes first out of each index: nothing but those few is sorted.
+    assert!(plan.contains("_queue_key_coalesce_version_created_at_idx"), "{plan}");
 }
 
 #[tokio::test]

@@ -10,7 +10,14 @@ use common::{
 };
 
 use super::{fixture, fixture::TestDatabase, new_task};
-use crate::store::{change::Keep, list::Page, submit::Sending};
+use crate::store::{
+    change::Keep,
+    list::{Among, Page},
+    submit::Sending,
+};
+
+/// Every queue, found by hopping.
+const ALL: Among<'static> = Among { names: &[], others: true };
 
 /// `n` tasks of each queue, a second apart, in no particular order.
 async fn filled(test: &TestDatabase, queues: &[&str], n: u64) -> BTreeMap<(UnixMicros, TaskId), QueueName> {
@@ -37,7 +44,7 @@ async fn walk(test: &TestDatabase, filter: ListFilter, limit: u32) -> Vec<(UnixM
     let mut filter = ListFilter { limit: Some(limit), ..filter };
     let mut walked = Vec::new();
     loop {
-        let page = test.database.task_list(&filter).await.unwrap();
+        let page = test.database.task_list(&filter, &ALL).await.unwrap();
         assert!(page.tasks.len() <= limit as usize);
         walked.extend(keys(&page));
         match page.next {
@@ -109,7 +116,7 @@ async fn a_list_leaves_out_what_is_too_long_for_one() {
     short.content.payload = vec![b'1'; 4_096];
     long.content.payload = vec![b'1'; 4_097];
     test.database.task_submit(&[short.clone(), long.clone()], Sending::First).await.unwrap();
-    let page = test.database.task_list(&ListFilter::default()).await.unwrap();
+    let page = test.database.task_list(&ListFilter::default(), &ALL).await.unwrap();
     let payloads: BTreeMap<TaskId, Option<usize>> =
         page.tasks.iter().map(|task| (task.id, task.payload.as_ref().map(Vec::len))).collect();
     assert_eq!(payloads, BTreeMap::from([(short.id, Some(4_096)), (long.id, None)]));
@@ -136,7 +143,7 @@ async fn a_rare_task_is_found_behind_more_others_than_one_page_looks_at() {
         .await
         .unwrap();
     let filter = ListFilter { state: Some(TaskState::Delivered), ..ListFilter::default() };
-    let first = test.database.task_list(&filter).await.unwrap();
+    let first = test.database.task_list(&filter, &ALL).await.unwrap();
     assert!(first.tasks.is_empty() && first.next.is_some(), "an empty page that is not the last");
     let walked = walk(&test, filter, 10).await;
     assert_eq!(walked.iter().map(|(_, id)| id.uuid()).collect::<Vec<_>>(), [last]);
@@ -150,7 +157,7 @@ async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     let page = |from: usize, limit: u32, test: &TestDatabase| {
         let filter = ListFilter { due_after: Some(all[from].0), limit: Some(limit), ..ListFilter::default() };
         let database = test.database.clone();
-        async move { database.task_list(&filter).await.unwrap() }
+        async move { database.task_list(&filter, &ALL).await.unwrap() }
     };
     let (near, far) = (page(0, 3, &test).await, page(5, 100, &test).await);
     let merged = Page::merge([far.clone(), near.clone()], 100);
@@ -170,4 +177,75 @@ async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     assert_eq!(keys(&merged), all);
     assert_eq!(merged.tasks[4].state, TaskState::Cancelled);
     assert_eq!(merged.tasks[4].attempt, Attempt::NONE);
+}
+
+/// More rows of one queue than a page looks at, all of whose columns that may be NULL are; the last due has a partition key, a key and an
+/// error.
+pub(super) const LONG_AND_BARE: &str = "
+INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, key, history)
+SELECT gen_random_uuid(), 0, 'long', 'scheduled', due, due, '', 'text/plain', CASE WHEN last THEN 'p' END, CASE WHEN last THEN 'k' END,
+       CASE WHEN last THEN '[{\"error\":\"rare\",\"attempt\":1,\"reason\":\"rejected\",\"claimed_at\":null,\"ended_at\":\"2026-01-01T00:00:00Z\"}]'::jsonb END
+  FROM generate_series(1, 20010) AS g, LATERAL (SELECT now() + g * interval '1 s' AS due, g = 20010 AS last) AS row;
+INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, key, status_msg, finished_at, drop_on)
+SELECT gen_random_uuid(), 0, 'long', 'dead', due, due, '', 'text/plain', CASE WHEN last THEN 'p' END, CASE WHEN last THEN 'k' END,
+       CASE WHEN last THEN 'rare' END, now(), (now() AT TIME ZONE 'UTC')::date + 1
+  FROM generate_series(1, 20010) AS g, LATERAL (SELECT now() - g * interval '1 s' AS due, g = 1 AS last) AS row;
+";
+
+#[tokio::test]
+async fn a_filter_on_what_most_tasks_do_not_have_finds_the_last_of_a_long_queue() {
+    let test = fixture::database().await;
+    sqlx::raw_sql(LONG_AND_BARE).execute(&test.pool).await.unwrap();
+    let some = |text: &str| Some(text.to_owned());
+    let filters = [
+        ListFilter { partition_key: some("p"), ..ListFilter::default() },
+        ListFilter { key: some("k"), partition_key: some("p"), ..ListFilter::default() },
+        ListFilter { error: some("rare"), ..ListFilter::default() },
+    ];
+    for filter in filters {
+        for (state, tasks) in [(None, 2), (Some(TaskState::Scheduled), 1), (Some(TaskState::Dead), 1)] {
+            for queue in [None, Some(QueueName::new("long"))] {
+                // By key the queues are named.
+                if filter.key.is_some() && queue.is_none() {
+                    continue;
+                }
+                let filter = ListFilter { state, queue, ..filter.clone() };
+                assert_eq!(walk(&test, filter.clone(), 10).await.len(), tasks, "{filter:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_finds_its_tasks_among_named_queues_and_one_used_very_often_page_by_page() {
+    let test = fixture::database().await;
+    let fill = "
+INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, finished_at, drop_on)
+SELECT gen_random_uuid(), 0, CASE WHEN g % 1000 = 0 THEN 'few' ELSE 'many' END, 'succeeded', due, due, '', 'text/plain', 'k', g, now(),
+       (now() AT TIME ZONE 'UTC')::date + 1 + g % 9
+  FROM generate_series(1, 21000) AS g, LATERAL (SELECT now() - g * interval '1 s' AS due) AS row";
+    sqlx::raw_sql(fill).execute(&test.pool).await.unwrap();
+    let names = [QueueName::new("few"), QueueName::new("none")];
+    let among = Among { names: &names, others: false };
+    let filter = ListFilter { key: Some("k".into()), limit: Some(7), ..ListFilter::default() };
+    let (mut found, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = test.database.task_list(&ListFilter { cursor, ..filter.clone() }, &among).await.unwrap();
+        found.extend(keys(&page));
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 21);
+    assert!(found.is_sorted());
+    let often = ListFilter { queue: Some(QueueName::new("many")), ..filter };
+    assert_eq!(walk(&test, often, 1_000).await.len(), 20_979);
+    let newest = test.database.task_find(&QueueName::new("many"), None, "k").await.unwrap().expect("it is there");
+    let version: i64 = sqlx::query_scalar("SELECT version FROM duetime.archive WHERE id = $1")
+        .bind(newest.uuid())
+        .fetch_one(&test.pool)
+        .await
+        .unwrap();
+    assert_eq!(version, 20_999);
 }

@@ -64,13 +64,13 @@ fn number(node: &Value, field: &str) -> u64 {
     node[field].as_f64().unwrap_or(0.0) as u64
 }
 
-const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text, text";
+const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text, text, text[], int";
 
 fn values(queue: Option<&str>, state: Option<&str>, look: u32, rows: u32) -> String {
     let text = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| format!("'{text}'"));
     let nobody = uuid::Uuid::nil();
     format!(
-        "{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL, NULL",
+        "{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL, NULL, NULL, 2000",
         text(queue),
         text(state)
     )
@@ -169,4 +169,45 @@ async fn as_a_node(connection: &mut PgConnection) {
     for (setting, value) in crate::store::connect::PLANS {
         connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
+    let test = fixture::database().await;
+    test.pool.execute(FILL).await.unwrap();
+    let keys = "UPDATE duetime.task SET key = 'k' || (get_byte(uuid_send(id), 3) * 256 + get_byte(uuid_send(id), 2))::text || id;
+                UPDATE duetime.archive SET key = 'often' WHERE queue = 'big'; ANALYZE duetime.task; ANALYZE duetime.archive;";
+    test.pool.execute(keys).await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    as_a_node(&mut connection).await;
+    let nobody = uuid::Uuid::nil();
+    let names = "ARRAY['big', 'q1', 'q2', 'q3']";
+    let list = |key: &str| {
+        format!("NULL, NULL, NULL, '1970-01-01', '{nobody}', '9999-01-01', 2000, 101, '{key}', NULL, {names}, 2000")
+    };
+    // Each partition is asked by each queue; of a key that is used often, as much as a queue may be looked at.
+    let live = (include_str!("../queries/task_list_key.sql"), TYPES, list("absent"), 10);
+    let absent = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("absent"), 10);
+    let often = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("often"), 1_500);
+    let find = (include_str!("../queries/task_find.sql"), "text, text, text", "'big', NULL, 'often'".to_owned(), 100);
+    for (statement, types, values, most) in [live, absent, often, find] {
+        let plan = Plan::of(&mut connection, GENERIC, statement, types, &values).await;
+        assert!(plan.rows_touched() <= most, "{} rows\n{statement}\n{plan:?}", plan.rows_touched());
+    }
+}
+
+#[tokio::test]
+async fn tasks_are_counted_by_state_from_a_bounded_part_of_the_table() {
+    let test = fixture::database().await;
+    assert_eq!(test.database.task_census().await.unwrap(), crate::store::outlook::Census::default());
+    test.pool.execute(FILL).await.unwrap();
+    let exact = test.database.task_census().await.unwrap();
+    let pages: i64 =
+        sqlx::query_scalar("SELECT pg_relation_size('duetime.task') / 8192").fetch_one(&test.pool).await.unwrap();
+    assert!(pages > 1_000, "the table is larger than what is read: {pages}");
+    assert!(exact.estimated);
+    assert!((60_000..160_000).contains(&exact.counts.scheduled), "about 100,000: {exact:?}");
+    let mut connection = test.pool.acquire().await.unwrap();
+    let plan = Plan::of(&mut connection, GENERIC, include_str!("../queries/task_census.sql"), "float8", "100").await;
+    assert!(plan.buffers() < 400, "{} pages of {pages}", plan.buffers());
 }

@@ -65,7 +65,8 @@ async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
         let plan = Plan::of(&mut connection, mode, sql, "timestamptz, interval, int, bigint", &values).await;
         assert!(plan.rows_touched() <= 24 * u64::try_from(SPAN_LOOK).unwrap(), "{mode}: {plan:?}");
         let sql = include_str!("../queries/dead_groups.sql");
-        let plan = Plan::of(&mut connection, mode, sql, "bigint, bigint", &format!("{DEAD_LOOK}, 200")).await;
+        let plan =
+            Plan::of(&mut connection, mode, sql, "bigint, bigint, int", &format!("{DEAD_LOOK}, 200, 1000")).await;
         // The hop from queue to queue touches a few of each as well.
         assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode}: {plan:?}");
     }

@@ -2,12 +2,14 @@
 
 use common::{
     ids::{QueueName, ShardId},
-    queue::{QueuePolicy, Settle},
+    queue::{QueueBook, QueuePolicy, Settle},
     wire::queue::Counts,
 };
 
+use sqlx::Executor;
+
 use super::{claim, fixture, own, submitted};
-use crate::store::queues::QueueQuota;
+use crate::{store::queues::QueueQuota, supervise::spawn_child};
 
 fn name(text: &str) -> QueueName {
     QueueName::new(text)
@@ -93,10 +95,9 @@ async fn there_are_no_more_queues_than_the_quota_allows() {
 async fn one_queue_is_read_alone_with_its_times() {
     let test = fixture::database().await;
     test.database.queue_add(&[name("a"), name("b")], &QueuePolicy::default(), None).await.unwrap();
-    let (_, records) = test.database.queue_records(Some(&name("b"))).await.unwrap();
-    assert_eq!(records.len(), 1);
-    assert_eq!((records[0].queue.name.as_str(), records[0].created_at <= records[0].updated_at), ("b", true));
-    assert!(test.database.queue_records(Some(&name("c"))).await.unwrap().1.is_empty());
+    let record = test.database.queue_find(&name("b")).await.unwrap().expect("it is there");
+    assert_eq!((record.queue.name.as_str(), record.created_at <= record.updated_at), ("b", true));
+    assert!(test.database.queue_find(&name("c")).await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -125,4 +126,76 @@ async fn counting_stops_at_its_bound_and_says_so() {
     .unwrap();
     let counts = test.database.queue_counts(&[name("long")]).await.unwrap();
     assert_eq!(counts[&name("long")], Counts { scheduled: 100_000, at_least: true, ..Counts::default() });
+}
+
+#[tokio::test]
+async fn what_changed_after_a_revision_is_read_and_nothing_else() {
+    let test = fixture::database().await;
+    let database = &test.database;
+    let many: Vec<QueueName> = (0..1_000).map(|n| name(&format!("q{n}"))).collect();
+    database.queue_add(&many, &QueuePolicy::default()).await.unwrap();
+    let start = database.queue_revision().await.unwrap();
+    let unchanged = database.queue_changes(start).await.unwrap();
+    assert_eq!((unchanged.revision, unchanged.changes.map(|changes| changes.len())), (start, Some(0)));
+    let (before, queues) = database.queue_read().await.unwrap();
+    let before = QueueBook::new(before, queues);
+    database.queue_add(&[name("new"), name("q1")], &QueuePolicy::default()).await.unwrap();
+    database.queue_pause(&name("q2"), true).await.unwrap();
+    database.queue_put(&name("q3"), &QueuePolicy { max_attempts: 3, ..QueuePolicy::default() }, None).await.unwrap();
+    for gone in ["q4", "q5"] {
+        assert!(database.queue_delete(&name(gone)).await.unwrap());
+    }
+    database.queue_add(&[name("q5")], &QueuePolicy::default()).await.unwrap();
+    let read = database.queue_changes(start).await.unwrap();
+    let changes = read.changes.expect("they are remembered");
+    assert_eq!(changes.len(), 6, "new, q2, q3, q4 gone, q5 gone and made again: {changes:?}");
+    let (revision, queues) = database.queue_read().await.unwrap();
+    let (after, anew) = (before.with(read.revision, changes), QueueBook::new(revision, queues));
+    assert_eq!(after.revision(), anew.revision());
+    assert_eq!(after.iter().collect::<Vec<_>>(), anew.iter().collect::<Vec<_>>());
+    // From a database that was set back, or too long ago, all is to be read.
+    assert_eq!(database.queue_changes(revision + 1).await.unwrap().changes, None);
+    sqlx::query("UPDATE duetime.meta SET queue_revision = queue_revision + 20000").execute(&test.pool).await.unwrap();
+    assert_eq!(database.queue_changes(start).await.unwrap().changes, None);
+}
+
+/// A writer that is slower than another one must not end up behind what a node has read already.
+#[tokio::test]
+async fn a_change_that_commits_late_is_read_all_the_same() {
+    let test = fixture::database().await;
+    let database = &test.database;
+    database.queue_add(&[name("a"), name("b")], &QueuePolicy::default()).await.unwrap();
+    let mut slow = test.pool.acquire().await.unwrap();
+    slow.execute("BEGIN").await.unwrap();
+    let pause = "WITH turned AS (UPDATE duetime.queue SET paused = true WHERE name = 'a' RETURNING name)
+                 UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM turned)";
+    slow.execute(pause).await.unwrap();
+    let fast = {
+        let database = test.database.clone();
+        spawn_child(async move { database.queue_pause(&name("b"), true).await.unwrap() })
+    };
+    test.until_waiting(1).await;
+    let known = database.queue_revision().await.unwrap();
+    slow.execute("COMMIT").await.unwrap();
+    fast.await.unwrap();
+    let read = database.queue_changes(known).await.unwrap();
+    assert_eq!(read.revision, known + 2);
+    assert_eq!(read.changes.expect("they are remembered").len(), 2);
+}
+
+#[tokio::test]
+async fn pages_of_queues_hold_each_once_in_the_order_of_their_bytes() {
+    let test = fixture::database().await;
+    let mut names: Vec<QueueName> =
+        ["b", "B", "a.b", "a-b", "a_b", "ab", "A", "Z9", "z", "0"].into_iter().map(name).collect();
+    test.database.queue_add(&names, &QueuePolicy::default()).await.unwrap();
+    let (mut seen, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = test.database.queue_page(&after, 3).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.queue.name.to_string();
+        seen.extend(page.into_iter().map(|record| record.queue.name));
+    }
+    names.sort();
+    assert_eq!(seen, names);
 }

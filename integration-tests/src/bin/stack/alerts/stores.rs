@@ -13,8 +13,8 @@ use super::{
 };
 
 const REFUSING: Cause = Cause {
-    alerts: &["DuetimeSubmissionsFailing", "DuetimeStatementsFailing", "DuetimeInboxStuck"],
-    says: "a trigger on duetime.task refuses a queue whose tasks come over HTTP and in SQL",
+    alerts: &["DuetimeSubmissionsFailing", "DuetimeStatementsFailing", "DuetimeInboxStuck", "DuetimeInternalErrors"],
+    says: "a trigger on duetime.task refuses a queue whose tasks come over HTTP and in SQL, and whose tasks are moved",
     play: |scene| refusing(scene).boxed(),
 };
 
@@ -69,7 +69,7 @@ BEGIN
     IF NEW.queue = 'refused' THEN RAISE EXCEPTION 'refused'; END IF;
     RETURN NEW;
 END $$;
-CREATE TRIGGER refuse_task BEFORE INSERT ON duetime.task FOR EACH ROW EXECUTE FUNCTION public.refuse_task()";
+CREATE TRIGGER refuse_task BEFORE INSERT OR UPDATE ON duetime.task FOR EACH ROW EXECUTE FUNCTION public.refuse_task()";
 
 const REFUSE_TABLES: &str = "
 CREATE OR REPLACE FUNCTION public.refuse_table() RETURNS event_trigger LANGUAGE plpgsql AS $$
@@ -86,16 +86,18 @@ const WRITERS: usize = 12;
 const READERS: usize = 100;
 
 async fn refusing(scene: &Scene<'_>) -> Result<()> {
+    let moved = scene.client()?.submit(&json!({ "queue": "refused", "delay_ms": 86_400_000 })).await?.id;
     scene.sql(REFUSE_TASKS).await?;
     scene.injected();
     scene.sql("SELECT duetime.submit('refused', '1')").await?;
     let clients = scene.cluster().clients();
     let writers = (0..WRITERS).map(|writer| {
-        let client = &clients[writer % clients.len()];
+        let (client, moved) = (&clients[writer % clients.len()], &moved);
         async move {
             loop {
-                // That it fails is the point.
+                // That they fail is the point.
                 client.submit(&json!({ "queue": "refused" })).await.ok();
+                client.run(moved).await.ok();
             }
         }
     });

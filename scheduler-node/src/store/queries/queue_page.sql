@@ -1,0 +1,6 @@
+-- Queues after the name $1, by name, at most $2. Names are compared as bytes, so that every node and every database agrees on their order.
+SELECT name, policy, paused, created_at, updated_at
+  FROM duetime.queue
+ WHERE name COLLATE "C" > $1
+ ORDER BY name COLLATE "C"
+ LIMIT $2

@@ -1,0 +1,35 @@
+-- One page of the tasks that are not finished and have the key $9, in the order of (due_at, id); parameters as in task_list.sql.
+-- Asks task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a queue has more rows with
+-- the key than its share of $7, so the page is not whole and the queue has to be walked. $12 is not used.
+WITH named AS MATERIALIZED (
+    SELECT $1::text AS queue WHERE $1::text IS NOT NULL
+    UNION ALL
+    SELECT unnest($11::text[]) WHERE $1::text IS NULL AND $12::int > 0
+), share AS MATERIALIZED (
+    SELECT greatest(1, $7::bigint / greatest(1, count(*))) AS look FROM named
+), page AS MATERIALIZED (
+    SELECT found.*
+      FROM named
+     CROSS JOIN share
+     CROSS JOIN LATERAL (
+           SELECT id, due_at, seen.hit, seen.many > share.look AS too_many
+             FROM (SELECT id, due_at, count(*) OVER () AS many,
+                          coalesce((due_at, id) > ($4::timestamptz, $5::uuid) AND due_at < $6::timestamptz
+                              AND ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3)
+                              AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0), false) AS hit
+                     FROM (SELECT * FROM duetime.task WHERE queue = named.queue AND key = $9::text LIMIT share.look + 1) AS keyed) AS seen
+            WHERE seen.hit OR seen.many > share.look
+            ORDER BY due_at, id
+            LIMIT $8) AS found
+     ORDER BY found.due_at, found.id
+     LIMIT $8
+)
+SELECT page.hit, false AS looked_up_to, page.too_many,
+       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+       t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
+       t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
+       t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
+       t.stopping
+  FROM page
+ CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t
+ ORDER BY page.due_at, page.id
