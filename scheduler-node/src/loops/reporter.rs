@@ -109,7 +109,9 @@ impl Happening {
     fn attempt(&self) -> Option<Attempt> {
         match self {
             Self::Deadline => None,
-            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } | Self::Returned { attempt, .. } => Some(*attempt),
+            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } | Self::Returned { attempt, .. } => {
+                Some(*attempt)
+            }
         }
     }
 }

@@ -128,7 +128,8 @@ impl Loops {
 
     async fn claimed(&self) -> [TaskId; 3] {
         let ids = self.three(|_| ()).await;
-        let claimed = self.test.database.task_claim(&ids, &self.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
+        let claimed =
+            self.test.database.task_claim(&ids, &self.fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await;
         assert_eq!(claimed.unwrap().deliveries.len(), 3);
         ids
     }

@@ -78,7 +78,9 @@ impl Database {
         sending: Sending,
         window: Window,
     ) -> Result<UnixMicros, Error> {
-        self.task_write(tasks, sending, window, &vec![None; tasks.len()], i64::MAX).await.map(|written| written.asked_at)
+        self.task_write(tasks, sending, window, &vec![None; tasks.len()], i64::MAX)
+            .await
+            .map(|written| written.asked_at)
     }
 
     #[cfg(test)]

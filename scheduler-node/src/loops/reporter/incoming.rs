@@ -156,7 +156,11 @@ impl Reporter {
     async fn set_aside(&self, message: Incoming, reason: String) {
         let home = &self.sites.all()[0];
         let source = message.source.text();
-        tracing::warn!(source, reason, "a message cannot be read or is not trusted; it is kept in the quarantine table");
+        tracing::warn!(
+            source,
+            reason,
+            "a message cannot be read or is not trusted; it is kept in the quarantine table"
+        );
         let Incoming { message_id, headers, body, trouble, ack, .. } = message;
         let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
         if let Some(trouble) = trouble {

@@ -49,7 +49,8 @@ async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_inse
     // It waits for the fence, which another node is acquiring; its sender gives up and sends again.
     let acquiring = acquire_begun(&test).await;
     let (database, late) = (test.database.clone(), task.clone());
-    let sending = spawn_child(async move { database.task_submit_claimed(&[late], &[Some(epoch)], i64::MAX, first).await });
+    let sending =
+        spawn_child(async move { database.task_submit_claimed(&[late], &[Some(epoch)], i64::MAX, first).await });
     until_waiting(&test.pool, 1).await;
     test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again).await.unwrap();
     sqlx::query(

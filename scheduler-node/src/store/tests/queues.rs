@@ -133,19 +133,22 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     let test = fixture::database().await;
     let database = &test.database;
     let many: Vec<QueueName> = (0..1_000).map(|n| name(&format!("q{n}"))).collect();
-    database.queue_add(&many, &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&many, &QueuePolicy::default(), None).await.unwrap();
     let start = database.queue_revision().await.unwrap();
     let unchanged = database.queue_changes(start).await.unwrap();
     assert_eq!((unchanged.revision, unchanged.changes.map(|changes| changes.len())), (start, Some(0)));
     let (before, queues) = database.queue_read().await.unwrap();
     let before = QueueBook::new(before, queues);
-    database.queue_add(&[name("new"), name("q1")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("new"), name("q1")], &QueuePolicy::default(), None).await.unwrap();
     database.queue_pause(&name("q2"), true).await.unwrap();
-    database.queue_put(&name("q3"), &QueuePolicy { max_attempts: 3, ..QueuePolicy::default() }, None).await.unwrap();
+    database
+        .queue_put(&name("q3"), &QueuePolicy { max_attempts: 3, ..QueuePolicy::default() }, None, 9_999)
+        .await
+        .unwrap();
     for gone in ["q4", "q5"] {
-        assert!(database.queue_delete(&name(gone)).await.unwrap());
+        assert!(database.queue_delete(&name(gone)).await.unwrap().is_some());
     }
-    database.queue_add(&[name("q5")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("q5")], &QueuePolicy::default(), None).await.unwrap();
     let read = database.queue_changes(start).await.unwrap();
     let changes = read.changes.expect("they are remembered");
     assert_eq!(changes.len(), 6, "new, q2, q3, q4 gone, q5 gone and made again: {changes:?}");
@@ -164,7 +167,7 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
 async fn a_change_that_commits_late_is_read_all_the_same() {
     let test = fixture::database().await;
     let database = &test.database;
-    database.queue_add(&[name("a"), name("b")], &QueuePolicy::default()).await.unwrap();
+    database.queue_add(&[name("a"), name("b")], &QueuePolicy::default(), None).await.unwrap();
     let mut slow = test.pool.acquire().await.unwrap();
     slow.execute("BEGIN").await.unwrap();
     let pause = "WITH turned AS (UPDATE duetime.queue SET paused = true WHERE name = 'a' RETURNING name)
@@ -188,7 +191,7 @@ async fn pages_of_queues_hold_each_once_in_the_order_of_their_bytes() {
     let test = fixture::database().await;
     let mut names: Vec<QueueName> =
         ["b", "B", "a.b", "a-b", "a_b", "ab", "A", "Z9", "z", "0"].into_iter().map(name).collect();
-    test.database.queue_add(&names, &QueuePolicy::default()).await.unwrap();
+    test.database.queue_add(&names, &QueuePolicy::default(), None).await.unwrap();
     let (mut seen, mut after) = (Vec::new(), String::new());
     loop {
         let page = test.database.queue_page(&after, 3).await.unwrap();

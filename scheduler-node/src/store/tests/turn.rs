@@ -15,7 +15,10 @@ use super::{
     new_task, own, state_of, submitted, until_waiting,
 };
 use crate::{
-    store::{lane::Pick, submit::{Sending, Window}},
+    store::{
+        lane::Pick,
+        submit::{Sending, Window},
+    },
     supervise::spawn_child,
 };
 
