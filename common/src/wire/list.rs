@@ -74,7 +74,7 @@ pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Written {
-        Millis(Whole),
+        Millis(Whole<i64>),
         Text(String),
     }
     let Some(written) = Option::<Written>::deserialize(deserializer)? else { return Ok(None) };
@@ -206,9 +206,11 @@ mod tests {
                 assert_eq!(cursor.to_string().parse(), Ok(cursor));
             }
         }
-        for text in ["", "x", "AAAA", &"A".repeat(33), &"_".repeat(32).replacen('_', "f", 1), "=".repeat(32).as_str()] {
+        for text in ["", "x", "AAAA", &"A".repeat(33), "=".repeat(32).as_str()] {
             assert_eq!(text.parse::<Cursor>(), Err(NotACursor), "{text}");
         }
+        let beyond: Cursor = "_".repeat(32).replacen('_', "f", 1).parse().expect("a moment beyond all tasks");
+        assert_eq!(beyond.due_at, UnixMicros::LAST);
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Reads JSON and says what is wrong with it in the reader's terms: which field, not which column.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
-use serde::{Deserialize, Deserializer};
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, Visitor},
+};
 use serde_json::{error::Category, value::RawValue};
 
 use crate::wire::Problem;
@@ -48,9 +51,7 @@ where
     D: Deserializer<'de>,
     T: TryFrom<i64>,
 {
-    let Some(Whole(number)) = Option::deserialize(deserializer)? else { return Ok(None) };
-    let outside = || serde::de::Error::custom(format!("{number} is out of range"));
-    T::try_from(number).map(Some).map_err(|_| outside())
+    Ok(Option::<Whole<T>>::deserialize(deserializer)?.map(|Whole(number)| number))
 }
 
 /// As [`whole`], where `null` is refused.
@@ -59,18 +60,13 @@ where
     D: Deserializer<'de>,
     T: TryFrom<i64>,
 {
-    let Whole(number) = Whole::deserialize(deserializer)?;
-    let outside = || serde::de::Error::custom(format!("{number} is out of range"));
-    T::try_from(number).map(Some).map_err(|_| outside())
+    Whole::deserialize(deserializer).map(|Whole(number)| Some(number))
 }
 
 /// As [`whole`], for a list of numbers.
 pub(crate) fn wholes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u32>>, D::Error> {
-    let Some(numbers) = Option::<Vec<Whole>>::deserialize(deserializer)? else { return Ok(None) };
-    let small = |Whole(number)| {
-        u32::try_from(number).map_err(|_| serde::de::Error::custom(format!("{number} is out of range")))
-    };
-    numbers.into_iter().map(small).collect::<Result<_, _>>().map(Some)
+    let numbers = Option::<Vec<Whole<u32>>>::deserialize(deserializer)?;
+    Ok(numbers.map(|numbers| numbers.into_iter().map(|Whole(number)| number).collect()))
 }
 
 /// For `deserialize_with`: `null` is the same as absent.
@@ -82,39 +78,42 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A number without a fraction, however it is written.
-pub(crate) struct Whole(pub(crate) i64);
+/// A number without a fraction, however it is written. What does not fit into `T` is refused while the number is read: an error that
+/// comes later no longer knows where it stood.
+pub(crate) struct Whole<T>(pub(crate) T);
 
 /// Every whole number up to here is a float of its own.
 const LAST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de, T: TryFrom<i64>> Deserialize<'de> for Whole<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Whole;
+        deserializer.deserialize_any(WholeVisitor(PhantomData))
+    }
+}
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a whole number")
-            }
+struct WholeVisitor<T>(PhantomData<T>);
 
-            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Whole, E> {
-                Ok(Whole(number))
-            }
+impl<T: TryFrom<i64>> Visitor<'_> for WholeVisitor<T> {
+    type Value = Whole<T>;
 
-            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Whole, E> {
-                i64::try_from(number).map(Whole).map_err(|_| E::custom(format!("{number} is out of range")))
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number")
+    }
 
-            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Whole, E> {
-                if number.fract() == 0.0 && number.abs() <= LAST_EXACT {
-                    Ok(Whole(number as i64))
-                } else {
-                    Err(E::custom(format!("{number} is not a whole number, or out of range")))
-                }
-            }
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole<T>, E> {
+        T::try_from(number).map(Whole).map_err(|_| E::custom(format!("{number} is out of range")))
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole<T>, E> {
+        let fits = i64::try_from(number).map_err(|_| E::custom(format!("{number} is out of range")))?;
+        self.visit_i64(fits)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole<T>, E> {
+        if number.fract() != 0.0 || number.abs() > LAST_EXACT {
+            return Err(E::custom(format!("{number} is not a whole number, or out of range")));
         }
-        deserializer.deserialize_any(Visitor)
+        self.visit_i64(number as i64)
     }
 }
 
