@@ -160,7 +160,7 @@ pub fn envelope(data: &[u8]) {
 /// Properties as JSON, and a body: what the broker's room makes of a message.
 pub fn message(data: &[u8]) {
     let Ok(properties) = serde_json::from_slice(data) else { return };
-    let message = Message { routing_key: "key".to_owned(), properties, body: data.to_vec() };
+    let message = Message { routing_key: "key".to_owned(), addressed_to: None, properties, body: data.to_vec() };
     let (limits, way) = (Limits::default(), DelayWay::new("late", "orders"));
     for task in [message.submitted(NOW, &limits), message.delayed(&way, NOW, &limits)].into_iter().flatten() {
         assert!(task.due_at >= NOW && task.due_at.is_writable() && (1..=5).contains(&task.priority));

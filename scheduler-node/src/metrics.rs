@@ -357,5 +357,17 @@ impl Book<'_> {
     }
 }
 
+/// What is known of the process itself.
+pub(crate) fn register_process(registry: &Registry) -> anyhow::Result<()> {
+    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    let info = prometheus::IntGauge::with_opts(
+        prometheus::Opts::new("duetime_build_info", "1; the labels say which build this is")
+            .const_label("version", env!("CARGO_PKG_VERSION")),
+    )?;
+    info.set(1);
+    registry.register(Box::new(info))?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests;

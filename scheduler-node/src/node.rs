@@ -61,7 +61,7 @@ use crate::{
         submitter::{self, Submitter},
         token_reader::TokenReader,
     },
-    metrics::Metrics,
+    metrics::{self, Metrics},
     oidc,
     readiness::Readiness,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
@@ -240,7 +240,7 @@ impl Node {
 impl Shared {
     fn new(config: Config) -> anyhow::Result<(Self, Option<Exporter>)> {
         let registry = Registry::new();
-        register_process(&registry)?;
+        metrics::register_process(&registry)?;
         let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
         let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
         let metrics = Arc::new(Metrics::register(&registry, &names)?);
@@ -495,16 +495,4 @@ impl Shared {
         }
         submitter
     }
-}
-
-/// What is known of the process itself.
-pub(crate) fn register_process(registry: &Registry) -> anyhow::Result<()> {
-    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
-    let info = prometheus::IntGauge::with_opts(
-        prometheus::Opts::new("duetime_build_info", "1; the labels say which build this is")
-            .const_label("version", env!("CARGO_PKG_VERSION")),
-    )?;
-    info.set(1);
-    registry.register(Box::new(info))?;
-    Ok(())
 }

@@ -73,7 +73,10 @@ fn objects_are_closed_so_that_a_field_that_is_not_described_is_noticed() {
     objects(&document["components"]["schemas"], "", &mut all);
     let open: Vec<&str> = all
         .iter()
-        .filter(|(_, object)| object["type"] == "object" && object.get("additionalProperties").is_none())
+        // What `allOf` adds is a condition on an object that is closed elsewhere.
+        .filter(|(way, object)| {
+            object["type"] == "object" && !way.contains("/allOf/") && object.get("additionalProperties").is_none()
+        })
         .map(|(way, _)| way.as_str())
         .collect();
     assert_eq!(open, ["/ExportedTask/properties/envelope"]);

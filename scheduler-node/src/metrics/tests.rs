@@ -16,7 +16,6 @@ use crate::{
     broker::BrokerMetrics,
     coordination::CoordinationMetrics,
     http::HttpMetrics,
-    node::register_process,
     store::{StoreMetrics, StoreOp},
 };
 
@@ -46,7 +45,7 @@ const DATABASES: [&str; 2] = ["main", "second"];
 /// Everything a node registers, before anything has happened.
 fn at_the_start() -> (Registry, Metrics) {
     let registry = Registry::new();
-    register_process(&registry).unwrap();
+    super::register_process(&registry).unwrap();
     let metrics = Metrics::register(&registry, &DATABASES).unwrap();
     let families = StoreMetrics::families(&registry).unwrap();
     for database in DATABASES {

@@ -75,7 +75,9 @@ async fn there_are_no_more_queues_than_the_quota_allows() {
     let quota = |caller| Some(QueueQuota { caller, all: 4, per_caller: 2 });
     let kept = async || {
         let (_, queues) = database.queue_read().await.unwrap();
-        queues.iter().map(|queue| queue.name.to_string()).collect::<Vec<_>>().join(" ")
+        let mut names: Vec<String> = queues.iter().map(|queue| queue.name.to_string()).collect();
+        names.sort();
+        names.join(" ")
     };
     let policy = QueuePolicy::default();
     database.queue_add(&names(&["c", "b", "a"]), &policy, quota("shop")).await.unwrap();

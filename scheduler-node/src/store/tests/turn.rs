@@ -131,6 +131,7 @@ async fn claim_during_turn(sql: &str) -> usize {
             .bind("orders")
             .bind(sqlx::types::Json(QueuePolicy::default()))
             .bind(Some(true))
+            .bind(10_i64)
             .execute(&mut *pausing)
             .await
             .unwrap();
