@@ -111,6 +111,11 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{/* How the nodes are spoken to */}}
+{{- define "duetime.scheme" -}}
+{{- if .Values.tls.existingSecret }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{/* The configuration, without any secret */}}
 {{- define "duetime.config" -}}
 [etcd]
@@ -165,6 +170,15 @@ unroutable = {{ toJson . }}
 
 [http]
 listen = "0.0.0.0:8080"
+{{- range $key, $value := .Values.config.http }}
+{{ $key }} = {{ include "duetime.toml" $value }}
+{{- end }}
+{{- with .Values.tls }}
+{{- if .existingSecret }}
+cert_file = {{ printf "/etc/duetime/secrets/tls/%s" .certKey | toJson }}
+key_file = {{ printf "/etc/duetime/secrets/tls/%s" .keyKey | toJson }}
+{{- end }}
+{{- end }}
 {{- range .Values.auth.tokens }}
 
 [[auth.token]]
@@ -264,6 +278,17 @@ etcd: {{ .password | toString | b64enc }}
             {{- range compact (list .tls.caKey .tls.certKey .tls.keyKey) }}
             - key: {{ . }}
               path: etcd-tls/{{ . }}
+            {{- end }}
+      {{- end }}
+      {{- end }}
+      {{- with .root.Values.tls }}
+      {{- if .existingSecret }}
+      - secret:
+          name: {{ .existingSecret }}
+          items:
+            {{- range list .certKey .keyKey }}
+            - key: {{ . }}
+              path: tls/{{ . }}
             {{- end }}
       {{- end }}
       {{- end }}
