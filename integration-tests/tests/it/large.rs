@@ -412,7 +412,8 @@ fn many_queues() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn among_fifty_thousand_queues_everything_answers_within_a_bound() {
-    played(Sandbox::builder().nodes(2).unwatched(), async |asker, sandbox| {
+    let builder = Sandbox::builder().nodes(2).unwatched().config("[queues]\nmax = 60000\n");
+    played(builder, async |asker, sandbox| {
         run_sql(sandbox, &many_queues()).await?;
         let client = sandbox.client(0);
         until("the queues are known", Duration::from_secs(20), || async {
