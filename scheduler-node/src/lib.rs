@@ -35,4 +35,5 @@ pub mod internal;
 pub mod metrics;
 pub mod readiness;
 pub mod receipt;
+pub mod seal;
 pub mod telemetry;

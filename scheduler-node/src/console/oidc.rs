@@ -18,7 +18,7 @@ use common::access::{Caller, Role, Scope};
 use super::{
     Console,
     act::{Actor, acted},
-    door::{self, SEALED, SESSION, kept},
+    door::{self, BY_PROVIDER, SESSION, kept},
     frame::{Frame, Theme, cookie, show},
 };
 use crate::{
@@ -95,7 +95,7 @@ struct SignedInPage<'a> {
 
 fn let_on(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
     let SignedIn { session, left_s, next, .. } = signed_in;
-    let session = kept(&format!("{SESSION}={SEALED}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
+    let session = kept(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
     let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
     let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
     (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()

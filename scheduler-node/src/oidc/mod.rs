@@ -1,13 +1,13 @@
 //! Speaks to an identity provider (OpenID Connect): who somebody is that signs in to the console, and what he may do then.
 //!
 //! No node remembers anything between two requests: what a sign-in needs until the browser is back, and who he is afterwards,
-//! travels with the browser, sealed ([`seal`]). So it may come back to any node.
+//! travels with the browser, sealed ([`crate::seal`]) with a key that is derived from the client's secret. That secret must not leak
+//! anyway: its holder can pose as this cluster before the provider. So the browser may come back to any node.
 
 mod ask;
 mod discovery;
 mod exchange;
 mod id_token;
-mod seal;
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use self::{ask::Asker, discovery::Discovery, seal::Seal};
-use crate::config::Oidc;
+use self::{ask::Asker, discovery::Discovery};
+use crate::{config::Oidc, seal::Seal};
 
 /// Who begins has so long to say who he is, with a second factor to be found; then he begins anew.
 pub const SIGN_IN_S: i64 = 10 * 60;
