@@ -25,6 +25,7 @@ pub mod traces;
 pub mod supervise;
 
 pub mod access;
+pub mod address;
 pub mod alarm;
 pub mod audit;
 pub mod causes;

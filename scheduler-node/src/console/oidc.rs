@@ -60,7 +60,8 @@ pub(super) async fn callback(
     let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url("/console")).into_response() };
     let from = from.map(|Extension(ConnectInfo(from))| from);
     let flow = cookie(&headers, FLOW).unwrap_or_default();
-    let finished = provider.finish(flow, &Returned::of(uri.query().unwrap_or_default()), clock::now()).await;
+    let returned = Returned::of(uri.query().unwrap_or_default());
+    let finished = provider.finish(flow, &returned, from.map(|from| from.ip()), clock::now()).await;
     let mut response = match &finished {
         Ok(signed_in) => {
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);

@@ -8,8 +8,9 @@ mod ask;
 mod discovery;
 mod exchange;
 mod id_token;
+mod room;
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::{access::Caller, time::UnixMicros, wire::Problem};
@@ -187,7 +188,14 @@ impl Provider {
     }
 
     /// Takes what the browser brings back, with what it was given at the begin. A code is good once, and the provider sees to that.
-    pub async fn finish(&self, flow: &str, returned: &Returned, now: UnixMicros) -> Result<SignedIn, Refusal> {
+    /// A request without a flow that a node sealed, and its state, is refused before it takes a place for an exchange.
+    pub async fn finish(
+        &self,
+        flow: &str,
+        returned: &Returned,
+        from: Option<IpAddr>,
+        now: UnixMicros,
+    ) -> Result<SignedIn, Refusal> {
         let flow: Flow = self.flows.open(flow, seconds(now)).ok_or(Refusal::Over)?;
         let state = returned.state.as_deref().unwrap_or_default();
         if !bool::from(state.as_bytes().ct_eq(flow.state.as_bytes())) {
@@ -203,7 +211,7 @@ impl Provider {
         }
         let code =
             returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("there is no code in the answer".to_owned()))?;
-        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier).await?;
+        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier, from).await?;
         let claims = self.verified(&token, found, &flow.nonce, now).await?;
         self.let_in(&claims, flow.next, now)
     }
