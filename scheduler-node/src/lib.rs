@@ -25,6 +25,7 @@ pub mod traces;
 pub mod supervise;
 
 pub mod access;
+pub mod address;
 pub mod alarm;
 pub mod audit;
 pub mod causes;
@@ -35,4 +36,5 @@ pub mod internal;
 pub mod metrics;
 pub mod readiness;
 pub mod receipt;
+pub mod seal;
 pub mod telemetry;

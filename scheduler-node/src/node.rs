@@ -142,13 +142,14 @@ impl Node {
         cluster.spawn(LoopKind::BrokerKeeper, keeper);
         let nudger = Nudger::new(shared.sites.clone(), shared.config.scheduler.horizon());
         let audit = shared.audit(&mut work)?;
+        let keys = shared.receipts(&mut work);
         let reporter = Reporter {
             sites: shared.sites.clone(),
             books: Arc::clone(&shared.books),
             releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
             traces: shared.traces.clone(),
-            receipts: shared.receipts(&mut work),
+            receipts: keys.clone(),
             default_door: shared.config.amqp.default_door,
             audit: audit.clone(),
         };
@@ -204,7 +205,7 @@ impl Node {
         let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
         let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
         let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
-        let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, &shared.config.console);
+        let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, keys, &shared.config.console);
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
         let certificate = settings::certificate(&shared.config.http).context("cannot use http.cert_file")?;
         if let Some(certificate) = &certificate {

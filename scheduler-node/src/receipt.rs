@@ -1,7 +1,7 @@
 //! Receipts: what a delivery carries so that its report can prove to come from whoever got it.
 //!
 //! A receipt is an HMAC over the message id, made with a key of the cluster. The home database keeps the keys, and every node
-//! reads them (`loops/receipt_reader.rs`).
+//! reads them (`loops/receipt_reader.rs`). The console derives the key of its sessions from the same keys (`console/session.rs`).
 
 use std::sync::Arc;
 

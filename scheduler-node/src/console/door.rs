@@ -1,5 +1,5 @@
-//! Who is at the browser: signed in with a token that the browser keeps in a cookie, or with an identity provider ([`oidc`]); either
-//! way every node knows him and none remembers him.
+//! Who is at the browser: signed in with a token ([`super::session`]) or with an identity provider ([`oidc`]). Either way the browser keeps
+//! the session, sealed; every node opens it and none remembers it.
 //!
 //! A form is taken only from a page of ours: the browser says where it comes from, and the form carries a token that only a page
 //! made for this session has.
@@ -24,18 +24,18 @@ use super::{
     form::parameter,
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
     oidc,
+    session::SESSION_S,
 };
 use crate::{clock, config::Role, desk::Desk, http::Caller};
 
-/// The cookie that holds the token, in base64url: a token may have any characters. Or, after [`SEALED`], the session of somebody
-/// whom the identity provider has signed in.
+/// The cookie that holds a session, sealed, after the prefix that names its kind.
 pub(super) const SESSION: &str = "duetime_session";
 
-/// Has a character that base64url has not.
-pub(super) const SEALED: &str = "oidc.";
+/// Before a session that the identity provider opened.
+pub(super) const BY_PROVIDER: &str = "oidc.";
 
-/// A working day: whoever forgets to sign out has been by the next morning.
-const SESSION_S: u32 = 12 * 60 * 60;
+/// Before a session that a token opened.
+const BY_TOKEN: &str = "token.";
 
 /// The field in which every form carries its token.
 const FORM_TOKEN: &str = "form_token";
@@ -77,20 +77,25 @@ impl Visitor {
         Actor { desk: &self.desk, caller: &self.caller, from: self.from }
     }
 
-    fn of(parts: &Parts, console: &Console) -> Option<Self> {
-        let (caller, key) = match console.gate.anybody() {
-            Some(anybody) => (anybody, Vec::new()),
-            None => holder(console, cookie(&parts.headers, SESSION)?)?,
+    /// `None`: nobody has signed in.
+    fn of(parts: &Parts, console: &Console) -> Result<Option<Self>, Problem> {
+        let (caller, session) = match (console.gate.anybody(), cookie(&parts.headers, SESSION)) {
+            (Some(anybody), _) => (anybody, ""),
+            (None, None) => return Ok(None),
+            (None, Some(session)) => match holder(console, session)? {
+                Some(caller) => (caller, session),
+                None => return Ok(None),
+            },
         };
-        Some(Self {
+        Ok(Some(Self {
             desk: console.desk.of(&caller),
             caller,
-            signed_in: !key.is_empty(),
-            form_token: form_token(&key),
+            signed_in: !session.is_empty(),
+            form_token: form_token(session.as_bytes()),
             theme: Theme::of(&parts.headers),
             here: parts.uri.path_and_query().map_or("/console", |path| path.as_str()).to_owned(),
             from: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(from)| *from),
-        })
+        }))
     }
 }
 
@@ -98,12 +103,19 @@ impl FromRequestParts<Console> for Visitor {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
-        Self::of(parts, console).ok_or_else(|| {
-            // What was posted is lost, so he comes back to where he may begin anew.
-            let here =
-                parts.uri.path_and_query().filter(|_| parts.method.is_safe()).map_or("/console", |at| at.as_str());
-            Redirect::to(&sign_in_url(here)).into_response()
-        })
+        match Self::of(parts, console) {
+            Ok(Some(visitor)) => Ok(visitor),
+            Ok(None) => {
+                // What was posted is lost, so he comes back to where he may begin anew.
+                let here =
+                    parts.uri.path_and_query().filter(|_| parts.method.is_safe()).map_or("/console", |at| at.as_str());
+                Err(Redirect::to(&sign_in_url(here)).into_response())
+            }
+            Err(problem) => {
+                let frame = Frame::outside(problem.title.to_string(), Theme::of(&parts.headers));
+                Err(Trouble::outside(frame, problem).into_response())
+            }
+        }
     }
 }
 
@@ -180,13 +192,14 @@ fn form_token(key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-/// Who has a session, and what its forms are made with.
-fn holder(console: &Console, session: &str) -> Option<(Caller, Vec<u8>)> {
-    if let Some(sealed) = session.strip_prefix(SEALED) {
-        return Some((console.oidc.as_ref()?.caller(sealed, clock::now())?, sealed.into()));
+/// Who has a session. The gate is asked for a token at every request, so a token that was revoked ends its session.
+fn holder(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
+    if let Some(sealed) = session.strip_prefix(BY_PROVIDER) {
+        return Ok(console.oidc.as_ref().and_then(|provider| provider.caller(sealed, clock::now())));
     }
-    let token = URL_SAFE_NO_PAD.decode(session).ok()?;
-    Some((console.gate.caller(&token)?, token))
+    let Some(sealed) = session.strip_prefix(BY_TOKEN) else { return Ok(None) };
+    let token = console.sessions.open(sealed, clock::now())?;
+    Ok(token.and_then(|token| console.gate.caller(token.as_bytes())))
 }
 
 pub(super) fn sign_in_url(next: &str) -> String {
@@ -251,10 +264,13 @@ pub(super) async fn sign_in(
         let trouble = "This token is unknown here.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
+    let sealed = match console.sessions.close(token, clock::now()) {
+        Ok(sealed) => sealed,
+        Err(problem) => return not_signed_in(&console, &headers, next, &problem),
+    };
     let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
     acted(&actor, "console.sign_in", "console", Ok("signed in"));
-    let value = URL_SAFE_NO_PAD.encode(token);
-    with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={value}; Max-Age={SESSION_S}"))
+    with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={BY_TOKEN}{sealed}; Max-Age={SESSION_S}"))
 }
 
 pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {

@@ -22,6 +22,7 @@ mod queue;
 mod queues;
 mod schedule;
 mod schedules;
+mod session;
 mod task;
 mod tasks;
 #[cfg(test)]
@@ -42,11 +43,13 @@ use axum::{
     routing::get,
 };
 
+use self::session::Sessions;
 use crate::{
     config,
     desk::Desk,
     http::{Gate, routes},
     oidc::Provider,
+    receipt::Receipts,
 };
 
 routes! { Console =>
@@ -91,12 +94,14 @@ struct Console {
     gate: Arc<Gate>,
     /// Who signs people in beside the tokens.
     oidc: Option<Arc<Provider>>,
+    sessions: Sessions,
     show_payloads: bool,
 }
 
 /// All pages.
-pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, config: &config::Console) -> Router {
-    let console = Console { desk, gate, oidc: oidc.map(Arc::new), show_payloads: config.show_payloads };
+pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, keys: Receipts, config: &config::Console) -> Router {
+    let (oidc, sessions) = (oidc.map(Arc::new), Sessions::new(keys));
+    let console = Console { desk, gate, oidc, sessions, show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
         .route("/console/{*rest}", get(frame::nothing_here))

@@ -18,7 +18,7 @@ use common::access::{Caller, Role, Scope};
 use super::{
     Console,
     act::{Actor, acted},
-    door::{self, SEALED, SESSION, kept},
+    door::{self, BY_PROVIDER, SESSION, kept},
     frame::{Frame, Theme, cookie, show},
 };
 use crate::{
@@ -60,7 +60,8 @@ pub(super) async fn callback(
     let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url("/console")).into_response() };
     let from = from.map(|Extension(ConnectInfo(from))| from);
     let flow = cookie(&headers, FLOW).unwrap_or_default();
-    let finished = provider.finish(flow, &Returned::of(uri.query().unwrap_or_default()), clock::now()).await;
+    let returned = Returned::of(uri.query().unwrap_or_default());
+    let finished = provider.finish(flow, &returned, from.map(|from| from.ip()), clock::now()).await;
     let mut response = match &finished {
         Ok(signed_in) => {
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
@@ -95,7 +96,7 @@ struct SignedInPage<'a> {
 
 fn let_on(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
     let SignedIn { session, left_s, next, .. } = signed_in;
-    let session = kept(&format!("{SESSION}={SEALED}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
+    let session = kept(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
     let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
     let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
     (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()

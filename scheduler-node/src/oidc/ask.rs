@@ -1,21 +1,18 @@
-//! One request to the provider at a time, answered soon, with an answer of bounded size.
+//! One request to the provider, answered soon, with an answer of bounded size.
 
 use std::time::Duration;
 
 use reqwest::{RequestBuilder, StatusCode, redirect};
 use serde::de::DeserializeOwned;
-use tokio::sync::Semaphore;
 
+use super::room::Room;
 use crate::causes;
 
 /// A person waits for it.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Metadata and keys have some kilobytes; an id token with the groups of a large company some more.
 const ANSWER_BYTES: usize = 1 << 20;
-
-/// Anybody may come with an invented code and have us ask. Nobody signs in so often.
-const AT_ONCE: usize = 8;
 
 /// Of what an error code may be, to show it to a person.
 const CODE_CHARS: usize = 60;
@@ -24,7 +21,8 @@ const CODE_CHARS: usize = 60;
 #[derive(Debug)]
 pub(super) struct Asker {
     pub(super) http: reqwest::Client,
-    room: Semaphore,
+    /// For exchanges of codes. What the provider says of itself is asked one at a time, and needs no place.
+    pub(super) room: Room,
 }
 
 impl Asker {
@@ -38,13 +36,11 @@ impl Asker {
             // A machine without certificates can speak http all the same.
             http = http.tls_certs_only([]);
         }
-        Ok(Self { http: http.build()?, room: Semaphore::new(AT_ONCE) })
+        Ok(Self { http: http.build()?, room: Room::new() })
     }
 
     /// The status and the JSON that came with it; why there is none, otherwise.
     pub(super) async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<(StatusCode, T), String> {
-        let within = tokio::time::timeout(ANSWERED_WITHIN, self.room.acquire()).await;
-        let _place = within.map_err(|_| "too many sign in at this moment".to_owned())?;
         let mut response = request.send().await.map_err(explained)?;
         let status = response.status();
         let mut body = Vec::new();

@@ -1,5 +1,7 @@
 //! The code that the browser brought, for the token that says who he is.
 
+use std::net::IpAddr;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 use reqwest::{
     RequestBuilder,
@@ -31,7 +33,10 @@ pub(super) async fn exchange(
     metadata: &Metadata,
     code: &str,
     verifier: &str,
+    from: Option<IpAddr>,
 ) -> Result<String, Refusal> {
+    let place = asker.room.enter(from).await;
+    let _place = place.ok_or_else(|| Refusal::Away("too many sign in at this moment".to_owned()))?;
     let request = request(asker, config, metadata, code, verifier);
     let (status, answer): (_, Answer) = asker.ask(request).await.map_err(Refusal::Away)?;
     match answer {

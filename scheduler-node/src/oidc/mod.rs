@@ -1,15 +1,16 @@
 //! Speaks to an identity provider (OpenID Connect): who somebody is that signs in to the console, and what he may do then.
 //!
 //! No node remembers anything between two requests: what a sign-in needs until the browser is back, and who he is afterwards,
-//! travels with the browser, sealed ([`seal`]). So it may come back to any node.
+//! travels with the browser, sealed ([`crate::seal`]) with a key that is derived from the client's secret. That secret must not leak
+//! anyway: its holder can pose as this cluster before the provider. So the browser may come back to any node.
 
 mod ask;
 mod discovery;
 mod exchange;
 mod id_token;
-mod seal;
+mod room;
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::{access::Caller, time::UnixMicros, wire::Problem};
@@ -19,8 +20,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use self::{ask::Asker, discovery::Discovery, seal::Seal};
-use crate::config::Oidc;
+use self::{ask::Asker, discovery::Discovery};
+use crate::{config::Oidc, seal::Seal};
 
 /// Who begins has so long to say who he is, with a second factor to be found; then he begins anew.
 pub const SIGN_IN_S: i64 = 10 * 60;
@@ -187,7 +188,14 @@ impl Provider {
     }
 
     /// Takes what the browser brings back, with what it was given at the begin. A code is good once, and the provider sees to that.
-    pub async fn finish(&self, flow: &str, returned: &Returned, now: UnixMicros) -> Result<SignedIn, Refusal> {
+    /// A request without a flow that a node sealed, and its state, is refused before it takes a place for an exchange.
+    pub async fn finish(
+        &self,
+        flow: &str,
+        returned: &Returned,
+        from: Option<IpAddr>,
+        now: UnixMicros,
+    ) -> Result<SignedIn, Refusal> {
         let flow: Flow = self.flows.open(flow, seconds(now)).ok_or(Refusal::Over)?;
         let state = returned.state.as_deref().unwrap_or_default();
         if !bool::from(state.as_bytes().ct_eq(flow.state.as_bytes())) {
@@ -203,7 +211,7 @@ impl Provider {
         }
         let code =
             returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("there is no code in the answer".to_owned()))?;
-        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier).await?;
+        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier, from).await?;
         let claims = self.verified(&token, found, &flow.nonce, now).await?;
         self.let_in(&claims, flow.next, now)
     }

@@ -50,9 +50,13 @@ async fn sign_in(node: &Provider) -> Result<SignedIn, Refusal> {
 }
 
 async fn sign_in_at(node: &Provider, now: UnixMicros) -> Result<SignedIn, Refusal> {
+    sign_in_from(node, None, now).await
+}
+
+async fn sign_in_from(node: &Provider, from: Option<IpAddr>, now: UnixMicros) -> Result<SignedIn, Refusal> {
     let begun = node.begin("/console/tasks", now).await?;
     let query = visit(&begun.url).await;
-    node.finish(&begun.flow, &Returned::of(&query), now).await
+    node.finish(&begun.flow, &Returned::of(&query), from, now).await
 }
 
 #[tokio::test]
@@ -141,22 +145,22 @@ async fn only_who_began_can_finish_and_once() {
     let other = node.begin("/console", clock::now()).await.expect("begun");
     let query = visit(&mine.url).await;
     for (flow, query) in [(&*other.flow, &*query), ("", &query), (&mine.flow, ""), (&mine.flow, "state=&code=x")] {
-        let refused = node.finish(flow, &Returned::of(query), clock::now()).await;
+        let refused = node.finish(flow, &Returned::of(query), None, clock::now()).await;
         assert_eq!(refused.expect_err("refused"), Refusal::Over, "{query}");
     }
     let late = clock::now().plus(Duration::from_secs(SIGN_IN_S.unsigned_abs() + 1));
-    assert_eq!(node.finish(&mine.flow, &Returned::of(&query), late).await.expect_err("refused"), Refusal::Over);
+    assert_eq!(node.finish(&mine.flow, &Returned::of(&query), None, late).await.expect_err("refused"), Refusal::Over);
     assert_eq!(idp.given(), 0, "nobody asked for a token");
     // Another's code, in an answer that has this browser's state.
     let state = |query: &str| Returned::of(query).state.expect("a state");
     let theirs = visit(&other.url).await.replace(&state(&visit(&other.url).await), &state(&query));
-    let swapped = node.finish(&mine.flow, &Returned::of(&theirs), clock::now()).await.expect_err("refused");
+    let swapped = node.finish(&mine.flow, &Returned::of(&theirs), None, clock::now()).await.expect_err("refused");
     assert!(swapped.to_string().contains("invalid_grant"), "PKCE: {swapped}");
-    let session = node.finish(&mine.flow, &Returned::of(&query), clock::now()).await.expect("let in").session;
-    let again = node.finish(&mine.flow, &Returned::of(&query), clock::now()).await.expect_err("refused");
+    let session = node.finish(&mine.flow, &Returned::of(&query), None, clock::now()).await.expect("let in").session;
+    let again = node.finish(&mine.flow, &Returned::of(&query), None, clock::now()).await.expect_err("refused");
     assert!(again.to_string().contains("invalid_grant"), "{again}");
     assert_eq!(node.caller(&mine.flow, clock::now()), None, "what a sign-in needs is no session");
-    let refused = node.finish(&session, &Returned::of(&query), clock::now()).await;
+    let refused = node.finish(&session, &Returned::of(&query), None, clock::now()).await;
     assert_eq!(refused.expect_err("refused"), Refusal::Over, "nor the other way round");
 }
 
@@ -196,4 +200,37 @@ async fn a_provider_that_is_away_or_another_one_is_said_to_be() {
     let other = node(&format!("{}/", idp.issuer()));
     let refusal = other.begin("/console", clock::now()).await.expect_err("refused").to_string();
     assert!(refusal.contains("calls itself") && refusal.contains("auth.oidc.issuer"), "{refusal}");
+}
+
+fn stranger(number: usize) -> Option<IpAddr> {
+    Some(format!("192.0.2.{number}").parse().expect("an address"))
+}
+
+#[tokio::test]
+async fn a_stranger_who_takes_the_places_of_its_address_keeps_nobody_else_out() {
+    let (node, _idp) = pair().await;
+    let mut taken = Vec::new();
+    for _ in 0..room::OF_ADDRESS {
+        taken.push(node.asker.room.enter(stranger(1)).await.expect("a place"));
+    }
+    sign_in_from(&node, stranger(2), clock::now()).await.expect("let in");
+    let refusal = sign_in_from(&node, stranger(1), clock::now()).await.expect_err("refused").to_string();
+    assert!(refusal.contains("too many sign in"), "{refusal}");
+    drop(taken);
+    sign_in_from(&node, stranger(1), clock::now()).await.expect("let in");
+}
+
+#[tokio::test]
+async fn a_return_that_nobody_began_needs_no_place_and_neither_does_a_look_at_the_provider() {
+    let (node, idp) = pair().await;
+    let mut taken = Vec::new();
+    for number in 0..room::AT_ONCE {
+        taken.push(node.asker.room.enter(stranger(number)).await.expect("a place"));
+    }
+    for query in ["", "state=guessed&code=x"] {
+        let refused = node.finish("guessed", &Returned::of(query), stranger(200), clock::now()).await;
+        assert_eq!(refused.expect_err("refused"), Refusal::Over, "{query}");
+    }
+    node.begin("/console", clock::now()).await.expect("the provider says where it is");
+    assert_eq!(idp.given(), 0);
 }

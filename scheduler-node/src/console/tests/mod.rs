@@ -17,7 +17,9 @@ use axum::{
 };
 use common::access::Scope;
 use prometheus::Registry;
+use secrecy::SecretSlice;
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 use tower::ServiceExt;
 
 use crate::{
@@ -26,6 +28,7 @@ use crate::{
     desk::tests::{Counter, fresh},
     http::{self, Gate, HttpMetrics},
     oidc::Provider,
+    receipt::ReceiptKeys,
     store::tests::fixture::TestDatabase,
 };
 
@@ -34,6 +37,9 @@ struct Browser {
     router: Router,
     counter: Counter,
     cookie: Option<String>,
+    access: Arc<Access>,
+    /// The keys of the cluster as the node knows them.
+    keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
     test: TestDatabase,
 }
 
@@ -71,14 +77,23 @@ fn browser_at(
     };
     let access = Access::new(&Auth { token: roles.iter().map(token).collect(), oidc: oidc.clone() });
     access.put_in_force(TokenBook::default());
-    let gate = Arc::new(Gate::new(Arc::new(access)));
+    let access = Arc::new(access);
+    let gate = Arc::new(Gate::new(Arc::clone(&access)));
+    let keys = watch::channel(keys(&[1])).0;
     let registry = Registry::new();
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
-    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), oidc, &config::Console { show_payloads });
+    let config = config::Console { show_payloads };
+    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), oidc, keys.subscribe(), &config);
     let limits = http::Limits::of_payload(1_000, 0);
     let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
-    Browser { router, counter, cookie: None, test }
+    Browser { router, counter, cookie: None, access, keys, test }
+}
+
+/// As every node of one cluster reads them, the newest first.
+fn keys(bytes: &[u8]) -> Option<Arc<ReceiptKeys>> {
+    let key = |byte: &u8| SecretSlice::from(vec![*byte; 32]);
+    Some(Arc::new(ReceiptKeys { making: bytes.first().map(key), accepted: bytes.iter().map(key).collect() }))
 }
 
 impl Browser {

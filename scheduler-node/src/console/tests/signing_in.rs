@@ -1,9 +1,20 @@
 //! Who is let in, and whose forms are taken.
 
-use axum::http::{StatusCode, header};
+use std::time::Instant;
 
-use super::browser;
-use crate::config::Role;
+use axum::{
+    body::Body,
+    http::{HeaderValue, Request, StatusCode, header},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use common::access::{Caller, Scope};
+use sha2::{Digest, Sha256};
+
+use super::{browser, keys};
+use crate::{
+    access::{Token, TokenBook},
+    config::Role,
+};
 
 #[tokio::test]
 async fn without_tokens_nobody_is_asked() {
@@ -83,4 +94,66 @@ async fn what_is_no_page_is_told_so() {
     let answer = browser.get("/console/nowhere").await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
     assert!(answer.html.contains("there is no page /console/nowhere"));
+}
+
+#[tokio::test]
+async fn the_cookie_of_a_session_opens_the_console_and_not_the_api() {
+    let mut browser = browser(&Role::ALL, true).await;
+    browser.sign_in("operator").await;
+    browser.page("/console/audit").await;
+    let cookie = browser.cookie.take().expect("signed in");
+    let session = cookie.strip_prefix("duetime_session=").expect("the session").to_owned();
+    let mut found: Vec<Vec<u8>> = vec![session.clone().into()];
+    for part in session.split('.') {
+        found.extend([part.into(), URL_SAFE_NO_PAD.decode(part).unwrap_or_default()]);
+    }
+    for bearer in found {
+        assert!(!bearer.windows(8).any(|bytes| bytes == b"operator"), "the token is in {cookie}");
+        let Ok(sent) = HeaderValue::from_bytes(&[b"Bearer ", &bearer[..]].concat()) else { continue };
+        let request = Request::get("/v1/queues").header(header::AUTHORIZATION, sent).body(Body::empty());
+        assert_eq!(browser.send(request.expect("a request")).await.status, StatusCode::UNAUTHORIZED, "{bearer:?}");
+    }
+    for made_by_hand in [URL_SAFE_NO_PAD.encode("operator"), format!("token.{}", URL_SAFE_NO_PAD.encode("operator"))] {
+        browser.cookie = Some(format!("duetime_session={made_by_hand}"));
+        assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "{made_by_hand}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_good_on_every_node_while_its_key_is() {
+    let (mut one, mut other) = (browser(&Role::ALL, true).await, browser(&Role::ALL, true).await);
+    one.sign_in("viewer").await;
+    other.cookie.clone_from(&one.cookie);
+    assert!(other.page("/console").await.contains("the viewer"));
+    other.keys.send_replace(keys(&[2, 1]));
+    let theme = other.post("/console/theme", &[("theme", "dark")]).await;
+    assert_eq!(theme.status, StatusCode::SEE_OTHER, "{}", theme.html);
+    other.keys.send_replace(keys(&[3, 2]));
+    assert_eq!(other.get("/console").await.status, StatusCode::SEE_OTHER, "two changes of the key end it");
+}
+
+#[tokio::test]
+async fn a_node_that_has_not_read_the_keys_says_so_and_signs_nobody_out() {
+    let mut browser = browser(&Role::ALL, true).await;
+    browser.sign_in("viewer").await;
+    browser.keys.send_replace(None);
+    let page = browser.get("/console").await;
+    assert_eq!((page.status, page.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None));
+    assert!(page.html.contains("has not read the cluster&#39;s keys"), "{}", page.html);
+    let again = browser.post_bare("/console/sign-in", &[("token", "viewer")], "same-origin").await;
+    assert_eq!((again.status, again.set_cookie), (StatusCode::SERVICE_UNAVAILABLE, None));
+    browser.keys.send_replace(keys(&[1]));
+    browser.page("/console").await;
+}
+
+#[tokio::test]
+async fn a_token_that_was_revoked_ends_its_session_at_the_next_click() {
+    let mut browser = browser(&[Role::Operator], true).await;
+    let caller = Caller { name: "ann".into(), role: Role::Viewer, queues: Scope::ALL };
+    let token = Token::new(caller, Sha256::digest("hers").into(), Instant::now(), None);
+    browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
+    browser.sign_in("hers").await;
+    assert!(browser.page("/console").await.contains("ann"));
+    browser.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
+    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER);
 }

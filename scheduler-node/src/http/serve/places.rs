@@ -1,14 +1,11 @@
 //! How many connections there may be, in all and from one address.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
 
 use super::super::metrics::{ConnectionMetrics, Full};
+use crate::address::holder;
 
 #[derive(Debug)]
 pub(super) struct Places {
@@ -71,17 +68,6 @@ impl Drop for Place {
                 taken.by_address.remove(&self.address);
             }
         }
-    }
-}
-
-/// Who counts as one client: an IPv4 address, or the /64 network that one IPv6 subscriber has for himself.
-fn holder(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        address @ IpAddr::V4(_) => address,
     }
 }
 

@@ -1,8 +1,7 @@
-//! What a browser carries for us and can neither read nor change.
+//! Seals what a browser carries for the nodes: the browser can neither read nor change it.
 //!
-//! The key is made from the client's secret: all nodes have that one already, and it must not leak anyway, for whoever has it can
-//! pose as this cluster before the provider. So no further secret has to be handed out and no store is asked at every click. A new
-//! client secret ends every session.
+//! The key is derived from a secret that all nodes have already, so no store is asked at every click. A new secret ends
+//! what was sealed with the one before.
 
 use aws_lc_rs::{
     aead::{AES_256_GCM_SIV, Aad, Nonce, RandomizedNonceKey},
@@ -17,7 +16,7 @@ const NONCE_BYTES: usize = 12;
 const SEALED_CHARS: usize = 4_096;
 
 /// Seals for one purpose and opens what was sealed for it, on any node with the same configuration.
-pub(super) struct Seal(RandomizedNonceKey);
+pub struct Seal(RandomizedNonceKey);
 
 /// What is inside, until when.
 #[derive(Serialize, Deserialize)]
@@ -28,7 +27,7 @@ struct Sealed<T> {
 
 impl Seal {
     /// `purpose` keeps keys apart that are made from one secret; `context` is all that has to be the same where it is opened.
-    pub(super) fn new(secret: &[u8], purpose: &str, context: &[&[u8]]) -> Self {
+    pub fn new(secret: &[u8], purpose: &str, context: &[&[u8]]) -> Self {
         let lengths: Vec<[u8; 8]> = context.iter().map(|part| (part.len() as u64).to_be_bytes()).collect();
         let mut info = vec![purpose.as_bytes()];
         for (length, part) in lengths.iter().zip(context) {
@@ -44,14 +43,14 @@ impl Seal {
         Self(RandomizedNonceKey::new(&AES_256_GCM_SIV, &key).expect("the key is as long as the cipher wants"))
     }
 
-    pub(super) fn close(&self, what: &impl Serialize, ends_s: i64) -> String {
+    pub fn close(&self, what: &impl Serialize, ends_s: i64) -> String {
         let mut text = serde_json::to_vec(&Sealed { ends_s, what }).expect("texts and numbers are JSON");
         let nonce = self.0.seal_in_place_append_tag(Aad::empty(), &mut text).expect("there is memory to seal in");
         URL_SAFE_NO_PAD.encode([nonce.as_ref().as_slice(), &text].concat())
     }
 
     /// `None` when it was sealed elsewhere, for another purpose or with another configuration, was changed, or has ended.
-    pub(super) fn open<T: DeserializeOwned>(&self, sealed: &str, now_s: i64) -> Option<T> {
+    pub fn open<T: DeserializeOwned>(&self, sealed: &str, now_s: i64) -> Option<T> {
         if sealed.len() > SEALED_CHARS {
             return None;
         }

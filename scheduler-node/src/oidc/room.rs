@@ -1,0 +1,123 @@
+//! How many codes may be exchanged at one time, in all and for one address.
+//!
+//! A stranger can begin a sign-in and come back with an invented code, which costs a request to the provider.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::ask::ANSWERED_WITHIN;
+use crate::address::holder;
+
+/// Exchanges of all addresses at one time: far more than people who sign in, and few for the provider.
+pub(super) const AT_ONCE: usize = 64;
+
+/// Of one address. Everybody behind one proxy shares them; an exchange takes a fraction of a second.
+pub(super) const OF_ADDRESS: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Room {
+    all: Arc<Semaphore>,
+    /// Of those that have an exchange or wait for a place. `None`: all whose address is not known.
+    by_address: Mutex<HashMap<Option<IpAddr>, Arc<Semaphore>>>,
+}
+
+/// Given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    _own: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self { all: Arc::new(Semaphore::new(AT_ONCE)), by_address: Mutex::default() }
+    }
+
+    /// A place for an exchange; `None` when there was none for as long as a person waits. An address waits for one of its own
+    /// places first, so that its queue holds up no other address.
+    pub(super) async fn enter(&self, from: Option<IpAddr>) -> Option<Place> {
+        let own = self.share(from.map(holder));
+        let places = async {
+            let own = own.acquire_owned().await.ok()?;
+            Some(Place { _own: own, _of_all: Arc::clone(&self.all).acquire_owned().await.ok()? })
+        };
+        timeout(ANSWERED_WITHIN, places).await.ok()?
+    }
+
+    fn share(&self, of: Option<IpAddr>) -> Arc<Semaphore> {
+        let mut by_address = self.by_address.lock();
+        // Each place and each wait holds its share. So there are at most as many as there are requests.
+        by_address.retain(|_, share| Arc::strong_count(share) > 1);
+        Arc::clone(by_address.entry(of).or_insert_with(|| Arc::new(Semaphore::new(OF_ADDRESS))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A place that is there without a wait.
+    async fn at_once(room: &Room, from: Option<IpAddr>) -> Option<Place> {
+        // A fresh turn, so that the runtime has no reason to make this one wait.
+        tokio::task::yield_now().await;
+        timeout(Duration::ZERO, room.enter(from)).await.ok()?
+    }
+
+    fn ip(text: &str) -> Option<IpAddr> {
+        Some(text.parse().expect("an address"))
+    }
+
+    #[tokio::test]
+    async fn one_address_takes_its_share_and_no_more() {
+        let room = Room::new();
+        for (from, same) in [("192.0.2.1", "::ffff:192.0.2.1"), ("2001:db8::1", "2001:db8::ffff:1")] {
+            let mut places = Vec::new();
+            for _ in 0..OF_ADDRESS {
+                places.push(at_once(&room, ip(from)).await.expect("a place"));
+            }
+            assert!(at_once(&room, ip(same)).await.is_none(), "{same} has its share");
+            drop(at_once(&room, ip("198.51.100.7")).await.expect("others have places"));
+            drop(at_once(&room, None).await.expect("others have places"));
+            places.pop();
+            drop(at_once(&room, ip(same)).await.expect("one was given back"));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_queue_of_one_address_holds_up_no_other() {
+        let room = Arc::new(Room::new());
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..AT_ONCE * 2 {
+            let room = Arc::clone(&room);
+            waiting.spawn(async move {
+                let _place = room.enter(ip("192.0.2.1")).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        while room.all.available_permits() > AT_ONCE - OF_ADDRESS {
+            tokio::task::yield_now().await;
+        }
+        at_once(&room, ip("192.0.2.2")).await.expect("a place");
+        assert_eq!(room.all.available_permits(), AT_ONCE - OF_ADDRESS, "the others wait outside");
+    }
+
+    #[tokio::test]
+    async fn all_addresses_together_have_a_bound_and_none_is_remembered() {
+        let room = Room::new();
+        let mut places = Vec::new();
+        for at in 0..AT_ONCE {
+            places.push(at_once(&room, ip(&format!("192.0.2.{at}"))).await.expect("a place"));
+        }
+        assert!(at_once(&room, ip("198.51.100.7")).await.is_none(), "all places are taken");
+        places.clear();
+        let _place = at_once(&room, ip("198.51.100.7")).await.expect("a place");
+        assert_eq!(room.by_address.lock().len(), 1);
+    }
+}
