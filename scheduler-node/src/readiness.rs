@@ -92,3 +92,33 @@ impl Readiness {
         Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, reasons }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::supervise::{LoopKind, at_work};
+
+    #[tokio::test]
+    async fn a_stalled_loop_is_named_and_the_node_stays_ready() {
+        let session = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
+        let fitness = Fitness { databases: 1, ..Fitness::default() };
+        let pulse = Pulse::with_bound(|_| Duration::ZERO);
+        let readiness = Readiness::new(
+            watch::channel(fitness).1,
+            watch::channel(BrokerState::Up { blocked: false }).1,
+            watch::channel(session).1,
+            CancellationToken::new(),
+            DoorTroubles::default(),
+            Asides::default(),
+            pulse.clone(),
+        );
+        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
+        let work = pulse.run(LoopKind::Settler, async { at_work() }).await;
+        let report = readiness.report();
+        assert!(report.ready && report.reasons.len() == 1 && report.reasons[0].contains("settler"), "{report:?}");
+        drop(work);
+        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
+    }
+}
