@@ -16,6 +16,7 @@ use prometheus::{
 };
 
 pub use self::sums::Lateness;
+use crate::supervise::LoopKind;
 
 /// Queues beyond this many share the label `other`: a label must not grow without bound.
 const QUEUE_LABELS: usize = 500;
@@ -74,6 +75,7 @@ pub struct Metrics {
     pub oldest_overdue_s: Gauge,
     pub database_up: IntGaugeVec,
     pub pool_connections: IntGaugeVec,
+    pub loop_stalled: IntGaugeVec,
 }
 
 impl Metrics {
@@ -198,7 +200,15 @@ impl Metrics {
                 "connections of the pool",
                 &["database", "state"],
             )?,
+            loop_stalled: book.gauges(
+                "duetime_loop_stalled",
+                "1 while a unit of work of the loop has made no progress for longer than its bound",
+                &["loop"],
+            )?,
         };
+        for kind in LoopKind::ALL {
+            metrics.loop_stalled.with_label_values(&[kind.text()]).set(0);
+        }
         for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
         }

@@ -39,7 +39,6 @@ use crate::{
         collector::Collector,
         dispatcher::{Dispatcher, Pace},
         elector::{Elector, Mastership},
-        firer::Firer,
         gate::Gate,
         gauger::Gauger,
         held::Held,
@@ -65,7 +64,7 @@ use crate::{
     oidc,
     readiness::Readiness,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
-    supervise::{Crew, LoopKind, Stop},
+    supervise::{Crew, LoopKind, Pulse, Stop},
     traces::{Exporter, Traces},
 };
 
@@ -111,6 +110,7 @@ struct Shared {
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
     asides: Asides,
+    pulse: Pulse,
     traces: Traces,
     stop: Stop,
 }
@@ -128,7 +128,8 @@ impl Node {
     async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
         let bound = listener.local_addr().context("cannot tell the address that was bound")?;
         let (shared, exporter) = Shared::new(config)?;
-        let (mut intake, mut work, mut cluster) = (Crew::default(), Crew::default(), Crew::default());
+        let crew = || Crew::new(&shared.pulse);
+        let (mut intake, mut work, mut cluster) = (crew(), crew(), crew());
         if let Some(exporter) = exporter {
             // With the last, so that it sends what the others do until their end.
             cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
@@ -165,6 +166,7 @@ impl Node {
             shared.stop.leaving.clone(),
             broker.door_troubles(),
             shared.asides.clone(),
+            shared.pulse.clone(),
         );
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
@@ -280,6 +282,7 @@ impl Shared {
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
             asides,
+            pulse: Pulse::default(),
             traces,
             stop: Stop::default(),
             config,
@@ -368,6 +371,7 @@ impl Shared {
             lanes: Arc::clone(&self.lanes),
             books: Arc::clone(&self.books),
             metrics: Arc::clone(&self.metrics),
+            pulse: self.pulse.clone(),
         };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
         let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
@@ -457,20 +461,6 @@ impl Shared {
             };
             crew.spawn(LoopKind::Collector, collector.run(self.stop.intake.clone()));
         }
-    }
-
-    /// What makes tasks by the calendar. It submits, so it ends with what comes in.
-    fn fire(&self, crew: &mut Crew, submitter: &Submitter, mastership: watch::Receiver<Mastership>) {
-        let firer = Firer::new(
-            self.store.clone(),
-            submitter.clone(),
-            Arc::clone(&self.books),
-            mastership,
-            self.fitness.subscribe(),
-            Arc::clone(&self.metrics),
-            self.asides.clone(),
-        );
-        crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }
 
     fn take_in(&self, crew: &mut Crew, at_once: &AtOnce, nudger: &Nudger) -> Submitter {

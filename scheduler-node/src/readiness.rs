@@ -3,9 +3,12 @@
 //! A node becomes ready once it has reached everything it needs. What it loses later it names, but stays ready while it can still
 //! accept tasks durably: a broker or an etcd that all nodes lose together must not take the API away with them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use tokio::sync::watch;
@@ -18,6 +21,7 @@ use crate::{
         prober::Fitness,
         session_keeper::{Session, Standing},
     },
+    supervise::Pulse,
 };
 
 #[derive(Clone, Debug)]
@@ -28,6 +32,7 @@ pub struct Readiness {
     leaving: CancellationToken,
     doors: DoorTroubles,
     asides: Asides,
+    pulse: Pulse,
     /// Everything was there at the same time, once.
     complete: Arc<AtomicBool>,
 }
@@ -47,8 +52,9 @@ impl Readiness {
         leaving: CancellationToken,
         doors: DoorTroubles,
         asides: Asides,
+        pulse: Pulse,
     ) -> Self {
-        Self { fitness, broker, session, leaving, doors, asides, complete: Arc::default() }
+        Self { fitness, broker, session, leaving, doors, asides, pulse, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
@@ -76,11 +82,43 @@ impl Readiness {
         reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
         // Nor does what a database refuses: the rest goes on.
         reasons.extend(self.asides.reasons());
+        // A stalled loop needs a person; the API of this node still takes tasks.
+        reasons.extend(self.pulse.reasons(Instant::now()));
         let leaving = self.leaving.is_cancelled();
         if leaving {
             reasons.push("this node is stopping".to_owned());
         }
         let any_database = fitness.any_fit();
         Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, reasons }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::supervise::{LoopKind, at_work};
+
+    #[tokio::test]
+    async fn a_stalled_loop_is_named_and_the_node_stays_ready() {
+        let session = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
+        let fitness = Fitness { databases: 1, ..Fitness::default() };
+        let pulse = Pulse::with_bound(|_| Duration::ZERO);
+        let readiness = Readiness::new(
+            watch::channel(fitness).1,
+            watch::channel(BrokerState::Up { blocked: false }).1,
+            watch::channel(session).1,
+            CancellationToken::new(),
+            DoorTroubles::default(),
+            Asides::default(),
+            pulse.clone(),
+        );
+        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
+        let work = pulse.run(LoopKind::Settler, async { at_work() }).await;
+        let report = readiness.report();
+        assert!(report.ready && report.reasons.len() == 1 && report.reasons[0].contains("settler"), "{report:?}");
+        drop(work);
+        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
     }
 }

@@ -19,6 +19,7 @@ use super::{
     state::Role,
     topology::declare_own,
 };
+use crate::supervise::at_work;
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -97,6 +98,7 @@ impl Keeper {
 
     /// Connects, and makes sure of everything that the work needs.
     async fn open(&self) -> Result<Session, Error> {
+        let _work = at_work();
         let name = format!("duetime: {}", self.role.text());
         let hold = match self.role {
             Role::Publishing => Hold::unlimited(),

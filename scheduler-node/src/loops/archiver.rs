@@ -21,6 +21,7 @@ use crate::{
     config::Audit,
     metrics::Metrics,
     store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
+    supervise::at_work,
 };
 
 /// How often expired tasks are looked for.
@@ -84,6 +85,7 @@ impl Archiver {
 
     /// Every node does this; whatever another one has done already is left alone.
     async fn turn(&self, keep_days: u64) -> bool {
+        let _work = at_work();
         match self.site.database.partitions_turn(keep_days).await {
             Ok(turned) => {
                 if turned.made + turned.dropped > 0 {
@@ -101,6 +103,7 @@ impl Archiver {
     /// Deletes what was noted or set aside too long ago, and tokens that were revoked then. What is left is deleted the next time.
     async fn forget(&self, stop: &CancellationToken) {
         let Some(audit) = self.audit else { return };
+        let work = at_work();
         let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
         let database = &self.site.database;
         // The quarantine is in the first database too.
@@ -111,6 +114,7 @@ impl Archiver {
             );
         }
         for _ in 0..FORGET_BATCHES {
+            work.beat();
             match tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN)) {
                 Ok((deeds, _)) if deeds == FORGOTTEN && !stop.is_cancelled() => {}
                 Ok(_) => return,
@@ -130,7 +134,9 @@ impl Archiver {
         if shards.is_empty() {
             return Ok(());
         }
+        let work = at_work();
         loop {
+            work.beat();
             let keep = Keep::of(&self.books.load());
             let expired = match self.site.database.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
                 Err(error) if error.fault() == Fault::Data => self.expire_apart(&shards, &keep, aside).await?,

@@ -22,6 +22,7 @@ use super::{elector::Mastership, session_keeper::Session};
 use crate::{
     clock,
     coordination::{Coordination, Error, Views, Written},
+    supervise::at_work,
 };
 
 /// Changes of the membership are gathered this long.
@@ -115,6 +116,7 @@ impl Assigner {
 
     /// Returns when to look again, if nothing happens before.
     async fn activate(&mut self) -> Option<Instant> {
+        let _work = at_work();
         let view = self.views.borrow_and_update().clone();
         if view.revision == 0 {
             return None;

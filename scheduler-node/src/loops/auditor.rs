@@ -14,6 +14,7 @@ use super::{
 use crate::{
     audit::{AuditMetrics, Dropped, Noted},
     store::{Error, Store},
+    supervise::at_work,
 };
 
 /// How long a first note waits for others: a note is readable a tenth of a second after its answer.
@@ -58,6 +59,7 @@ impl Auditor {
 
     /// `false`: told to stop before it was written.
     async fn write_until(&self, batch: &[Noted], stop: &CancellationToken) -> bool {
+        let _work = at_work();
         let home = self.store.home();
         let writing = until_done("the notes of the audit", batch, |part| self.write(part));
         let Some(done) = stop.run_until_cancelled(writing).await else { return false };

@@ -33,6 +33,7 @@ use crate::{
         migrate::DEFAULT_KEEP_DAYS,
         put::{Hold, PutOutcome},
     },
+    supervise::at_work,
 };
 
 /// As the metrics call it.
@@ -133,6 +134,7 @@ impl Collector {
 
     /// One pass. Whether there is more to collect at once.
     async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
+        let _work = at_work();
         // Without the queues nobody can tell what may be refused.
         if !self.books.load().is_read() {
             return Ok(false);
@@ -276,6 +278,7 @@ impl Collector {
 
     /// How the inbox stands. `copied`: the queues that this database has.
     async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
+        let _work = at_work();
         let source = self.source();
         let standing = source.inbox_standing().await?;
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
@@ -292,11 +295,16 @@ impl Collector {
     }
 
     async fn forget(&self) -> Result<(), Error> {
+        let work = at_work();
         let source = self.source();
-        while source.inbox_forget(REFUSED_KEPT).await? {}
+        while source.inbox_forget(REFUSED_KEPT).await? {
+            work.beat();
+        }
         let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
         for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
-            while site.database.received_forget(source.name(), age).await? {}
+            while site.database.received_forget(source.name(), age).await? {
+                work.beat();
+            }
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ use super::{aside::Kind, gate::Gate, lanes::Lanes, queue_reader::Books, reporter
 use crate::{
     broker::BrokerState,
     store::{Error, Fault},
+    supervise::at_work,
 };
 
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
@@ -80,10 +81,10 @@ impl Dispatcher {
             }
             if let Some(batch) = self.take() {
                 let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
-                let this = self.clone();
+                let (this, work) = (self.clone(), at_work());
                 children.spawn(async move {
                     this.wake(batch).await;
-                    drop(permit);
+                    drop((work, permit));
                 });
                 let stride = self.lead.lock().stride(Instant::now());
                 tokio::time::sleep(stride).await;

@@ -14,7 +14,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::session_keeper::Session;
-use crate::coordination::{CoordinationMetrics, Views};
+use crate::{
+    coordination::{CoordinationMetrics, Views},
+    supervise::at_work,
+};
 
 /// This node's office.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +62,7 @@ impl Elector {
     }
 
     fn activate(&mut self) {
+        let _work = at_work();
         let master = self.views.borrow_and_update().master().cloned();
         // By term, not by name: a key of ours on a lease that has run out is not our place in the queue.
         let candidacy = self.session.borrow_and_update().candidacy;

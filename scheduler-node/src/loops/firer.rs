@@ -39,7 +39,7 @@ use crate::{
         Database, Error, Fault, Store,
         schedules::{Due, DueSchedule, FireRecord, ScheduleRecord, Unreadable},
     },
-    supervise::spawn_child,
+    supervise::{at_work, spawn_child},
 };
 
 /// As the metrics call it.
@@ -150,6 +150,7 @@ impl Firer {
 
     /// Decides what is due, and makes what others have left. Returns when to look again.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
+        let _work = at_work();
         let home = self.store.home();
         let lag = if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER };
         let due = home.schedule_due(lag, READ_AT_ONCE).await?;
@@ -302,6 +303,7 @@ impl Firer {
     }
 
     async fn write_tasks(&self, fires: Vec<FireRecord>) {
+        let _work = at_work();
         let task = |fire: FireRecord| fire.rules.task(&fire.schedule, fire.payload, fire.fire, fire.id);
         let tasks: Vec<NewTask> = fires.into_iter().map(task).collect();
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
@@ -344,6 +346,7 @@ impl Firer {
     }
 
     async fn count(&self) {
+        let _work = at_work();
         let schedules = if self.is_master() { self.store.home().schedule_count().await.ok() } else { Some(0) };
         if let Some(schedules) = schedules {
             self.metrics.schedules.set(schedules);

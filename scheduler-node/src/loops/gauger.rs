@@ -1,4 +1,5 @@
-//! Reads the gauges that no event moves: how much is held, how full the pools are, what limits queues have set for alerts.
+//! Reads the gauges that no event moves: how much is held, how full the pools are, what limits queues have set for alerts,
+//! which loops are stalled.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +11,10 @@ use common::{ids::QueueName, queue::QueueBook};
 use tokio_util::sync::CancellationToken;
 
 use super::{lanes::Lanes, queue_reader::Books, site::Sites};
-use crate::metrics::Metrics;
+use crate::{
+    metrics::Metrics,
+    supervise::{LoopKind, Pulse},
+};
 
 const READ_EVERY: Duration = Duration::from_secs(2);
 
@@ -20,6 +24,7 @@ pub struct Gauger {
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub metrics: Arc<Metrics>,
+    pub pulse: Pulse,
 }
 
 impl Gauger {
@@ -52,6 +57,10 @@ impl Gauger {
             oldest_s = oldest_s.max(self.metrics.overdue_s.with_label_values(&[name]).get());
         }
         self.metrics.oldest_overdue_s.set(oldest_s);
+        let stalled = self.pulse.stalled(Instant::now());
+        for kind in LoopKind::ALL {
+            self.metrics.loop_stalled.with_label_values(&[kind.text()]).set(i64::from(stalled.contains(kind)));
+        }
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
     }
 

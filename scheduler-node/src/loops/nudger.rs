@@ -23,6 +23,7 @@ use super::site::Sites;
 use crate::{
     clock,
     store::watch::{Heard, Lost, Nudge},
+    supervise::at_work,
 };
 
 /// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
@@ -115,6 +116,7 @@ impl Nudger {
                 if nudge.is_empty() {
                     continue;
                 }
+                let _work = at_work();
                 if let Err(error) = site.database.tell(&nudge).await {
                     tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
                 }
@@ -129,7 +131,9 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
     let pause = Duration::from_secs(1);
     loop {
         let heard = async {
+            let work = at_work();
             let mut nudges = site.database.nudges().await?;
+            drop(work);
             site.held.nudge(site.held.owned().into_keys());
             site.inbox.notify_one();
             loop {

@@ -38,6 +38,7 @@ use crate::{
         Effect, Error,
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
+    supervise::at_work,
 };
 
 /// Looks at different queues under way: a lane of a thousand keys does not hold up the others.
@@ -111,11 +112,11 @@ impl Picker {
                 }
                 while let Some((queue, is_news)) = waiting.begin(now) {
                     let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
-                    let this = self.clone();
+                    let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
                         let again = this.look(&queue, is_news).await;
                         this.gate.site.waiting.end(&queue, again);
-                        drop(permit);
+                        drop((work, permit));
                     });
                 }
             }
@@ -143,6 +144,7 @@ impl Picker {
     }
 
     async fn read_waiting(&self) {
+        let _work = at_work();
         match self.gate.site.database.ready_queues().await {
             Ok(queues) => self.gate.site.waiting.add(queues, Instant::now()),
             Err(error) => {

@@ -24,6 +24,7 @@ use super::site::Site;
 use crate::{
     metrics::Metrics,
     store::{Error, preload::Key},
+    supervise::at_work,
 };
 
 /// How many keys one read takes of one shard: bounds the answer while a million are overdue.
@@ -109,6 +110,7 @@ impl Preloader {
 
     /// One pass: what was adopted, what was nudged, what the rhythm wants. Returns how long nothing will be wanted.
     async fn activate(&mut self) -> Result<Duration, Error> {
+        let _work = at_work();
         self.take_over().await?;
         let Some(now) = self.site.database.clock().at(Instant::now()) else { return Ok(PAUSE_AFTER_ERROR) };
         self.follow_nudges(now).await?;

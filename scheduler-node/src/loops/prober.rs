@@ -19,6 +19,7 @@ use crate::{
     broker::BrokerState,
     metrics::Metrics,
     store::{Error, migrate::Misfit},
+    supervise::at_work,
 };
 
 const PROBE_EVERY: Duration = Duration::from_millis(500);
@@ -97,6 +98,7 @@ impl Prober {
     }
 
     async fn probe(&self, checked: &mut bool) -> Result<(), Failed> {
+        let _work = at_work();
         if !*checked {
             self.site.database.schema_check(self.shard_count).await.map_err(Failed::of_misfit)?;
             *checked = true;

@@ -39,6 +39,7 @@ use crate::{
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
     metrics::Metrics,
     receipt::{ReceiptKeys, Receipts},
+    supervise::at_work,
     traces::{self, Hop, Traces},
 };
 
@@ -197,10 +198,11 @@ impl Publisher {
         while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
             let batch = lane.next_batch();
             lane.batches += 1;
-            let this = Arc::clone(self);
+            let (this, work) = (Arc::clone(self), at_work());
             let queue = queue.clone();
             batches.spawn(async move {
                 this.publish(&queue, batch).await;
+                drop(work);
                 queue
             });
         }

@@ -24,7 +24,7 @@ use crate::{
     desk::{Desk, Taken},
     metrics::Metrics,
     store::Store,
-    supervise::spawn_child,
+    supervise::{at_work, spawn_child},
 };
 
 /// Messages of one pass: what shares an insert.
@@ -90,6 +90,7 @@ impl Receiver {
     }
 
     async fn receive(&self, batch: Vec<Received>) {
+        let _work = at_work();
         let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
         let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
         let mut again = Vec::new();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::store::Error;
+use crate::{store::Error, supervise::at_work};
 
 /// Well below the second within which a policy or a token is to be in force everywhere.
 const READ_EVERY: Duration = Duration::from_millis(400);
@@ -23,7 +23,10 @@ pub(super) trait Reread {
 pub(super) async fn reread<R: Reread>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
     let mut told = false;
     loop {
-        match reader.read().await {
+        let work = at_work();
+        let read = reader.read().await;
+        drop(work);
+        match read {
             Ok(()) => told = false,
             Err(error) if !told => {
                 told = true;

@@ -15,7 +15,10 @@ use common::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views};
+use crate::{
+    coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views},
+    supervise::at_work,
+};
 pub use session::{Fitness, Session, Standing};
 
 /// Between attempts while etcd does not answer, or another holds the name.
@@ -87,6 +90,7 @@ impl SessionKeeper {
     }
 
     async fn activate(&mut self) -> Result<(), Error> {
+        let _work = at_work();
         let lease = self.hold_lease().await?;
         let wanted = self.wanted();
         let is_current = |as_: &RegisteredAs| as_.lease == lease && as_.member == wanted && !self.is_missing(as_);

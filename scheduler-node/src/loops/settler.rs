@@ -29,6 +29,7 @@ use crate::{
         depend::Succeeded,
         settle::{Deliver, Finish, Report},
     },
+    supervise::at_work,
 };
 
 /// Confirms are gathered for this long: the write is off the path of any delivery, so fewer, larger statements win.
@@ -84,6 +85,7 @@ impl Settler {
     /// Runs until every sender is gone and everything is written, or until `stop` says that waiting is over.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
         while let Some(first) = confirms.recv().await {
+            let _work = at_work();
             tokio::time::sleep(GATHER).await;
             let mut batch = first;
             while batch.len() < BATCH

@@ -54,7 +54,7 @@ use crate::{
             new_task,
         },
     },
-    supervise::spawn_child,
+    supervise::{LoopKind, Pulse, spawn_child},
     traces::Traces,
 };
 
@@ -230,6 +230,25 @@ async fn a_refused_end_is_set_aside_and_never_published_again_and_its_neighbours
     let later = crate::store::tests::node("b");
     let taken = loops.test.database.shard_acquire(&[ShardId::new(0)], &later).await.unwrap().into_iter().collect();
     assert_eq!(loops.test.database.task_takeover(&taken, 100).await.unwrap(), [], "the next owner leaves it alone");
+}
+
+#[tokio::test]
+async fn a_settler_whose_database_hangs_is_stalled_until_it_goes_on() {
+    let loops = Loops::new().await;
+    let ids = loops.claimed().await;
+    let pulse = Pulse::with_bound(|_| Duration::from_millis(300));
+    assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "it has no work yet");
+    let mut hold = loops.test.pool.acquire().await.unwrap();
+    let begin = "BEGIN; LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(begin).execute(&mut *hold).await.unwrap();
+    let go_on = async {
+        until(|| async { pulse.stalled(Instant::now()) == BTreeSet::from([LoopKind::Settler]) }).await;
+        assert!(pulse.reasons(Instant::now())[0].contains("settler"));
+        sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
+    };
+    tokio::join!(pulse.run(LoopKind::Settler, loops.settle(ids, true)), go_on);
+    assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "all is written");
+    assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
 }
 
 #[tokio::test]

@@ -1,8 +1,12 @@
-//! Loops beside the life of a task: the audit, and the keys of receipts.
+//! Loops beside the life of a task: the schedules, the audit, and the keys of receipts.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
 
 use crate::{
     audit::{Audit, AuditMetrics},
-    loops::{auditor::Auditor, receipt_reader::ReceiptReader},
+    loops::{auditor::Auditor, elector::Mastership, firer::Firer, receipt_reader::ReceiptReader, submitter::Submitter},
     receipt::Receipts,
     supervise::{Crew, LoopKind},
 };
@@ -15,6 +19,20 @@ impl Shared {
         let (reader, receipts) = ReceiptReader::new(self.store.clone());
         crew.spawn(LoopKind::ReceiptReader, reader.run(self.stop.work.clone()));
         receipts
+    }
+
+    /// What makes tasks by the calendar. It submits, so it ends with what comes in.
+    pub(super) fn fire(&self, crew: &mut Crew, submitter: &Submitter, mastership: watch::Receiver<Mastership>) {
+        let firer = Firer::new(
+            self.store.clone(),
+            submitter.clone(),
+            Arc::clone(&self.books),
+            mastership,
+            self.fitness.subscribe(),
+            Arc::clone(&self.metrics),
+            self.asides.clone(),
+        );
+        crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }
 
     /// Where deeds are noted. It ends with the work, after the last request was answered.

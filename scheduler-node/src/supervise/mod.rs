@@ -1,50 +1,17 @@
 //! Runs the loops: what each one's end means for the node, and in which order they stop.
 
-use std::{fmt, future::Future, time::Duration};
+mod loop_kind;
+mod pulse;
+
+use std::{future::Future, time::Duration};
 
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// Every loop by its verb. All have one policy: a loop handles its own errors and ends only when told to. One that
-/// panics, or ends by itself, stops the node: whatever it kept true is no longer true, and a restart is a new
-/// incarnation that starts from what the stores say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoopKind {
-    Mirror,
-    SessionKeeper,
-    Elector,
-    Assigner,
-    Owner,
-    BrokerKeeper,
-    Submitter,
-    Putter,
-    Collector,
-    Preloader,
-    NudgeListener,
-    Nudger,
-    Dispatcher,
-    Picker,
-    Publisher,
-    Settler,
-    Reporter,
-    Receiver,
-    Firer,
-    Archiver,
-    QueueReader,
-    TokenReader,
-    ReceiptReader,
-    Auditor,
-    Prober,
-    Gauger,
-    Exporter,
-    Http,
-}
-
-impl fmt::Display for LoopKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
+pub use self::{
+    loop_kind::LoopKind,
+    pulse::{Pulse, Work, at_work},
+};
 
 /// The signals of a stop, in the order they are given. What comes in ends before what goes out, and the registration, on
 /// which the ownership of everything hangs, ends last.
@@ -63,13 +30,20 @@ pub struct Stop {
 }
 
 /// The loops of one node that end together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Crew {
+    pulse: Pulse,
     loops: JoinSet<LoopKind>,
 }
 
 impl Crew {
+    /// Its loops are watched by `pulse`.
+    pub fn new(pulse: &Pulse) -> Self {
+        Self { pulse: pulse.clone(), loops: JoinSet::new() }
+    }
+
     pub fn spawn(&mut self, kind: LoopKind, run: impl Future<Output = ()> + Send + 'static) {
+        let run = self.pulse.run(kind, run);
         self.loops.spawn(async move {
             run.await;
             kind
@@ -95,5 +69,5 @@ impl Crew {
 /// Runs a future that must finish even if its caller goes away: a statement whose HTTP client hung up, a batch on its channel.
 pub fn spawn_child<T: Send + 'static>(child: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     #[expect(clippy::disallowed_methods, reason = "this is where tasks are spawned")]
-    tokio::spawn(child)
+    tokio::spawn(pulse::inherited(child))
 }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::TraceMetrics;
-use crate::config::Telemetry;
+use crate::{config::Telemetry, supervise::at_work};
 
 /// Spans of one request.
 const BATCH: usize = 512;
@@ -105,6 +105,7 @@ impl Exporter {
     }
 
     async fn export(&mut self, batch: Vec<SpanData>, stop: &CancellationToken) {
+        let _work = at_work();
         let spans = batch.len() as u64;
         let stopping = async {
             stop.cancelled().await;

@@ -155,6 +155,7 @@ fn counter_in(
         CancellationToken::new(),
         DoorTroubles::default(),
         Asides::default(),
+        crate::supervise::Pulse::default(),
     );
     drop(fitness);
     let store = Store::new(databases);

@@ -13,6 +13,7 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, OwnerKey},
     loops::held::Held,
     store,
+    supervise::at_work,
 };
 
 /// Most drains are over by then: the confirms of what was published last.
@@ -43,12 +44,14 @@ pub(super) struct Actor {
 impl Actor {
     pub(super) async fn create(self, yard: usize, shard: ShardId, lease: LeaseId) -> Done {
         let _turn = self.requests.acquire().await;
+        let _work = at_work();
         let result = self.coordination.owner_create(shard, &self.me, None, lease).await;
         Done::Created { yard, shard, result }
     }
 
     pub(super) async fn fence<F: Fence>(self, yard: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> Done {
         let shards: Vec<ShardId> = keys.iter().map(|key| key.shard).collect();
+        let _work = at_work();
         let result = fence.acquire(&shards, &self.me).await;
         if result.is_ok() {
             fail::fail_point!("after_fence", |_| std::process::abort());
@@ -58,18 +61,21 @@ impl Actor {
 
     pub(super) async fn confirm(self, yard: usize, key: OwnerKey, epoch: Epoch) -> Done {
         let _turn = self.last_requests.acquire().await;
+        let _work = at_work();
         let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
         Done::Confirmed { yard, shard: key.shard, epoch, result }
     }
 
     pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> Done {
         let _turn = self.requests.acquire().await;
+        let _work = at_work();
         let result = self.coordination.owner_create(shard, &self.me, Some(epoch), lease).await;
         Done::Reregistered { shard, result }
     }
 
     /// Asks etcd itself before anything is stopped: the picture may be as old as an outage.
     pub(super) async fn look(self, shards: Vec<ShardId>) -> Done {
+        let _work = at_work();
         let result = self.coordination.assignment_read().await;
         Done::Looked { shards, result }
     }
@@ -77,6 +83,7 @@ impl Actor {
     /// Stops claiming only when it is the shard's turn: while many shards move, those that wait are still dispatched.
     pub(super) async fn release(self, yard: usize, shard: ShardId, held: Arc<Held>, drain: Duration) -> Done {
         let turn = self.requests.acquire().await;
+        let _work = at_work();
         held.stop_claiming(&[shard]);
         if tokio::time::timeout(QUICK_DRAIN.min(drain), held.drained(&[shard])).await.is_err() {
             // A slow one does not keep the others waiting.
@@ -92,6 +99,7 @@ impl Actor {
 
     pub(super) async fn release_key(self, yard: usize, shard: ShardId) -> Done {
         let _turn = self.last_requests.acquire().await;
+        let _work = at_work();
         let result = self.coordination.owner_remove(shard, &self.me).await;
         Done::Released { yard, shard, result }
     }

@@ -26,6 +26,7 @@ use crate::{
         site::Site,
     },
     store::{Error, quarantine::Quarantined},
+    supervise::at_work,
 };
 
 /// Messages of one pass: one read and at most three writes a database for all of them.
@@ -154,6 +155,7 @@ impl Reporter {
 
     /// Keeps a message in the quarantine and acks it.
     async fn set_aside(&self, message: Incoming, reason: String) {
+        let _work = at_work();
         let home = &self.sites.all()[0];
         let source = message.source.text();
         tracing::warn!(
@@ -185,6 +187,7 @@ impl Reporter {
     }
 
     async fn apply_and_ack(&self, index: usize, mut messages: Vec<Told>) {
+        let _work = at_work();
         for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
             happening.number(place);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::supervise::spawn_child;
+use crate::supervise::{at_work, spawn_child};
 
 /// How much of what comes in shares a statement, and how many statements are under way at a time.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,7 @@ pub async fn work<P, F>(
         let Some(first) = first else { break };
         let writing = write(gather(first, &mut jobs, bounds.tasks));
         spawn_child(async move {
+            let _work = at_work();
             writing.await;
             drop(room);
         });

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use tokio::time::Instant;
 
-/// An alert that has not fired by then will not.
-const FIRES_WITHIN: Duration = Duration::from_secs(75);
+/// An alert that has not fired by then will not. A loop counts as stalled after 60 s.
+const FIRES_WITHIN: Duration = Duration::from_secs(90);
 /// Its window, and what the cluster takes to be well again.
 const SILENT_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);

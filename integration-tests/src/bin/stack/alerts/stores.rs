@@ -30,6 +30,12 @@ const LOCKED: Cause = Cause {
     play: |scene| locked(scene).boxed(),
 };
 
+const HANGING: Cause = Cause {
+    alerts: &["DuetimeLoopStalled"],
+    says: "a transaction locks duetime.audit while a queue is changed",
+    play: |scene| hanging(scene).boxed(),
+};
+
 const DATABASE_GONE: Cause = Cause {
     alerts: &["DuetimeDatabaseDown"],
     says: "PostgreSQL is killed",
@@ -60,8 +66,16 @@ const CUT_OFF: Cause = Cause {
     play: |scene| cut_off(scene).boxed(),
 };
 
-pub(super) const ALONE: [&[Cause]; 7] =
-    [&[REFUSING, NO_PARTITION], &[LOCKED], &[ETCD_GONE], &[BROKER_FULL], &[CUT_OFF], &[BROKER_GONE], &[DATABASE_GONE]];
+pub(super) const ALONE: [&[Cause]; 8] = [
+    &[REFUSING, NO_PARTITION],
+    &[LOCKED],
+    &[HANGING],
+    &[ETCD_GONE],
+    &[BROKER_FULL],
+    &[CUT_OFF],
+    &[BROKER_GONE],
+    &[DATABASE_GONE],
+];
 
 const REFUSE_TASKS: &str = "
 CREATE OR REPLACE FUNCTION public.refuse_task() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -127,6 +141,17 @@ async fn locked(scene: &Scene<'_>) -> Result<()> {
     scene.fired_during(async { future::join_all(readers).map(|_: Vec<()>| Ok(())).await }).await?;
     sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
     client.cancel(&task.id).await.ok();
+    Ok(())
+}
+
+async fn hanging(scene: &Scene<'_>) -> Result<()> {
+    let mut connection = scene.database().await?;
+    sqlx::raw_sql("BEGIN; LOCK TABLE duetime.audit IN ACCESS EXCLUSIVE MODE").execute(&mut connection).await?;
+    scene.injected();
+    // The auditor cannot note it.
+    scene.cluster().client(0).put_queue("noted", &json!({})).await?;
+    scene.fired().await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
     Ok(())
 }
 
