@@ -17,9 +17,9 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::{scenario, until};
 
-/// One answer, on a machine that does much else. Most take some 10 ms; one that grows with the rows takes minutes here, or the 5 s after
-/// which PostgreSQL gives up.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// One answer, on a machine that does much else. Most take some 10 ms. One that grows with the rows fails before: PostgreSQL gives each of
+/// its statements up after 5 s.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
 /// Requests of one walk: each looks for a second, or answers a page of hits.
 const PAGES: usize = 1_000;
@@ -198,6 +198,8 @@ async fn played(builder: Builder, story: impl AsyncFnOnce(&mut Asker, &Sandbox) 
         let mut asker = Asker::new(sandbox).await?;
         let told = story(&mut asker, sandbox).await;
         println!("the slowest answers: {:#?}", asker.slowest);
+        // Whichever scenario kills this server next does not wait until it has recovered these rows.
+        sandbox.postgres(0).execute("CHECKPOINT").await?;
         told
     })
     .await;

@@ -26,7 +26,7 @@ use common::{
 use self::write::Writes;
 use super::{
     aside::Kind,
-    queue_reader::Books,
+    queue_reader::{Books, catch_up},
     releaser::Releaser,
     retry::{Refused, try_each, until_done},
     site::{Site, Sites},
@@ -216,6 +216,10 @@ impl Reporter {
         let ids: Vec<TaskId> = round.keys().copied().collect();
         let standing: HashMap<TaskId, StandingRow> =
             site.database.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
+        // A report may be faster than this node's reading of a policy that its task was claimed under.
+        if standing.values().any(|row| row.turned > self.books.load().revision()) {
+            catch_up(&self.sites.all()[0].database, &self.books).await?;
+        }
         let mut writes = Writes::default();
         for (id, happening) in round {
             let answer = match standing.get(id) {

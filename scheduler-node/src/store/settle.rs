@@ -91,6 +91,8 @@ pub struct StandingRow {
     pub trace: Option<TraceContext>,
     /// The database's time when it was read.
     pub now: UnixMicros,
+    /// A book of queues of this revision or a later one has the policy that is in force.
+    pub turned: i64,
 }
 
 impl Database {
@@ -289,6 +291,7 @@ impl Database {
                         stopping: row.try_get("stopping")?,
                         trace: traceparent.and_then(TraceContext::parse),
                         now: super::moment(row, "now")?,
+                        turned: row.try_get("turned")?,
                     })
                 })
                 .collect()
