@@ -64,7 +64,8 @@ impl Role {
     pub const ALL: [Self; 7] =
         [Self::Metrics, Self::Submitter, Self::Reporter, Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
 
-    /// The roles that open the console, and that an identity provider can give. Each has all permissions of those before it.
+    /// The roles that open the console, and that an identity provider can give. Each has all permissions of those
+    /// before it.
     pub const CONSOLE: [Self; 4] = [Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
 
     const fn permissions(self) -> &'static [Permission] {

@@ -25,9 +25,9 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// The places of the grants that the claims hold: those of the strongest role among them. A weaker role adds nothing, not even
-    /// queues, because a role is for all queues of a caller. Grants have the roles of [`Role::CONSOLE`], so one of two always has
-    /// all permissions of the other.
+    /// The places of the grants that the claims hold: those of the strongest role among them. A weaker role adds
+    /// nothing, not even queues, because a role is for all queues of a caller. Grants have the roles of
+    /// [`Role::CONSOLE`], so one of two always has all permissions of the other.
     pub fn held(&self, claims: &Value) -> Vec<usize> {
         let values = self.values(claims);
         let held = |grant: &&Grant| values.contains(&grant.value.as_str());

@@ -24,7 +24,8 @@ const WAITING: usize = 16_384;
 const REFUSALS_PER_S: u32 = 20;
 /// Answers with payloads to one caller that are noted in a second: a program that polls would fill the disk otherwise.
 const READS_PER_S: u32 = 20;
-/// Notes of reads may take this part of [`WAITING`], so that no number of readers crowds out what was changed or refused.
+/// Notes of reads may take this part of [`WAITING`], so that no number of readers crowds out what was changed or
+/// refused.
 const READS_WAITING: usize = WAITING / 2;
 /// Callers that are counted apart in a second; all others share one count.
 const CALLERS_APART: usize = 256;

@@ -112,8 +112,9 @@ impl TaskView {
         }
     }
 
-    /// Leaves the data out: what the task carries, what its consumers answered and what they said of failures. What stays tells
-    /// how the task stands: names, keys, moments, numbers, `worker`, and the reason of each attempt in a fixed word.
+    /// Leaves the data out: what the task carries, what its consumers answered and what they said of failures. What
+    /// stays tells how the task stands: names, keys, moments, numbers, `worker`, and the reason of each attempt in a
+    /// fixed word.
     #[must_use]
     pub fn without_data(self) -> Self {
         let attempts = self.attempts.into_iter().map(|attempt| AttemptView { error: None, ..attempt }).collect();

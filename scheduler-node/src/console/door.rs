@@ -176,7 +176,8 @@ impl FromRequest<Console> for Posted {
     }
 }
 
-/// The permission that sending a form needs. A route that is missing here needs the rarest one, so that a forgotten route is closed.
+/// The permission that sending a form needs. A route that is missing here needs the rarest one, so that a forgotten
+/// route is closed.
 fn needed(route: &str) -> Permission {
     match route {
         "/console/sign-out" | "/console/theme" => Permission::Look,

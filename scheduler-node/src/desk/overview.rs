@@ -42,8 +42,8 @@ impl Desk {
         Ok(buckets)
     }
 
-    /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see errors has one group
-    /// for each queue.
+    /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see
+    /// errors has one group for each queue.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
         let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;

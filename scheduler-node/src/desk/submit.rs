@@ -65,7 +65,8 @@ impl Desk {
         Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
     }
 
-    /// The task that was written, or that answers for it, as it is now. Callers see the data of a task that they sent themselves.
+    /// The task that was written, or that answers for it, as it is now. Callers see the data of a task that they sent
+    /// themselves.
     async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;

@@ -1,5 +1,5 @@
-//! Turns a task as it is kept into the view that its caller may see. Every view that leaves the desk passes [`Desk::visible`] or
-//! [`Desk::visible_schedule`], so a role without payloads has none of them on any way.
+//! Turns a task as it is kept into the view that its caller may see. Every view that leaves the desk passes
+//! [`Desk::visible`] or [`Desk::visible_schedule`], so a role without payloads has none of them on any way.
 
 use common::{
     queue::QueueBook,

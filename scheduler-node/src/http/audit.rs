@@ -30,7 +30,8 @@ pub(super) struct Told {
     pub(super) detail: Option<String>,
 }
 
-/// An answer that shows the data of tasks; put into its extensions. It is noted unless the request is noted for what it does.
+/// An answer that shows the data of tasks; put into its extensions. It is noted unless the request is noted for what
+/// it does.
 #[derive(Clone, Debug)]
 struct Read {
     what: &'static str,
@@ -127,8 +128,8 @@ impl Draft {
     }
 }
 
-/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many. A look is noted
-/// when its answer shows the data of tasks.
+/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many. A
+/// look is noted when its answer shows the data of tasks.
 fn deed(method: &Method, route: &str) -> Option<&'static str> {
     Some(match (method.as_str(), route) {
         ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",

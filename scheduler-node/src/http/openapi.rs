@@ -25,7 +25,7 @@ mod tests {
     use super::{
         super::{
             ROUTES,
-            gate::{Need, needed},
+            need::{Need, needed},
         },
         *,
     };

@@ -14,8 +14,9 @@ use futures::FutureExt;
 
 use super::{
     audit::Draft,
-    gate::{self, Gate, Need},
+    gate::Gate,
     metrics::HttpMetrics,
+    need::{Need, needed},
     rate::Rates,
     refusal::Refusal,
 };
@@ -62,7 +63,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let draft = Draft::of(&request, route);
     let admitted = shell.gate.meet(host(&request)).and_then(|()| {
-        let permission = match gate::needed(&method, route) {
+        let permission = match needed(&method, route) {
             Need::Nothing => return Ok(None),
             Need::Token => None,
             Need::May(permission) => Some(permission),

@@ -101,8 +101,11 @@ async fn pages_with_payloads_and_exports_are_noted() {
 }
 
 #[tokio::test]
-async fn the_narrow_roles_do_not_open_the_console() {
+async fn neither_a_guess_nor_a_narrow_role_opens_the_console_and_both_are_noted() {
     let mut browser = browser(&Role::ALL, true).await;
+    browser.post_bare("/console/sign-in", &[("token", "a guess")], "same-origin").await;
+    let note = browser.counter.notes.try_recv().expect("noted");
+    assert_eq!((&*note.deed.who, &*note.deed.what, note.deed.status), ("anonymous", "refused", 401));
     for role in [Role::Metrics, Role::Submitter, Role::Reporter] {
         let answer = browser.post_bare("/console/sign-in", &[("token", role.text())], "same-origin").await;
         assert_eq!((answer.status, answer.set_cookie), (StatusCode::FORBIDDEN, None), "{role}");

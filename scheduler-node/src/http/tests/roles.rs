@@ -1,8 +1,12 @@
-//! Every route, asked by each role: what is let in, and that a role without payloads finds the data of tasks in no answer.
+//! Every route, asked by each role: what is let in, and that a role without payloads finds the data of tasks in no
+//! answer.
 
 use common::access::{Permission, Role};
 
-use super::*;
+use super::{
+    super::need::{Need, needed},
+    *,
+};
 use crate::{
     audit::{SCHEDULE_READ, TASK_LIST, TASK_READ},
     desk::tests::claim,
@@ -116,8 +120,8 @@ async fn a_role_without_payloads_finds_the_data_of_tasks_in_no_answer() {
     let marked = Marked::new().await;
     for role in Role::ALL.into_iter().filter(|role| !role.may(Permission::Payloads)) {
         for (method, route) in ROUTES {
-            let may = match super::super::gate::needed(method, Some(route)) {
-                super::super::gate::Need::May(permission) => role.may(permission),
+            let may = match needed(method, Some(route)) {
+                Need::May(permission) => role.may(permission),
                 _ => true,
             };
             for path in marked.paths(method, route) {
