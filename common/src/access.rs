@@ -1,4 +1,4 @@
-//! Who asks, and what of: roles, and the queues that a token is for.
+//! Callers: permissions, the roles that are made of them, and the queues that a token is for.
 
 use std::{fmt, sync::Arc};
 
@@ -9,23 +9,93 @@ use crate::{field::FieldError, ids::QueueName, queue};
 /// A request spells out at most so many; one pattern with `*` stands for any number of queues.
 pub const MAX_PATTERNS: usize = 100;
 
-/// What a caller may do. Each role may do what those before it may.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// One kind of request. Every route needs one of these, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Reads the metrics.
+    Metrics,
+    /// Reads tasks, queues, schedules and the cluster, without the data of tasks.
+    Look,
+    /// Reads the data of tasks as well: payloads, headers, results and what consumers say of failures.
+    Payloads,
+    /// Submits tasks.
+    Submit,
+    /// Reports results and heartbeats, as a consumer.
+    Report,
+    /// Changes, cancels, runs and retries tasks.
+    Change,
+    /// Runs the cluster: queues, schedules, nodes, tokens, the audit.
+    Operate,
+}
+
+impl Permission {
+    pub const ALL: [Self; 7] =
+        [Self::Metrics, Self::Look, Self::Payloads, Self::Submit, Self::Report, Self::Change, Self::Operate];
+
+    /// The roles that have it, as a sentence names them: `viewer, producer or operator`.
+    pub fn roles(self) -> String {
+        let roles: Vec<&str> = Role::ALL.into_iter().filter(|role| role.may(self)).map(Role::text).collect();
+        match roles.as_slice() {
+            [] => "none".to_owned(),
+            [only] => (*only).to_owned(),
+            [first @ .., last] => format!("{} or {last}", first.join(", ")),
+        }
+    }
+}
+
+/// A set of permissions with a name. The narrow roles come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Looks.
+    /// A program that collects metrics.
+    Metrics,
+    /// A program that submits tasks and reads none.
+    Submitter,
+    /// A consumer that reports over HTTP and reads no task.
+    Reporter,
+    /// A person or program that must not read the data of tasks.
+    Observer,
     Viewer,
-    /// Submits, changes, cancels, reports.
     Producer,
-    /// Runs the cluster: queues, pauses, tokens.
     Operator,
 }
 
 impl Role {
-    pub const ALL: [Self; 3] = [Self::Viewer, Self::Producer, Self::Operator];
+    pub const ALL: [Self; 7] =
+        [Self::Metrics, Self::Submitter, Self::Reporter, Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
+
+    /// The roles that open the console, and that an identity provider can give. Each has all permissions of those
+    /// before it.
+    pub const CONSOLE: [Self; 4] = [Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
+
+    const fn permissions(self) -> &'static [Permission] {
+        use Permission::{Change, Look, Metrics, Operate, Payloads, Report, Submit};
+        match self {
+            Self::Metrics => &[Metrics],
+            Self::Submitter => &[Submit],
+            Self::Reporter => &[Report],
+            Self::Observer => &[Metrics, Look],
+            Self::Viewer => &[Metrics, Look, Payloads],
+            Self::Producer => &[Metrics, Look, Payloads, Submit, Report, Change],
+            Self::Operator => &[Metrics, Look, Payloads, Submit, Report, Change, Operate],
+        }
+    }
+
+    pub fn may(self, permission: Permission) -> bool {
+        self.permissions().contains(&permission)
+    }
+
+    /// The number of its permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
+    pub const fn strength(self) -> usize {
+        self.permissions().len()
+    }
 
     pub const fn text(self) -> &'static str {
         match self {
+            Self::Metrics => "metrics",
+            Self::Submitter => "submitter",
+            Self::Reporter => "reporter",
+            Self::Observer => "observer",
             Self::Viewer => "viewer",
             Self::Producer => "producer",
             Self::Operator => "operator",
@@ -34,6 +104,15 @@ impl Role {
 
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.text() == text)
+    }
+
+    /// Refuses a scope under which the role could do nothing: metrics name every queue.
+    pub fn check_scope(self, scope: &Scope) -> Result<(), FieldError> {
+        if self == Self::Metrics && !scope.is_all() {
+            let detail = "`queues`: the metrics name every queue, so a token of the role metrics is for all of them";
+            return Err(FieldError::new("queues", detail));
+        }
+        Ok(())
     }
 }
 
@@ -105,9 +184,12 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Somebody who was let in.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
+    /// The id of a token that was made over the API: two tokens of one name, one after the other, have different ids.
+    /// Tokens of the configuration and people of an identity provider have none.
+    pub id: Option<i64>,
     /// The token's; of whoever signed in with an identity provider [`Caller::SUBJECT`] and his subject there.
     pub name: Arc<str>,
     pub role: Role,
@@ -123,7 +205,11 @@ impl Caller {
 
     /// Whoever comes where nobody is asked for a token.
     pub fn anonymous() -> Self {
-        Self { name: Self::ANONYMOUS.into(), role: Role::Operator, queues: Scope::ALL }
+        Self { id: None, name: Self::ANONYMOUS.into(), role: Role::Operator, queues: Scope::ALL }
+    }
+
+    pub fn may(&self, permission: Permission) -> bool {
+        self.role.may(permission)
     }
 }
 
@@ -152,6 +238,41 @@ mod tests {
             assert_eq!(scope(patterns).expect_err("refused").field, "queues", "{patterns:?}");
         }
         assert!(Scope::of(None).expect("all").is_all());
+    }
+
+    #[test]
+    fn each_role_of_the_console_has_all_permissions_of_those_before_it() {
+        for pair in Role::CONSOLE.windows(2) {
+            let (weak, strong) = (pair[0], pair[1]);
+            assert!(weak.permissions().iter().all(|permission| strong.may(*permission)), "{weak} and {strong}");
+            assert!(weak.strength() < strong.strength(), "{weak} and {strong}");
+        }
+        let narrow = Role::ALL.into_iter().filter(|role| !Role::CONSOLE.contains(role));
+        assert!(narrow.clone().all(|role| !role.may(Permission::Look)), "what may look may use the console");
+        assert!(Role::CONSOLE.iter().all(|role| role.may(Permission::Look)));
+    }
+
+    #[test]
+    fn each_permission_names_the_roles_that_have_it() {
+        for (permission, roles) in [
+            (Permission::Metrics, "metrics, observer, viewer, producer or operator"),
+            (Permission::Look, "observer, viewer, producer or operator"),
+            (Permission::Payloads, "viewer, producer or operator"),
+            (Permission::Submit, "submitter, producer or operator"),
+            (Permission::Report, "reporter, producer or operator"),
+            (Permission::Change, "producer or operator"),
+            (Permission::Operate, "operator"),
+        ] {
+            assert_eq!(permission.roles(), roles);
+        }
+    }
+
+    #[test]
+    fn a_metrics_role_for_some_queues_is_refused() {
+        let some = scope(&["mail"]).expect("a scope");
+        assert_eq!(Role::Metrics.check_scope(&some).expect_err("refused").field, "queues");
+        assert!(Role::Metrics.check_scope(&Scope::ALL).is_ok());
+        assert!(Role::Submitter.check_scope(&some).is_ok());
     }
 
     #[test]

@@ -25,20 +25,25 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// The places of those that the holder of `claims` has: of the highest role that he has any of. A lower role adds nothing, not
-    /// even queues, because a role is for all queues of a caller.
+    /// The places of the grants that the claims hold: those of the strongest role among them. A weaker role adds
+    /// nothing, not even queues, because a role is for all queues of a caller. Grants have the roles of
+    /// [`Role::CONSOLE`], so one of two always has all permissions of the other.
     pub fn held(&self, claims: &Value) -> Vec<usize> {
         let values = self.values(claims);
         let held = |grant: &&Grant| values.contains(&grant.value.as_str());
-        let Some(highest) = self.grants.iter().filter(held).map(|grant| grant.role).max() else { return Vec::new() };
-        let places = self.grants.iter().enumerate().filter(|(_, grant)| grant.role == highest && held(grant));
+        let Some(strongest) =
+            self.grants.iter().filter(held).map(|grant| grant.role).max_by_key(|role| role.strength())
+        else {
+            return Vec::new();
+        };
+        let places = self.grants.iter().enumerate().filter(|(_, grant)| grant.role == strongest && held(grant));
         places.map(|(place, _)| place).collect()
     }
 
     /// What they are worth together. `None`: nothing, or one of them is no place.
     pub fn worth(&self, held: &[usize]) -> Option<(Role, Scope)> {
         let grants = held.iter().map(|place| self.grants.get(*place)).collect::<Option<Vec<_>>>()?;
-        let role = grants.iter().map(|grant| grant.role).min()?;
+        let role = grants.iter().map(|grant| grant.role).min_by_key(|role| role.strength())?;
         Some((role, Scope::joined(grants.into_iter().map(|grant| &grant.queues))))
     }
 
@@ -84,6 +89,7 @@ mod tests {
     fn grants(claim: &str) -> Grants {
         let grants = vec![
             grant("all", Role::Viewer, None),
+            grant("staff", Role::Observer, None),
             grant("shop", Role::Producer, Some(&["shop.*"])),
             grant("mail", Role::Producer, Some(&["mail", "shop.*"])),
             grant("ops", Role::Operator, None),
@@ -104,6 +110,9 @@ mod tests {
             (json!(["all"]), Some("viewer: all")),
             (json!("all"), Some("viewer: all")),
             (json!(["all", "shop"]), Some("producer: shop.*")),
+            (json!(["staff"]), Some("observer: all")),
+            (json!(["staff", "all"]), Some("viewer: all")),
+            (json!(["staff", "shop"]), Some("producer: shop.*")),
             (json!(["mail", "shop", "shop"]), Some("producer: shop.*, mail")),
             (json!(["shop", "ops", "other"]), Some("operator: all")),
             (json!(["other"]), None),
@@ -130,7 +139,7 @@ mod tests {
     #[test]
     fn places_that_are_none_are_worth_nothing() {
         assert_eq!(grants("groups").worth(&[]), None);
-        assert_eq!(grants("groups").worth(&[0, 4]), None);
+        assert_eq!(grants("groups").worth(&[0, 5]), None);
     }
 
     #[test]
@@ -140,7 +149,7 @@ mod tests {
         for change in [
             |grants: &mut Grants| grants.grants.swap(0, 1),
             |grants: &mut Grants| grants.grants[0].role = Role::Operator,
-            |grants: &mut Grants| grants.grants[1].queues = Scope::ALL,
+            |grants: &mut Grants| grants.grants[2].queues = Scope::ALL,
             |grants: &mut Grants| drop(grants.grants.pop()),
             |grants: &mut Grants| grants.grants[0].value.push('x'),
         ] {

@@ -22,8 +22,22 @@ const WAITING: usize = 16_384;
 /// Refused attempts of one caller noted in a second: a program with the wrong token would fill the disk otherwise. A caller is a
 /// token, or an address without one, so that a flood of one caller's refusals does not hide another's.
 const REFUSALS_PER_S: u32 = 20;
-/// Callers whose refusals are counted apart in a second; all others share one count.
+/// Answers with payloads to one caller that are noted in a second: a program that polls would fill the disk otherwise.
+const READS_PER_S: u32 = 20;
+/// Notes of reads may take this part of [`WAITING`], so that no number of readers crowds out what was changed or
+/// refused.
+const READS_WAITING: usize = WAITING / 2;
+/// Callers that are counted apart in a second; all others share one count.
 const CALLERS_APART: usize = 256;
+/// The deeds that are answers with payloads, and nothing else.
+const READS: [&str; 3] = [TASK_READ, TASK_LIST, SCHEDULE_READ];
+
+/// One task was shown with its data.
+pub const TASK_READ: &str = "task.read";
+/// A page of tasks was shown with their data.
+pub const TASK_LIST: &str = "task.list";
+/// A schedule was shown with the data of its tasks.
+pub const SCHEDULE_READ: &str = "schedule.read";
 
 /// Longer texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
@@ -33,6 +47,8 @@ const TEXT_BYTES: usize = 2_000;
 pub struct Deed {
     /// The name of the caller's token.
     pub who: Arc<str>,
+    /// The id of that token, if it was made over the API.
+    pub who_id: Option<i64>,
     /// `task.cancel`, `queue.pause`; see docs/security.md for all of them.
     pub what: Cow<'static, str>,
     /// What it was done to: an id or a name.
@@ -59,6 +75,8 @@ pub enum Dropped {
     Full,
     /// Too many refused attempts in this second.
     Refusals,
+    /// Too many answers with payloads in this second, or too many that wait.
+    Reads,
     /// The database could not be reached before the node stopped.
     Stopped,
     /// The database would not take it.
@@ -66,12 +84,13 @@ pub enum Dropped {
 }
 
 impl Dropped {
-    const ALL: [Self; 4] = [Self::Full, Self::Refusals, Self::Stopped, Self::Unwritable];
+    const ALL: [Self; 5] = [Self::Full, Self::Refusals, Self::Reads, Self::Stopped, Self::Unwritable];
 
     const fn text(self) -> &'static str {
         match self {
             Self::Full => "full",
             Self::Refusals => "refusals",
+            Self::Reads => "reads",
             Self::Stopped => "stopped",
             Self::Unwritable => "unwritable",
         }
@@ -118,25 +137,28 @@ impl AuditMetrics {
 pub struct Audit {
     sender: mpsc::Sender<Noted>,
     metrics: AuditMetrics,
-    refusals: Arc<Mutex<Refusals>>,
+    refusals: Arc<Mutex<Counts>>,
+    reads: Arc<Mutex<Counts>>,
 }
 
-/// How many attempts were refused since an instant, by caller.
+/// Deeds of one kind since an instant, by caller.
 #[derive(Debug)]
-struct Refusals {
+struct Counts {
+    /// Of one caller in a second.
+    most: u32,
     since: Instant,
     by_caller: HashMap<(Arc<str>, Option<IpAddr>), u32>,
     others: u32,
 }
 
-impl Refusals {
-    fn new(now: Instant) -> Self {
-        Self { since: now, by_caller: HashMap::new(), others: 0 }
+impl Counts {
+    fn new(most: u32, now: Instant) -> Self {
+        Self { most, since: now, by_caller: HashMap::new(), others: 0 }
     }
 
     fn has_room(&mut self, deed: &Deed, now: Instant) -> bool {
         if now.duration_since(self.since) >= Duration::from_secs(1) {
-            *self = Self::new(now);
+            *self = Self::new(self.most, now);
         }
         // Who sends no token, or a wrong one, has no name of their own.
         let address = deed.address.filter(|_| &*deed.who == Caller::ANONYMOUS);
@@ -147,7 +169,7 @@ impl Refusals {
             &mut self.others
         };
         *count += 1;
-        *count <= REFUSALS_PER_S
+        *count <= self.most
     }
 }
 
@@ -156,6 +178,7 @@ impl Deed {
     pub fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
         Self {
             who: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
+            who_id: None,
             what: "refused".into(),
             target,
             address: None,
@@ -165,21 +188,33 @@ impl Deed {
             request_id: None,
         }
     }
+
+    fn is_refusal(&self) -> bool {
+        [401, 403].contains(&self.status)
+    }
+
+    fn is_read(&self) -> bool {
+        READS.contains(&&*self.what)
+    }
 }
 
 impl Audit {
     /// What is noted comes out at the other end.
     pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {
         let (sender, notes) = mpsc::channel(WAITING);
-        let refusals = Arc::new(Mutex::new(Refusals::new(Instant::now())));
-        (Self { sender, metrics, refusals }, notes)
+        let counts = |most| Arc::new(Mutex::new(Counts::new(most, Instant::now())));
+        (Self { sender, metrics, refusals: counts(REFUSALS_PER_S), reads: counts(READS_PER_S) }, notes)
     }
 
     /// Notes what was just answered. Never waits.
     pub fn note(&self, deed: Deed) {
         let now = Instant::now();
-        if [401, 403].contains(&deed.status) && !self.refusals.lock().has_room(&deed, now) {
-            return self.metrics.dropped(Dropped::Refusals, 1);
+        if deed.is_refusal() {
+            if !self.refusals.lock().has_room(&deed, now) {
+                return self.metrics.dropped(Dropped::Refusals, 1);
+            }
+        } else if deed.is_read() && !(self.has_room_for_reads() && self.reads.lock().has_room(&deed, now)) {
+            return self.metrics.dropped(Dropped::Reads, 1);
         }
         let deed = Deed {
             target: fit(deed.target),
@@ -190,6 +225,10 @@ impl Audit {
         if self.sender.try_send(Noted { id: Uuid::now_v7(), deed, at: now }).is_err() {
             self.metrics.dropped(Dropped::Full, 1);
         }
+    }
+
+    fn has_room_for_reads(&self) -> bool {
+        self.sender.capacity() > WAITING - READS_WAITING
     }
 }
 
@@ -206,6 +245,7 @@ mod tests {
     fn deed(status: u16) -> Deed {
         Deed {
             who: "ops".into(),
+            who_id: None,
             what: "task.cancel".into(),
             target: "x\0".repeat(TEXT_BYTES),
             address: None,
@@ -258,6 +298,41 @@ mod tests {
         };
         assert_eq!((of("mail", "192.0.2.1"), of(Caller::ANONYMOUS, "192.0.2.2")), (1, 1));
         assert!(of("shop", "192.0.2.1") >= REFUSALS_PER_S as usize);
+    }
+
+    #[test]
+    fn reads_of_one_caller_hide_neither_its_changes_nor_what_others_read() {
+        let (audit, mut notes, _registry) = audit();
+        let note = |who: &str, what: &'static str, status| {
+            audit.note(Deed { who: who.into(), what: what.into(), target: "t".to_owned(), ..deed(status) });
+        };
+        for _ in 0..READS_PER_S * 10 {
+            note("shop", TASK_READ, 200);
+        }
+        for (who, what, status) in
+            [("shop", "task.cancel", 200), ("shop", "refused", 403), ("mail", TASK_READ, 200), ("mail", TASK_LIST, 200)]
+        {
+            note(who, what, status);
+        }
+        assert!(dropped(&audit, Dropped::Reads) > 0);
+        let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
+        let of = |who: &str, what: &str| noted.iter().filter(|n| &*n.deed.who == who && n.deed.what == what).count();
+        assert!((READS_PER_S as usize..READS_PER_S as usize * 10).contains(&of("shop", TASK_READ)));
+        assert_eq!((of("shop", "task.cancel"), of("shop", "refused")), (1, 1));
+        assert_eq!((of("mail", TASK_READ), of("mail", TASK_LIST)), (1, 1));
+    }
+
+    #[test]
+    fn reads_of_many_callers_leave_room_for_changes_and_refusals() {
+        let (audit, notes, _registry) = audit();
+        for nth in 0..WAITING {
+            let who: Arc<str> = format!("u{}", nth / READS_PER_S as usize).into();
+            audit.note(Deed { who, what: SCHEDULE_READ.into(), target: "t".to_owned(), ..deed(200) });
+        }
+        assert!(notes.len() <= READS_WAITING);
+        audit.note(deed(403));
+        audit.note(deed(200));
+        assert_eq!((dropped(&audit, Dropped::Full), dropped(&audit, Dropped::Refusals)), (0, 0));
     }
 
     #[test]

@@ -65,6 +65,7 @@
   {{- $key := printf "auth.tokens[%d]" $index }}
   {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, as another token is called; give each a name of its own" $key .name) }}{{ end }}
   {{- $names = append $names .name }}
+  {{- if and (eq .role "metrics") .queues }}{{ $wrong = append $wrong (printf "%s.queues: the metrics name every queue, so a token of the role metrics is for all of them" $key) }}{{ end }}
   {{- if eq (empty .sha256) (empty .existingSecret) }}{{ $wrong = append $wrong (printf "%s.sha256: or existingSecret has to be set, one of them" $key) }}{{ end }}
 {{- end }}
 
@@ -98,7 +99,7 @@
   {{- if and .command .existingSecret }}{{ $wrong = append $wrong (printf "%s.existingSecret: signs calls; a command has none" $key) }}{{ end }}
 {{- end }}
 
-{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics lets in nobody without a token: name a Secret with one of role viewer" }}{{ end }}
+{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics lets in nobody without a token: name a Secret with one of role metrics" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}{{ $wrong = append $wrong "ingress.hosts: is empty; name at least one host" }}{{ end }}
 {{- if le (int .terminationGracePeriodSeconds) (int .preStopSleepSeconds) }}{{ $wrong = append $wrong "terminationGracePeriodSeconds: is not longer than preStopSleepSeconds; a node needs up to 46 s on top of it" }}{{ end }}
 {{- end }}

@@ -62,6 +62,9 @@ pub struct DeedView {
     pub at: UnixMicros,
     /// The name of the token, or `anonymous`.
     pub who: String,
+    /// The id of the token, if it was made over the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who_id: Option<i64>,
     pub what: String,
     pub target: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -178,6 +178,9 @@ pub struct ScheduleView {
     pub payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
+    /// The caller's role shows no data: payload and headers are left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub data_hidden: bool,
     /// None while it is paused.
     pub next_fire_times: Vec<UnixMicros>,
     /// A fire time that waits until the last task is finished.
@@ -196,6 +199,13 @@ impl ScheduleView {
         let body = Body::of(payload, &self.rules.content_type);
         (self.payload, self.payload_base64) = (body.payload, body.payload_base64);
         self
+    }
+
+    /// Leaves the data of its tasks out.
+    #[must_use]
+    pub fn without_data(self) -> Self {
+        let rules = Rules { headers: BTreeMap::new(), ..self.rules };
+        Self { rules, payload: None, payload_base64: None, data_hidden: true, ..self }
     }
 }
 
@@ -263,6 +273,7 @@ mod tests {
                 paused: false,
                 payload: None,
                 payload_base64: None,
+                data_hidden: false,
                 next_fire_times: vec![UnixMicros::new(1)],
                 buffered_at: None,
                 last_fire_at: None,

@@ -51,6 +51,7 @@ impl TokenRequest {
             return Err(Problem::invalid_field("name", detail));
         }
         let queues = Scope::of(self.queues)?;
+        self.role.check_scope(&queues)?;
         let expires_at = check::expiry(self.expires_at, self.expires_after_ms, now)?;
         if expires_at.is_some_and(|expires_at| expires_at <= now) {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
@@ -82,6 +83,9 @@ pub enum TokenSource {
 /// A token as it stands. What does not apply is left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenView {
+    /// Of a token that was made over the API; the audit names it beside the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<i64>,
     pub name: String,
     pub role: Role,
     /// Absent: all queues.
@@ -171,6 +175,7 @@ mod tests {
             (r#"{"name":"a","role":"root"}"#, "role"),
             (r#"{"name":"a"}"#, "role"),
             (r#"{"name":"a","role":"viewer","queues":[]}"#, "queues"),
+            (r#"{"name":"a","role":"metrics","queues":["mail"]}"#, "queues"),
             (r#"{"name":"a","role":"viewer","expires_after_ms":0}"#, "expires_after_ms"),
             (r#"{"name":"a","role":"viewer","expires_at":1}"#, "expires_at"),
             (r#"{"name":"a","role":"viewer","token":"x"}"#, "token"),

@@ -64,6 +64,9 @@ pub struct TaskView {
     /// What a waiting task waits for, and how that stands.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<DependencyView>,
+    /// Payload, headers, result and error texts are left out: the caller's role shows none, or this answers a report.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub data_hidden: bool,
     /// Its consumer is to stop. A consumer that beats over HTTP reads it here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopping: bool,
@@ -103,8 +106,27 @@ impl TaskView {
             worker: None,
             attempts: Vec::new(),
             depends_on: Vec::new(),
+            data_hidden: false,
             stopping: false,
             duplicate: false,
+        }
+    }
+
+    /// Leaves the data out: what the task carries, what its consumers answered and what they said of failures. What
+    /// stays tells how the task stands: names, keys, moments, numbers, `worker`, and the reason of each attempt in a
+    /// fixed word.
+    #[must_use]
+    pub fn without_data(self) -> Self {
+        let attempts = self.attempts.into_iter().map(|attempt| AttemptView { error: None, ..attempt }).collect();
+        Self {
+            payload: None,
+            payload_base64: None,
+            headers: BTreeMap::new(),
+            result: None,
+            status_msg: None,
+            attempts,
+            data_hidden: true,
+            ..self
         }
     }
 }
@@ -237,6 +259,25 @@ mod tests {
             r#""content_type":"application/json"}"#,
         );
         assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn a_view_without_data_tells_how_the_task_stands_and_nothing_that_was_said() {
+        let said = r#"{"n":"SECRET"}"#;
+        let whole: TaskView = serde_json::from_value(serde_json::json!({
+            "id": "00000000-0000-0000-0000-00000abc0005", "queue": "q", "state": "dead", "due_at": "2030-01-01T00:00:00Z",
+            "created_at": "2030-01-01T00:00:00Z", "attempt": 1, "max_attempts": 1, "priority": 3, "shard": 5, "key": "k",
+            "payload": { "n": "SECRET" }, "payload_base64": "SECRET", "content_type": "application/json",
+            "headers": { "x": "SECRET" }, "result": { "n": "SECRET" }, "status_code": 7, "status_msg": "SECRET", "worker": "w",
+            "attempts": [{ "attempt": 1, "reason": "rejected", "error": "SECRET" }],
+        }))
+        .unwrap();
+        assert_eq!(whole.payload.as_deref().map(RawValue::get), Some(said));
+        let json = serde_json::to_value(whole.without_data()).unwrap();
+        assert!(!json.to_string().contains("SECRET"), "{json}");
+        assert_eq!(json["data_hidden"], true);
+        assert_eq!((&json["key"], &json["worker"], &json["status_code"]), (&"k".into(), &"w".into(), &7.into()));
+        assert_eq!(json["attempts"], serde_json::json!([{ "attempt": 1, "reason": "rejected" }]));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod poison;
 mod recipes;
 mod refusal;
 mod relay;
+mod roles;
 mod route;
 mod schedule;
 mod schemathesis;

@@ -265,7 +265,7 @@ async fn the_node_is_described(asker: &Asker, sandbox: &Sandbox) -> Result<()> {
     for operation in asker.document.operations() {
         let path = operation.path.replace("{id}", NOBODY).replace(['{', '}'], "");
         let (_, status, _) = stranger.asked(operation.method, &path, None).await?;
-        ensure!(status == if operation.told["x-role"].is_null() { 200 } else { 401 }, "{operation}: {status}");
+        ensure!(status == if operation.told["x-roles"].is_null() { 200 } else { 401 }, "{operation}: {status}");
     }
     asker.refused.borrow_mut().append(&mut stranger.refused.borrow_mut());
     Ok(())

@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use crate::{command::Terminal, scenario, until};
 
 /// Within this a token is in force, or out of it, on every node.
-const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A note is written a tenth of a second after its answer; this machine has other things to do.
 const NOTED_WITHIN: Duration = Duration::from_secs(10);
 
-async fn make(operator: &Client, token: &Value) -> Result<String> {
+pub(crate) async fn make(operator: &Client, token: &Value) -> Result<String> {
     let made: Value = operator.call(Method::POST, "/v1/tokens", Some(token)).await?;
     Ok(made["token"].as_str().context("the token is told")?.to_owned())
 }
 
 /// Waits until `client` is answered with `status`; `None`: it is let in.
-async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Result<()> {
+pub(crate) async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Result<()> {
     let began = Instant::now();
     loop {
         let answer = client.call::<Value>(Method::GET, "/v1/queues", None).await;

@@ -79,6 +79,7 @@ fn table(deeds: &[DeedView], now: UnixMicros) -> String {
         vec![
             moment::shown(deed.at, now),
             deed.who.clone(),
+            deed.who_id.map(|id| id.to_string()).unwrap_or_default(),
             deed.what.clone(),
             deed.target.clone(),
             deed.status.to_string(),
@@ -86,5 +87,5 @@ fn table(deeds: &[DeedView], now: UnixMicros) -> String {
             deed.detail.clone().unwrap_or_default(),
         ]
     };
-    print::table(&["AT", "WHO", "WHAT", "TARGET", "STATUS", "FROM", "DETAIL"], deeds.iter().map(row).collect())
+    print::table(&["AT", "WHO", "ID", "WHAT", "TARGET", "STATUS", "FROM", "DETAIL"], deeds.iter().map(row).collect())
 }

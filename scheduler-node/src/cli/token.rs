@@ -55,7 +55,7 @@ struct New {
     /// Who will hold the token; default: the role.
     #[arg(long)]
     name: Option<String>,
-    /// What the holder may do: each role may do what those before it may.
+    /// What the holder may do.
     #[arg(long, value_enum, default_value_t = RoleName::Operator)]
     role: RoleName,
     #[command(flatten)]
@@ -67,7 +67,7 @@ struct New {
 struct Create {
     #[command(flatten)]
     token: One,
-    /// What the holder may do: each role may do what those before it may.
+    /// What the holder may do.
     #[arg(long, value_enum)]
     role: RoleName,
     /// A queue it is for, or the start of several and `*`; can be given again. Without: all queues.
@@ -96,17 +96,32 @@ struct Page {
     cursor: Option<String>,
 }
 
-/// The roles as they are spelled on the command line.
+/// The roles as they are spelled on the command line, each with what it may do.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RoleName {
+    /// Reads /metrics
+    Metrics,
+    /// Submits tasks
+    Submitter,
+    /// Reports results and heartbeats
+    Reporter,
+    /// Looks at everything but payloads, headers, results and error texts
+    Observer,
+    /// Looks at everything
     Viewer,
+    /// Looks, submits, changes, cancels and reports
     Producer,
+    /// Everything
     Operator,
 }
 
 impl From<RoleName> for Role {
     fn from(name: RoleName) -> Self {
         match name {
+            RoleName::Metrics => Self::Metrics,
+            RoleName::Submitter => Self::Submitter,
+            RoleName::Reporter => Self::Reporter,
+            RoleName::Observer => Self::Observer,
             RoleName::Viewer => Self::Viewer,
             RoleName::Producer => Self::Producer,
             RoleName::Operator => Self::Operator,
@@ -185,9 +200,10 @@ fn page(answer: &Answer) -> Result<String, Error> {
 fn table(tokens: &[TokenView], now: UnixMicros) -> String {
     let row = |token: &TokenView| {
         let queues = token.queues.as_ref().map_or_else(|| "all".to_owned(), |queues| queues.join(" "));
-        vec![token.name.clone(), token.role.to_string(), queues, made(token, now), standing(token, now)]
+        let id = token.id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+        vec![id, token.name.clone(), token.role.to_string(), queues, made(token, now), standing(token, now)]
     };
-    print::table(&["NAME", "ROLE", "QUEUES", "MADE", "IS"], tokens.iter().map(row).collect())
+    print::table(&["ID", "NAME", "ROLE", "QUEUES", "MADE", "IS"], tokens.iter().map(row).collect())
 }
 
 fn made(token: &TokenView, now: UnixMicros) -> String {
@@ -215,6 +231,7 @@ mod tests {
         let at = |seconds: i64| Some(UnixMicros::new(seconds * 1_000_000));
         let now = UnixMicros::new(1_000_000_000);
         let token = |expires_at, revoked_at| TokenView {
+            id: Some(7),
             name: "shop".to_owned(),
             role: Role::Producer,
             queues: Some(vec!["shop.*".to_owned(), "mail".to_owned()]),
@@ -227,7 +244,7 @@ mod tests {
             token: None,
         };
         let row = |token: TokenView| table(&[token], now).lines().nth(1).unwrap_or_default().to_owned();
-        assert_eq!(row(token(None, None)), "shop  producer  shop.* mail  10 m ago by ops  in force");
+        assert_eq!(row(token(None, None)), "7   shop  producer  shop.* mail  10 m ago by ops  in force");
         assert!(row(token(at(1_600), None)).ends_with("in force, expires in 10 m"));
         assert!(row(token(at(400), None)).ends_with("expired 10 m ago"));
         assert!(row(token(at(400), at(400))).ends_with("revoked 10 m ago"));

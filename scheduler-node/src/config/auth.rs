@@ -78,6 +78,9 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
             ),
         );
         let queues = scope(written.queues, key("queues"), complaints);
+        if let Err(error) = written.role.check_scope(&queues) {
+            complaints.add(key("queues"), error.detail);
+        }
         match digest(&written.sha256) {
             Some(sha256) => {
                 complaints.unless(

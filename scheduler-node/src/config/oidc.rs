@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use common::{
-    access::Role,
+    access::{Permission, Role},
     grant::{Grant, Grants, MAX_GRANTS},
 };
 use secrecy::{ExposeSecret, SecretString};
@@ -137,6 +137,11 @@ fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<G
             grants.iter().all(|other| other.value != value),
             key("value"),
             format!("is {value:?}, as another entry's; write each value once"),
+        );
+        complaints.unless(
+            Role::CONSOLE.contains(&role),
+            key("role"),
+            format!("is {role}, which does not open the console; choose one of {}", Permission::Look.roles()),
         );
         let queues = scope(queues, key("queues"), complaints);
         grants.push(Grant { value, role, queues });

@@ -48,8 +48,8 @@ pub(super) struct Actor<'a> {
     pub(super) from: Option<SocketAddr>,
 }
 
-/// Everything that changes something through the console is noted here, in the audit of the API: what he did, to what, and what
-/// came of it.
+/// Everything that changes something through the console, and every page with payloads, is noted here, in the audit
+/// of the API: the caller, the deed, its target and the outcome.
 pub(super) fn acted(actor: &Actor<'_>, what: &'static str, target: &str, outcome: Result<&str, &Problem>) {
     let (status, detail) = match outcome {
         Ok(said) => (200, said.to_owned()),
@@ -57,6 +57,7 @@ pub(super) fn acted(actor: &Actor<'_>, what: &'static str, target: &str, outcome
     };
     actor.desk.audit().note(Deed {
         who: actor.caller.name.clone(),
+        who_id: actor.caller.id,
         what: what.into(),
         target: target.to_owned(),
         address: actor.from.map(|from| from.ip()),

@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use common::{
+    access::Permission,
     time::UnixMicros,
     wire::{AuditFilter, Problem, audit::DeedView},
 };
@@ -16,7 +17,6 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{When, when},
 };
-use crate::config::Role;
 
 /// Deeds of one page.
 const PAGE: u32 = 100;
@@ -38,7 +38,7 @@ struct Row {
 }
 
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    visitor.ask_for(Role::Operator)?;
+    visitor.ask_for(Permission::Operate)?;
     let trouble = |problem| Trouble::at(&visitor, problem);
     let filter = filter(&uri).map_err(trouble)?;
     let (who, what, target) = (filter.who.clone(), filter.what.clone(), filter.target.clone());

@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::Permission,
     ids::NodeName,
     wire::{ClusterReport, Problem, cluster::ShardReport},
 };
@@ -19,7 +20,6 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{When, span, when},
 };
-use crate::config::Role;
 
 #[derive(Template)]
 #[template(path = "cluster.html")]
@@ -117,7 +117,7 @@ pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Trou
         told: shards.iter().filter(|shard| all || unsettled(shard)).cloned().collect(),
         shards,
         all,
-        may_act: visitor.may(Role::Operator) && visitor.desk.ask_for_everything().is_ok(),
+        may_act: visitor.may(Permission::Operate) && visitor.desk.ask_for_everything().is_ok(),
     };
     Ok(show(StatusCode::OK, &page))
 }

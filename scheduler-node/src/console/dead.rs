@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::{http::StatusCode, response::Response};
+use common::access::Permission;
 
 use super::{
     door::Visitor,
@@ -9,7 +10,7 @@ use super::{
     told::{When, count, when},
     wanted::Wanted,
 };
-use crate::{config::Role, desk::DEAD_LOOK};
+use crate::desk::DEAD_LOOK;
 
 #[derive(Template)]
 #[template(path = "dead.html")]
@@ -18,6 +19,8 @@ struct DeadPage {
     groups: Vec<Group>,
     /// Only so many were looked at.
     bound: Option<String>,
+    /// The visitor's role shows no error texts: a group is all dead tasks of a queue.
+    errors_hidden: bool,
     may_act: bool,
 }
 
@@ -46,7 +49,8 @@ pub(super) async fn list(visitor: Visitor) -> Result<Response, Trouble> {
         frame: Frame::new("Dead letters", &visitor),
         groups: groups.collect(),
         bound: dead.at_least.then(|| count(DEAD_LOOK, false)),
-        may_act: visitor.may(Role::Producer),
+        errors_hidden: !visitor.may(Permission::Payloads),
+        may_act: visitor.may(Permission::Change),
     };
     Ok(show(StatusCode::OK, &page))
 }

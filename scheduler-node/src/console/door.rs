@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use common::wire::Problem;
+use common::{access::Permission, wire::Problem};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
@@ -25,8 +25,9 @@ use super::{
     frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
     oidc,
     session::SESSION_S,
+    wanted::FILTERS,
 };
-use crate::{clock, config::Role, desk::Desk, http::Caller};
+use crate::{clock, desk::Desk, http::Caller};
 
 /// The cookie that holds a session, sealed, after the prefix that names its kind.
 pub(super) const SESSION: &str = "duetime_session";
@@ -60,24 +61,30 @@ pub(super) struct Visitor {
 }
 
 impl Visitor {
-    pub(super) fn may(&self, needed: Role) -> bool {
-        self.caller.role >= needed
+    pub(super) fn may(&self, needed: Permission) -> bool {
+        self.caller.may(needed)
     }
 
-    /// Refuses a page to whoever may do less.
-    pub(super) fn ask_for(&self, needed: Role) -> Result<(), Trouble> {
+    /// Refuses a page to a visitor without the permission.
+    pub(super) fn ask_for(&self, needed: Permission) -> Result<(), Trouble> {
         if self.may(needed) {
             return Ok(());
         }
-        let detail = format!("this needs the role {needed}; yours is {}", self.caller.role);
+        let detail = format!("this needs the role {}; yours is {}", needed.roles(), self.caller.role);
         Err(Trouble::at(self, Problem::forbidden(detail)))
+    }
+
+    /// The filters of lists that the visitor may use: error texts are data.
+    pub(super) fn filters(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let may = self.may(Permission::Payloads);
+        FILTERS.iter().filter(move |(name, _)| may || *name != "error")
     }
 
     pub(super) fn actor(&self) -> Actor<'_> {
         Actor { desk: &self.desk, caller: &self.caller, from: self.from }
     }
 
-    /// `None`: nobody has signed in.
+    /// `None`: there is no session, or its role does not open the console.
     fn of(parts: &Parts, console: &Console) -> Result<Option<Self>, Problem> {
         let (caller, session) = match (console.gate.anybody(), cookie(&parts.headers, SESSION)) {
             (Some(anybody), _) => (anybody, ""),
@@ -87,6 +94,9 @@ impl Visitor {
                 None => return Ok(None),
             },
         };
+        if !caller.may(Permission::Look) {
+            return Ok(None);
+        }
         Ok(Some(Self {
             desk: console.desk.of(&caller),
             caller,
@@ -166,12 +176,13 @@ impl FromRequest<Console> for Posted {
     }
 }
 
-/// The role that sending a form needs. What is not listed needs the highest, so that a route forgotten here is closed.
-fn needed(route: &str) -> Role {
+/// The permission that sending a form needs. A route that is missing here needs the rarest one, so that a forgotten
+/// route is closed.
+fn needed(route: &str) -> Permission {
     match route {
-        "/console/sign-out" | "/console/theme" => Role::Viewer,
-        route if route.starts_with("/console/tasks") || route.starts_with("/console/dead") => Role::Producer,
-        _ => Role::Operator,
+        "/console/sign-out" | "/console/theme" => Permission::Look,
+        route if route.starts_with("/console/tasks") || route.starts_with("/console/dead") => Permission::Change,
+        _ => Permission::Operate,
     }
 }
 
@@ -264,11 +275,20 @@ pub(super) async fn sign_in(
         let trouble = "This token is unknown here.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
+    let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
+    if !caller.may(Permission::Look) {
+        let problem = Problem::forbidden(format!(
+            "the console needs a token with the role {}; the role of this one is {}",
+            Permission::Look.roles(),
+            caller.role
+        ));
+        acted(&actor, "console.sign_in", "console", Err(&problem));
+        return not_signed_in(&console, &headers, next, &problem);
+    }
     let sealed = match console.sessions.close(token, clock::now()) {
         Ok(sealed) => sealed,
         Err(problem) => return not_signed_in(&console, &headers, next, &problem),
     };
-    let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
     acted(&actor, "console.sign_in", "console", Ok("signed in"));
     with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={BY_TOKEN}{sealed}; Max-Age={SESSION_S}"))
 }
@@ -338,14 +358,14 @@ mod tests {
 
     #[test]
     fn a_route_nobody_thought_of_needs_an_operator() {
-        for (route, role) in [
-            ("/console/theme", Role::Viewer),
-            ("/console/tasks/{id}/cancel", Role::Producer),
-            ("/console/dead/retry", Role::Producer),
-            ("/console/anything", Role::Operator),
-            ("", Role::Operator),
+        for (route, permission) in [
+            ("/console/theme", Permission::Look),
+            ("/console/tasks/{id}/cancel", Permission::Change),
+            ("/console/dead/retry", Permission::Change),
+            ("/console/anything", Permission::Operate),
+            ("", Permission::Operate),
         ] {
-            assert_eq!(needed(route), role, "{route}");
+            assert_eq!(needed(route), permission, "{route}");
         }
     }
 

@@ -5,25 +5,24 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{Html, IntoResponse, Redirect, Response},
 };
-use common::wire::Problem;
+use common::{access::Permission, wire::Problem};
 
 use super::{
     assets,
     door::{Posted, Visitor},
 };
-use crate::config::Role;
 
 /// Where one can go from every page; `g` and the letter lead there too.
 pub(super) const PLACES: &[Place] = &[
-    Place { letter: 'o', name: "Overview", path: "/console", needs: Role::Viewer },
-    Place { letter: 't', name: "Tasks", path: "/console/tasks", needs: Role::Viewer },
-    Place { letter: 'd', name: "Dead letters", path: "/console/dead", needs: Role::Viewer },
-    Place { letter: 'b', name: "Bulk", path: "/console/bulk", needs: Role::Viewer },
-    Place { letter: 'q', name: "Queues", path: "/console/queues", needs: Role::Viewer },
-    Place { letter: 's', name: "Schedules", path: "/console/schedules", needs: Role::Viewer },
-    Place { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Role::Viewer },
-    Place { letter: 'a', name: "Audit", path: "/console/audit", needs: Role::Operator },
-    Place { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Role::Operator },
+    Place { letter: 'o', name: "Overview", path: "/console", needs: Permission::Look },
+    Place { letter: 't', name: "Tasks", path: "/console/tasks", needs: Permission::Look },
+    Place { letter: 'd', name: "Dead letters", path: "/console/dead", needs: Permission::Look },
+    Place { letter: 'b', name: "Bulk", path: "/console/bulk", needs: Permission::Look },
+    Place { letter: 'q', name: "Queues", path: "/console/queues", needs: Permission::Look },
+    Place { letter: 's', name: "Schedules", path: "/console/schedules", needs: Permission::Look },
+    Place { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Permission::Look },
+    Place { letter: 'a', name: "Audit", path: "/console/audit", needs: Permission::Operate },
+    Place { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Permission::Operate },
 ];
 
 /// One of them.
@@ -32,8 +31,8 @@ pub(super) struct Place {
     pub(super) letter: char,
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    /// Whoever may do less is not led there.
-    pub(super) needs: Role,
+    /// A visitor without it is not led there.
+    pub(super) needs: Permission,
 }
 
 /// Nothing but our own files and forms: what a payload holds can neither run nor load nor look like anything but text.

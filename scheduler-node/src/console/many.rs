@@ -7,15 +7,15 @@ use axum::{
     http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
-use common::{task::TaskState, wire::Problem};
+use common::{access::Permission, task::TaskState, wire::Problem};
 
 use super::{
     Console,
+    act::acted,
     door::Visitor,
     frame::{Frame, Trouble, show},
-    wanted::{FILTERS, Wanted},
+    wanted::Wanted,
 };
-use crate::config::Role;
 
 #[derive(Template)]
 #[template(path = "many.html")]
@@ -58,13 +58,13 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
     let list = wanted.url();
     let page = ManyPage {
         frame: Frame::new("Bulk operations", &visitor),
-        inputs: FILTERS.iter().map(input).collect(),
+        inputs: visitor.filters().map(input).collect(),
         hidden: wanted.fields().to_vec(),
         wrong,
         export: list.replacen("/console/tasks", "/console/export", 1),
         list,
-        may_act: visitor.may(Role::Producer),
-        may_export: console.show_payloads,
+        may_act: visitor.may(Permission::Change),
+        may_export: console.show_payloads && visitor.may(Permission::Payloads),
     };
     show(status, &page)
 }
@@ -78,7 +78,10 @@ pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri
         return Err(trouble(Problem::forbidden(detail)));
     }
     let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
-    let lines = visitor.desk.export(filter).await.map_err(trouble)?;
+    let exported = visitor.desk.export(filter).await;
+    let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
+    acted(&visitor.actor(), "task.export", target, exported.as_ref().map(|_| "begun"));
+    let lines = exported.map_err(trouble)?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),

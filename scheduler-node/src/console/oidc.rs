@@ -72,7 +72,7 @@ pub(super) async fn callback(
         Err(refusal) => {
             if let Refusal::NoRole { who, .. } = refusal {
                 // He may do nothing; only his name is noted.
-                let caller = Caller { name: who.as_str().into(), role: Role::Viewer, queues: Scope::ALL };
+                let caller = Caller { id: None, name: who.as_str().into(), role: Role::Viewer, queues: Scope::ALL };
                 let actor = Actor { desk: &console.desk, caller: &caller, from };
                 acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
             }

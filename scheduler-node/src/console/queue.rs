@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::Permission,
     ids::QueueName,
     queue::check_name,
     time::UnixMicros,
@@ -23,7 +24,6 @@ use super::{
     told::{When, count, span, when},
 };
 use crate::{
-    config::Role,
     desk::NodeFigures,
     internal::{self, Origin},
 };
@@ -137,7 +137,7 @@ pub(super) async fn queue(visitor: Visitor, Path(name): Path<String>, uri: Uri) 
 async fn look(visitor: &Visitor, name: &QueueName) -> Result<Option<QueueView>, Problem> {
     match visitor.desk.queue_get(name.clone()).await {
         Ok(queue) => Ok(Some(queue)),
-        Err(problem) if problem.status == 404 && visitor.may(Role::Operator) => Ok(None),
+        Err(problem) if problem.status == 404 && visitor.may(Permission::Operate) => Ok(None),
         Err(problem) => Err(problem),
     }
 }
@@ -156,7 +156,7 @@ fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Ve
         flow: flow(&visitor.desk.node_figures(), &name, uri),
     });
     let frame = Frame::new(format!("Queue {name}"), visitor);
-    QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Role::Operator) }
+    QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Permission::Operate) }
 }
 
 /// The look before is in the URL: no node remembers who has looked.
@@ -221,7 +221,7 @@ async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    visitor.ask_for(Role::Operator)?;
+    visitor.ask_for(Permission::Operate)?;
     let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }

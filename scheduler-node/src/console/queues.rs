@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::Permission,
     ids::QueueName,
     queue::{Format, Placement, QueuePolicy, Settle, check_name},
     task::retry::RetryPolicy,
@@ -21,7 +22,7 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{count, span},
 };
-use crate::{config::Role, desk::NodeFigures};
+use crate::desk::NodeFigures;
 
 /// Queues of one page.
 const PAGE: u32 = 100;
@@ -81,7 +82,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
         next: listed.next_cursor.map(|cursor| format!("/console/queues?cursor={cursor}")),
         node: figures.node.name.to_string(),
         up: span(figures.up),
-        may_act: visitor.may(Role::Operator),
+        may_act: visitor.may(Permission::Operate),
     };
     Ok(show(StatusCode::OK, &page))
 }

@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::Permission,
     ids::{QueueName, ScheduleName},
     schedule::{check_name, key_of},
     time::UnixMicros,
@@ -24,7 +25,7 @@ use super::{
     told::{When, when},
 };
 use crate::{
-    config::Role,
+    audit::SCHEDULE_READ,
     desk::Desk,
     internal::{self, Origin},
 };
@@ -114,6 +115,9 @@ pub(super) async fn schedule(
     let trouble = |problem| Trouble::at(&visitor, problem);
     let name = named(&name).map_err(trouble)?;
     let there = look(&visitor, &name).await.map_err(trouble)?;
+    if let Some(view) = there.as_ref().filter(|view| console.show_payloads && !view.data_hidden) {
+        acted(&visitor.actor(), SCHEDULE_READ, view.name.as_str(), Ok("shown"));
+    }
     let status = if there.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
     let json = there.as_ref().map(json_of).transpose().map_err(trouble)?;
     let fields = form::shown(&specs(console.show_payloads || there.is_none()), &json.unwrap_or_default());
@@ -124,7 +128,7 @@ pub(super) async fn schedule(
 async fn look(visitor: &Visitor, name: &ScheduleName) -> Result<Option<ScheduleView>, Problem> {
     match visitor.desk.schedule_get(name.clone(), SHOWN).await {
         Ok(view) => Ok(Some(view)),
-        Err(problem) if problem.status == 404 && visitor.may(Role::Operator) => Ok(None),
+        Err(problem) if problem.status == 404 && visitor.may(Permission::Operate) => Ok(None),
         Err(problem) => Err(problem),
     }
 }
@@ -148,13 +152,13 @@ async fn page(
     there: Option<ScheduleView>,
     fields: Vec<Field>,
 ) -> SchedulePage {
-    let payload_hidden = there.is_some() && !console.show_payloads;
+    let payload_hidden = there.as_ref().is_some_and(|view| view.data_hidden || !console.show_payloads);
     let there = match there {
         Some(view) => Some(shown(&visitor.desk, &view).await),
         None => None,
     };
     let frame = Frame::new(format!("Schedule {name}"), visitor);
-    SchedulePage { frame, name, there, fields, payload_hidden, wrong: None, may_act: visitor.may(Role::Operator) }
+    SchedulePage { frame, name, there, fields, payload_hidden, wrong: None, may_act: visitor.may(Permission::Operate) }
 }
 
 async fn shown(desk: &Desk, view: &ScheduleView) -> There {
@@ -244,7 +248,7 @@ fn json(text: &str) -> Result<Box<RawValue>, Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    visitor.ask_for(Role::Operator)?;
+    visitor.ask_for(Permission::Operate)?;
     let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }

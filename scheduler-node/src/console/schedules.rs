@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::Permission,
     ids::{QueueName, ScheduleName},
     schedule::{Overlap, When as Calendar, check_name},
     time::UnixMicros,
@@ -18,7 +19,6 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{When, span, when},
 };
-use crate::config::Role;
 
 /// Schedules of one page.
 const PAGE: u32 = 50;
@@ -83,7 +83,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
         rows: listed.schedules.iter().map(|view| row(view, now)).collect(),
         // A name is safe in a URL.
         next: listed.next_cursor.map(|cursor| format!("/console/schedules?cursor={cursor}")),
-        may_act: visitor.may(Role::Operator),
+        may_act: visitor.may(Permission::Operate),
     };
     Ok(show(StatusCode::OK, &page))
 }

@@ -8,6 +8,7 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
+    access::Permission,
     ids::TaskId,
     task::state::CancelOutcome,
     time::UnixMicros,
@@ -23,7 +24,7 @@ use super::{
     json,
     told::{When, short, when},
 };
-use crate::{config::Role, desk::Desk};
+use crate::{audit::TASK_READ, desk::Desk};
 
 #[derive(Template)]
 #[template(path = "task.html")]
@@ -56,6 +57,9 @@ struct Shown {
     text: String,
     note: String,
 }
+
+/// Why this console shows no payload to anyone.
+const NOT_SHOWN: &str = "`console.show_payloads` is false";
 
 /// What may be done to the task by this visitor.
 #[derive(Default)]
@@ -95,6 +99,9 @@ pub(super) async fn task(
 ) -> Result<Response, Trouble> {
     let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
     let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
+    if show_payloads && !task.data_hidden {
+        acted(&visitor.actor(), TASK_READ, &task.id.to_string(), Ok("shown"));
+    }
     let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
         .and_then(|(_, said)| SAID.into_iter().find(|(word, _)| *word == said))
@@ -108,11 +115,15 @@ pub(super) async fn task(
         timeline: timeline(&task, now),
         depends_on: task.depends_on.iter().map(dependency).collect(),
         headers: task.headers.clone().into_iter().collect(),
-        payload: if show_payloads { payload(&task) } else { Shown::hidden() },
+        payload: match (task.data_hidden, show_payloads) {
+            (true, _) => Shown::hidden("your role shows no payloads, headers, results or error texts"),
+            (false, false) => Shown::hidden(NOT_SHOWN),
+            (false, true) => payload(&task),
+        },
         result: task
             .result
             .as_ref()
-            .map(|result| if show_payloads { Shown::json(result.get()) } else { Shown::hidden() }),
+            .map(|result| if show_payloads { Shown::json(result.get()) } else { Shown::hidden(NOT_SHOWN) }),
         curl: curl(&task, &headers, visitor.signed_in),
         cli: format!("duetime get {}", task.id),
         can: Can::of(&task, &visitor),
@@ -126,7 +137,7 @@ async fn find(desk: &Desk, id: &str) -> Result<TaskView, Problem> {
 
 impl Can {
     fn of(task: &TaskView, visitor: &Visitor) -> Self {
-        if !visitor.may(Role::Producer) {
+        if !visitor.may(Permission::Change) {
             return Self::default();
         }
         Self {
@@ -198,8 +209,8 @@ fn dependency(on: &common::wire::DependencyView) -> String {
 }
 
 impl Shown {
-    fn hidden() -> Self {
-        Self { text: String::new(), note: "Not shown here: `console.show_payloads` is false.".to_owned() }
+    fn hidden(why: &str) -> Self {
+        Self { text: String::new(), note: format!("Not shown here: {why}.") }
     }
 
     fn json(text: &str) -> Self {

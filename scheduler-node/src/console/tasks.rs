@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use common::{
+    access::Permission,
     ids::QueueName,
     task::TaskState,
     time::UnixMicros,
@@ -18,10 +19,7 @@ use super::{
     told::{When, about, short, when},
     wanted::{FILTERS, Wanted},
 };
-use crate::{
-    config::Role,
-    desk::{Census, Desk},
-};
+use crate::desk::{Census, Desk};
 
 #[derive(Template)]
 #[template(path = "tasks.html")]
@@ -105,12 +103,12 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
         frame: Frame::new("Tasks", &visitor),
         tabs: tabs(&wanted, counts.as_ref()),
         chips: chips(&wanted),
-        inputs: inputs(&wanted),
+        inputs: inputs(&visitor, &wanted),
         rows: listed.tasks.iter().map(|task| Row::of(task, now)).collect(),
         previous: wanted.previous().map(|page| page.url()),
         next: listed.next_cursor.map(|cursor| wanted.next(cursor.to_string()).url()),
         hidden: wanted.fields().to_vec(),
-        may_act: visitor.may(Role::Producer),
+        may_act: visitor.may(Permission::Change),
     };
     Ok(show(StatusCode::OK, &page))
 }
@@ -166,8 +164,8 @@ fn chips(wanted: &Wanted) -> Vec<Chip> {
         .collect()
 }
 
-fn inputs(wanted: &Wanted) -> Vec<Input> {
-    let others = FILTERS.iter().filter(|(name, _)| *name != "state");
+fn inputs(visitor: &Visitor, wanted: &Wanted) -> Vec<Input> {
+    let others = visitor.filters().filter(|(name, _)| *name != "state");
     let hint = |name: &str| if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" };
     others
         .map(|(name, label)| Input {

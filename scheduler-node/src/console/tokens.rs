@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
+    access::{Permission, Role},
     time::UnixMicros,
     wire::{Problem, TokenPage, TokenRequest, TokenView, token::TokenSource},
 };
@@ -17,7 +18,6 @@ use super::{
     frame::{Frame, Trouble, show},
     told::{When, when},
 };
-use crate::config::Role;
 
 /// Tokens of one page.
 const PAGE: u32 = 100;
@@ -31,9 +31,12 @@ struct TokensPage {
     next: Option<String>,
     /// One that was just made: its name and itself, told this once.
     made: Option<(String, String)>,
+    /// The roles that the form offers.
+    roles: [Role; 7],
 }
 
 struct Row {
+    id: String,
     name: String,
     role: Role,
     queues: String,
@@ -44,7 +47,7 @@ struct Row {
 }
 
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    visitor.ask_for(Role::Operator)?;
+    visitor.ask_for(Permission::Operate)?;
     page(&visitor, parameter(&uri, "cursor"), None).await
 }
 
@@ -102,6 +105,7 @@ async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, S
         rows: listed.tokens.into_iter().map(|view| row(view, now)).collect(),
         next: listed.next_cursor.map(|cursor| format!("/console/tokens?cursor={}", cursor.0)),
         made,
+        roles: Role::ALL,
     };
     Ok(show(StatusCode::OK, &page))
 }
@@ -109,6 +113,7 @@ async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, S
 fn row(view: TokenView, now: UnixMicros) -> Row {
     let by = |who: Option<String>| who.unwrap_or_default();
     Row {
+        id: view.id.map_or_else(|| "–".to_owned(), |id| id.to_string()),
         name: view.name,
         role: view.role,
         queues: view.queues.map_or_else(|| "all".to_owned(), |queues| queues.join(", ")),

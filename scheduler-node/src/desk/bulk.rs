@@ -61,6 +61,7 @@ impl Desk {
     pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
         let bulk = request.validate(self.now())?;
         self.ask_for_tasks(bulk.filter.queue.as_ref())?;
+        self.ask_for_errors(bulk.filter.error.as_ref())?;
         if let Some(place) = bulk.cursor.as_ref().and_then(|cursor| cursor.place.as_ref()) {
             // The walk goes on there, whatever the filter says.
             self.ask_for(&place.queue)?;

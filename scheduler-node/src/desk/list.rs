@@ -9,7 +9,7 @@ use common::{
     wire::{Cursor, ListAnswer, ListFilter, Problem, list::Block},
 };
 
-use super::{Desk, refusal::failed, view::view};
+use super::{Desk, refusal::failed};
 use crate::store::list::{Among, Page};
 
 /// A page without any task is not answered before the next ones have been looked at for this long.
@@ -68,12 +68,13 @@ impl Desk {
     pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.ask_for_tasks(filter.queue.as_ref())?;
+        self.ask_for_errors(filter.error.as_ref())?;
         let started = Instant::now();
         loop {
             let page = self.page(&filter).await?;
             if !page.tasks.is_empty() || page.next.is_none() || started.elapsed() > LOOK_ON {
                 let book = self.parts().books.load();
-                let tasks = page.tasks.into_iter().map(|task| view(task, &book)).collect();
+                let tasks = page.tasks.into_iter().map(|task| self.view(task, &book)).collect();
                 return Ok(ListAnswer { tasks, next_cursor: page.next });
             }
             filter.cursor = page.next;

@@ -91,6 +91,8 @@ pub struct Desk {
     scope: Scope,
     /// Who asks, where that is known.
     caller: Arc<str>,
+    /// Whether the caller may see payloads, headers, results and error texts.
+    shows_data: bool,
 }
 
 struct Inner {
@@ -115,6 +117,7 @@ impl Desk {
             inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }),
             scope: Scope::ALL,
             caller: NO_CALLER.into(),
+            shows_data: true,
         }
     }
 
@@ -151,6 +154,9 @@ impl Desk {
             if let Ok(Some(error)) = found {
                 let name = database.name();
                 return Problem::not_found(match error {
+                    Some(_) if !self.shows_data => {
+                        format!("{id} was submitted in SQL in database `{name}` and cannot be a task")
+                    }
                     Some(why) => format!("{id} was submitted in SQL in database `{name}` and cannot be a task: {why}"),
                     None => {
                         format!("{id} was submitted in SQL in database `{name}` and is about to be a task; ask again")

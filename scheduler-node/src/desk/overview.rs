@@ -42,14 +42,18 @@ impl Desk {
         Ok(buckets)
     }
 
-    /// The dead tasks by queue and error, over all databases, the largest group first.
+    /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see
+    /// errors has one group for each queue.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
         let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
         let at_least = parts.iter().any(|part| part.at_least);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
         let mine = parts.into_iter().flat_map(|part| part.groups).filter(|group| self.scope.has(&group.queue));
-        for group in mine {
+        for mut group in mine {
+            if !self.shows_data {
+                group.error.clear();
+            }
             let name = (group.queue.clone(), group.error.clone());
             match groups.get_mut(&name) {
                 Some(so_far) => {

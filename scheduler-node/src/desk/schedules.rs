@@ -188,26 +188,27 @@ impl Desk {
 
     fn shown_schedule(&self, mut record: ScheduleRecord, next: usize) -> ScheduleView {
         let payload = std::mem::take(&mut record.payload);
-        self.view_of(&record, next).with_payload(payload)
+        self.visible_schedule(self.view_of(&record, next).with_payload(payload))
     }
 
     fn view_of(&self, record: &ScheduleRecord, next: usize) -> ScheduleView {
         let paused = record.standing.paused_at.is_some();
         let calendar = record.rules.when.calendar().ok().filter(|_| !paused);
         let now = self.now();
-        ScheduleView {
+        self.visible_schedule(ScheduleView {
             name: record.name.clone(),
             rules: record.rules.clone(),
             paused,
             payload: None,
             payload_base64: None,
+            data_hidden: false,
             next_fire_times: calendar.map(|calendar| calendar.next_times(now, next)).unwrap_or_default(),
             buffered_at: record.standing.buffered_at,
             last_fire_at: record.last_fire_at,
             last_task_id: record.last_task,
             created_at: record.created_at,
             updated_at: record.updated_at,
-        }
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use common::{
-    access::{Caller, Scope},
+    access::{Caller, Permission, Scope},
     ids::{QueueName, TaskId},
     wire::Problem,
 };
@@ -19,7 +19,11 @@ impl Desk {
 
     /// The same desk, for this caller.
     pub fn of(&self, caller: &Caller) -> Self {
-        Self { caller: Arc::clone(&caller.name), ..self.within(caller.queues.clone()) }
+        Self {
+            caller: Arc::clone(&caller.name),
+            shows_data: caller.may(Permission::Payloads),
+            ..self.within(caller.queues.clone())
+        }
     }
 
     /// Refuses a queue that is not for whoever asks.

@@ -65,10 +65,12 @@ impl Desk {
         Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
     }
 
-    /// The task that was written, or that answers for it, as it is now.
+    /// The task that was written, or that answers for it, as it is now. Callers see the data of a task that they sent
+    /// themselves.
     async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
-        let view = self.get(put.id).await?;
+        let shows_data = self.shows_data || !duplicate;
+        let view = Self { shows_data, ..self.clone() }.get(put.id).await?;
         Ok(Submitted { view: TaskView { duplicate, ..view }, duplicate })
     }
 

@@ -10,7 +10,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange, format},
 };
 
-use super::{Desk, refusal::failed, to_its_end, view::view};
+use super::{Desk, refusal::failed, to_its_end};
 use crate::{
     loops::reporter::Reported,
     store::{
@@ -174,7 +174,7 @@ impl Desk {
     }
 
     fn shown(&self, task: TaskRecord) -> TaskView {
-        view(task, &self.parts().books.load())
+        self.view(task, &self.parts().books.load())
     }
 }
 

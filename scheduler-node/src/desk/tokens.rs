@@ -107,6 +107,7 @@ impl Desk {
 
 fn shown(token: &access::Token) -> TokenView {
     TokenView {
+        id: token.caller.id,
         name: token.caller.name.to_string(),
         role: token.caller.role,
         queues: token.caller.queues.patterns().map(<[String]>::to_vec),

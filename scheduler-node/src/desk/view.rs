@@ -1,15 +1,45 @@
-//! A task as it is kept, turned into how it is shown.
+//! Turns a task as it is kept into the view that its caller may see. Every view that leaves the desk passes
+//! [`Desk::visible`] or [`Desk::visible_schedule`], so a role without payloads has none of them on any way.
 
 use common::{
     queue::QueueBook,
-    wire::{TaskView, view::Body},
+    wire::{Problem, ScheduleView, TaskView, view::Body},
 };
 use serde_json::value::RawValue;
 
+use super::Desk;
 use crate::store::rows::TaskRecord;
 
+impl Desk {
+    /// A task from the store, as its caller may see it.
+    pub(super) fn view(&self, task: TaskRecord, book: &QueueBook) -> TaskView {
+        self.visible(view(task, book))
+    }
+
+    pub(super) fn visible(&self, view: TaskView) -> TaskView {
+        if self.shows_data { view } else { view.without_data() }
+    }
+
+    pub(super) fn visible_schedule(&self, view: ScheduleView) -> ScheduleView {
+        if self.shows_data { view } else { view.without_data() }
+    }
+
+    /// Refuses an answer that consists of data.
+    pub(super) fn ask_for_data(&self, of: &str) -> Result<(), Problem> {
+        if self.shows_data {
+            return Ok(());
+        }
+        Err(Problem::forbidden(format!("{of}, and the role of this token shows none")))
+    }
+
+    /// Refuses a filter by error texts: it would tell which texts there are.
+    pub(super) fn ask_for_errors(&self, error: Option<&String>) -> Result<(), Problem> {
+        error.map_or(Ok(()), |_| self.ask_for_data("the filter `error` looks into the words of consumers"))
+    }
+}
+
 /// The queue's policy fills in what the task leaves open.
-pub(super) fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
+fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
     let max_attempts = task.max_attempts.unwrap_or_else(|| book.get(&task.queue).policy.max_attempts);
     let body = match task.payload {
         Some(bytes) => Body::of(bytes, &task.content_type),
@@ -43,6 +73,7 @@ pub(super) fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         worker: task.worker,
         attempts: task.history,
         depends_on: Vec::new(),
+        data_hidden: false,
         stopping: task.stopping,
         duplicate: false,
     }

@@ -6,12 +6,15 @@ use axum::{
     Json,
     extract::{ConnectInfo, Request},
     http::{HeaderValue, Method, Uri},
-    response::Response,
+    response::{IntoResponse, Response},
 };
-use common::{access::Caller, wire::AuditList};
+use common::{
+    access::Caller,
+    wire::{AuditList, ListAnswer, ScheduleView, TaskView},
+};
 
 use super::{Asked, query, refusal::Refusal};
-use crate::audit::{Audit, Deed};
+use crate::audit::{Audit, Deed, SCHEDULE_READ, TASK_LIST, TASK_READ};
 
 /// By which a client finds his request again.
 const REQUEST_ID: &str = "x-request-id";
@@ -25,6 +28,48 @@ pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<AuditList>, Refu
 pub(super) struct Told {
     pub(super) target: String,
     pub(super) detail: Option<String>,
+}
+
+/// An answer that shows the data of tasks; put into its extensions. It is noted unless the request is noted for what
+/// it does.
+#[derive(Clone, Debug)]
+struct Read {
+    what: &'static str,
+    target: String,
+    detail: Option<String>,
+}
+
+/// The answer with one task.
+pub(super) fn task(view: TaskView) -> Response {
+    let read = (!view.data_hidden).then(|| Read { what: TASK_READ, target: view.id.to_string(), detail: None });
+    answer(Json(view), read)
+}
+
+/// The answer with a page of tasks that `uri` asked for.
+pub(super) fn tasks(list: ListAnswer, uri: &Uri) -> Response {
+    let shown = list.tasks.iter().filter(|task| !task.data_hidden).count();
+    let read =
+        (shown > 0).then(|| Read { what: TASK_LIST, target: filter(uri), detail: Some(format!("{shown} tasks")) });
+    answer(Json(list), read)
+}
+
+/// The answer with one schedule.
+pub(super) fn schedule(view: ScheduleView) -> Response {
+    let read = (!view.data_hidden).then(|| Read { what: SCHEDULE_READ, target: view.name.to_string(), detail: None });
+    answer(Json(view), read)
+}
+
+fn answer(body: impl IntoResponse, read: Option<Read>) -> Response {
+    let mut response = body.into_response();
+    if let Some(read) = read {
+        response.extensions_mut().insert(read);
+    }
+    response
+}
+
+/// Which tasks a request asked for stands in its query.
+fn filter(uri: &Uri) -> String {
+    uri.query().filter(|query| !query.is_empty()).unwrap_or("all").to_owned()
 }
 
 /// A request that is noted once it has been answered, if it has to be.
@@ -51,33 +96,40 @@ impl Draft {
         }
     }
 
-    /// Notes what changes something, and whatever was refused.
+    /// Notes what changes something, answers that show data, and refusals.
     pub(super) fn note(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
         let status = response.status().as_u16();
-        if self.what.is_none() && ![401, 403].contains(&status) {
-            return;
-        }
-        let told = response.extensions().get::<Told>();
-        let target = match (told, &self.route) {
-            (Some(told), _) => told.target.clone(),
-            // Which tasks were exported stands in the query.
-            (None, Some(route)) if route == "/v1/tasks/export" => self.uri.query().unwrap_or("all").to_owned(),
-            (None, Some(route)) => target(route, self.uri.path()),
-            (None, None) => format!("{} {}", self.method, self.uri.path()),
+        let read = response.extensions().get::<Read>();
+        let what = match (self.what, read) {
+            (Some(what), _) => what,
+            (None, Some(read)) => read.what,
+            (None, None) if [401, 403].contains(&status) => "refused",
+            (None, None) => return,
         };
+        let told = response.extensions().get::<Told>();
+        let target = match (told, &self.route, read) {
+            (Some(told), ..) => told.target.clone(),
+            (None, Some(route), _) if route == "/v1/tasks/export" => filter(&self.uri),
+            (None, Some(route), _) => target(route, self.uri.path()),
+            (None, None, Some(read)) => read.target.clone(),
+            (None, None, None) => format!("{} {}", self.method, self.uri.path()),
+        };
+        let told = told.and_then(|told| told.detail.clone());
         audit.note(Deed {
             who: caller.map_or_else(|| Caller::ANONYMOUS.into(), |caller| caller.name.clone()),
-            what: self.what.unwrap_or("refused").into(),
+            who_id: caller.and_then(|caller| caller.id),
+            what: what.into(),
             target,
             address: self.from.map(|from| from.ip()),
             status,
-            detail: told.and_then(|told| told.detail.clone()),
+            detail: told.or_else(|| read.and_then(|read| read.detail.clone())),
             request_id: self.request_id.and_then(|id| Some(id.to_str().ok()?.to_owned())),
         });
     }
 }
 
-/// What a request does, where it is noted whatever its answer. Submissions, results and looks are not: they are too many.
+/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many. A
+/// look is noted when its answer shows the data of tasks.
 fn deed(method: &Method, route: &str) -> Option<&'static str> {
     Some(match (method.as_str(), route) {
         ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",

@@ -30,11 +30,11 @@ pub(super) async fn alive() -> Json<serde_json::Value> {
     Json(json!({ "status": "alive" }))
 }
 
-/// Whether requests should come here. Why not is told only to those who were let in: it names hosts.
+/// Whether requests should come here. Only a caller who may look at the cluster reads why not: the reasons name hosts.
 pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
     let readiness = api.front.readiness();
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let answer = if api.gate.knows(&headers) {
+    let answer = if api.gate.may_look(&headers) {
         json!({ "ready": readiness.ready, "reasons": readiness.reasons })
     } else {
         json!({ "ready": readiness.ready })

@@ -2,9 +2,9 @@
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
-use axum::http::{HeaderMap, HeaderValue, Method, header, uri::Authority};
+use axum::http::{HeaderMap, HeaderValue, header, uri::Authority};
 pub use common::access::Caller;
-use common::{access::Role, wire::Problem};
+use common::{access::Permission, wire::Problem};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -63,23 +63,24 @@ impl Gate {
         Err(Problem::forbidden(detail).into())
     }
 
-    /// Refuses a caller who may not do what needs `needed`.
-    pub(super) fn admit(&self, headers: &HeaderMap, needed: Role) -> Result<Caller, Refusal> {
+    /// Refuses a caller without the permission that the route needs. `None`: the token itself is enough.
+    pub(super) fn admit(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
         if self.access.is_open() && is_from_another_site(headers) {
             let detail = "without tokens configured, pages of other sites may not use this API from a browser";
             return Err(Problem::forbidden(detail).into());
         }
         let caller = self.identify(headers)?;
-        if caller.role < needed {
-            let detail = format!("this needs a token with the role {needed}; the role of this one is {}", caller.role);
+        if let Some(needed) = needed.filter(|needed| !caller.may(*needed)) {
+            let detail =
+                format!("this needs a token with the role {}; the role of this one is {}", needed.roles(), caller.role);
             return Err(Refusal::from(Problem::forbidden(detail)).to(caller));
         }
         Ok(caller)
     }
 
-    /// Whether the caller may see what is only for those who were let in.
-    pub(super) fn knows(&self, headers: &HeaderMap) -> bool {
-        self.identify(headers).is_ok()
+    /// Whether the caller may look at the cluster.
+    pub(super) fn may_look(&self, headers: &HeaderMap) -> bool {
+        self.identify(headers).is_ok_and(|caller| caller.may(Permission::Look))
     }
 
     fn identify(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
@@ -132,29 +133,11 @@ fn is_own(host: &str) -> bool {
     is_address || name.eq_ignore_ascii_case("localhost")
 }
 
-/// The role that a request needs; `None`: nobody is asked. `route` is the pattern that matched, if one did.
-///
-/// What is not listed needs the highest role, so that a route forgotten here is closed and not open.
-pub(super) fn needed(method: &Method, route: Option<&str>) -> Option<Role> {
-    let looks = [Method::GET, Method::HEAD].contains(method);
-    match route {
-        Some("/healthz" | "/readyz") => None,
-        // The console asks for the token itself, because a browser sends none of its own accord.
-        Some(route) if route == "/" || route.starts_with("/console") => None,
-        // There is nothing behind it; which paths exist is not told to strangers all the same.
-        None => Some(Role::Viewer),
-        Some(route) if route.starts_with("/v1/tokens") || route == "/v1/audit" => Some(Role::Operator),
-        Some(_) if looks => Some(Role::Viewer),
-        Some(route) if route.starts_with("/v1/tasks") || route.contains("/keys/") => Some(Role::Producer),
-        Some(_) => Some(Role::Operator),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use common::access::Scope;
+    use common::access::{Role, Scope};
 
     use super::*;
     use crate::{
@@ -184,7 +167,7 @@ mod tests {
 
     /// Made over the API; it expires after `left`.
     fn made(name: &str, left: Option<Duration>) -> TokenBook {
-        let caller = Caller { name: name.into(), role: Role::Producer, queues: Scope::ALL };
+        let caller = Caller { id: Some(1), name: name.into(), role: Role::Producer, queues: Scope::ALL };
         let token = Token::new(caller, Sha256::digest(name).into(), Instant::now(), left);
         TokenBook { revision: 1, tokens: vec![token] }
     }
@@ -198,23 +181,28 @@ mod tests {
     }
 
     #[test]
-    fn each_role_is_let_in_to_its_own_routes_and_those_below() {
-        for (rank, role) in Role::ALL.into_iter().enumerate() {
-            for (needed_rank, needed) in Role::ALL.into_iter().enumerate() {
-                let expected = if rank >= needed_rank { 200 } else { 403 };
-                assert_eq!(
-                    status(gate().admit(&sent(&format!("Bearer {role}")), needed)),
-                    expected,
-                    "{role} for {needed}"
-                );
+    fn each_role_is_let_in_where_it_has_the_permission() {
+        for role in Role::ALL {
+            for needed in Permission::ALL {
+                let expected = if role.may(needed) { 200 } else { 403 };
+                let answer = gate().admit(&sent(&format!("Bearer {role}")), Some(needed));
+                assert_eq!(status(answer), expected, "{role} for {needed:?}");
             }
+            assert_eq!(status(gate().admit(&sent(&format!("Bearer {role}")), None)), 200, "{role}");
         }
     }
 
     #[test]
-    fn a_refused_role_is_told_which_it_needs() {
-        let refusal = gate().admit(&sent("bearer viewer"), Role::Operator).expect_err("refused");
-        assert!(refusal.problem().detail.contains("operator"), "{}", refusal.problem());
+    fn a_refused_role_is_told_which_roles_may() {
+        let refusal = gate().admit(&sent("bearer viewer"), Some(Permission::Change)).expect_err("refused");
+        assert!(refusal.problem().detail.contains("producer or operator"), "{}", refusal.problem());
+    }
+
+    #[test]
+    fn only_who_may_look_reads_why_a_node_is_not_ready() {
+        for role in Role::ALL {
+            assert_eq!(gate().may_look(&sent(&format!("Bearer {role}"))), role.may(Permission::Look), "{role}");
+        }
     }
 
     #[test]
@@ -222,28 +210,28 @@ mod tests {
         for headers in
             [HeaderMap::new(), sent("Bearer nobody"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
         {
-            assert_eq!(status(gate().admit(&headers, Role::Viewer)), 401, "{headers:?}");
-            assert!(!gate().knows(&headers));
+            assert_eq!(status(gate().admit(&headers, Some(Permission::Look))), 401, "{headers:?}");
+            assert!(!gate().may_look(&headers));
         }
     }
 
     #[test]
     fn without_tokens_everybody_is_let_in() {
         let open = of(&Auth::default());
-        assert_eq!(status(open.admit(&HeaderMap::new(), Role::Operator)), 200);
-        assert_eq!(status(open.admit(&sent("Bearer anything"), Role::Operator)), 200);
-        assert!(open.knows(&HeaderMap::new()));
+        assert_eq!(status(open.admit(&HeaderMap::new(), Some(Permission::Operate))), 200);
+        assert_eq!(status(open.admit(&sent("Bearer anything"), Some(Permission::Operate))), 200);
+        assert!(open.may_look(&HeaderMap::new()));
     }
 
     #[test]
     fn a_token_made_over_the_api_is_let_in_until_it_is_gone_or_has_expired() {
         let gate = gate();
-        let ask = || status(gate.admit(&sent("Bearer shop"), Role::Producer));
+        let ask = || status(gate.admit(&sent("Bearer shop"), Some(Permission::Change)));
         assert_eq!(ask(), 401);
         gate.access.put_in_force(made("shop", Some(Duration::from_secs(60))));
         assert_eq!(ask(), 200);
         assert_eq!(gate.caller(b"shop").expect("let in").name.as_ref(), "shop");
-        assert_eq!(status(gate.admit(&sent("Bearer operator"), Role::Operator)), 200, "beside it");
+        assert_eq!(status(gate.admit(&sent("Bearer operator"), Some(Permission::Operate))), 200, "beside it");
         gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
         assert_eq!(ask(), 401);
     }
@@ -251,21 +239,29 @@ mod tests {
     #[test]
     fn a_node_without_configured_tokens_is_open_only_when_it_knows_that_there_never_were_any() {
         let gate = Gate::new(Arc::new(Access::new(&Auth::default())));
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 503);
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 503);
         gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401, "an expired token does not open the door");
+        assert_eq!(
+            status(gate.admit(&HeaderMap::new(), Some(Permission::Look))),
+            401,
+            "an expired token does not open the door"
+        );
         gate.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401, "nor does the last one's revocation");
+        assert_eq!(
+            status(gate.admit(&HeaderMap::new(), Some(Permission::Look))),
+            401,
+            "nor does the last one's revocation"
+        );
         gate.access.put_in_force(TokenBook::default());
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 200);
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 200);
     }
 
     #[test]
     fn until_the_tokens_are_known_an_unknown_one_is_not_called_wrong() {
         let gate = Gate::new(Arc::new(Access::new(&configured())));
-        assert_eq!(status(gate.admit(&sent("Bearer operator"), Role::Operator)), 200);
-        assert_eq!(status(gate.admit(&sent("Bearer shop"), Role::Viewer)), 503);
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Role::Viewer)), 401);
+        assert_eq!(status(gate.admit(&sent("Bearer operator"), Some(Permission::Operate))), 200);
+        assert_eq!(status(gate.admit(&sent("Bearer shop"), Some(Permission::Look))), 503);
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 401);
     }
 
     #[test]
@@ -275,7 +271,7 @@ mod tests {
         };
         let open = of(&Auth::default());
         for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
-            assert_eq!(status(open.admit(&from(site), Role::Viewer)), expected, "{site}");
+            assert_eq!(status(open.admit(&from(site), Some(Permission::Look))), expected, "{site}");
         }
     }
 
@@ -291,36 +287,5 @@ mod tests {
             assert!(gate().meet(Some(name)).is_ok(), "a page without a token gets nowhere: {name}");
         }
         assert!(open.meet(None).is_ok(), "no browser leaves it out");
-    }
-
-    #[test]
-    fn what_changes_the_cluster_needs_an_operator_and_what_changes_a_task_a_producer() {
-        let cases = [
-            (Method::GET, Some("/v1/tasks"), Some(Role::Viewer)),
-            (Method::HEAD, Some("/v1/tasks/{id}"), Some(Role::Viewer)),
-            (Method::GET, Some("/v1/cluster"), Some(Role::Viewer)),
-            (Method::GET, Some("/metrics"), Some(Role::Viewer)),
-            (Method::POST, Some("/v1/tasks"), Some(Role::Producer)),
-            (Method::POST, Some("/v1/tasks/batch"), Some(Role::Producer)),
-            (Method::DELETE, Some("/v1/tasks/{id}"), Some(Role::Producer)),
-            (Method::POST, Some("/v1/tasks/{id}/result"), Some(Role::Producer)),
-            (Method::PATCH, Some("/v1/queues/{queue}/keys/{key}"), Some(Role::Producer)),
-            (Method::DELETE, Some("/v1/queues/{queue}/keys/{key}"), Some(Role::Producer)),
-            (Method::PUT, Some("/v1/queues/{queue}"), Some(Role::Operator)),
-            (Method::DELETE, Some("/v1/queues/{queue}"), Some(Role::Operator)),
-            (Method::POST, Some("/v1/queues/{queue}/pause"), Some(Role::Operator)),
-            (Method::GET, Some("/v1/audit"), Some(Role::Operator)),
-            (Method::GET, Some("/v1/tokens"), Some(Role::Operator)),
-            (Method::POST, Some("/v1/tokens"), Some(Role::Operator)),
-            (Method::POST, Some("/metrics"), Some(Role::Operator)),
-            (Method::GET, Some("/healthz"), None),
-            (Method::GET, Some("/readyz"), None),
-            (Method::GET, Some("/"), None),
-            (Method::POST, Some("/console/sign-in"), None),
-            (Method::POST, None, Some(Role::Viewer)),
-        ];
-        for (method, route, role) in cases {
-            assert_eq!(needed(&method, route), role, "{method} {route:?}");
-        }
     }
 }

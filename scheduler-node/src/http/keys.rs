@@ -4,19 +4,20 @@ use axum::{
     Json,
     extract::{Path, State},
     http::Uri,
+    response::Response,
 };
 use common::{
     ids::TaskId,
     wire::{CancelAnswer, ChangeRequest, TaskView},
 };
 
-use super::{Api, Asked, body::Sent, query, refusal::Refusal};
+use super::{Api, Asked, audit, body::Sent, query, refusal::Refusal};
 
 type Place = Path<(String, String)>;
 
-pub(super) async fn show(asked: Asked, Path(place): Place, uri: Uri) -> Result<Json<TaskView>, Refusal> {
+pub(super) async fn show(asked: Asked, Path(place): Place, uri: Uri) -> Result<Response, Refusal> {
     let id = find(&asked, &place, &uri).await?;
-    Ok(Json(asked.desk.get(id).await?))
+    Ok(audit::task(asked.desk.get(id).await?))
 }
 
 pub(super) async fn change(

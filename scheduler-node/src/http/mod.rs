@@ -11,6 +11,7 @@ mod cluster;
 mod gate;
 mod keys;
 mod metrics;
+mod need;
 mod openapi;
 mod query;
 mod queues;

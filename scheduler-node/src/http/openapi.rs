@@ -19,10 +19,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use axum::http::Method;
+    use common::access::Role;
     use serde_json::Value;
 
     use super::{
-        super::{ROUTES, gate::needed},
+        super::{
+            ROUTES,
+            need::{Need, needed},
+        },
         *,
     };
 
@@ -54,13 +58,20 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_tells_the_role_that_it_needs() {
+    fn every_operation_tells_the_roles_that_may_call_it() {
         for (name, operation) in operations(&document()) {
             let (method, path) = name.split_once(' ').expect("two words");
-            let role = needed(&method.parse::<Method>().expect("a method"), Some(path));
-            let told = operation["x-role"].as_str().map(str::to_owned);
-            assert_eq!(told, role.map(|role| role.to_string()), "{name}");
-            assert_eq!(operation["security"].is_array(), role.is_none(), "{name}");
+            let need = needed(&method.parse::<Method>().expect("a method"), Some(path));
+            let may = |role: &Role| match need {
+                Need::May(permission) => role.may(permission),
+                Need::Token => true,
+                Need::Nothing => false,
+            };
+            let roles: Vec<&str> = Role::ALL.iter().filter(|role| may(role)).map(|role| role.text()).collect();
+            let told: Vec<&str> =
+                operation["x-roles"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            assert_eq!(told, roles, "{name}");
+            assert_eq!(operation["security"].is_array(), need == Need::Nothing, "{name}");
         }
     }
 

@@ -12,14 +12,14 @@ use common::{
     wire::{Problem, ScheduleList, ScheduleRequest, ScheduleView},
 };
 
-use super::{Api, Asked, Named, body::Sent, query, refusal::Refusal};
+use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};
 
 pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
     Ok(Json(asked.desk.schedule_list(query::schedule_page(&uri)?).await?))
 }
 
-pub(super) async fn show(asked: Asked, Named(name): Named, uri: Uri) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(asked.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
+pub(super) async fn show(asked: Asked, Named(name): Named, uri: Uri) -> Result<Response, Refusal> {
+    Ok(audit::schedule(asked.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
 }
 
 pub(super) async fn put(

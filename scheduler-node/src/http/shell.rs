@@ -14,8 +14,9 @@ use futures::FutureExt;
 
 use super::{
     audit::Draft,
-    gate::{self, Gate},
+    gate::Gate,
     metrics::HttpMetrics,
+    need::{Need, needed},
     rate::Rates,
     refusal::Refusal,
 };
@@ -61,11 +62,14 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let draft = Draft::of(&request, route);
-    let admitted = shell.gate.meet(host(&request)).and_then(|()| match gate::needed(&method, route) {
-        Some(role) => {
-            shell.gate.admit(request.headers(), role).and_then(|caller| shell.in_rate(caller, started)).map(Some)
-        }
-        None => Ok(None),
+    let admitted = shell.gate.meet(host(&request)).and_then(|()| {
+        let permission = match needed(&method, route) {
+            Need::Nothing => return Ok(None),
+            Need::Token => None,
+            Need::May(permission) => Some(permission),
+        };
+        let caller = shell.gate.admit(request.headers(), permission)?;
+        shell.in_rate(caller, started).map(Some)
     });
     let (caller, response) = match admitted {
         Ok(caller) => {
@@ -234,15 +238,15 @@ mod tests {
     async fn each_role_reaches_its_routes_and_no_others() {
         let router = router(&Role::ALL);
         let cases = [
-            ("GET", "/v1/tasks", [401, 200, 200, 200]),
-            ("POST", "/v1/tasks", [401, 403, 200, 200]),
-            ("POST", "/v1/queues/mail/pause", [401, 403, 403, 200]),
-            ("GET", "/healthz", [200, 200, 200, 200]),
-            ("GET", "/v1/nothing", [401, 404, 404, 404]),
+            ("GET", "/v1/tasks", [401, 403, 403, 403, 200, 200, 200, 200]),
+            ("POST", "/v1/tasks", [401, 403, 200, 403, 403, 403, 200, 200]),
+            ("POST", "/v1/queues/mail/pause", [401, 403, 403, 403, 403, 403, 403, 200]),
+            ("GET", "/healthz", [200; 8]),
+            ("GET", "/v1/nothing", [401, 404, 404, 404, 404, 404, 404, 404]),
         ];
         for (method, path, statuses) in cases {
-            for (token, status) in [None, Some("viewer"), Some("producer"), Some("operator")].into_iter().zip(statuses)
-            {
+            let tokens = std::iter::once(None).chain(Role::ALL.map(|role| Some(role.text())));
+            for (token, status) in tokens.zip(statuses) {
                 let response = ask(&router, method, path, token).await;
                 assert_eq!(response.status(), status, "{method} {path} as {token:?}");
                 if status == 401 {

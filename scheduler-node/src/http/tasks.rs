@@ -10,13 +10,13 @@ use common::{
     ids::Attempt,
     task::trace::Upstream,
     wire::{
-        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, ListAnswer, Problem, ResultBody,
-        TaskRequest, TaskView,
+        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, ResultBody, TaskRequest,
+        TaskView,
         amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE},
     },
 };
 
-use super::{Api, Asked, Named, body::Sent, query, refusal::Refusal};
+use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};
 
 /// After so many tasks of a batch were read, others get their turn: what is due must not wait for what is being read.
 const READ_AT_A_TIME: usize = 64;
@@ -30,7 +30,13 @@ pub(super) async fn submit(asked: Asked, State(api): State<Api>, sent: Sent) -> 
     let submitted = asked.desk.submit(task).await?;
     let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     let place = format!("/v1/tasks/{}", submitted.view.id);
-    Ok((status, [(header::LOCATION, place)], Json(submitted.view)).into_response())
+    let headers = [(header::LOCATION, place)];
+    Ok(if submitted.duplicate {
+        // It may have been sent by somebody else.
+        (status, headers, audit::task(submitted.view)).into_response()
+    } else {
+        (status, headers, Json(submitted.view)).into_response()
+    })
 }
 
 pub(super) async fn submit_batch(
@@ -62,12 +68,12 @@ async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Pro
     Ok(tasks)
 }
 
-pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ListAnswer>, Refusal> {
-    Ok(Json(asked.desk.list(query::filter(&uri)?).await?))
+pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
+    Ok(audit::tasks(asked.desk.list(query::filter(&uri)?).await?, &uri))
 }
 
-pub(super) async fn show(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(asked.desk.get(asked.desk.id(&id)?).await?))
+pub(super) async fn show(asked: Asked, Named(id): Named) -> Result<Response, Refusal> {
+    Ok(audit::task(asked.desk.get(asked.desk.id(&id)?).await?))
 }
 
 pub(super) async fn change(
@@ -108,7 +114,9 @@ pub(super) async fn report(
     let text = sent.text(api.limits.single_bytes).await?;
     let (attempt, mut report) = read_report(text.as_str())?;
     report.trace = upstream.map(|upstream| upstream.context);
-    Ok(Json(asked.desk.report(id, attempt, report).await?))
+    let task = asked.desk.report(id, attempt, report).await?;
+    // The consumer has the data from the message; a heartbeat should not count as a read of a payload.
+    Ok(Json(task.without_data()))
 }
 
 /// Where the client stands in a trace, as it says with W3C Trace Context.

@@ -1,6 +1,8 @@
 //! Every route, asked by somebody who may know of some queues only.
 
-use std::sync::Arc;
+mod roles;
+
+use std::{collections::HashMap, sync::Arc};
 
 use axum::{
     Router,
@@ -8,6 +10,7 @@ use axum::{
     http::{Method, Request, header},
 };
 use common::wire::TokenRequest;
+use parking_lot::Mutex;
 use prometheus::Registry;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -65,6 +68,8 @@ struct Api {
     all: String,
     /// An operator of the queue `mine`.
     mine: String,
+    /// By the names of roles.
+    tokens: Mutex<HashMap<&'static str, String>>,
 }
 
 impl Api {
@@ -80,7 +85,7 @@ impl Api {
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let gate = Arc::new(Gate::new(Arc::clone(&counter.access)));
         let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000, 0), registry, metrics, Router::new());
-        (Self { router, counter, all, mine }, test)
+        (Self { router, counter, all, mine, tokens: Mutex::default() }, test)
     }
 
     async fn ask(&self, token: &str, method: &Method, path: &str, body: &str) -> (u16, String) {
@@ -157,7 +162,7 @@ async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for()
 }
 
 #[tokio::test]
-async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_looked_at_is_not() {
+async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not() {
     let (mut api, _test) = Api::new().await;
     let mut noted = Vec::new();
     let (_, made) = api.ask(&api.all, &Method::POST, "/v1/tasks", r#"{"queue":"mine","delay_ms":3600000}"#).await;
@@ -180,6 +185,7 @@ async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_l
     }
     let shown: Vec<_> = noted.iter().map(|deed| (&*deed.who, &*deed.what, deed.target.as_str(), deed.status)).collect();
     let expected = [
+        ("mine", "task.read", id.as_str(), 200),
         ("mine", "task.cancel", id.as_str(), 200),
         ("mine", "queue.put", "theirs", 403),
         ("mine", "refused", "GET /v1/audit", 403),
@@ -189,6 +195,9 @@ async fn what_was_done_and_what_was_refused_is_noted_and_what_was_submitted_or_l
         ("all", "task.export", "queue=mine", 200),
     ];
     assert_eq!(shown, expected);
+    let ids: Vec<_> = noted.iter().map(|deed| (&*deed.who, deed.who_id)).collect();
+    assert!(ids.contains(&("all", Some(1))) && ids.contains(&("mine", Some(2))), "{ids:?}");
+    assert!(ids.contains(&("anonymous", None)), "{ids:?}");
     let details: Vec<_> = noted.iter().filter_map(|deed| deed.detail.as_deref()).collect();
     assert!(details[0].starts_with("matched 0, done 0: {\"action\""), "{details:?}");
     assert_eq!(details[1], "viewer, all queues");

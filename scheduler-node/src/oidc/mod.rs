@@ -265,7 +265,7 @@ impl Provider {
 
     fn caller_of(&self, subject: &str, held: &[usize]) -> Option<Caller> {
         let (role, queues) = self.config.grants.worth(held)?;
-        Some(Caller { name: format!("{}{subject}", Caller::SUBJECT).into(), role, queues })
+        Some(Caller { id: None, name: format!("{}{subject}", Caller::SUBJECT).into(), role, queues })
     }
 }
 

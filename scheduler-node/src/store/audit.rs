@@ -22,6 +22,7 @@ impl Database {
         let ids: Vec<uuid::Uuid> = notes.iter().map(|note| note.id).collect();
         let addresses: Vec<Option<String>> =
             notes.iter().map(|note| note.deed.address.map(|address| address.to_string())).collect();
+        let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.deed.who_id).collect();
         let statuses: Vec<i32> = notes.iter().map(|note| note.deed.status.into()).collect();
         self.run(StoreOp::AuditAdd, |pool| async move {
             // As late as can be: how long ago it was counts from when the statement arrives.
@@ -38,6 +39,7 @@ impl Database {
                 .bind(some(|note| note.deed.detail.as_deref()))
                 .bind(some(|note| note.deed.request_id.as_deref()))
                 .bind(node)
+                .bind(who_ids)
                 .execute(&pool)
                 .await?;
             Ok(())
@@ -93,6 +95,7 @@ fn deed(row: &PgRow) -> Result<DeedView, sqlx::Error> {
     Ok(DeedView {
         at: super::moment(row, "at")?,
         who: row.try_get("who")?,
+        who_id: row.try_get("who_id")?,
         what: row.try_get("what")?,
         target: row.try_get("target")?,
         address: row.try_get("address")?,

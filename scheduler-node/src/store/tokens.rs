@@ -116,9 +116,11 @@ impl Database {
 
 impl TokenRecord {
     fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let id = row.try_get("id")?;
         Ok(Self {
-            id: row.try_get("id")?,
+            id,
             view: TokenView {
+                id: Some(id),
                 name: row.try_get("name")?,
                 role: role(row)?,
                 queues: row.try_get("queues")?,
@@ -142,7 +144,8 @@ fn token(row: &PgRow, asked: Instant) -> Result<Token, sqlx::Error> {
         row.try_get::<&[u8], _>("sha256")?.try_into().map_err(|_| unexpected("sha256", "of another length"))?;
     let left_ms: Option<i64> = row.try_get("left_ms")?;
     let left = left_ms.map(|left_ms| Duration::from_millis(u64::try_from(left_ms).unwrap_or(0)));
-    Ok(Token::new(Caller { name, role: role(row)?, queues }, sha256, asked, left))
+    let caller = Caller { id: row.try_get("id")?, name, role: role(row)?, queues };
+    Ok(Token::new(caller, sha256, asked, left))
 }
 
 fn role(row: &PgRow) -> Result<Role, sqlx::Error> {

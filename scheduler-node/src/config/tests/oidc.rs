@@ -76,6 +76,8 @@ fn what_cannot_work_or_is_not_safe_is_refused_by_its_key() {
         ("value = \"shop\"", "value = \" \"", "auth.oidc.role[1].value"),
         ("[\"shop.*\"]", "[\"*\"]", "auth.oidc.role[1].queues"),
         ("\"operator\"", "\"root\"", "auth.oidc.role[0].role"),
+        ("\"operator\"", "\"submitter\"", "auth.oidc.role[0].role"),
+        ("\"operator\"", "\"metrics\"", "auth.oidc.role[0].role"),
         (role, "", "auth.oidc.role"),
     ] {
         let toml = if key == "auth.oidc.role" {
@@ -90,4 +92,6 @@ fn what_cannot_work_or_is_not_safe_is_refused_by_its_key() {
     }
     let named = format!("{SMALLEST}[[auth.token]]\nname = 'oidc:ann'\nrole = 'viewer'\nsha256 = '{}'", "1".repeat(64));
     assert!(complaints(&named, &[])[0].starts_with("`auth.token[0].name`"));
+    let narrowed = named.replace("oidc:ann", "scraper").replace("'viewer'", "'metrics'\nqueues = ['mail']");
+    assert!(complaints(&narrowed, &[])[0].starts_with("`auth.token[0].queues`"));
 }

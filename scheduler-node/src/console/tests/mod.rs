@@ -4,6 +4,7 @@ mod access;
 mod cluster;
 mod oidc;
 mod queues;
+mod roles;
 mod schedules;
 mod signing_in;
 mod tasks;

@@ -16,6 +16,7 @@ use crate::{
 fn deed(what: &'static str) -> Deed {
     Deed {
         who: "ops".into(),
+        who_id: None,
         what: what.into(),
         target: "mail".to_owned(),
         address: None,

@@ -11,6 +11,7 @@ use crate::audit::{Deed, Noted};
 fn note(who: &str, what: &'static str, ago: Duration) -> Noted {
     let deed = Deed {
         who: who.into(),
+        who_id: (who == "ops").then_some(7),
         what: what.into(),
         target: "mail".to_owned(),
         address: Some([127, 0, 0, 1].into()),
@@ -43,6 +44,7 @@ async fn a_note_that_is_written_again_is_one_and_pages_come_newest_first() {
     let apart = seen[0].at.since(seen[4].at);
     assert!((3_900..4_100).contains(&apart.as_millis()), "when it was done, not when it was written: {apart:?}");
     let first = &seen[0];
+    assert_eq!(first.who_id, Some(7));
     assert_eq!((first.who.as_str(), first.target.as_str(), first.node.as_str()), ("ops", "mail", "a"));
     assert_eq!((first.address.as_deref(), first.request_id.as_deref()), (Some("127.0.0.1"), Some("r-1")));
 }

@@ -28,6 +28,7 @@ async fn a_token_is_in_the_book_until_it_is_revoked_and_each_change_raises_the_r
     assert_eq!((made.view.name.as_str(), made.view.created_by.as_deref()), ("shop", Some("ops")));
     let book = database.token_book().await.unwrap();
     assert_eq!((book.revision, database.token_revision().await.unwrap()), (1, 1));
+    assert_eq!((book.tokens[0].caller.id, made.view.id), (Some(made.id), Some(made.id)));
     assert_eq!((book.tokens[0].sha256, &book.tokens[0].caller.queues), ([7; 32], &token("shop").queues));
     assert!(!book.tokens[0].is_expired(Instant::now()));
     assert!(matches!(database.token_add(&token("shop"), &[8; 32], "ops").await.unwrap(), TokenAdded::NameTaken));
@@ -40,7 +41,20 @@ async fn a_token_is_in_the_book_until_it_is_revoked_and_each_change_raises_the_r
     assert!(matches!(database.token_add(&token("shop"), &[8; 32], "ops").await.unwrap(), TokenAdded::Made(_)));
     let list = database.token_list(None, 10).await.unwrap();
     assert_eq!(list.len(), 2, "the revoked one is shown too");
+    assert_ne!(list[0].view.id, list[1].view.id, "two tokens of one name have ids of their own");
     assert_eq!(database.token_list(Some(list[0].id), 10).await.unwrap()[0].id, made.id);
+}
+
+#[tokio::test]
+async fn a_token_of_each_role_is_kept_and_reads_back() {
+    let test = fixture::database().await;
+    for (nth, role) in (0_u8..).zip(Role::ALL) {
+        let token = ValidToken { role, ..token(role.text()) };
+        let added = test.database.token_add(&token, &[nth; 32], "ops").await.unwrap();
+        assert!(matches!(&added, TokenAdded::Made(made) if made.view.role == role), "{role}: {added:?}");
+    }
+    let book = test.database.token_book().await.unwrap();
+    assert!(Role::ALL.iter().all(|role| book.tokens.iter().any(|token| token.caller.role == *role)), "{book:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,117 @@
+//! What the roles without payloads find in the console, and what is noted of those with payloads.
+
+use axum::http::StatusCode;
+
+use super::{super::ROUTES, Browser, browser};
+use crate::{config::Role, desk::tests::request};
+
+/// It is in everything that is data.
+const MARK: &str = "SECRET-7";
+
+/// A live task and a dead one, of `a`, and a schedule; the ids of the tasks.
+async fn fill(browser: &Browser) -> Vec<String> {
+    let json = r#"{"queue":"a","delay_ms":1000000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        ids.push(browser.counter.desk.submit(request(json)).await.expect("accepted").view.id);
+    }
+    let history = r#"[{"attempt":1,"reason":"rejected","error":"SECRET-7"}]"#;
+    sqlx::query("UPDATE duetime.task SET attempt = 1, history = $1::jsonb")
+        .bind(history)
+        .execute(&browser.test.pool)
+        .await
+        .expect("written");
+    sqlx::query(
+        "WITH gone AS (DELETE FROM duetime.task WHERE id = $1 RETURNING *)
+         INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, headers, attempt, history,
+                                      finished_at, result, status_msg, drop_on)
+         SELECT id, shard, queue, 'dead', wake_at, due_at, payload, content_type, headers, 1, history, now(), '\"SECRET-7\"',
+                'SECRET-7', (now() AT TIME ZONE 'UTC')::date + 14
+           FROM gone",
+    )
+    .bind(ids[1].uuid())
+    .execute(&browser.test.pool)
+    .await
+    .expect("written");
+    let schedule = r#"{"queue":"a","every_ms":3600000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
+    let schedule = common::wire::ScheduleRequest::parse(schedule).expect("a schedule");
+    browser.counter.desk.schedule_put(common::ids::ScheduleName::new("nightly"), schedule).await.expect("set");
+    ids.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn an_observer_finds_the_data_of_tasks_on_no_page_and_a_viewer_does() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let ids = fill(&browser).await;
+    let paths: Vec<String> = ROUTES
+        .iter()
+        .filter(|(method, path)| method == "GET" && !path.contains("/assets/"))
+        .flat_map(|(_, path)| ids.iter().map(move |id| path.replace("{id}", id)))
+        .map(|path| path.replace("{queue}", "a").replace("{name}", "nightly"))
+        .chain(["/console/tasks?state=dead".to_owned(), "/console/bulk?state=dead".to_owned()])
+        .collect();
+    browser.sign_in("observer").await;
+    for path in &paths {
+        let answer = browser.get(path).await;
+        assert!(!answer.status.is_server_error(), "{path}: {}", answer.html);
+        assert!(!answer.html.contains(MARK), "{path}: {}", answer.html);
+    }
+    assert_eq!(browser.get("/console/export").await.status, StatusCode::FORBIDDEN);
+    assert_eq!(browser.get("/console/tasks?error=SECRET").await.status, StatusCode::FORBIDDEN);
+    let dead = browser.page("/console/dead").await;
+    assert!(dead.contains("not shown to your role") && !dead.contains("error="), "{dead}");
+    assert!(browser.page(&format!("/console/tasks/{}", ids[0])).await.contains("your role shows no payloads"));
+    browser.sign_in("viewer").await;
+    for path in [
+        format!("/console/tasks/{}", ids[0]),
+        format!("/console/tasks/{}", ids[1]),
+        "/console/tasks?state=dead".to_owned(),
+        "/console/dead".to_owned(),
+        "/console/schedules/nightly".to_owned(),
+        "/console/export".to_owned(),
+    ] {
+        assert!(browser.page(&path).await.contains(MARK), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn pages_with_payloads_and_exports_are_noted() {
+    let mut browser = browser(&Role::ALL, true).await;
+    let ids = fill(&browser).await;
+    let task = format!("/console/tasks/{}", ids[0]);
+    for role in ["observer", "viewer"] {
+        browser.sign_in(role).await;
+        for path in [task.as_str(), "/console/tasks", "/console/schedules/nightly", "/console/export?queue=a"] {
+            browser.get(path).await;
+        }
+    }
+    let mut noted = Vec::new();
+    while let Ok(note) = browser.counter.notes.try_recv() {
+        noted.push((note.deed.who.to_string(), note.deed.what.to_string(), note.deed.target, note.deed.status));
+    }
+    let of = |who: &str, what: &str| -> Vec<(&str, u16)> {
+        let mine = noted.iter().filter(|(name, deed, ..)| name == &format!("the {who}") && deed == what);
+        mine.map(|(_, _, target, status)| (target.as_str(), *status)).collect()
+    };
+    assert_eq!(of("viewer", "task.read"), [(ids[0].as_str(), 200)], "{noted:?}");
+    assert_eq!(of("viewer", "schedule.read"), [("nightly", 200)], "{noted:?}");
+    assert_eq!(of("viewer", "task.export"), [("queue=a", 200)], "{noted:?}");
+    assert_eq!(of("observer", "task.export"), [("queue=a", 403)], "{noted:?}");
+    assert!(of("observer", "task.read").is_empty() && of("observer", "schedule.read").is_empty(), "{noted:?}");
+}
+
+#[tokio::test]
+async fn neither_a_guess_nor_a_narrow_role_opens_the_console_and_both_are_noted() {
+    let mut browser = browser(&Role::ALL, true).await;
+    browser.post_bare("/console/sign-in", &[("token", "a guess")], "same-origin").await;
+    let note = browser.counter.notes.try_recv().expect("noted");
+    assert_eq!((&*note.deed.who, &*note.deed.what, note.deed.status), ("anonymous", "refused", 401));
+    for role in [Role::Metrics, Role::Submitter, Role::Reporter] {
+        let answer = browser.post_bare("/console/sign-in", &[("token", role.text())], "same-origin").await;
+        assert_eq!((answer.status, answer.set_cookie), (StatusCode::FORBIDDEN, None), "{role}");
+        assert!(answer.html.contains("observer, viewer, producer or operator"), "{role}: {}", answer.html);
+        let note = browser.counter.notes.try_recv().expect("noted");
+        assert_eq!((&*note.deed.what, note.deed.status), ("console.sign_in", 403), "{role}");
+        while browser.counter.notes.try_recv().is_ok() {}
+    }
+}
