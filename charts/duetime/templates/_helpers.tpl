@@ -190,6 +190,9 @@ queues = {{ toJson . }}
 {{- with .sha256 }}
 sha256 = {{ toJson . }}
 {{- end }}
+{{- range $name, $most := .limits }}
+limits.{{ $name }} = {{ int64 $most }}
+{{- end }}
 {{- end }}
 {{- with .Values.auth.oidc }}
 {{- if .issuer }}

@@ -19,7 +19,7 @@ impl Desk {
 
     /// The same desk, for this caller.
     pub fn of(&self, caller: &Caller) -> Self {
-        Self { caller: Arc::clone(&caller.name), ..self.within(caller.queues.clone()) }
+        Self { caller: Arc::clone(&caller.name), limits: caller.limits, ..self.within(caller.queues.clone()) }
     }
 
     /// Refuses a queue that is not for whoever asks.
