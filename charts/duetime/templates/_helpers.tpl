@@ -190,8 +190,12 @@ queues = {{ toJson . }}
 {{- with .sha256 }}
 sha256 = {{ toJson . }}
 {{- end }}
-{{- range $name, $most := .limits }}
-limits.{{ $name }} = {{ int64 $most }}
+{{- with .limits }}
+
+[auth.token.limits]
+{{- range $name, $most := . }}
+{{ $name }} = {{ int64 $most }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- with .Values.auth.oidc }}

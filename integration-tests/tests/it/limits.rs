@@ -113,7 +113,7 @@ async fn a_full_queue_refuses_messages_and_rows_with_the_reason_and_takes_what_a
         let reason = hand.take_aside().await?;
         ensure!(reason.contains("queue.max_pending"), "{reason}");
 
-        let mut connection = PgConnection::connect(sandbox.database_url(1)).await?;
+        let mut connection = PgConnection::connect(&sandbox.database_url(1)).await?;
         let submit = "SELECT duetime.submit('box', '1', now() + interval '1 h')::text";
         let id: String = sqlx::query_scalar(submit).fetch_one(&mut connection).await?;
         until("the row is refused with the reason", SOON, || async {
