@@ -1,19 +1,20 @@
 //! Limits of queues and tokens.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use common::{
     access::{Caller, Role, Scope},
     ids::QueueName,
-    limit::{Limit, TokenLimits},
+    limit::{Limit, Pending, TokenLimits},
     wire::{Problem, QueueRequest, ScheduleRequest, TaskReceipt},
 };
 use serde_json::{Value, json};
 
 use super::{Counter, PLAIN, Setup, counter, fresh, request, with_two_databases};
 use crate::{
-    desk::Desk,
+    desk::{Desk, meter::Subject},
     store::{inbox::InboxRow, tests::fixture},
+    supervise::spawn_child,
 };
 
 async fn put_queue(counter: &Counter, name: &str, policy: Value) {
@@ -86,6 +87,24 @@ async fn many_at_one_moment_do_not_pass_together() {
     let accepted = futures::future::join_all((0..50).map(|_| submit())).await;
     assert_eq!(accepted.into_iter().filter(|accepted| *accepted).count(), 7);
     assert_eq!(test.live().await, 7);
+}
+
+#[tokio::test]
+async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 2 })).await;
+    let mut blocker = test.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE duetime.task IN SHARE MODE").execute(&mut *blocker).await.unwrap();
+    let desk = counter.desk.clone();
+    let submitting = spawn_child(async move { batch(&desk, ["mail", "mail"].map(task)).await });
+    test.until_waiting(1).await;
+    let meter = counter.desk.meters().of(Subject::Queue(QueueName::new("mail")), Instant::now());
+    let mut counted = meter.count(&counter.desk, Pending { tasks: Some(2), bytes: None });
+    counted.changed().await.expect("a count of no task");
+    let third = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("two are on their way");
+    assert_eq!(third.status, 429, "{third}");
+    blocker.rollback().await.unwrap();
+    assert_eq!(statuses(&submitting.await.expect("it ends")), [200, 200]);
 }
 
 #[tokio::test]
