@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, ids::QueueName, queue};
+use crate::{field::FieldError, ids::QueueName, limit::TokenLimits, queue};
 
 /// A request spells out at most so many; one pattern with `*` stands for any number of queues.
 pub const MAX_PATTERNS: usize = 100;
@@ -124,7 +124,7 @@ impl fmt::Display for Role {
 
 /// The queues that somebody may know of: all, or those with these names. A name that ends in `*` stands for every queue that
 /// begins so.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope(Option<Arc<[String]>>);
 
 impl Scope {
@@ -194,6 +194,7 @@ pub struct Caller {
     pub name: Arc<str>,
     pub role: Role,
     pub queues: Scope,
+    pub limits: TokenLimits,
 }
 
 impl Caller {
@@ -205,7 +206,7 @@ impl Caller {
 
     /// Whoever comes where nobody is asked for a token.
     pub fn anonymous() -> Self {
-        Self { id: None, name: Self::ANONYMOUS.into(), role: Role::Operator, queues: Scope::ALL }
+        Self { id: None, name: Self::ANONYMOUS.into(), role: Role::Operator, queues: Scope::ALL, limits: TokenLimits::NONE }
     }
 
     pub fn may(&self, permission: Permission) -> bool {

@@ -6,7 +6,8 @@
 //! In reading order:
 //! - [`ids`], [`time`], [`outcome`], [`field`]: the words everything else is written in.
 //! - [`queue`]: a named kind of task with its policy.
-//! - [`access`]: who asks, and which queues that is for; [`grant`], what an identity provider's word is worth.
+//! - [`access`]: who asks, and which queues that is for; [`grant`], what an identity provider's word is worth;
+//!   [`limit`], how much there may be.
 //! - [`task`]: what is asked for and handed over; [`task::state`], the one table of states; [`task::retry`], when a failed
 //!   attempt is tried again; [`task::verdict`], what a confirm, a silence, a rejection or a report means.
 //! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::turn`], what a look at it comes to.
@@ -25,6 +26,7 @@ pub mod time;
 
 pub mod access;
 pub mod grant;
+pub mod limit;
 pub mod queue;
 pub mod schedule;
 pub mod task;

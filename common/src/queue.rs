@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
+    limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, Pending},
     task::{pick::LEVELS, retry::RetryPolicy},
 };
 
@@ -150,6 +151,18 @@ pub struct QueuePolicy {
     /// A retry is one priority lower than the attempt before it.
     pub retry_priority_drop: bool,
     pub format: Format,
+    /// Submissions are refused beyond so many tasks that are not finished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pending: Option<i64>,
+    /// Of the payloads and headers of these tasks, as stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pending_bytes: Option<i64>,
+    /// Schedules that make tasks of the queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_schedules: Option<i64>,
+    /// Over HTTP and AMQP, on each node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_submits_per_second: Option<u32>,
 }
 
 impl Default for QueuePolicy {
@@ -176,6 +189,10 @@ impl Default for QueuePolicy {
             ordered: false,
             retry_priority_drop: false,
             format: Format::default(),
+            max_pending: None,
+            max_pending_bytes: None,
+            max_schedules: None,
+            max_submits_per_second: None,
         }
     }
 }
@@ -184,6 +201,7 @@ impl QueuePolicy {
     /// Refuses values out of range, and values that do not go together; the error names the field.
     pub fn validate(&self) -> Result<(), FieldError> {
         self.validate_gates()?;
+        self.validate_limits()?;
         FieldError::within("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)?;
         self.retry.validate()?;
         FieldError::within("timeout_ms", self.timeout_ms, 1, MAX_TIMEOUT_MS)?;
@@ -236,9 +254,41 @@ impl QueuePolicy {
         }
     }
 
+    fn validate_limits(&self) -> Result<(), FieldError> {
+        for (field, value, first, last) in [
+            ("max_pending", self.max_pending, 0, MAX_COUNT),
+            ("max_pending_bytes", self.max_pending_bytes, 0, MAX_BYTES),
+            ("max_schedules", self.max_schedules, 0, MAX_COUNT),
+            ("max_submits_per_second", self.max_submits_per_second.map(i64::from), 1, MAX_PER_SECOND),
+        ] {
+            if let Some(value) = value {
+                FieldError::within(field, value, first, last)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The most tasks that may wait, and their bytes.
+    pub const fn pending(&self) -> Pending {
+        Pending { tasks: self.max_pending, bytes: self.max_pending_bytes }
+    }
+
+    /// Whether a submission can be refused because there are too many.
+    pub const fn limits_submissions(&self) -> bool {
+        !self.pending().is_none() || self.max_submits_per_second.is_some()
+    }
+
     /// Its due tasks always become `ready` first and are started as its order, its limit and its rate allow.
     pub fn is_gated(&self) -> bool {
         self.ordered || self.max_running.is_some() || self.rate_per_second.is_some()
+    }
+}
+
+fn note(set: &mut BTreeSet<QueueName>, name: &QueueName, is_in: bool) {
+    if is_in {
+        set.insert(name.clone());
+    } else {
+        set.remove(name);
     }
 }
 
@@ -296,12 +346,14 @@ pub struct QueueBook {
     queues: BTreeMap<QueueName, Arc<Queue>>,
     /// Those whose tasks are not claimed as they come due: they are asked for with every claim.
     held: BTreeSet<QueueName>,
+    /// Those that limit submissions: most clusters have none.
+    limited: BTreeSet<QueueName>,
 }
 
 /// Before anything has been read.
 impl Default for QueueBook {
     fn default() -> Self {
-        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new() }
+        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new(), limited: BTreeSet::new() }
     }
 }
 
@@ -330,15 +382,13 @@ impl QueueBook {
         for change in changes {
             match change {
                 QueueChange::Written(queue) => {
-                    if queue.is_held() {
-                        self.held.insert(queue.name.clone());
-                    } else {
-                        self.held.remove(&queue.name);
-                    }
+                    note(&mut self.held, &queue.name, queue.is_held());
+                    note(&mut self.limited, &queue.name, queue.policy.limits_submissions());
                     self.queues.insert(queue.name.clone(), queue);
                 }
                 QueueChange::Deleted(name) => {
                     self.held.remove(&name);
+                    self.limited.remove(&name);
                     self.queues.remove(&name);
                 }
             }
@@ -357,6 +407,11 @@ impl QueueBook {
     /// Queues that are paused, or whose tasks are started as their order, limit or rate allows.
     pub fn held(&self) -> &BTreeSet<QueueName> {
         &self.held
+    }
+
+    /// Queues that limit submissions.
+    pub fn limited(&self) -> &BTreeSet<QueueName> {
+        &self.limited
     }
 
     /// The queues after that name, in the order of their names' bytes.

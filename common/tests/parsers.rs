@@ -120,7 +120,7 @@ const RESULTS: &[&str] = &[
 ];
 
 const QUEUES: &[&str] = &[
-    r#"{"settle":"result","placement":"single","max_running":3,"rate_per_second":5,"ordered":true,"priority_weights":[4,1]}"#,
+    r#"{"settle":"result","placement":"single","max_running":3,"rate_per_second":5,"ordered":true,"priority_weights":[4,1],"max_pending":5,"max_pending_bytes":6,"max_schedules":7,"max_submits_per_second":8}"#,
     r#"{"retry":{"kind":"fixed","delay_ms":5},"max_length":10,"format":"celery","settle":"reject","exchange":"x","routing_key":"y"}"#,
 ];
 
@@ -228,6 +228,7 @@ proptest! {
         if let Ok(policy) = QueueRequest::parse(&text).and_then(QueueRequest::into_policy) {
             prop_assert!(policy.max_attempts >= 1 && policy.timeout_ms >= 1 && policy.max_length >= 1);
             prop_assert!(policy.max_running.is_none() || (policy.settle == Settle::Result && policy.placement == Placement::Single));
+            prop_assert!(policy.max_pending.is_none_or(|most| most >= 0) && policy.max_submits_per_second != Some(0));
             prop_assert!(!policy.ordered || policy.settle == Settle::Result);
             prop_assert!(policy.rate_per_second.is_none_or(|rate| rate.is_finite() && rate > 0.0));
         }

@@ -65,8 +65,8 @@ pub struct Access {
 impl Access {
     pub fn new(auth: &Auth) -> Self {
         let configured = auth.token.iter().map(|token| {
-            let name = token.name.as_str().into();
-            let caller = Caller { id: None, name, role: token.role, queues: token.queues.clone() };
+            let (name, queues) = (token.name.as_str().into(), token.queues.clone());
+            let caller = Caller { id: None, name, role: token.role, queues, limits: token.limits };
             Token { caller, sha256: token.sha256, ends: None }
         });
         Self {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use common::{
     ids::QueueName,
+    limit::Limit,
     task::{TaskState, verdict::FailureReason},
 };
 use parking_lot::RwLock;
@@ -27,7 +28,7 @@ const OTHER: &str = "other";
 const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 
 /// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
-const INBOX_REASONS: [&str; 4] = ["invalid_field", "payload_too_large", "duplicate", "stale_version"];
+const INBOX_REASONS: [&str; 5] = ["invalid_field", "payload_too_large", "duplicate", "stale_version", "limit"];
 
 /// Fine enough to read 1 ms and 100 ms off it.
 const LATENESS_BUCKETS_S: &[f64] = &[
@@ -61,6 +62,7 @@ pub struct Metrics {
     pub reports_stale: IntCounter,
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
+    limited: IntCounterVec,
     inbox_refused: IntCounterVec,
     inbox_rows: IntGaugeVec,
     inbox_oldest_s: GaugeVec,
@@ -148,6 +150,11 @@ impl Metrics {
                 "duetime_submissions_invalid_total",
                 "messages that cannot be tasks, set aside in duetime.submit.invalid",
             )?,
+            limited: book.counters(
+                "duetime_limited_total",
+                "tasks, queues, schedules and requests refused because a limit of a queue or of a token is reached",
+                &["limit"],
+            )?,
             inbox_refused: book.counters(
                 "duetime_inbox_refused_total",
                 "submissions in SQL that cannot be tasks; they stay in duetime.inbox with the reason",
@@ -208,6 +215,9 @@ impl Metrics {
         };
         for kind in LoopKind::ALL {
             metrics.loop_stalled.with_label_values(&[kind.text()]).set(0);
+        }
+        for limit in Limit::ALL {
+            let _ = metrics.limited.with_label_values(&[limit.text()]);
         }
         for how in ["submit", "due", "ready", "rescue"] {
             let _ = metrics.claimed.with_label_values(&[how]);
@@ -272,6 +282,11 @@ impl Metrics {
 
     pub fn finished(&self, queue: &QueueName, outcome: &str, tasks: u64) {
         self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
+    }
+
+    /// What was refused because that limit is reached.
+    pub fn limited(&self, limit: Limit) -> IntCounter {
+        self.limited.with_label_values(&[limit.text()])
     }
 
     pub fn inbox_refused(&self, reason: &str) {

@@ -190,6 +190,13 @@ queues = {{ toJson . }}
 {{- with .sha256 }}
 sha256 = {{ toJson . }}
 {{- end }}
+{{- with .limits }}
+
+[auth.token.limits]
+{{- range $name, $most := . }}
+{{ $name }} = {{ int64 $most }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.auth.oidc }}
 {{- if .issuer }}

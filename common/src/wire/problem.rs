@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::TaskId,
+    limit::Limit,
     task::{
         TaskState,
         state::{InFlight, Refused},
@@ -36,12 +37,26 @@ pub struct Problem {
     /// Which element of a batch, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
+    /// The limit that is reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Reached>,
     /// When to try again, in seconds; also the `Retry-After` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
     /// Of an error of Duetime's own: under which id the node's log has its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_id: Option<String>,
+}
+
+/// A limit that leaves no room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reached {
+    /// [`Limit::text`].
+    pub name: Cow<'static, str>,
+    pub most: i64,
+    /// Absent for a rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<i64>,
 }
 
 /// Kind, title and status of a problem; the wording is the product's and never changes.
@@ -58,6 +73,7 @@ macro_rules! problems {
                     field: None,
                     state: None,
                     index: None,
+                    limit: None,
                     retry_after_s: None,
                     error_id: None,
                 }
@@ -86,6 +102,8 @@ impl Problem {
         unsupported_media_type = 415, "unsupported_media_type", "The content type is not understood";
         unprocessable = 422, "invalid", "The request asks for something impossible";
         too_many = 429, "too_many", "Too many requests";
+        /// A limit of a queue or of a token is reached.
+        limited = 429, "limit", "A limit is reached";
         internal = 500, "internal", "Something broke that should not";
         /// It could not be made durable, or what it needs cannot be reached. Nothing was accepted.
         unavailable = 503, "unavailable", "It cannot be done at the moment";
@@ -169,6 +187,11 @@ impl Problem {
         Self { retry_after_s: Some(seconds), ..self }
     }
 
+    /// The limit that is reached, with its figures.
+    pub fn of_limit(self, limit: Limit, most: i64, used: Option<i64>) -> Self {
+        Self { limit: Some(Reached { name: Cow::Borrowed(limit.text()), most, used }), ..self }
+    }
+
     pub fn with_error_id(self, error_id: String) -> Self {
         Self { error_id: Some(error_id), ..self }
     }
@@ -238,6 +261,7 @@ mod tests {
             (Problem::invalid_field("f", ""), 422, "invalid_field"),
             (Problem::not_available("key"), 422, "invalid_field"),
             (Problem::too_many("").retry_after(3), 429, "too_many"),
+            (Problem::limited("").of_limit(Limit::QueuePending, 5, Some(5)), 429, "limit"),
             (Problem::internal(""), 500, "internal"),
             (Problem::unavailable(""), 503, "unavailable"),
         ];

@@ -51,6 +51,14 @@ pub struct QueueRequest {
     pub ordered: Option<bool>,
     pub retry_priority_drop: Option<bool>,
     pub format: Option<Format>,
+    #[serde(deserialize_with = "read::whole")]
+    pub max_pending: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub max_pending_bytes: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub max_schedules: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub max_submits_per_second: Option<u32>,
 }
 
 impl QueueRequest {
@@ -83,6 +91,10 @@ impl QueueRequest {
             ordered: self.ordered.unwrap_or(default.ordered),
             retry_priority_drop: self.retry_priority_drop.unwrap_or(default.retry_priority_drop),
             format: self.format.unwrap_or(default.format),
+            max_pending: self.max_pending,
+            max_pending_bytes: self.max_pending_bytes,
+            max_schedules: self.max_schedules,
+            max_submits_per_second: self.max_submits_per_second,
         };
         policy.validate()?;
         Ok(policy)
@@ -238,6 +250,10 @@ mod tests {
             (r#"{"ordered":true}"#, "ordered"),
             (r#"{"max_running":3}"#, "max_running"),
             (r#"{"rate_per_second":0}"#, "rate_per_second"),
+            (r#"{"max_pending":-1}"#, "max_pending"),
+            (r#"{"max_pending_bytes":1e300}"#, "max_pending_bytes"),
+            (r#"{"max_schedules":-1}"#, "max_schedules"),
+            (r#"{"max_submits_per_second":0}"#, "max_submits_per_second"),
             (r#"{"priority_weights":[80,-1]}"#, "priority_weights"),
             (r#"{"priority_weights":[80,0]}"#, "priority_weights"),
             (r#"{"paused":"yes"}"#, "paused"),

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     access::{Caller, Role, Scope},
     field::FieldError,
+    limit::TokenLimits,
     queue::MAX_NAME_CHARS,
     time::UnixMicros,
     wire::{
@@ -27,6 +28,34 @@ pub struct TokenRequest {
     pub expires_at: Option<UnixMicros>,
     #[serde(default, deserialize_with = "read::whole")]
     pub expires_after_ms: Option<i64>,
+    /// Absent: no limits of its own.
+    #[serde(default)]
+    pub limits: Option<LimitsRequest>,
+}
+
+/// Limits of a token as they are asked for. What is absent or null is not limited.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsRequest {
+    #[serde(deserialize_with = "read::whole")]
+    pub requests_per_second: Option<u32>,
+    #[serde(deserialize_with = "read::whole")]
+    pub pending: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub pending_bytes: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub queues: Option<i64>,
+    #[serde(deserialize_with = "read::whole")]
+    pub schedules: Option<i64>,
+}
+
+impl LimitsRequest {
+    /// The limits asked for, checked; the error names the field.
+    pub fn validate(self) -> Result<TokenLimits, FieldError> {
+        let Self { requests_per_second, pending, pending_bytes, queues, schedules } = self;
+        let limits = TokenLimits { requests_per_second, pending, pending_bytes, queues, schedules };
+        limits.validate().map(|()| limits)
+    }
 }
 
 /// A token that can be made.
@@ -36,6 +65,7 @@ pub struct ValidToken {
     pub role: Role,
     pub queues: Scope,
     pub expires_at: Option<UnixMicros>,
+    pub limits: TokenLimits,
 }
 
 impl TokenRequest {
@@ -57,7 +87,8 @@ impl TokenRequest {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
             return Err(Problem::invalid_field(field, format!("`{field}` lies in the past")));
         }
-        Ok(ValidToken { name: self.name, role: self.role, queues, expires_at })
+        let limits = self.limits.unwrap_or_default().validate()?;
+        Ok(ValidToken { name: self.name, role: self.role, queues, expires_at, limits })
     }
 }
 
@@ -102,6 +133,9 @@ pub struct TokenView {
     pub revoked_at: Option<UnixMicros>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_by: Option<String>,
+    /// Absent: no limits of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<TokenLimits>,
     /// Only in the answer to its making.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
@@ -164,7 +198,10 @@ mod tests {
         let token = valid(r#"{"name":"shop","role":"producer","queues":["shop.*"],"expires_after_ms":1000}"#).unwrap();
         assert_eq!((token.role, token.expires_at), (Role::Producer, Some(UnixMicros::new(2_000_000))));
         assert!(!token.queues.is_all());
-        assert!(valid(r#"{"name":"ops","role":"operator"}"#).unwrap().queues.is_all());
+        let ops = valid(r#"{"name":"ops","role":"operator","limits":null}"#).unwrap();
+        assert!(ops.queues.is_all() && ops.limits.is_none());
+        let limited = valid(r#"{"name":"a","role":"viewer","limits":{"pending":5,"queues":null}}"#).unwrap();
+        assert_eq!(limited.limits, TokenLimits { pending: Some(5), ..TokenLimits::NONE });
     }
 
     #[test]
@@ -178,6 +215,8 @@ mod tests {
             (r#"{"name":"a","role":"metrics","queues":["mail"]}"#, "queues"),
             (r#"{"name":"a","role":"viewer","expires_after_ms":0}"#, "expires_after_ms"),
             (r#"{"name":"a","role":"viewer","expires_at":1}"#, "expires_at"),
+            (r#"{"name":"a","role":"viewer","limits":{"pending":-1}}"#, "limits.pending"),
+            (r#"{"name":"a","role":"viewer","limits":{"colour":1}}"#, "limits.colour"),
             (r#"{"name":"a","role":"viewer","token":"x"}"#, "token"),
         ] {
             assert_eq!(valid(json).unwrap_err().field.as_deref(), Some(field), "{json}");

@@ -19,6 +19,7 @@ mod keys;
 mod lanes;
 mod language;
 mod large;
+mod limits;
 mod membership;
 mod oidc;
 mod openapi;

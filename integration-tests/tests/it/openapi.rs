@@ -348,13 +348,13 @@ async fn bodies_that_are_not_described_are_refused(asker: &Asker) -> Result<()> 
             "put",
             "/v1/queues/q",
             json!([{ "settle": "maybe" }, { "colour": 1 }, { "ordered": true }, { "max_running": 1 }, { "timeout_ms": 0 },
-            { "format": "celery", "settle": "result" }, { "priority_weights": [] }, { "rate_per_second": 0 }]),
+            { "format": "celery", "settle": "result" }, { "max_pending": -1 }, { "max_submits_per_second": 0 }, { "priority_weights": [] }, { "rate_per_second": 0 }]),
         ),
         (
             "post",
             "/v1/tokens",
             json!([{}, { "name": "a b", "role": "viewer" }, { "name": "a", "role": "root" }, { "name": "a", "role": "viewer", "queues": [] },
-            { "name": "a", "role": "viewer", "expires_after_ms": 0 }, { "name": "a", "role": "viewer", "colour": 1 }]),
+            { "name": "a", "role": "viewer", "expires_after_ms": 0 }, { "name": "a", "role": "viewer", "limits": { "pending": -1 } }, { "name": "a", "role": "viewer", "colour": 1 }]),
         ),
         (
             "put",

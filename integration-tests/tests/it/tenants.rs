@@ -87,7 +87,7 @@ pub(super) fn report(task: &str, receipt: Option<&str>) -> BasicProperties {
     BasicProperties::default().with_correlation_id(task.into()).with_headers(headers)
 }
 
-fn for_queue(queue: &str) -> BasicProperties {
+pub(super) fn for_queue(queue: &str) -> BasicProperties {
     let mut headers = FieldTable::default();
     headers.insert("duetime-queue".into(), AMQPValue::LongString(queue.into()));
     BasicProperties::default().with_headers(headers)
@@ -200,7 +200,7 @@ async fn with_the_default_door_closed_everything_comes_by_the_exchange_that_perm
 
 impl Hand {
     /// Why the next message that cannot be a task was set aside.
-    async fn take_aside(&self) -> Result<String> {
+    pub(super) async fn take_aside(&self) -> Result<String> {
         let queue = "duetime.submit.invalid";
         let message = until("a message is set aside", SOON, || async {
             self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.ok().flatten()

@@ -95,7 +95,8 @@ fn every_operation_that_takes_a_body_shows_examples_that_fit_its_schema() {
 }
 
 /// What is read and written, field by field: the file under `common/src`, the type, its schema.
-const TYPES: [(&str, &str, &str); 25] = [
+const TYPES: [(&str, &str, &str); 27] = [
+    ("limit/mod.rs", "TokenLimits", "TokenLimits"),
     ("queue.rs", "QueuePolicy", "QueuePolicy"),
     ("task/dependency.rs", "Dependency", "Dependency"),
     ("wire/audit.rs", "AuditList", "AuditList"),
@@ -114,6 +115,7 @@ const TYPES: [(&str, &str, &str); 25] = [
     ("wire/schedule.rs", "ScheduleList", "ScheduleList"),
     ("wire/schedule.rs", "ScheduleRequest", "ScheduleRequest"),
     ("wire/task.rs", "TaskRequest", "TaskRequest"),
+    ("wire/token.rs", "LimitsRequest", "LimitsRequest"),
     ("wire/token.rs", "TokenList", "TokenList"),
     ("wire/token.rs", "TokenRequest", "TokenRequest"),
     ("wire/token.rs", "TokenView", "Token"),

@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 use common::{
     access::Role,
+    limit::TokenLimits,
     time::UnixMicros,
     wire::{
         TokenList, TokenView,
@@ -39,7 +40,8 @@ enum Command {
     New(New),
     /// Make a token that is in force on every node within a second, and print it this once.
     #[command(after_help = "Examples:\n  duetime token create shop --role producer --queue 'shop.*'\n  \
-                            duetime token create visitor --role viewer --expires-after 8h")]
+                            duetime token create visitor --role viewer --expires-after 8h\n  \
+                            duetime token create tenant --role producer --queue 'tenant.*' --max-pending 100000")]
     Create(Asked<Create>),
     /// List tokens, newest first; never the tokens themselves.
     #[command(after_help = "Example:\n  duetime token list")]
@@ -76,6 +78,40 @@ struct Create {
     /// It opens nothing any more after this: 8h, 90days.
     #[arg(long, value_name = "LENGTH", value_parser = moment::duration_ms)]
     expires_after: Option<i64>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Limits of a token. All but the first count what there is in its queues, whoever made it.
+#[derive(Debug, Args)]
+struct LimitArgs {
+    /// Requests a second that each node answers it.
+    #[arg(long, value_name = "COUNT")]
+    max_requests_per_second: Option<u32>,
+    /// Tasks that are not finished.
+    #[arg(long, value_name = "COUNT")]
+    max_pending: Option<i64>,
+    /// Bytes of the payloads and headers of these tasks.
+    #[arg(long, value_name = "BYTES")]
+    max_pending_bytes: Option<i64>,
+    /// Queues.
+    #[arg(long, value_name = "COUNT")]
+    max_queues: Option<i64>,
+    /// Schedules.
+    #[arg(long, value_name = "COUNT")]
+    max_schedules: Option<i64>,
+}
+
+impl LimitArgs {
+    fn limits(&self) -> TokenLimits {
+        TokenLimits {
+            requests_per_second: self.max_requests_per_second,
+            pending: self.max_pending,
+            pending_bytes: self.max_pending_bytes,
+            queues: self.max_queues,
+            schedules: self.max_schedules,
+        }
+    }
 }
 
 /// One token.
@@ -167,13 +203,16 @@ fn new(wish: &New) -> Result<(), Error> {
 }
 
 async fn create(asked: &Asked<Create>) -> Result<(), Error> {
-    let Create { token, role, queues, expires_after } = &asked.wish;
+    let Create { token, role, queues, expires_after, limits } = &asked.wish;
     let mut body = json!({ "name": token.name, "role": Role::from(*role) });
     if !queues.is_empty() {
         body["queues"] = json!(queues);
     }
     if let Some(expires_after_ms) = expires_after {
         body["expires_after_ms"] = json!(expires_after_ms);
+    }
+    if !limits.limits().is_none() {
+        body["limits"] = json!(limits.limits());
     }
     let answer = asked.client()?.ask(&Request::post(&["v1", "tokens"]).body(body.to_string())).await?;
     asked.print(&answer, |answer| {
@@ -201,9 +240,10 @@ fn table(tokens: &[TokenView], now: UnixMicros) -> String {
     let row = |token: &TokenView| {
         let queues = token.queues.as_ref().map_or_else(|| "all".to_owned(), |queues| queues.join(" "));
         let id = token.id.map_or_else(|| "-".to_owned(), |id| id.to_string());
-        vec![id, token.name.clone(), token.role.to_string(), queues, made(token, now), standing(token, now)]
+        let limits = token.limits.unwrap_or_default().to_string();
+        vec![id, token.name.clone(), token.role.to_string(), queues, limits, made(token, now), standing(token, now)]
     };
-    print::table(&["ID", "NAME", "ROLE", "QUEUES", "MADE", "IS"], tokens.iter().map(row).collect())
+    print::table(&["ID", "NAME", "ROLE", "QUEUES", "LIMITS", "MADE", "IS"], tokens.iter().map(row).collect())
 }
 
 fn made(token: &TokenView, now: UnixMicros) -> String {
@@ -241,10 +281,11 @@ mod tests {
             expires_at,
             revoked_at,
             revoked_by: None,
+            limits: None,
             token: None,
         };
         let row = |token: TokenView| table(&[token], now).lines().nth(1).unwrap_or_default().to_owned();
-        assert_eq!(row(token(None, None)), "7   shop  producer  shop.* mail  10 m ago by ops  in force");
+        assert_eq!(row(token(None, None)), "7   shop  producer  shop.* mail  none    10 m ago by ops  in force");
         assert!(row(token(at(1_600), None)).ends_with("in force, expires in 10 m"));
         assert!(row(token(at(400), None)).ends_with("expired 10 m ago"));
         assert!(row(token(at(400), at(400))).ends_with("revoked 10 m ago"));

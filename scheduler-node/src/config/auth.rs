@@ -1,7 +1,11 @@
 //! `[auth]`: who may do what. Tokens are kept only as their SHA-256.
 
 pub use common::access::Role;
-use common::access::{Caller, Scope};
+use common::{
+    access::{Caller, Scope},
+    limit::TokenLimits,
+    wire::token::LimitsRequest,
+};
 use serde::Deserialize;
 
 use super::{
@@ -31,6 +35,7 @@ pub struct Token {
     pub name: String,
     pub role: Role,
     pub queues: Scope,
+    pub limits: TokenLimits,
     pub sha256: [u8; 32],
 }
 
@@ -50,6 +55,9 @@ struct WrittenToken {
     /// Absent: all.
     #[serde(default, deserialize_with = "read::maybe_list")]
     queues: Option<Vec<String>>,
+    /// Absent: none of its own.
+    #[serde(default)]
+    limits: LimitsRequest,
     sha256: String,
 }
 
@@ -81,6 +89,10 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
         if let Err(error) = written.role.check_scope(&queues) {
             complaints.add(key("queues"), error.detail);
         }
+        let limits = written.limits.validate().unwrap_or_else(|error| {
+            complaints.add(key(&error.field), error.detail);
+            TokenLimits::NONE
+        });
         match digest(&written.sha256) {
             Some(sha256) => {
                 complaints.unless(
@@ -93,7 +105,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
                     key("sha256"),
                     "is the SHA-256 of nothing; `duetime token` makes a token and prints its sha256",
                 );
-                token.push(Token { name: written.name, role: written.role, queues, sha256 });
+                token.push(Token { name: written.name, role: written.role, queues, limits, sha256 });
             }
             None => complaints.add(
                 key("sha256"),

@@ -381,6 +381,7 @@ fn the_table_of_keys_is_what_is_read() {
         ("delay_exchange[]", "[[delay_exchange]]\nx=1"),
         ("http", "[http]\nx=1"),
         ("auth.token[]", "[[auth.token]]\nx=1"),
+        ("auth.token[].limits", "[[auth.token]]\n[auth.token.limits]\nx=1"),
         ("auth.oidc", "[auth.oidc]\nx=1"),
         ("auth.oidc.role[]", "[[auth.oidc.role]]\nx=1"),
         ("audit", "[audit]\nx=1"),
@@ -394,8 +395,8 @@ fn the_table_of_keys_is_what_is_read() {
             complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
         let names = known.split_once(" has ").expect("the known keys").1;
         read_keys.extend(names.split(", ").map(|name| format!("{section}.{name}")));
-        // A list of sections, whose keys stand for it.
-        read_keys.retain(|key| key != "auth.oidc.role");
+        // Sections, whose keys stand for them.
+        read_keys.retain(|key| key != "auth.oidc.role" && key != "auth.token[].limits");
     }
     let mut listed: Vec<String> = keys::KEYS.iter().map(|key| key.path.to_owned()).collect();
     read_keys.extend(keys::SECRETS.iter().map(|secret| format!("{secret}_file")));

@@ -13,7 +13,10 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{AppendHeaders, IntoResponse, Redirect, Response},
 };
-use common::access::{Caller, Role, Scope};
+use common::{
+    access::{Caller, Role, Scope},
+    limit::TokenLimits,
+};
 
 use super::{
     Console,
@@ -72,7 +75,8 @@ pub(super) async fn callback(
         Err(refusal) => {
             if let Refusal::NoRole { who, .. } = refusal {
                 // He may do nothing; only his name is noted.
-                let caller = Caller { id: None, name: who.as_str().into(), role: Role::Viewer, queues: Scope::ALL };
+                let name = who.as_str().into();
+                let caller = Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
                 let actor = Actor { desk: &console.desk, caller: &caller, from };
                 acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
             }

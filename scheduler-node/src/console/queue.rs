@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// All that a policy says, apart from the retry.
-const POLICY: [Spec; 20] = [
+const POLICY: [Spec; 24] = [
     spec(
         "settle",
         Kind::OneOf(&["confirm", "reject", "result"]),
@@ -80,6 +80,10 @@ const POLICY: [Spec; 20] = [
     spec("keep_succeeded_ms", Kind::Whole, "86400000", "how long a task that succeeded is kept"),
     spec("keep_dead_ms", Kind::Whole, "1209600000", "how long any other finished task is kept"),
     spec("failure_alert_threshold", Kind::Whole, "none", "tasks that die in 15 minutes before there is an alert"),
+    spec("max_pending", Kind::Whole, "no limit", "submissions are refused beyond so many unfinished tasks"),
+    spec("max_pending_bytes", Kind::Whole, "no limit", "of the payloads and headers of unfinished tasks"),
+    spec("max_schedules", Kind::Whole, "no limit", "schedules that make tasks of the queue"),
+    spec("max_submits_per_second", Kind::Whole, "no limit", "over HTTP and AMQP, on each node"),
 ];
 
 fn specs() -> Vec<Spec> {

@@ -110,6 +110,7 @@ pub(super) fn in_short(policy: &QueuePolicy) -> Vec<String> {
     let mut say = |said: bool, text: String| short.extend(said.then_some(text));
     say(policy.placement == Placement::Single, "on one shard".to_owned());
     say(policy.ordered, "ordered".to_owned());
+    say(policy.max_pending.is_some(), format!("at most {} unfinished", policy.max_pending.unwrap_or_default()));
     say(policy.max_running.is_some(), format!("at most {} running", policy.max_running.unwrap_or_default()));
     say(policy.rate_per_second.is_some(), format!("{} a second", policy.rate_per_second.unwrap_or_default()));
     say(policy.max_attempts != default.max_attempts, format!("{} attempts", policy.max_attempts));

@@ -8,7 +8,10 @@ use axum::{
 use common::{
     access::{Permission, Role},
     time::UnixMicros,
-    wire::{Problem, TokenPage, TokenRequest, TokenView, token::TokenSource},
+    wire::{
+        Problem, TokenPage, TokenRequest, TokenView,
+        token::{LimitsRequest, TokenSource},
+    },
 };
 
 use super::{
@@ -40,6 +43,7 @@ struct Row {
     name: String,
     role: Role,
     queues: String,
+    limits: String,
     configured: bool,
     created: Option<(When, String)>,
     expires: Option<When>,
@@ -86,8 +90,28 @@ async fn create(posted: &Posted) -> Result<TokenView, Problem> {
         queues: (!queues.is_empty()).then_some(queues),
         expires_at: None,
         expires_after_ms: days.map(|days| days.checked_mul(DAY_MS).ok_or_else(not_days)).transpose()?,
+        limits: Some(limits(posted)?),
     };
     posted.visitor.desk.token_add(request, &posted.visitor.caller.name).await
+}
+
+/// Limits that are left empty are none.
+fn limits(posted: &Posted) -> Result<LimitsRequest, Problem> {
+    let number = |field: &'static str| match posted.one(field) {
+        Some(text) => match text.trim().parse::<i64>() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(Problem::invalid_field(field, "a limit is a whole number")),
+        },
+        None => Ok(None),
+    };
+    let rate = number("limits.requests_per_second")?;
+    Ok(LimitsRequest {
+        requests_per_second: rate.map(|rate| u32::try_from(rate).unwrap_or(u32::MAX)),
+        pending: number("limits.pending")?,
+        pending_bytes: number("limits.pending_bytes")?,
+        queues: number("limits.queues")?,
+        schedules: number("limits.schedules")?,
+    })
 }
 
 fn not_days() -> Problem {
@@ -117,6 +141,7 @@ fn row(view: TokenView, now: UnixMicros) -> Row {
         name: view.name,
         role: view.role,
         queues: view.queues.map_or_else(|| "all".to_owned(), |queues| queues.join(", ")),
+        limits: view.limits.unwrap_or_default().to_string(),
         configured: view.source == TokenSource::Configuration,
         created: view.created_at.map(|at| (when(at, now), by(view.created_by))),
         expires: view.expires_at.map(|at| when(at, now)),

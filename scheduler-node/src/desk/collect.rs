@@ -6,12 +6,12 @@ use common::{
     wire::{Problem, TaskRequest, ValidTask},
 };
 
-use super::Desk;
+use super::{Desk, limits::Limited, meter::Admission};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
-    /// One answer a row, in their order: the task it is to be, or why it cannot be one.
-    pub async fn judge(&self, rows: &[InboxRow]) -> Vec<Result<NewTask, Problem>> {
+    /// One answer a row, in their order: the task it is to be, or why it cannot be one. Keep the [`Admission`] until they are tasks.
+    pub async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| {
@@ -19,13 +19,13 @@ impl Desk {
             TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
-        let read = self.admitted(read).await;
+        let (read, room) = self.admitted(read, Limited::Pending).await;
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
             self.check_shard(row, &task)?;
             Ok(NewTask { asked_now: false, ..task.into_new(row.id) })
         };
-        rows.iter().zip(read).map(judged).collect()
+        (rows.iter().zip(read).map(judged).collect(), room)
     }
 
     /// A database that had not heard of the queue's policy yet has put the task on another shard than its kin.

@@ -11,7 +11,9 @@ mod collect;
 mod export;
 mod figures;
 mod keys;
+mod limits;
 mod list;
+mod meter;
 mod overview;
 mod queues;
 mod receive;
@@ -32,6 +34,7 @@ use common::{
     access::Scope,
     cluster::ClusterView,
     ids::{NodeId, TaskId},
+    limit::{Limit, TokenLimits},
     time::UnixMicros,
     wire::{Limits, Problem},
 };
@@ -52,6 +55,7 @@ use crate::{
 };
 
 pub use figures::NodeFigures;
+pub use meter::Admission;
 pub use overview::{Bucket, DEAD_LOOK, Outlook};
 pub use queues::Census;
 pub use receive::Taken;
@@ -93,6 +97,8 @@ pub struct Desk {
     caller: Arc<str>,
     /// Whether the caller may see payloads, headers, results and error texts.
     shows_data: bool,
+    /// Of his token.
+    limits: TokenLimits,
 }
 
 struct Inner {
@@ -100,6 +106,7 @@ struct Inner {
     started: Instant,
     /// Whoever reads the queues anew holds this, so that many who miss the same queue read them once.
     reading: Mutex<()>,
+    meters: meter::Meters,
 }
 
 impl fmt::Debug for Desk {
@@ -114,16 +121,27 @@ const NO_CALLER: &str = "no token";
 impl Desk {
     pub fn new(parts: Parts) -> Self {
         Self {
-            inner: Arc::new(Inner { parts, started: Instant::now(), reading: Mutex::new(()) }),
+            inner: Arc::new(Inner {
+                parts,
+                started: Instant::now(),
+                reading: Mutex::new(()),
+                meters: meter::Meters::default(),
+            }),
             scope: Scope::ALL,
             caller: NO_CALLER.into(),
             shows_data: true,
+            limits: TokenLimits::NONE,
         }
     }
 
     /// Whether requests should come to this node, and if not, why.
     pub fn readiness(&self) -> Report {
         self.parts().readiness.report()
+    }
+
+    /// Counts what was refused because that limit is reached.
+    pub fn limited(&self, limit: Limit) -> prometheus::IntCounter {
+        self.parts().metrics.limited(limit)
     }
 
     /// The id that `text` spells. What is no id is no task either.

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{
     ids::QueueName,
+    limit::Limit,
     queue::{Placement, QueuePolicy},
     wire::{
         Problem, QueueRequest, QueueView,
@@ -44,6 +45,9 @@ impl Desk {
             let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
             desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
+            if before.is_none() {
+                desk.refuse_one_more().await?;
+            }
             desk.reach_all().await?;
             let most = desk.parts().queues_max;
             let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
@@ -53,6 +57,25 @@ impl Desk {
             Ok(desk.shown_queue(put.record).await)
         })
         .await
+    }
+
+    /// Refuses another queue beyond the limit of the token.
+    async fn refuse_one_more(&self) -> Result<(), Problem> {
+        if self.limits.queues.is_some() {
+            self.read_anew().await.map_err(|error| failed(&error))?;
+        }
+        match self.queues_of_token() {
+            Some((used, most)) if used >= most => Err(self.too_many_made(Limit::TokenQueues, most, used)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a submission could not create this queue.
+    pub(super) fn no_queue_more(&self, name: &QueueName) -> Problem {
+        match self.queues_of_token() {
+            Some((used, most)) if used >= most => self.too_many_made(Limit::TokenQueues, most, used),
+            _ => too_many(name, self.parts().queues_max),
+        }
     }
 
     /// Refuses to lead a queue's tasks elsewhere for whoever may not know of all queues: what is there may be another tenant's.
@@ -252,9 +275,15 @@ impl Desk {
     pub(super) async fn create(&self, missing: Vec<QueueName>) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
-        let missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
+        let mut missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
         let parts = self.parts();
-        let quota = QueueQuota { caller: &self.caller, all: parts.queues_max, per_caller: parts.queues_max_per_caller };
+        let mut per_caller = parts.queues_max_per_caller;
+        if let Some((used, most)) = self.queues_of_token() {
+            // The token's own limit takes the place of the configured one.
+            missing.truncate(usize::try_from(most - used).unwrap_or(0));
+            per_caller = u32::MAX;
+        }
+        let quota = QueueQuota { caller: &self.caller, all: parts.queues_max, per_caller };
         for some in missing.chunks(CREATED_AT_ONCE) {
             parts.store.home().queue_add(some, &QueuePolicy::default(), Some(quota)).await?;
         }

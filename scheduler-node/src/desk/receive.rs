@@ -2,7 +2,7 @@
 
 use common::wire::{DelayWay, Message, Problem, ValidTask};
 
-use super::{Desk, refusal};
+use super::{Desk, limits::Limited, refusal};
 use crate::{
     loops::submitter::{Answer, Unstored},
     traces::Way,
@@ -33,7 +33,7 @@ impl Desk {
                 None => message.submitted(now, &limits),
             })
             .collect();
-        let read = self.admitted(read).await;
+        let (read, _room) = self.admitted(read, Limited::All).await;
         let mut taken = Vec::with_capacity(read.len());
         let (mut places, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in read.into_iter().enumerate() {

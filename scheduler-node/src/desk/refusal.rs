@@ -128,6 +128,7 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::QueuePage
             | StoreOp::QueueChanges
             | StoreOp::QueueCounts
+            | StoreOp::QueueUsage
             | StoreOp::ScheduleRead
             | StoreOp::TokenList
             | StoreOp::AuditList

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use common::{
     ids::ScheduleName,
+    limit::Limit,
     schedule::{Calendar, Standing, Turn},
     task::Content,
     time::UnixMicros,
@@ -13,10 +14,10 @@ use common::{
     },
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, limits::Limited, refusal::failed, to_its_end};
 use crate::{
     internal::{self, Origin},
-    store::schedules::{ScheduleRecord, Wish},
+    store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
 };
 
 /// How often a change is tried on a schedule that fires at the same moment. It fires once a second at the most.
@@ -41,7 +42,7 @@ impl Desk {
         self.know([&valid.rules.queue]).await;
         self.admit_payload(&valid.rules.queue, &valid.payload)?;
         if !self.open([&valid.rules.queue]).await.is_empty() {
-            return Err(super::queues::too_many(&valid.rules.queue, self.parts().queues_max));
+            return Err(self.no_queue_more(&valid.rules.queue));
         }
         let desk = self.clone();
         to_its_end(async move {
@@ -79,11 +80,22 @@ impl Desk {
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
         let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let of_queue = self.parts().books.load().get(&valid.rules.queue).policy.max_schedules;
+        let quota = ScheduleQuota { of_queue, of_caller: self.limits.schedules, queues: self.scope.patterns() };
         let put = match &before {
-            Some(before) => home.schedule_change(name, before.revision, wish).await,
-            None => home.schedule_add(name, wish).await,
+            Some(before) => home.schedule_change(name, before.revision, wish, quota).await,
+            None => home.schedule_add(name, wish, quota).await,
         };
-        Ok(put.map_err(|error| failed(&error))?.map(|record| (record, before.is_none())))
+        match put.map_err(|error| failed(&error))? {
+            Written::Done(record) => Ok(Some((*record, before.is_none()))),
+            Written::Overtaken => Ok(None),
+            Written::QueueFull(used) => {
+                Err(self.too_many_made(Limit::QueueSchedules, of_queue.unwrap_or_default(), used))
+            }
+            Written::CallerFull(used) => {
+                Err(self.too_many_made(Limit::TokenSchedules, quota.of_caller.unwrap_or_default(), used))
+            }
+        }
     }
 
     /// Stops or restarts a schedule; fire times in between are not made up.
@@ -142,7 +154,7 @@ impl Desk {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
         let now = self.now();
         let wait = |wait_ms| Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0));
-        let submitted = self.store_one(ValidTask {
+        let task = ValidTask {
             queue: rules.queue,
             due_at: now,
             asked_now: true,
@@ -156,8 +168,8 @@ impl Desk {
             retry: rules.retry,
             expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
             envelope: None,
-        });
-        Ok(submitted.await?.view)
+        };
+        Ok(self.store_one(task, Limited::No).await?.view)
     }
 
     /// Forgets a schedule. Fire times that are decided are still made, and tasks that are made stay.

@@ -22,6 +22,7 @@ impl Desk {
         Self {
             caller: Arc::clone(&caller.name),
             shows_data: caller.may(Permission::Payloads),
+            limits: caller.limits,
             ..self.within(caller.queues.clone())
         }
     }

@@ -9,7 +9,7 @@ use common::{
     wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, refusal, trace::Traced};
+use super::{Desk, limits::Limited, meter::Admission, refusal, trace::Traced};
 use crate::{
     loops::submitter::{Answer, Stored},
     store::put::{Put, PutOutcome},
@@ -39,11 +39,12 @@ impl Desk {
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
         self.ask_for_all(&task)?;
-        self.store_one(task).await
+        self.store_one(task, Limited::All).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask) -> Result<Submitted, Problem> {
-        let mut task = self.admitted(vec![Ok(task)]).await.pop().expect("one task, one answer")?;
+    pub(super) async fn store_one(&self, task: ValidTask, limited: Limited) -> Result<Submitted, Problem> {
+        let (mut admitted, _room) = self.admitted(vec![Ok(task)], limited).await;
+        let mut task = admitted.pop().expect("one task, one answer")?;
         let traced = self.traced(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
@@ -78,7 +79,7 @@ impl Desk {
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
-        let checked = self.admitted(checked).await;
+        let (checked, _room) = self.admitted(checked, Limited::All).await;
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
@@ -112,14 +113,19 @@ impl Desk {
     }
 
     /// The tasks that may be stored. The queues of these, and no others, are created on their first use: neither the queue of a
-    /// refused task nor one that a task only depends on.
-    pub(super) async fn admitted(&self, tasks: Vec<Result<ValidTask, Problem>>) -> Vec<Result<ValidTask, Problem>> {
+    /// refused task nor one that a task only depends on. Keep the [`Admission`] until the tasks are answered.
+    pub(super) async fn admitted(
+        &self,
+        tasks: Vec<Result<ValidTask, Problem>>,
+        limited: Limited,
+    ) -> (Vec<Result<ValidTask, Problem>>, Admission) {
         // A message on its way to another exchange needs no queue of its own.
         let needs_queue = |task: &&ValidTask| task.envelope.is_none();
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(named).collect();
         self.know(queues).await;
         let admit = |task: ValidTask| if task.envelope.is_none() { self.admit(&task).map(|()| task) } else { Ok(task) };
-        let mut tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
+        let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
+        let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
         let refused = self.open(queues).await;
         if !refused.is_empty() {
@@ -128,11 +134,11 @@ impl Desk {
                     && valid.envelope.is_none()
                     && refused.contains(&valid.queue)
                 {
-                    *task = Err(super::queues::too_many(&valid.queue, self.parts().queues_max));
+                    *task = Err(self.no_queue_more(&valid.queue));
                 }
             }
         }
-        tasks
+        (tasks, admission)
     }
 
     /// Creates the queues that are not there, where that is how queues come into being. Answers those for which there is no room.

@@ -117,6 +117,7 @@ fn shown(token: &access::Token) -> TokenView {
         expires_at: None,
         revoked_at: None,
         revoked_by: None,
+        limits: (!token.caller.limits.is_none()).then_some(token.caller.limits),
         token: None,
     }
 }

@@ -156,6 +156,7 @@ mod tests {
             name: role.text().to_owned(),
             role,
             queues: Scope::ALL,
+            limits: Default::default(),
             sha256: Sha256::digest(role.text()).into(),
         };
         Auth { token: Role::ALL.map(token).to_vec(), oidc: None }
@@ -167,7 +168,7 @@ mod tests {
 
     /// Made over the API; it expires after `left`.
     fn made(name: &str, left: Option<Duration>) -> TokenBook {
-        let caller = Caller { id: Some(1), name: name.into(), role: Role::Producer, queues: Scope::ALL };
+        let caller = Caller { id: Some(1), name: name.into(), role: Role::Producer, queues: Scope::ALL, limits: Default::default() };
         let token = Token::new(caller, Sha256::digest(name).into(), Instant::now(), left);
         TokenBook { revision: 1, tokens: vec![token] }
     }

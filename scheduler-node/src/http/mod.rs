@@ -34,7 +34,7 @@ use axum::{
     extract::{FromRequestParts, Path},
     http::request::Parts,
 };
-use common::wire::report::MAX_RESULT_BYTES;
+use common::{limit::Limit, wire::report::MAX_RESULT_BYTES};
 use prometheus::Registry;
 
 pub(crate) use self::routes::routes;
@@ -142,6 +142,7 @@ pub fn router(
 ) -> Router {
     let bodies = Arc::new(Room::new(limits.bodies_bytes));
     let audit = desk.audit().clone();
+    let metrics = metrics.counting(desk.limited(Limit::TokenRequests));
     let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, bodies, registry };
     let rates = Arc::new(Rates::new(limits.requests_per_second));
     shell::around(routes().with_state(api).merge(pages), gate, rates, audit, metrics)

@@ -2,23 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
+use common::{access::Caller, limit::Bucket};
 use parking_lot::Mutex;
 
 /// Callers remembered at one time. Those that have sent nothing for a second are forgotten first.
 const CALLERS: usize = 4_096;
 
-/// A bucket for each caller. It holds the requests of one second, so that a short burst passes.
+/// A bucket for each caller that is limited.
 #[derive(Debug)]
 pub(super) struct Rates {
-    /// 0: no limit.
+    /// Of callers whose token has no limit of its own; 0: no limit.
     per_second: u32,
     buckets: Mutex<HashMap<Arc<str>, Bucket>>,
-}
-
-#[derive(Debug)]
-struct Bucket {
-    left: f64,
-    at: Instant,
 }
 
 impl Rates {
@@ -27,25 +22,17 @@ impl Rates {
     }
 
     /// Whether `caller` may send one more request at `now`.
-    pub(super) fn has_room(&self, caller: &Arc<str>, now: Instant) -> bool {
-        if self.per_second == 0 {
+    pub(super) fn has_room(&self, caller: &Caller, now: Instant) -> bool {
+        let per_second = caller.limits.requests_per_second.unwrap_or(self.per_second);
+        if per_second == 0 {
             return true;
         }
-        let most = f64::from(self.per_second);
         let mut buckets = self.buckets.lock();
-        if buckets.len() >= CALLERS && !buckets.contains_key(caller) {
+        if buckets.len() >= CALLERS && !buckets.contains_key(&caller.name) {
             // A bucket that is full again is as good as none.
-            buckets.retain(|_, bucket| now.duration_since(bucket.at).as_secs_f64() < 1.0);
+            buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        let bucket = buckets.entry(Arc::clone(caller)).or_insert(Bucket { left: most, at: now });
-        let filled = now.saturating_duration_since(bucket.at).as_secs_f64() * most;
-        bucket.left = (bucket.left + filled).min(most);
-        bucket.at = now;
-        if bucket.left < 1.0 {
-            return false;
-        }
-        bucket.left -= 1.0;
-        true
+        buckets.entry(Arc::clone(&caller.name)).or_default().take(per_second, now)
     }
 }
 
@@ -53,12 +40,22 @@ impl Rates {
 mod tests {
     use std::time::Duration;
 
+    use common::{
+        access::{Role, Scope},
+        limit::TokenLimits,
+    };
+
     use super::*;
+
+    fn caller(name: &str, requests_per_second: Option<u32>) -> Caller {
+        let limits = TokenLimits { requests_per_second, ..TokenLimits::NONE };
+        Caller { id: None, name: name.into(), role: Role::Producer, queues: Scope::ALL, limits }
+    }
 
     #[test]
     fn each_caller_has_its_own_rate_and_a_burst_of_a_second() {
         let (rates, start) = (Rates::new(10), Instant::now());
-        let (shop, mail): (Arc<str>, Arc<str>) = ("shop".into(), "mail".into());
+        let (shop, mail) = (caller("shop", None), caller("mail", None));
         let passed = |caller, at, sent: usize| (0..sent).filter(|_| rates.has_room(caller, at)).count();
         assert_eq!(passed(&shop, start, 50), 10);
         assert_eq!(passed(&mail, start, 3), 3, "another caller is not held back");
@@ -67,9 +64,19 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_of_a_token_counts_instead_of_the_configured_one() {
+        let start = Instant::now();
+        for configured in [0, 10] {
+            let rates = Rates::new(configured);
+            let shop = caller("shop", Some(3));
+            assert_eq!((0..50).filter(|_| rates.has_room(&shop, start)).count(), 3, "{configured}");
+        }
+    }
+
+    #[test]
     fn without_a_limit_everything_passes_and_nothing_is_remembered() {
         let rates = Rates::new(0);
-        assert!((0..1_000).all(|_| rates.has_room(&"shop".into(), Instant::now())));
+        assert!((0..1_000).all(|_| rates.has_room(&caller("shop", None), Instant::now())));
         assert!(rates.buckets.lock().is_empty());
     }
 }

@@ -9,7 +9,7 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use common::{access::Caller, wire::Problem};
+use common::{access::Caller, limit::Limit, wire::Problem};
 use futures::FutureExt;
 
 use super::{
@@ -36,11 +36,24 @@ struct Shell {
 impl Shell {
     /// Refuses a request beyond its caller's rate.
     fn in_rate(&self, caller: Caller, now: Instant) -> Result<Caller, Refusal> {
-        if self.rates.has_room(&caller.name, now) {
+        if self.rates.has_room(&caller, now) {
             return Ok(caller);
         }
-        let detail = "this caller sends more requests a second than `http.max_requests_per_second` allows";
-        Err(Refusal::from(Problem::too_many(detail).retry_after(RATE_AGAIN_AFTER_S)).to(caller))
+        let problem = match caller.limits.requests_per_second {
+            Some(most) => {
+                self.metrics.beyond_rate();
+                let detail = format!(
+                    "the token `{}` may send {most} requests a second to each node, and sent more",
+                    caller.name
+                );
+                Problem::limited(detail).of_limit(Limit::TokenRequests, most.into(), None)
+            }
+            None => {
+                let detail = "this caller sends more requests a second than `http.max_requests_per_second` allows";
+                Problem::too_many(detail)
+            }
+        };
+        Err(Refusal::from(problem.retry_after(RATE_AGAIN_AFTER_S)).to(caller))
     }
 }
 
@@ -155,6 +168,7 @@ mod tests {
             name: role.text().to_owned(),
             role: *role,
             queues: Scope::ALL,
+            limits: Default::default(),
             sha256: Sha256::digest(role.text()).into(),
         };
         let gate = gate(&Auth { token: roles.iter().map(token).collect(), oidc: None });

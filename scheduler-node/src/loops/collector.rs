@@ -144,7 +144,8 @@ impl Collector {
         let rows = self.read(passed).await?;
         let mut refused = Vec::new();
         let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
-        for (row, judged) in rows.iter().zip(self.desk.judge(&rows).await) {
+        let (judged, _room) = self.desk.judge(&rows).await;
+        for (row, judged) in rows.iter().zip(judged) {
             match (judged, self.sites.of(row.id.shard())) {
                 (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
                 (Ok(_), None) => {}

@@ -13,7 +13,7 @@ mod room;
 use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use common::{access::Caller, time::UnixMicros, wire::Problem};
+use common::{access::Caller, limit::TokenLimits, time::UnixMicros, wire::Problem};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -265,7 +265,8 @@ impl Provider {
 
     fn caller_of(&self, subject: &str, held: &[usize]) -> Option<Caller> {
         let (role, queues) = self.config.grants.worth(held)?;
-        Some(Caller { id: None, name: format!("{}{subject}", Caller::SUBJECT).into(), role, queues })
+        let name = format!("{}{subject}", Caller::SUBJECT).into();
+        Some(Caller { id: None, name, role, queues, limits: TokenLimits::NONE })
     }
 }
 

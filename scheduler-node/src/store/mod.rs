@@ -31,6 +31,7 @@ pub mod schedules;
 pub mod settle;
 pub mod submit;
 pub mod tokens;
+pub mod usage;
 pub mod watch;
 
 mod clock;

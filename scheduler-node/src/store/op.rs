@@ -75,6 +75,7 @@ ops! {
     QueuePause = "queue_pause",
     QueueTurn = "queue_turn",
     QueueCounts = "queue_counts",
+    QueueUsage = "queue_usage",
     ScheduleRead = "schedule_read",
     ScheduleAdd = "schedule_add",
     ScheduleChange = "schedule_change",

@@ -43,6 +43,29 @@ pub struct Wish<'a> {
     pub wake_at: Option<UnixMicros>,
 }
 
+/// How many schedules there may be. `None`: no limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScheduleQuota<'a> {
+    /// Of its queue.
+    pub of_queue: Option<i64>,
+    /// Of the caller's queues.
+    pub of_caller: Option<i64>,
+    /// These queues: names, or starts of names and `*`. `None`: all.
+    pub queues: Option<&'a [String]>,
+}
+
+/// What became of a schedule that was to be written.
+#[derive(Debug)]
+pub enum Written {
+    Done(Box<ScheduleRecord>),
+    /// It is not as it was read, or one is there that was not.
+    Overtaken,
+    /// Its queue has so many schedules, and may have no more.
+    QueueFull(i64),
+    /// The caller's queues have so many schedules, and may have no more.
+    CallerFull(i64),
+}
+
 /// A decided fire time whose task is to be written.
 #[derive(Clone, Debug)]
 pub struct FireRecord {
@@ -127,25 +150,31 @@ impl Database {
         .await
     }
 
-    /// `None`: there is one with that name.
-    pub async fn schedule_add(&self, name: &ScheduleName, wish: Wish<'_>) -> Result<Option<ScheduleRecord>, Error> {
+    pub async fn schedule_add(
+        &self,
+        name: &ScheduleName,
+        wish: Wish<'_>,
+        quota: ScheduleQuota<'_>,
+    ) -> Result<Written, Error> {
         self.run(StoreOp::ScheduleAdd, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_add.sql"), name);
-            query.fetch_optional(&pool).await?.as_ref().map(ScheduleRecord::read).transpose()
+            let query = query.bind(quota.of_queue).bind(quota.of_caller).bind(quota.queues);
+            written(&query.fetch_one(&pool).await?)
         })
         .await
     }
 
-    /// `None`: it is no longer as it was read. What waits goes on waiting.
+    /// What waits goes on waiting. Only a schedule that comes from another queue needs room.
     pub async fn schedule_change(
         &self,
         name: &ScheduleName,
         read: Revision,
         wish: Wish<'_>,
-    ) -> Result<Option<ScheduleRecord>, Error> {
+        quota: ScheduleQuota<'_>,
+    ) -> Result<Written, Error> {
         self.run(StoreOp::ScheduleChange, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
-            query.fetch_optional(&pool).await?.as_ref().map(ScheduleRecord::read).transpose()
+            written(&query.bind(quota.of_queue).fetch_one(&pool).await?)
         })
         .await
     }
@@ -258,6 +287,19 @@ impl<'a> Wish<'a> {
             .bind(self.standing.since.to_utc())
             .bind(self.standing.paused_at.map(UnixMicros::to_utc))
             .bind(self.wake_at.map(UnixMicros::to_utc))
+    }
+}
+
+fn written(row: &PgRow) -> Result<Written, sqlx::Error> {
+    if row.try_get("queue_full")? {
+        return Ok(Written::QueueFull(row.try_get("of_queue")?));
+    }
+    if row.try_get("caller_full")? {
+        return Ok(Written::CallerFull(row.try_get("of_caller")?));
+    }
+    match row.try_get::<Option<&str>, _>("name")? {
+        Some(_) => Ok(Written::Done(Box::new(ScheduleRecord::read(row)?))),
+        None => Ok(Written::Overtaken),
     }
 }
 

@@ -7,10 +7,11 @@ use std::{
 
 use common::{
     access::{Caller, Role, Scope},
+    limit::TokenLimits,
     time::UnixMicros,
     wire::token::{TokenSource, TokenView, ValidToken},
 };
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{Database, Error, StoreOp, claim::interval, unexpected};
 use crate::access::{Token, TokenBook};
@@ -73,6 +74,7 @@ impl Database {
                     .bind(by)
                     .bind(token.expires_at.map(UnixMicros::to_utc))
                     .bind(MOST)
+                    .bind((!token.limits.is_none()).then_some(Json(token.limits)))
                     .fetch_optional(&pool)
                     .await?;
                 row.as_ref().map(TokenRecord::read).transpose()
@@ -130,6 +132,7 @@ impl TokenRecord {
                 expires_at: super::optional_moment(row, "expires_at")?,
                 revoked_at: super::optional_moment(row, "revoked_at")?,
                 revoked_by: row.try_get("revoked_by")?,
+                limits: limits(row)?,
                 token: None,
             },
         })
@@ -144,8 +147,13 @@ fn token(row: &PgRow, asked: Instant) -> Result<Token, sqlx::Error> {
         row.try_get::<&[u8], _>("sha256")?.try_into().map_err(|_| unexpected("sha256", "of another length"))?;
     let left_ms: Option<i64> = row.try_get("left_ms")?;
     let left = left_ms.map(|left_ms| Duration::from_millis(u64::try_from(left_ms).unwrap_or(0)));
-    let caller = Caller { id: row.try_get("id")?, name, role: role(row)?, queues };
+    let limits = limits(row)?.unwrap_or_default();
+    let caller = Caller { id: row.try_get("id")?, name, role: role(row)?, queues, limits };
     Ok(Token::new(caller, sha256, asked, left))
+}
+
+fn limits(row: &PgRow) -> Result<Option<TokenLimits>, sqlx::Error> {
+    Ok(row.try_get::<Option<Json<TokenLimits>>, _>("limits")?.map(|Json(limits)| limits))
 }
 
 fn role(row: &PgRow) -> Result<Role, sqlx::Error> {

@@ -74,6 +74,7 @@ fn browser_at(
         name: format!("the {role}"),
         role: *role,
         queues: Scope::ALL,
+        limits: Default::default(),
         sha256: Sha256::digest(role.text()).into(),
     };
     let access = Access::new(&Auth { token: roles.iter().map(token).collect(), oidc: oidc.clone() });

@@ -98,6 +98,10 @@ async fn no_field_of_a_policy_is_lost_by_the_form() {
         ordered: true,
         retry_priority_drop: true,
         format: Format::CloudEvents,
+        max_pending: Some(18),
+        max_pending_bytes: Some(19),
+        max_schedules: Some(20),
+        max_submits_per_second: Some(21),
     };
     let json = serde_json::to_string(&policy).expect("JSON");
     let name = QueueName::new("q");

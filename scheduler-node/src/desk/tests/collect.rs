@@ -25,7 +25,7 @@ async fn times_count_from_the_submission_and_each_row_has_its_own_answer() {
         row(id, r#"{"queue": "mail", "priority": 9}"#),
         row(id, r#"{"queue": "mail", "payload": "x"}"#),
     ];
-    let judged = counter.desk.judge(&rows).await;
+    let (judged, _) = counter.desk.judge(&rows).await;
     let task = judged[0].as_ref().unwrap();
     assert_eq!((task.id, task.due_at, task.asked_now), (id, SUBMITTED_AT, false));
     assert_eq!(task.expires_at, Some(SUBMITTED_AT.plus(std::time::Duration::from_millis(5))));
@@ -39,7 +39,7 @@ async fn times_count_from_the_submission_and_each_row_has_its_own_answer() {
 async fn where_queues_are_made_by_hand_an_unknown_one_is_refused() {
     let test = fixture::database().await;
     let counter = counter(vec![test.database.clone()], Setup { auto_create: false, ..PLAIN });
-    let judged = counter.desk.judge(&[row(fixture::fresh_id(), r#"{"queue": "mail"}"#)]).await;
+    let (judged, _) = counter.desk.judge(&[row(fixture::fresh_id(), r#"{"queue": "mail"}"#)]).await;
     assert_eq!(judged[0].as_ref().unwrap_err().field.as_deref(), Some("queue"));
 }
 
@@ -52,7 +52,7 @@ async fn a_task_that_is_not_on_the_shard_of_its_kin_is_refused() {
     let right = bound_to(&queue, Placement::Single, None, None, fixture::SHARDS.into()).unwrap();
     let wrong = ShardId::new((right.number() + 1) % fixture::SHARDS);
     let rows = [right, wrong].map(|shard| row(fixture::fresh_id_of(shard), r#"{"queue": "mail"}"#));
-    let judged = counter.desk.judge(&rows).await;
+    let (judged, _) = counter.desk.judge(&rows).await;
     assert!(judged[0].is_ok());
     assert!(judged[1].as_ref().unwrap_err().detail.contains("submit the task again"));
 }

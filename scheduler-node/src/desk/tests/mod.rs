@@ -3,6 +3,7 @@
 mod bulk;
 mod collect;
 pub(crate) mod drain;
+mod limits;
 mod queues;
 mod receive;
 mod schedules;

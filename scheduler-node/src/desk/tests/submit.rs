@@ -91,7 +91,7 @@ async fn a_caller_creates_only_so_many_queues_and_uses_those_that_are_there() {
 }
 
 fn caller(name: &str) -> Caller {
-    Caller { id: None, name: name.into(), role: Role::Producer, queues: Scope::ALL }
+    Caller { id: None, name: name.into(), role: Role::Producer, queues: Scope::ALL, limits: Default::default() }
 }
 
 #[tokio::test]

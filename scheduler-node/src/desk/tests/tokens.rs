@@ -112,7 +112,8 @@ async fn schedules_of_other_queues_are_neither_shown_nor_replaced() {
 #[tokio::test]
 async fn a_configured_token_is_changed_in_the_configuration_only() {
     let test = fixture::database().await;
-    let ops = Token { name: "ops".to_owned(), role: Role::Operator, queues: Scope::ALL, sha256: [7; 32] };
+    let (name, limits) = ("ops".to_owned(), Default::default());
+    let ops = Token { name, role: Role::Operator, queues: Scope::ALL, limits, sha256: [7; 32] };
     let access = Access::new(&Auth { token: vec![ops], oidc: None });
     let counter = counter_of(vec![Arc::clone(&test.database)], PLAIN, Arc::new(access));
     for refused in [

@@ -1,8 +1,21 @@
 -- Sets what a schedule says, and where it stands.
--- Guard: it is as it was read (revision $8). A turn or another change in between makes this do nothing.
--- $1 name, $2 rules, $3 payload, $4 next fire time, $5 since, $6 paused at, $7 wake at. Returns it; no row: it is not as it was.
-UPDATE duetime.schedule
-   SET revision = nextval('duetime.schedule_revision'), rules = $2, payload = $3, next_at = $4, since = $5, paused_at = $6,
-       wake_at = $7, updated_at = clock_timestamp()
- WHERE name = $1 AND revision = $8
-RETURNING name, revision, rules, payload, next_at, since, paused_at, buffered_at, last_fire_at, last_task, created_at, updated_at
+-- Guard: it is as it was read (revision $8), and the queue has room if the schedule comes from another one. A turn or another change
+-- in between makes this do nothing.
+-- $1 name, $2 rules, $3 payload, $4 next fire time, $5 since, $6 paused at, $7 wake at, $8 revision, $9 the most schedules of its queue
+-- or NULL. Returns one row: the schedules of its queue where they count, whether it has no room, and the schedule; without a name:
+-- there is no room, or it is not as it was.
+WITH used AS MATERIALIZED (
+    SELECT CASE WHEN $9::bigint IS NOT NULL
+                 AND NOT EXISTS (SELECT FROM duetime.schedule AS s WHERE s.name = $1 AND s.rules ->> 'queue' = $2::jsonb ->> 'queue')
+                THEN (SELECT count(*) FROM duetime.schedule AS s WHERE s.rules ->> 'queue' = $2::jsonb ->> 'queue') END AS of_queue
+), changed AS (
+    UPDATE duetime.schedule AS s
+       SET revision = nextval('duetime.schedule_revision'), rules = $2::jsonb, payload = $3, next_at = $4, since = $5, paused_at = $6,
+           wake_at = $7, updated_at = clock_timestamp()
+      FROM used AS u
+     WHERE s.name = $1 AND s.revision = $8 AND NOT coalesce(u.of_queue >= $9::bigint, false)
+    RETURNING s.name, s.revision, s.rules, s.payload, s.next_at, s.since, s.paused_at, s.buffered_at, s.last_fire_at, s.last_task,
+              s.created_at, s.updated_at
+)
+SELECT u.of_queue, NULL::bigint AS of_caller, coalesce(u.of_queue >= $9::bigint, false) AS queue_full, false AS caller_full, c.*
+  FROM used AS u LEFT JOIN changed AS c ON true

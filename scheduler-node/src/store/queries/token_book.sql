@@ -1,6 +1,6 @@
 -- Every token that is not revoked, expired ones too, with the revision of them all; one row without a name when there is none.
 -- `left_ms`: until it expires, by this database's clock; NULL: it does not.
-SELECT m.token_revision AS revision, t.id, t.name, t.role, t.queues, t.sha256,
+SELECT m.token_revision AS revision, t.id, t.name, t.role, t.queues, t.sha256, t.limits,
        -- greatest passes over a NULL, and it has to stay one.
        CASE WHEN t.expires_at IS NOT NULL
             THEN greatest(0, extract(epoch FROM t.expires_at - clock_timestamp()) * 1000)::bigint END AS left_ms

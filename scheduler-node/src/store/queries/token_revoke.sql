@@ -3,8 +3,8 @@
 -- Guard: of two at once the second finds it revoked.
 WITH revoked AS (
     UPDATE duetime.token SET revoked_at = clock_timestamp(), revoked_by = $2 WHERE name = $1 AND revoked_at IS NULL
-    RETURNING id, name, role, queues, created_at, created_by, expires_at, revoked_at, revoked_by
+    RETURNING id, name, role, queues, created_at, created_by, expires_at, revoked_at, revoked_by, limits
 ), noticed AS (
     UPDATE duetime.meta SET token_revision = token_revision + 1 WHERE EXISTS (SELECT FROM revoked)
 )
-SELECT id, name, role, queues, created_at, created_by, expires_at, revoked_at, revoked_by FROM revoked
+SELECT id, name, role, queues, created_at, created_by, expires_at, revoked_at, revoked_by, limits FROM revoked

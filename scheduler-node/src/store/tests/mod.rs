@@ -32,6 +32,7 @@ mod submit;
 mod submit_claimed;
 mod tokens;
 mod turn;
+mod usage;
 mod watch;
 
 use std::{

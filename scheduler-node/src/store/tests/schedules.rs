@@ -13,7 +13,7 @@ use super::{
     until_waiting,
 };
 use crate::{
-    store::schedules::{ScheduleRecord, Wish},
+    store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
     supervise::spawn_child,
 };
 
@@ -48,7 +48,22 @@ fn wish(rules: &Rules, standing: Standing) -> Wish<'_> {
 /// A schedule whose hour 1 is long past.
 async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
     let rules = rules("mails");
-    test.database.schedule_add(&ScheduleName::new(name), wish(&rules, standing(1))).await.unwrap().expect("new")
+    put(test, name, &rules, NONE).await.expect("new")
+}
+
+const NONE: ScheduleQuota<'_> = ScheduleQuota { of_queue: None, of_caller: None, queues: None };
+
+async fn put(test: &TestDatabase, name: &str, rules: &Rules, quota: ScheduleQuota<'_>) -> Option<ScheduleRecord> {
+    done(test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap())
+}
+
+/// `None`: it is not as it was read, or one is there. Nothing is full.
+fn done(written: Written) -> Option<ScheduleRecord> {
+    match written {
+        Written::Done(record) => Some(*record),
+        Written::Overtaken => None,
+        full => panic!("{full:?}"),
+    }
 }
 
 /// Hour 1 is decided.
@@ -85,8 +100,7 @@ async fn a_schedule_reads_back_and_pages_go_by_name() {
     assert_eq!(names(test.database.schedule_list(Some("b"), 2).await.unwrap()), ["c"]);
     assert_eq!(test.database.schedule_count().await.unwrap(), 3);
     let rules = rules("others");
-    let again = test.database.schedule_add(&kept.name, wish(&rules, standing(1))).await.unwrap();
-    assert!(again.is_none(), "one is there");
+    assert!(put(&test, kept.name.as_str(), &rules, NONE).await.is_none(), "one is there");
 }
 
 #[tokio::test]
@@ -118,11 +132,10 @@ async fn what_was_changed_or_made_anew_in_between_is_not_decided_by_what_was_rea
     let test = database().await;
     let read = added(&test, "s").await;
     let other = rules("others");
-    let changed = test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1))).await.unwrap();
-    assert_eq!(changed.expect("it was as it was read").rules.queue.as_str(), "others");
+    let change = || test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1)), NONE);
+    assert_eq!(done(change().await.unwrap()).expect("it was as it was read").rules.queue.as_str(), "others");
     assert!(decide(&test, &read, fixture::fresh_id()).await.is_none());
-    let stale = test.database.schedule_change(&read.name, read.revision, wish(&other, standing(1))).await.unwrap();
-    assert!(stale.is_none());
+    assert!(done(change().await.unwrap()).is_none());
 
     assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
     added(&test, "s").await;
@@ -137,11 +150,8 @@ async fn a_decided_fire_time_stays_as_it_was_decided_whatever_becomes_of_its_sch
     let id = fixture::fresh_id();
     let turned = decide(&test, &read, id).await.expect("decided");
     let other = rules("others");
-    test.database
-        .schedule_change(&read.name, turned.revision, wish(&other, standing(2)))
-        .await
-        .unwrap()
-        .expect("changed");
+    let changed = test.database.schedule_change(&read.name, turned.revision, wish(&other, standing(2)), NONE).await;
+    done(changed.unwrap()).expect("changed");
     assert!(test.database.schedule_delete(&read.name, None).await.unwrap());
     let taken = test.database.fire_take(Duration::from_secs(60), 10).await.unwrap();
     let fire = taken.into_iter().next().expect("one").expect("readable");
@@ -211,4 +221,31 @@ async fn one_that_cannot_be_read_does_not_keep_the_others_from_it() {
     let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
     let (good, bad): (Vec<_>, Vec<_>) = due.schedules.into_iter().partition(Result::is_ok);
     assert_eq!((good.len(), bad.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_queue_and_a_caller_have_only_so_many_schedules() {
+    let test = database().await;
+    let two = ScheduleQuota { of_queue: Some(2), ..NONE };
+    let (mails, others) = (rules("mails"), rules("others"));
+    let add = async |name: &str, rules: &Rules, quota| {
+        test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap()
+    };
+    assert!(put(&test, "a", &mails, two).await.is_some());
+    let second = put(&test, "b", &mails, two).await.expect("there is room");
+    assert!(matches!(add("c", &mails, two).await, Written::QueueFull(2)));
+    let elsewhere = put(&test, "c", &others, two).await.expect("another queue has room");
+
+    let change = async |from: &ScheduleRecord, rules: &Rules| {
+        test.database.schedule_change(&from.name, from.revision, wish(rules, standing(2)), two).await.unwrap()
+    };
+    assert!(matches!(change(&elsewhere, &mails).await, Written::QueueFull(2)), "nor does one move there");
+    assert!(done(change(&second, &mails).await).is_some(), "one that stays needs no room");
+
+    let scope = ["mail*".to_owned(), "other".to_owned()];
+    let of_caller = |most| ScheduleQuota { of_caller: Some(most), queues: Some(&scope), ..NONE };
+    assert!(matches!(add("d", &others, of_caller(2)).await, Written::CallerFull(2)), "those of `others` do not count");
+    assert!(matches!(add("d", &mails, of_caller(3)).await, Written::Done(_)));
+    let all = ScheduleQuota { of_caller: Some(4), ..NONE };
+    assert!(matches!(add("e", &mails, all).await, Written::CallerFull(4)));
 }

@@ -14,7 +14,7 @@ use crate::{clock, store::tokens::TokenAdded};
 
 fn token(name: &str) -> ValidToken {
     let queues = Scope::of(Some(vec!["shop.*".to_owned()])).expect("a scope");
-    ValidToken { name: name.to_owned(), role: Role::Producer, queues, expires_at: None }
+    ValidToken { name: name.to_owned(), role: Role::Producer, queues, expires_at: None, limits: Default::default() }
 }
 
 #[tokio::test]

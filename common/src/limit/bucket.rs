@@ -1,0 +1,28 @@
+//! How many requests or submissions a second pass: a bucket that holds those of one second, so that a short burst passes.
+
+use std::time::Instant;
+
+/// Begins full.
+#[derive(Clone, Debug, Default)]
+pub struct Bucket {
+    /// What is left and since when; `None` before the first use.
+    left: Option<(f64, Instant)>,
+}
+
+impl Bucket {
+    /// Whether one more passes at `now`, of `per_second`.
+    pub fn take(&mut self, per_second: u32, now: Instant) -> bool {
+        let most = f64::from(per_second);
+        let (left, at) = self.left.unwrap_or((most, now));
+        let dripped = now.saturating_duration_since(at).as_secs_f64() * most;
+        let left = (left + dripped).min(most);
+        let passes = left >= 1.0;
+        self.left = Some((if passes { left - 1.0 } else { left }, at.max(now)));
+        passes
+    }
+
+    /// Whether it is as full as a new one.
+    pub fn is_full(&self, now: Instant) -> bool {
+        self.left.is_none_or(|(_, at)| now.saturating_duration_since(at).as_secs_f64() >= 1.0)
+    }
+}

@@ -1,0 +1,190 @@
+//! Limits of a queue and of a token: how much there may be, and how much of it a node believes is used.
+
+pub mod bucket;
+pub mod tally;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{field::FieldError, task::Content};
+pub use bucket::Bucket;
+pub use tally::{Extent, Ruling, Tally};
+
+/// Of tasks, queues and schedules: a bound beyond every real cluster, so that sums never overflow.
+pub const MAX_COUNT: i64 = 1_000_000_000;
+/// A petabyte.
+pub const MAX_BYTES: i64 = 1_000_000_000_000_000;
+/// Beyond it a node is busy with refusing.
+pub const MAX_PER_SECOND: i64 = 100_000;
+
+/// The limits there are. The names are labels of a metric and part of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    QueuePending,
+    QueuePendingBytes,
+    QueueSchedules,
+    QueueSubmits,
+    TokenRequests,
+    TokenPending,
+    TokenPendingBytes,
+    TokenQueues,
+    TokenSchedules,
+}
+
+impl Limit {
+    pub const ALL: [Self; 9] = [
+        Self::QueuePending,
+        Self::QueuePendingBytes,
+        Self::QueueSchedules,
+        Self::QueueSubmits,
+        Self::TokenRequests,
+        Self::TokenPending,
+        Self::TokenPendingBytes,
+        Self::TokenQueues,
+        Self::TokenSchedules,
+    ];
+
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::QueuePending => "queue.max_pending",
+            Self::QueuePendingBytes => "queue.max_pending_bytes",
+            Self::QueueSchedules => "queue.max_schedules",
+            Self::QueueSubmits => "queue.max_submits_per_second",
+            Self::TokenRequests => "token.requests_per_second",
+            Self::TokenPending => "token.pending",
+            Self::TokenPendingBytes => "token.pending_bytes",
+            Self::TokenQueues => "token.queues",
+            Self::TokenSchedules => "token.schedules",
+        }
+    }
+}
+
+/// Limits of one token. They count everything in the token's queues, whoever made it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenLimits {
+    /// On each node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending_bytes: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queues: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedules: Option<i64>,
+}
+
+impl TokenLimits {
+    pub const NONE: Self =
+        Self { requests_per_second: None, pending: None, pending_bytes: None, queues: None, schedules: None };
+
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    pub const fn pending(&self) -> Pending {
+        Pending { tasks: self.pending, bytes: self.pending_bytes }
+    }
+
+    /// Refuses values out of range; the error names the field.
+    pub fn validate(&self) -> Result<(), FieldError> {
+        if let Some(rate) = self.requests_per_second {
+            FieldError::within("limits.requests_per_second", i64::from(rate), 1, MAX_PER_SECOND)?;
+        }
+        for (field, value, most) in [
+            ("limits.pending", self.pending, MAX_COUNT),
+            ("limits.pending_bytes", self.pending_bytes, MAX_BYTES),
+            ("limits.queues", self.queues, MAX_COUNT),
+            ("limits.schedules", self.schedules, MAX_COUNT),
+        ] {
+            if let Some(value) = value {
+                FieldError::within(field, value, 0, most)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TokenLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            self.requests_per_second.map(|most| format!("{most} requests/s")),
+            self.pending.map(|most| format!("{most} tasks")),
+            self.pending_bytes.map(|most| format!("{most} bytes")),
+            self.queues.map(|most| format!("{most} queues")),
+            self.schedules.map(|most| format!("{most} schedules")),
+        ];
+        let said: Vec<String> = parts.into_iter().flatten().collect();
+        if said.is_empty() { f.write_str("none") } else { f.write_str(&said.join(", ")) }
+    }
+}
+
+/// Tasks that are not finished, with their bytes: payload, headers and envelope as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub tasks: i64,
+    pub bytes: i64,
+}
+
+impl Usage {
+    /// About what one new task adds. PostgreSQL writes headers as `{"a": "b", "c": "d"}`.
+    pub fn of(content: &Content) -> Self {
+        let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
+        let headers: usize = content.headers.iter().map(pair).sum();
+        Self { tasks: 1, bytes: i64::try_from(content.payload.len() + headers).unwrap_or(i64::MAX) }
+    }
+
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self { tasks: self.tasks.saturating_add(other.tasks), bytes: self.bytes.saturating_add(other.bytes) }
+    }
+
+    /// Never below zero.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self { tasks: (self.tasks - other.tasks).max(0), bytes: (self.bytes - other.bytes).max(0) }
+    }
+}
+
+/// The most that may be pending. `None`: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    pub tasks: Option<i64>,
+    pub bytes: Option<i64>,
+}
+
+impl Pending {
+    pub const fn is_none(&self) -> bool {
+        self.tasks.is_none() && self.bytes.is_none()
+    }
+
+    /// The first limit that `used` and `more` together exceed.
+    pub fn exceeded(&self, used: Usage, more: Usage) -> Option<Excess> {
+        let (total, over) = (used.plus(more), |total: i64, most: Option<i64>| most.filter(|most| total > *most));
+        if let Some(most) = over(total.tasks, self.tasks) {
+            return Some(Excess { by: Measure::Tasks, most, used: used.tasks });
+        }
+        over(total.bytes, self.bytes).map(|most| Excess { by: Measure::Bytes, most, used: used.bytes })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    Tasks,
+    Bytes,
+}
+
+/// A limit that leaves no room for another task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Excess {
+    pub by: Measure,
+    pub most: i64,
+    /// As far as the node knows; a count stops once it exceeds the limit.
+    pub used: i64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! What a node knows of the tasks that count towards a limit: the last count, and what it has admitted since.
+//!
+//! A limit is soft by what other nodes accept between two counts. So a count is never older than [`OUTDATED`] when a
+//! submission is admitted by it, and never older than a moment when one is refused by it.
+
+use std::time::{Duration, Instant};
+
+use super::{Excess, Pending, Usage};
+
+/// A refusal stands on a count of this age at the most, or on one that took a twentieth of its age: counting then costs
+/// the database 5 % of one connection, however many tasks there are.
+const FRESH: Duration = Duration::from_millis(100);
+const COST_SHARE: u32 = 20;
+
+/// A count of this age is renewed while submissions are still admitted by it.
+const RENEWED: Duration = Duration::from_secs(1);
+
+/// Nothing is admitted by a count of this age: other nodes may have filled the queue meanwhile.
+const OUTDATED: Duration = Duration::from_secs(10);
+
+/// After a count that failed, submissions are judged by what is known for this long.
+const FAILED_FOR: Duration = Duration::from_secs(1);
+
+/// What a submission has to do about a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruling {
+    /// There is room. It has been taken.
+    Fits,
+    /// There is room, it has been taken, and the tasks should be counted again meanwhile.
+    FitsButCount,
+    /// Count first, then ask again.
+    CountFirst,
+    Exceeds(Excess),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    usage: Usage,
+    /// When it ended.
+    at: Instant,
+    cost: Duration,
+    extent: Extent,
+}
+
+/// What a count is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// It did not stop at a limit.
+    pub whole: bool,
+    /// Bytes were counted too.
+    pub bytes: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    count: Option<Count>,
+    /// Admitted and answered since the count began.
+    accepted: Usage,
+    /// Admitted, and on the way into the database.
+    admitted: Usage,
+    /// The part of `accepted` that the count under way sees, and when that began.
+    counting: Option<(Usage, Instant)>,
+    failed: Option<Instant>,
+}
+
+impl Tally {
+    /// Takes room for `more` within `most` if there is some. `last`: there will be no other ruling, so what is known decides.
+    pub fn admit(&mut self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+        let last = last || self.failed.is_some_and(|at| now.saturating_duration_since(at) < FAILED_FOR);
+        let ruling = self.rule(most, more, now, last);
+        if matches!(ruling, Ruling::Fits | Ruling::FitsButCount) {
+            self.admitted = self.admitted.plus(more);
+        }
+        ruling
+    }
+
+    fn rule(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+        let Some(count) = self.count else {
+            // Where nothing can be counted, nothing can be stored either: that has an answer of its own.
+            return if last { Ruling::Fits } else { Ruling::CountFirst };
+        };
+        let age = now.saturating_duration_since(count.at);
+        let pause = count.cost.saturating_mul(COST_SHARE);
+        let excess = most.exceeded(self.used(), more);
+        let is_blind = most.bytes.is_some() && !count.extent.bytes;
+        let count_first = match excess {
+            Some(_) => age > FRESH.max(pause),
+            // A count that stopped at a lower limit says nothing about this one.
+            None => !count.extent.whole || is_blind || age > OUTDATED.max(pause),
+        };
+        match excess {
+            _ if count_first && !last => Ruling::CountFirst,
+            Some(excess) => Ruling::Exceeds(excess),
+            None if age > RENEWED.max(pause) => Ruling::FitsButCount,
+            None => Ruling::Fits,
+        }
+    }
+
+    /// Takes room whether there is some or not.
+    pub fn force(&mut self, more: Usage) {
+        self.admitted = self.admitted.plus(more);
+    }
+
+    /// Gives room back that was taken and is not needed.
+    pub fn withdraw(&mut self, taken: Usage) {
+        self.admitted = self.admitted.minus(taken);
+    }
+
+    /// What was admitted has its answer, and may be stored.
+    pub fn answered(&mut self, taken: Usage) {
+        self.admitted = self.admitted.minus(taken);
+        self.accepted = self.accepted.plus(taken);
+    }
+
+    pub fn used(&self) -> Usage {
+        let counted = self.count.map(|count| count.usage).unwrap_or_default();
+        counted.plus(self.accepted).plus(self.admitted)
+    }
+
+    pub fn is_counting(&self) -> bool {
+        self.counting.is_some()
+    }
+
+    pub fn count_begins(&mut self, now: Instant) {
+        self.counting = Some((self.accepted, now));
+    }
+
+    /// What was answered while it ran may count twice until the next one.
+    pub fn counted(&mut self, usage: Usage, extent: Extent, now: Instant) {
+        let (seen, began) = self.counting.take().unwrap_or((Usage::default(), now));
+        self.accepted = self.accepted.minus(seen);
+        self.failed = None;
+        self.count = Some(Count { usage, at: now, cost: now.saturating_duration_since(began), extent });
+    }
+
+    pub fn count_failed(&mut self, now: Instant) {
+        self.counting = None;
+        self.failed = Some(now);
+    }
+}

@@ -1,0 +1,170 @@
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use super::*;
+
+const TEN: Pending = Pending { tasks: Some(10), bytes: None };
+const ALL: Extent = Extent { whole: true, bytes: true };
+const ONE: Usage = Usage { tasks: 1, bytes: 100 };
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn tasks(tasks: i64) -> Usage {
+    Usage { tasks, bytes: tasks * 100 }
+}
+
+/// Counted at `now`, which took `cost`.
+fn counted(tally: &mut Tally, usage: Usage, now: Instant, cost: Duration) {
+    tally.count_begins(now.checked_sub(cost).expect("the clock is older"));
+    tally.counted(usage, ALL, now);
+}
+
+fn start() -> Instant {
+    Instant::now() + Duration::from_secs(3_600)
+}
+
+#[test]
+fn nothing_is_decided_before_the_first_count() {
+    let (mut tally, now) = (Tally::default(), start());
+    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::CountFirst);
+    assert_eq!(tally.used(), Usage::default(), "and no room is taken");
+    counted(&mut tally, tasks(9), now, ms(1));
+    assert_eq!(tally.admit(TEN, ONE, now, true), Ruling::Fits);
+    let full = Excess { by: Measure::Tasks, most: 10, used: 10 };
+    assert_eq!(tally.admit(TEN, ONE, now, true), Ruling::Exceeds(full));
+}
+
+#[test]
+fn what_is_admitted_takes_room_until_a_later_count_sees_it() {
+    let (mut tally, now) = (Tally::default(), start());
+    counted(&mut tally, tasks(0), now, ms(1));
+    tally.admit(TEN, tasks(4), now, false);
+    tally.admit(TEN, tasks(5), now, false);
+    tally.answered(tasks(4));
+    assert_eq!(tally.used().tasks, 9);
+    tally.count_begins(now);
+    tally.answered(tasks(5));
+    tally.counted(tasks(4), ALL, now);
+    assert_eq!(tally.used().tasks, 9, "what was on the way when the count began may be missing from it");
+    counted(&mut tally, tasks(2), now, ms(1));
+    assert_eq!(tally.used().tasks, 2, "tasks that finished make room");
+    tally.admit(TEN, tasks(3), now, false);
+    tally.withdraw(tasks(3));
+    assert_eq!(tally.used().tasks, 2, "what was refused elsewhere took none");
+}
+
+#[test]
+fn a_refusal_stands_on_a_fresh_count_and_counting_stays_cheap() {
+    let (mut tally, now) = (Tally::default(), start());
+    counted(&mut tally, tasks(10), now, ms(1));
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(100), false), Ruling::Exceeds(_)));
+    assert_eq!(tally.admit(TEN, ONE, now + ms(101), false), Ruling::CountFirst);
+    counted(&mut tally, tasks(10), now, ms(50));
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(1_000), false), Ruling::Exceeds(_)), "twenty times its cost");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(1_001), false), Ruling::CountFirst);
+}
+
+#[test]
+fn an_admission_stands_on_a_count_that_is_not_outdated() {
+    let (mut tally, now) = (Tally::default(), start());
+    counted(&mut tally, tasks(0), now, ms(1));
+    for (age, ruling) in [
+        (ms(1_000), Ruling::Fits),
+        (ms(1_001), Ruling::FitsButCount),
+        (ms(10_000), Ruling::FitsButCount),
+        (ms(10_001), Ruling::CountFirst),
+    ] {
+        assert_eq!(tally.clone().admit(TEN, ONE, now + age, false), ruling, "{age:?}");
+    }
+    assert_eq!(tally.admit(TEN, ONE, now + ms(10_001), true), Ruling::FitsButCount, "nothing better is known");
+}
+
+#[test]
+fn a_count_that_stopped_at_a_lower_limit_does_not_decide_about_a_higher_one() {
+    let (mut tally, now) = (Tally::default(), start());
+    tally.count_begins(now);
+    tally.counted(tasks(11), Extent { whole: false, ..ALL }, now);
+    assert!(matches!(tally.admit(TEN, ONE, now, false), Ruling::Exceeds(_)));
+    let more = Pending { tasks: Some(1_000), ..TEN };
+    assert_eq!(tally.admit(more, ONE, now, false), Ruling::CountFirst);
+}
+
+#[test]
+fn a_count_of_tasks_does_not_decide_about_bytes() {
+    let (mut tally, now) = (Tally::default(), start());
+    tally.count_begins(now);
+    tally.counted(tasks(1), Extent { bytes: false, ..ALL }, now);
+    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::Fits);
+    let most = Pending { bytes: Some(1_000), ..TEN };
+    assert_eq!(tally.admit(most, ONE, now, false), Ruling::CountFirst);
+}
+
+#[test]
+fn while_nothing_can_be_counted_what_is_known_decides() {
+    let (mut tally, now) = (Tally::default(), start());
+    tally.count_begins(now);
+    tally.count_failed(now);
+    assert!(!tally.is_counting());
+    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::Fits);
+    assert_eq!(tally.admit(TEN, ONE, now + ms(1_000), false), Ruling::CountFirst, "it is tried again");
+    counted(&mut tally, tasks(10), now, ms(1));
+    tally.count_begins(now + ms(5_000));
+    tally.count_failed(now + ms(5_000));
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(5_000), false), Ruling::Exceeds(_)));
+}
+
+#[test]
+fn tasks_and_bytes_are_limited_apart() {
+    let most = Pending { tasks: Some(10), bytes: Some(500) };
+    assert_eq!(most.exceeded(tasks(4), ONE), None);
+    assert_eq!(most.exceeded(tasks(5), ONE), Some(Excess { by: Measure::Bytes, most: 500, used: 500 }));
+    let small = Usage { tasks: 10, bytes: 10 };
+    assert_eq!(most.exceeded(small, ONE), Some(Excess { by: Measure::Tasks, most: 10, used: 10 }));
+    assert_eq!(Pending::default().exceeded(tasks(MAX_COUNT), ONE), None);
+}
+
+#[test]
+fn a_bucket_holds_the_requests_of_one_second() {
+    let (mut bucket, now) = (Bucket::default(), start());
+    let mut passed = |at, sent: usize| (0..sent).filter(|_| bucket.take(10, at)).count();
+    assert_eq!(passed(now, 50), 10);
+    assert_eq!(passed(now + ms(500), 50), 5);
+    assert_eq!(passed(now + ms(60_000), 50), 10, "nothing is saved up beyond a second");
+    assert!(!bucket.is_full(now + ms(60_000)) && bucket.is_full(now + ms(61_000)));
+}
+
+#[test]
+fn a_task_is_as_large_as_its_payload_and_headers() {
+    let headers = BTreeMap::from([("a".to_owned(), "bc".to_owned())]);
+    let content = Content { payload: vec![0; 1_000], content_type: "x".to_owned(), headers };
+    assert_eq!(Usage::of(&content), Usage { tasks: 1, bytes: 1_011 });
+}
+
+#[test]
+fn limits_of_a_token_are_checked_and_read_back() {
+    let limits = TokenLimits { requests_per_second: Some(5), pending: Some(0), ..TokenLimits::NONE };
+    assert_eq!(limits.validate(), Ok(()));
+    let json = serde_json::to_string(&limits).unwrap();
+    assert_eq!(json, r#"{"requests_per_second":5,"pending":0}"#);
+    assert_eq!(serde_json::from_str::<TokenLimits>(&json).unwrap(), limits);
+    assert_eq!((limits.to_string(), TokenLimits::NONE.to_string()), ("5 requests/s, 0 tasks".into(), "none".into()));
+    for (limits, field) in [
+        (TokenLimits { requests_per_second: Some(0), ..limits }, "limits.requests_per_second"),
+        (TokenLimits { pending: Some(-1), ..limits }, "limits.pending"),
+        (TokenLimits { pending_bytes: Some(MAX_BYTES + 1), ..limits }, "limits.pending_bytes"),
+        (TokenLimits { queues: Some(-1), ..limits }, "limits.queues"),
+        (TokenLimits { schedules: Some(MAX_COUNT + 1), ..limits }, "limits.schedules"),
+    ] {
+        assert_eq!(limits.validate().unwrap_err().field, field);
+    }
+}
+
+#[test]
+fn every_limit_has_a_name_of_its_own() {
+    let names: std::collections::BTreeSet<&str> = Limit::ALL.iter().map(|limit| limit.text()).collect();
+    assert_eq!(names.len(), Limit::ALL.len());
+}

@@ -1,0 +1,295 @@
+//! Refuses submissions beyond the limits of their queues and of the caller's token. Where nothing is limited nothing is looked at.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::QueueName,
+    limit::{Excess, Limit, Measure, Pending, Ruling, Usage},
+    queue::QueueBook,
+    task::TaskState,
+    wire::{Problem, ValidTask},
+};
+use futures::future::join_all;
+use tokio::time::timeout;
+
+use super::{
+    Desk,
+    meter::{Admission, Meter, Meters, Subject},
+};
+
+/// How long a submission waits for a count. Then what is known decides.
+const COUNT_WITHIN: Duration = Duration::from_secs(2);
+
+/// Refused tasks of one request whose keys are looked up, and how many at a time: another task may answer for them.
+const KEYS_LOOKED_UP: usize = 100;
+const LOOKED_UP_AT_ONCE: usize = 4;
+
+/// When to come again: tasks have to finish, or somebody has to make room.
+const PENDING_AGAIN_AFTER_S: u32 = 5;
+const RATE_AGAIN_AFTER_S: u32 = 1;
+const MADE_AGAIN_AFTER_S: u32 = 60;
+
+/// Which limits count for a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limited {
+    No,
+    /// The transaction of an SQL submission has committed: it can be late, so no rate refuses it.
+    Pending,
+    All,
+}
+
+/// Whose limit it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Queue,
+    Token,
+}
+
+/// One limit that a task has to keep.
+#[derive(Clone)]
+struct Bound {
+    whose: Whose,
+    meter: Arc<Meter>,
+    most: Pending,
+}
+
+enum Verdict {
+    Open,
+    Admitted,
+    Refused(Limit, Problem),
+}
+
+/// A task that some limit is for.
+struct Case {
+    /// Where it stands in the request.
+    place: usize,
+    size: Usage,
+    bounds: Vec<Bound>,
+    verdict: Verdict,
+}
+
+impl Desk {
+    pub(super) fn meters(&self) -> &Meters {
+        &self.inner.meters
+    }
+
+    /// Refuses those of `tasks` for which there is no room. The room of the others is theirs until they are answered: keep the
+    /// [`Admission`] for as long.
+    pub(super) async fn within_limits(
+        &self,
+        mut tasks: Vec<Result<ValidTask, Problem>>,
+        limited: Limited,
+    ) -> (Vec<Result<ValidTask, Problem>>, Admission) {
+        let mut admission = Admission::default();
+        let book = self.parts().books.load_full();
+        if limited == Limited::No || (book.limited().is_empty() && self.limits.pending().is_none()) {
+            return (tasks, admission);
+        }
+        let mut cases = self.cases(&tasks, &book, limited);
+        let to_count = self.rule(&mut cases, &mut admission, false);
+        if !to_count.is_empty() {
+            self.counted(to_count).await;
+            self.rule(&mut cases, &mut admission, true);
+        }
+        self.let_answered_pass(&tasks, &mut cases, &mut admission).await;
+        for Case { place, verdict, .. } in cases {
+            if let Verdict::Refused(limit, problem) = verdict {
+                self.parts().metrics.limited(limit).inc();
+                tasks[place] = Err(problem);
+            }
+        }
+        (tasks, admission)
+    }
+
+    /// Tasks that some limit is for. Those beyond a rate are refused already. A message on its way to another exchange is no
+    /// submission to a queue.
+    fn cases(&self, tasks: &[Result<ValidTask, Problem>], book: &QueueBook, limited: Limited) -> Vec<Case> {
+        let now = Instant::now();
+        let of_token = self.token_bound(now);
+        let mut queues: BTreeMap<&QueueName, Option<(Bound, Option<u32>)>> = BTreeMap::new();
+        let mut cases = Vec::new();
+        for (place, task) in tasks.iter().enumerate() {
+            let Some(task) = task.as_ref().ok().filter(|task| task.envelope.is_none()) else { continue };
+            let of_queue = queues.entry(&task.queue).or_insert_with(|| self.queue_bound(&task.queue, book, now));
+            let rate =
+                of_queue.as_ref().filter(|_| limited == Limited::All).and_then(|(bound, rate)| Some((bound, (*rate)?)));
+            let verdict = match rate {
+                Some((bound, most)) if !bound.meter.may_submit(most, now) => {
+                    Verdict::Refused(Limit::QueueSubmits, too_fast(&task.queue, most))
+                }
+                _ => Verdict::Open,
+            };
+            let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
+            let bounds: Vec<Bound> = of_queue.into_iter().chain(&of_token).cloned().collect();
+            if !bounds.is_empty() || matches!(verdict, Verdict::Refused(..)) {
+                cases.push(Case { place, size: Usage::of(&task.content), bounds, verdict });
+            }
+        }
+        cases
+    }
+
+    fn token_bound(&self, now: Instant) -> Option<Bound> {
+        let most = self.limits.pending();
+        let meter = || self.meters().of(Subject::Scope(self.scope.clone()), now);
+        (!most.is_none()).then(|| Bound { whose: Whose::Token, meter: meter(), most })
+    }
+
+    fn queue_bound(&self, name: &QueueName, book: &QueueBook, now: Instant) -> Option<(Bound, Option<u32>)> {
+        let policy = &book.limited().get(name).and_then(|name| book.find(name))?.policy;
+        let meter = self.meters().of(Subject::Queue(name.clone()), now);
+        Some((Bound { whose: Whose::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
+    }
+
+    /// Rules on the open cases. Returns what has to be counted before the others can be ruled on.
+    fn rule(&self, cases: &mut [Case], admission: &mut Admission, last: bool) -> Vec<Bound> {
+        let now = Instant::now();
+        let (mut first, mut meanwhile): (Vec<Bound>, Vec<Bound>) = (Vec::new(), Vec::new());
+        for case in cases.iter_mut().filter(|case| matches!(case.verdict, Verdict::Open)) {
+            let mut taken = Vec::with_capacity(case.bounds.len());
+            for bound in &case.bounds {
+                match bound.meter.admit(bound.most, case.size, now, last) {
+                    Ruling::Fits => taken.push(bound),
+                    Ruling::FitsButCount => {
+                        taken.push(bound);
+                        note(&mut meanwhile, bound);
+                    }
+                    Ruling::CountFirst => {
+                        note(&mut first, bound);
+                        break;
+                    }
+                    Ruling::Exceeds(excess) => {
+                        let limit = limit_of(bound.whose, excess.by);
+                        case.verdict = Verdict::Refused(limit, self.full(limit, excess, case.size));
+                        break;
+                    }
+                }
+            }
+            if taken.len() == case.bounds.len() {
+                taken.into_iter().for_each(|bound| admission.add(&bound.meter, case.size));
+                case.verdict = Verdict::Admitted;
+            } else {
+                taken.into_iter().for_each(|bound| bound.meter.withdraw(case.size));
+            }
+        }
+        for bound in meanwhile {
+            drop(bound.meter.count(self, bound.most));
+        }
+        first
+    }
+
+    async fn counted(&self, bounds: Vec<Bound>) {
+        let mut counts: Vec<_> = bounds.into_iter().map(|bound| bound.meter.count(self, bound.most)).collect();
+        let all = join_all(counts.iter_mut().map(|count| count.changed()));
+        let _ = timeout(COUNT_WITHIN, all).await;
+    }
+
+    /// A task with a key that is there already adds nothing: it passes, and is answered with the other one. That is looked up for so
+    /// many tasks of a request.
+    async fn let_answered_pass(
+        &self,
+        tasks: &[Result<ValidTask, Problem>],
+        cases: &mut [Case],
+        admission: &mut Admission,
+    ) {
+        let refused =
+            |case: &Case| matches!(&case.verdict, Verdict::Refused(limit, _) if *limit != Limit::QueueSubmits);
+        let keyed = |case: &Case| tasks[case.place].as_ref().ok().filter(|task| task.keyed.is_some());
+        let named: Vec<(usize, &ValidTask)> = (0..)
+            .zip(cases.iter())
+            .filter(|(_, case)| refused(case))
+            .filter_map(|(at, case)| Some((at, keyed(case)?)))
+            .take(KEYS_LOOKED_UP)
+            .collect();
+        let mut answered = Vec::new();
+        for some in named.chunks(LOOKED_UP_AT_ONCE) {
+            let found = join_all(some.iter().map(|(_, task)| self.is_answered_by_another(task))).await;
+            answered.extend(some.iter().zip(found).filter(|(_, found)| *found).map(|((at, _), _)| *at));
+        }
+        for at in answered {
+            let case = &mut cases[at];
+            for bound in &case.bounds {
+                bound.meter.force(case.size);
+                admission.add(&bound.meter, case.size);
+            }
+            case.verdict = Verdict::Admitted;
+        }
+    }
+
+    /// As far as it can be read.
+    async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
+        let Some(keyed) = &task.keyed else { return false };
+        let Ok(id) = self.find(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await else {
+            return false;
+        };
+        let Ok(database) = self.database(id) else { return false };
+        let Ok(Some(there)) = database.task_read(id).await else { return false };
+        let Some(finished_at) = there.finished_at else { return true };
+        let window_ms = self.parts().books.load().get(&task.queue).policy.dedup_window_ms;
+        let holds_its_key = matches!(there.state, TaskState::Succeeded | TaskState::Dead);
+        holds_its_key && finished_at.shifted(window_ms) > self.now()
+    }
+
+    fn full(&self, limit: Limit, Excess { by, most, used }: Excess, size: Usage) -> Problem {
+        let whose = match limit {
+            Limit::TokenPending | Limit::TokenPendingBytes => format!("the queues of this token ({}) have", self.scope),
+            _ => "the queue has".to_owned(),
+        };
+        let name = limit.text();
+        let detail = match by {
+            Measure::Tasks => format!(
+                "{whose} {used} tasks that are not finished, of at most {most} (`{name}`); send the task again when some are done"
+            ),
+            Measure::Bytes => format!(
+                "{whose} {used} bytes in tasks that are not finished, of at most {most} (`{name}`), and this task has {}; send it \
+                 again when some are done",
+                size.bytes
+            ),
+        };
+        Problem::limited(detail).of_limit(limit, most, Some(used)).retry_after(PENDING_AGAIN_AFTER_S)
+    }
+
+    /// Too many queues or schedules.
+    pub(super) fn too_many_made(&self, limit: Limit, most: i64, used: i64) -> Problem {
+        self.parts().metrics.limited(limit).inc();
+        let (whose, what) = match limit {
+            Limit::QueueSchedules => ("the queue has".to_owned(), "schedules"),
+            Limit::TokenSchedules => (format!("the queues of this token ({}) have", self.scope), "schedules"),
+            _ => (format!("for this token ({}) there are", self.scope), "queues"),
+        };
+        let detail = format!("{whose} {used} {what}, of at most {most} (`{}`); delete some first", limit.text());
+        Problem::limited(detail).of_limit(limit, most, Some(used)).retry_after(MADE_AGAIN_AFTER_S)
+    }
+
+    /// How many queues the token has, and may have, where that is limited.
+    pub(super) fn queues_of_token(&self) -> Option<(i64, i64)> {
+        let most = self.limits.queues?;
+        let book = self.parts().books.load_full();
+        let used = book.iter().filter(|queue| self.scope.has(&queue.name)).count();
+        Some((i64::try_from(used).unwrap_or(i64::MAX), most))
+    }
+}
+
+fn note(bounds: &mut Vec<Bound>, bound: &Bound) {
+    if bounds.iter().all(|noted| !Arc::ptr_eq(&noted.meter, &bound.meter)) {
+        bounds.push(bound.clone());
+    }
+}
+
+const fn limit_of(whose: Whose, by: Measure) -> Limit {
+    match (whose, by) {
+        (Whose::Queue, Measure::Tasks) => Limit::QueuePending,
+        (Whose::Queue, Measure::Bytes) => Limit::QueuePendingBytes,
+        (Whose::Token, Measure::Tasks) => Limit::TokenPending,
+        (Whose::Token, Measure::Bytes) => Limit::TokenPendingBytes,
+    }
+}
+
+fn too_fast(queue: &QueueName, most: u32) -> Problem {
+    let limit = Limit::QueueSubmits;
+    let detail = format!("queue `{queue}` takes {most} submissions a second on each node (`{}`)", limit.text());
+    Problem::limited(detail).of_limit(limit, most.into(), None).retry_after(RATE_AGAIN_AFTER_S)
+}

@@ -1,0 +1,200 @@
+//! How much of its limits is used, as far as this node knows: one meter for each limited queue, and one for the queues of each
+//! limited token. Tokens of the same queues share a meter.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    access::Scope,
+    ids::QueueName,
+    limit::{Bucket, Extent, Pending, Ruling, Tally, Usage},
+};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+
+use super::Desk;
+use crate::{
+    store::{Database, Error, usage::UsageWalk},
+    supervise::spawn_child,
+};
+
+/// Meters beyond this many are forgotten when nothing has asked them for [`IDLE`].
+const METERS: usize = 1_024;
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Counts under way on this node at one time: they must leave connections to everything else.
+const COUNTS: usize = 2;
+
+/// What a meter measures.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Subject {
+    Queue(QueueName),
+    Scope(Scope),
+}
+
+pub(super) struct Meters {
+    meters: Mutex<HashMap<Subject, Arc<Meter>>>,
+    counts: Arc<Semaphore>,
+}
+
+pub(super) struct Meter {
+    subject: Subject,
+    state: Mutex<State>,
+    /// Hears of the end of each count.
+    ended: watch::Sender<()>,
+}
+
+struct State {
+    tally: Tally,
+    submits: Bucket,
+    asked: Instant,
+}
+
+impl Default for Meters {
+    fn default() -> Self {
+        Self { meters: Mutex::default(), counts: Arc::new(Semaphore::new(COUNTS)) }
+    }
+}
+
+impl Meters {
+    pub(super) fn of(&self, subject: Subject, now: Instant) -> Arc<Meter> {
+        let mut meters = self.meters.lock();
+        if meters.len() >= METERS && !meters.contains_key(&subject) {
+            // A meter in use holds what is on its way into the database.
+            let is_idle = |meter: &Arc<Meter>| {
+                Arc::strong_count(meter) == 1 && now.saturating_duration_since(meter.state.lock().asked) >= IDLE
+            };
+            meters.retain(|_, meter| !is_idle(meter));
+        }
+        let meter = meters.entry(subject.clone()).or_insert_with(|| Arc::new(Meter::new(subject, now)));
+        meter.state.lock().asked = now;
+        Arc::clone(meter)
+    }
+}
+
+impl Meter {
+    fn new(subject: Subject, now: Instant) -> Self {
+        let state = State { tally: Tally::default(), submits: Bucket::default(), asked: now };
+        Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
+    }
+
+    /// As [`Tally::admit`].
+    pub(super) fn admit(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+        self.state.lock().tally.admit(most, more, now, last)
+    }
+
+    pub(super) fn withdraw(&self, taken: Usage) {
+        self.state.lock().tally.withdraw(taken);
+    }
+
+    pub(super) fn force(&self, more: Usage) {
+        self.state.lock().tally.force(more);
+    }
+
+    /// Whether one more submission passes.
+    pub(super) fn may_submit(&self, per_second: u32, now: Instant) -> bool {
+        self.state.lock().submits.take(per_second, now)
+    }
+
+    /// Counts the tasks, unless a count is under way. Whoever wants to know its end waits for a change of what is returned. The count
+    /// goes on when its first caller has gone, because others wait for it too.
+    pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: Pending) -> watch::Receiver<()> {
+        let ended = self.ended.subscribe();
+        let mut state = self.state.lock();
+        if !state.tally.is_counting() {
+            state.tally.count_begins(Instant::now());
+            let (desk, count) = (desk.clone(), Count { meter: Arc::clone(self), counted: None });
+            spawn_child(async move { count.run(&desk, most).await });
+        }
+        ended
+    }
+}
+
+/// A count under way. However it ends, everyone who waits for it hears of it.
+struct Count {
+    meter: Arc<Meter>,
+    /// What there is, and what that count is worth.
+    counted: Option<(Usage, Extent)>,
+}
+
+impl Count {
+    async fn run(mut self, desk: &Desk, most: Pending) {
+        let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
+        // From here on it looks.
+        self.meter.state.lock().tally.count_begins(Instant::now());
+        match counted(desk, &self.meter.subject, most).await {
+            Ok(counted) => self.counted = Some(counted),
+            Err(error) => tracing::debug!(
+                subject = ?self.meter.subject, error = &error as &dyn std::error::Error, "the tasks of a limit cannot be counted"
+            ),
+        }
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        let mut state = self.meter.state.lock();
+        match self.counted {
+            Some((usage, extent)) => state.tally.counted(usage, extent, Instant::now()),
+            None => state.tally.count_failed(Instant::now()),
+        }
+        drop(state);
+        self.meter.ended.send_replace(());
+    }
+}
+
+/// In every database. Each stops when it alone exceeds `most`.
+async fn counted(desk: &Desk, subject: &Subject, most: Pending) -> Result<(Usage, Extent), Error> {
+    let queues: Vec<QueueName> = match subject {
+        Subject::Queue(queue) => vec![queue.clone()],
+        Subject::Scope(scope) => {
+            let book = desk.parts().books.load_full();
+            book.iter().map(|queue| &queue.name).filter(|name| scope.has(name)).cloned().collect()
+        }
+    };
+    let parts = desk.parts().store.databases().iter().map(|database| counted_in(database, &queues, most));
+    let counted = futures::future::try_join_all(parts).await?;
+    let usage = counted.iter().fold(Usage::default(), |sum, (usage, _)| sum.plus(*usage));
+    let whole = counted.iter().all(|(_, whole)| *whole);
+    Ok((usage, Extent { whole, bytes: most.bytes.is_some() }))
+}
+
+async fn counted_in(database: &Database, queues: &[QueueName], most: Pending) -> Result<(Usage, bool), Error> {
+    let mut walk = UsageWalk::new(queues, most.bytes.is_some());
+    while !walk.is_over() && most.exceeded(walk.usage, Usage::default()).is_none() {
+        database.queue_usage(&mut walk).await?;
+    }
+    Ok((walk.usage, walk.is_over()))
+}
+
+/// What was admitted and is not answered yet. Dropped, it counts as stored until the next count.
+#[derive(Default)]
+#[must_use]
+pub struct Admission(Vec<(Arc<Meter>, Usage)>);
+
+impl std::fmt::Debug for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(meter, usage)| (&meter.subject, usage))).finish()
+    }
+}
+
+impl Admission {
+    /// The meter has taken room for it.
+    pub(super) fn add(&mut self, meter: &Arc<Meter>, taken: Usage) {
+        match self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
+            Some((_, sum)) => *sum = sum.plus(taken),
+            None => self.0.push((Arc::clone(meter), taken)),
+        }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        for (meter, taken) in &self.0 {
+            meter.state.lock().tally.answered(*taken);
+        }
+    }
+}

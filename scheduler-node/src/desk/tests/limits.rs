@@ -1,0 +1,216 @@
+//! Limits of queues and tokens.
+
+use std::{sync::Arc, time::Instant};
+
+use common::{
+    access::{Caller, Role, Scope},
+    ids::QueueName,
+    limit::{Limit, Pending, TokenLimits},
+    wire::{Problem, QueueRequest, ScheduleRequest, TaskReceipt},
+};
+use serde_json::{Value, json};
+
+use super::{Counter, PLAIN, Setup, counter, fresh, request, with_two_databases};
+use crate::{
+    desk::{Desk, meter::Subject},
+    store::{inbox::InboxRow, tests::fixture},
+    supervise::spawn_child,
+};
+
+async fn put_queue(counter: &Counter, name: &str, policy: Value) {
+    let request = QueueRequest::parse(&policy.to_string()).expect("a queue");
+    counter.desk.queue_put(QueueName::new(name), request).await.expect("set");
+}
+
+/// The desk for a token of these queues.
+fn tenant(counter: &Counter, queues: &[&str], limits: TokenLimits) -> Desk {
+    let queues = Scope::of(Some(queues.iter().map(ToString::to_string).collect())).expect("a scope");
+    counter.desk.of(&Caller { id: None, name: "tenant".into(), role: Role::Operator, queues, limits })
+}
+
+fn task(queue: &str) -> Value {
+    json!({ "queue": queue, "delay_ms": 60_000, "payload": "12345678" })
+}
+
+async fn batch(desk: &Desk, tasks: impl IntoIterator<Item = Value>) -> Vec<Result<TaskReceipt, Problem>> {
+    desk.submit_batch(tasks.into_iter().map(|task| Ok(request(&task.to_string()))).collect()).await
+}
+
+fn statuses(answers: &[Result<TaskReceipt, Problem>]) -> Vec<u16> {
+    answers.iter().map(|answer| answer.as_ref().map_or_else(|problem| problem.status, |_| 200)).collect()
+}
+
+fn refused(counter: &Counter, limit: Limit) -> u64 {
+    counter.desk.limited(limit).get()
+}
+
+#[tokio::test]
+async fn a_queue_takes_tasks_up_to_its_limit_and_again_when_some_are_gone() {
+    let (counter, _tests) = with_two_databases().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 5 })).await;
+    let answers = batch(&counter.desk, (0..8).map(|_| task("mail"))).await;
+    assert_eq!(statuses(&answers), [200, 200, 200, 200, 200, 429, 429, 429]);
+    let problem = answers[7].as_ref().expect_err("refused");
+    let limit = problem.limit.clone().expect("it names the limit");
+    assert_eq!((limit.name.as_ref(), limit.most, limit.used), ("queue.max_pending", 5, Some(5)));
+    assert_eq!((problem.slug(), problem.retry_after_s), ("limit", Some(5)));
+    assert_eq!(refused(&counter, Limit::QueuePending), 3);
+
+    let first = answers[0].as_ref().expect("accepted").id;
+    counter.desk.cancel(first).await.expect("cancelled");
+    let submit = || counter.desk.submit(request(&task("mail").to_string()));
+    // A refusal stands on a count of 0.1 s ago at the most.
+    while submit().await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(submit().await.expect_err("full again").status, 429);
+    counter.desk.submit(request(&task("other").to_string())).await.expect("another queue is not limited");
+}
+
+#[tokio::test]
+async fn what_was_there_before_the_limit_counts() {
+    let (counter, _test) = fresh().await;
+    let answers = batch(&counter.desk, (0..20).map(|_| task("mail"))).await;
+    assert!(answers.iter().all(Result::is_ok));
+    put_queue(&counter, "mail", json!({ "max_pending": 10 })).await;
+    let over = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("there are 20");
+    assert!(over.limit.expect("it names the limit").used.expect("a figure") > 10);
+    put_queue(&counter, "mail", json!({ "max_pending": 21 })).await;
+    assert_eq!(statuses(&batch(&counter.desk, [task("mail"), task("mail")]).await), [200, 429], "counted to the end");
+}
+
+#[tokio::test]
+async fn many_at_one_moment_do_not_pass_together() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 7 })).await;
+    let submit = || async { counter.desk.submit(request(&task("mail").to_string())).await.is_ok() };
+    let accepted = futures::future::join_all((0..50).map(|_| submit())).await;
+    assert_eq!(accepted.into_iter().filter(|accepted| *accepted).count(), 7);
+    assert_eq!(test.live().await, 7);
+}
+
+#[tokio::test]
+async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
+    let (counter, test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 2 })).await;
+    let mut blocker = test.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE duetime.task IN SHARE MODE").execute(&mut *blocker).await.unwrap();
+    let desk = counter.desk.clone();
+    let submitting = spawn_child(async move { batch(&desk, ["mail", "mail"].map(task)).await });
+    test.until_waiting(1).await;
+    let meter = counter.desk.meters().of(Subject::Queue(QueueName::new("mail")), Instant::now());
+    let mut counted = meter.count(&counter.desk, Pending { tasks: Some(2), bytes: None });
+    counted.changed().await.expect("a count of no task");
+    let third = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("two are on their way");
+    assert_eq!(third.status, 429, "{third}");
+    blocker.rollback().await.unwrap();
+    assert_eq!(statuses(&submitting.await.expect("it ends")), [200, 200]);
+}
+
+#[tokio::test]
+async fn bytes_are_limited_as_they_are_stored() {
+    let (counter, _test) = fresh().await;
+    // Each has 10 bytes with its quotes.
+    put_queue(&counter, "mail", json!({ "max_pending_bytes": 35 })).await;
+    let answers = batch(&counter.desk, (0..4).map(|_| task("mail"))).await;
+    assert_eq!(statuses(&answers), [200, 200, 200, 429]);
+    let limit = answers[3].as_ref().expect_err("refused").limit.clone().expect("it names the limit");
+    assert_eq!((limit.name.as_ref(), limit.most, limit.used), ("queue.max_pending_bytes", 35, Some(30)));
+    let small = json!({ "queue": "mail", "delay_ms": 60_000, "payload": "123" });
+    assert_eq!(statuses(&batch(&counter.desk, [small]).await), [200], "a smaller one has room");
+}
+
+#[tokio::test]
+async fn a_token_is_limited_over_all_its_queues_and_no_other_is() {
+    let (counter, _tests) = with_two_databases().await;
+    let limits = TokenLimits { pending: Some(3), ..TokenLimits::NONE };
+    let shop = tenant(&counter, &["shop.*"], limits);
+    counter.desk.submit(request(&task("shop.a").to_string())).await.expect("whoever submits it, it counts");
+    let answers = batch(&shop, ["shop.a", "shop.b", "shop.c", "shop.a"].map(task)).await;
+    assert_eq!(statuses(&answers), [200, 200, 429, 429]);
+    let problem = answers[3].as_ref().expect_err("refused");
+    assert_eq!(problem.limit.as_ref().expect("it names the limit").name, "token.pending");
+    assert!(problem.detail.contains("shop.*"), "{problem}");
+    assert!(counter.books.load().find(&QueueName::new("shop.c")).is_none(), "a refused task makes no queue");
+    counter.desk.submit(request(&task("shop.a").to_string())).await.expect("the limit is the token's");
+    tenant(&counter, &["mail"], limits).submit(request(&task("mail").to_string())).await.expect("another tenant");
+}
+
+#[tokio::test]
+async fn a_task_that_is_there_already_is_answered_though_there_is_no_room() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 2 })).await;
+    let keyed = |key: &str| {
+        let mut task = task("mail");
+        task["key"] = json!(key);
+        task
+    };
+    assert_eq!(statuses(&batch(&counter.desk, ["a", "b", "c"].map(keyed)).await), [200, 200, 429]);
+    let answers = batch(&counter.desk, ["c", "a"].map(keyed)).await;
+    assert_eq!(statuses(&answers), [429, 200]);
+    assert!(answers[1].as_ref().expect("answered").duplicate);
+}
+
+#[tokio::test]
+async fn a_queue_takes_so_many_submissions_a_second() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_submits_per_second": 3 })).await;
+    let answers = batch(&counter.desk, (0..200).map(|_| task("mail"))).await;
+    let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
+    assert!((3..200).contains(&accepted), "{accepted}");
+    let problem = answers.into_iter().find_map(Result::err).expect("some are refused");
+    assert_eq!(problem.limit.as_ref().expect("it names the limit").name, "queue.max_submits_per_second");
+    assert_eq!(problem.retry_after_s, Some(1));
+}
+
+#[tokio::test]
+async fn a_submission_in_sql_keeps_the_limits_of_its_queue_but_for_the_rate() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "mail", json!({ "max_pending": 4, "max_submits_per_second": 1 })).await;
+    let row = |_| InboxRow {
+        id: fixture::fresh_id(),
+        request: Some(task("mail").to_string()),
+        submitted_at: counter.desk.now(),
+        leaving: false,
+    };
+    let rows: Vec<InboxRow> = (0..6).map(row).collect();
+    let (judged, _room) = counter.desk.judge(&rows).await;
+    let slugs: Vec<_> =
+        judged.iter().map(|judged| judged.as_ref().map(|_| ()).map_err(|p| p.slug().to_owned())).collect();
+    assert_eq!(slugs, [Ok(()), Ok(()), Ok(()), Ok(()), Err("limit".to_owned()), Err("limit".to_owned())]);
+}
+
+#[tokio::test]
+async fn the_limit_of_a_tokens_queues_counts_instead_of_the_configured_one() {
+    let test = fixture::database().await;
+    let few = Setup { queues_max_per_caller: 1, ..PLAIN };
+    let counter = counter(vec![Arc::clone(&test.database)], few);
+    let shop = tenant(&counter, &["shop.*"], TokenLimits { queues: Some(2), ..TokenLimits::NONE });
+    let answers = batch(&shop, ["shop.a", "shop.b", "shop.c"].map(task)).await;
+    assert_eq!(statuses(&answers), [200, 200, 429]);
+    let limit = answers[2].as_ref().expect_err("refused").limit.clone().expect("it names the limit");
+    assert_eq!((limit.name.as_ref(), limit.most, limit.used), ("token.queues", 2, Some(2)));
+    let put = shop.queue_put(QueueName::new("shop.d"), QueueRequest::default()).await.expect_err("nor by hand");
+    assert_eq!((put.status, put.slug()), (429, "limit"));
+    shop.queue_put(QueueName::new("shop.a"), QueueRequest::default()).await.expect("it is there");
+    counter.desk.queue_put(QueueName::new("shop.d"), QueueRequest::default()).await.expect("the limit is the token's");
+}
+
+#[tokio::test]
+async fn schedules_are_limited_by_queue_and_by_token_and_what_they_make_is_not() {
+    let (counter, _test) = fresh().await;
+    put_queue(&counter, "shop.a", json!({ "max_schedules": 1, "max_pending": 0 })).await;
+    let schedule = |queue: &str| {
+        ScheduleRequest::parse(&json!({ "queue": queue, "every_ms": 3_600_000 }).to_string()).expect("a schedule")
+    };
+    let name = |name: &str| common::ids::ScheduleName::new(name);
+    counter.desk.schedule_put(name("one"), schedule("shop.a")).await.expect("made");
+    let full = counter.desk.schedule_put(name("two"), schedule("shop.a")).await.expect_err("refused");
+    assert_eq!(full.limit.expect("it names the limit").name, "queue.max_schedules");
+    counter.desk.schedule_put(name("one"), schedule("shop.a")).await.expect("it is there");
+    let shop = tenant(&counter, &["shop.*"], TokenLimits { schedules: Some(1), pending: Some(0), ..TokenLimits::NONE });
+    let full = shop.schedule_put(name("two"), schedule("shop.b")).await.expect_err("refused");
+    assert_eq!(full.limit.expect("it names the limit").name, "token.schedules");
+    assert_eq!((refused(&counter, Limit::QueueSchedules), refused(&counter, Limit::TokenSchedules)), (1, 1));
+    shop.schedule_run(name("one")).await.expect("what a schedule makes is not limited");
+}

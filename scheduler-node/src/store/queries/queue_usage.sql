@@ -1,0 +1,22 @@
+-- Counts the tasks of some queues that are not finished, a slice at a time. Reads task_queue_due alone.
+-- Guard: none. Tasks that come, go or move between two slices may be missed or counted twice.
+-- $1 queues, in the order of the walk; $2 and $3 where the walk stands in the first of them: after this due time and id; $4 rows
+-- of a slice. Returns how many tasks, how many bytes (here 0), and where the slice ends: the place of its queue in $1 from 1, due
+-- time and id. NULLs: there are no more.
+WITH slice AS MATERIALIZED (
+    SELECT named.nth, walked.due_at, walked.id
+      FROM unnest($1::text[]) WITH ORDINALITY AS named (queue, nth)
+     CROSS JOIN LATERAL (
+           SELECT t.due_at, t.id
+             FROM duetime.task AS t
+            WHERE t.queue = named.queue
+              AND (t.due_at, t.id) > (CASE WHEN named.nth = 1 THEN $2::timestamptz ELSE '-infinity' END,
+                                      CASE WHEN named.nth = 1 THEN $3::uuid ELSE '00000000-0000-0000-0000-000000000000' END)
+            ORDER BY t.due_at, t.id
+            LIMIT $4::bigint) AS walked
+     ORDER BY named.nth
+     LIMIT $4::bigint
+)
+SELECT whole.tasks, whole.bytes, last.nth, last.due_at, last.id
+  FROM (SELECT count(*) AS tasks, 0::bigint AS bytes FROM slice) AS whole
+  LEFT JOIN (SELECT nth, due_at, id FROM slice OFFSET $4::bigint - 1 LIMIT 1) AS last ON true

@@ -1,0 +1,101 @@
+//! Counting what counts towards a limit: slice by slice, tasks in an index alone.
+
+use common::{
+    ids::QueueName,
+    limit::Usage,
+    task::{Content, NewTask},
+};
+use sqlx::{AssertSqlSafe, Executor, Row};
+
+use super::{explain::plan, fixture, new_task};
+use crate::store::{Database, submit::Sending, usage::UsageWalk};
+
+fn queues<const N: usize>(names: [&str; N]) -> Vec<QueueName> {
+    names.map(QueueName::new).into()
+}
+
+/// What a walk in slices of so many rows counts, and in how many slices.
+async fn walked(database: &Database, queues: &[QueueName], rows: i64) -> (Usage, usize) {
+    let (mut walk, mut slices) = (UsageWalk::new(queues, true), 0);
+    while !walk.is_over() {
+        database.queue_usage_slice(&mut walk, rows).await.unwrap();
+        slices += 1;
+    }
+    (walk.usage, slices)
+}
+
+#[tokio::test]
+async fn a_walk_counts_each_task_of_its_queues_once_however_it_is_sliced() {
+    let test = fixture::database().await;
+    // Three due times, so that slices end among tasks of one due time.
+    let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                SELECT gen_random_uuid(), 0, 'q' || g % 3, 'scheduled', now(), now() + g % 3 * interval '1 s', 'abcd', 'text/plain'
+                  FROM generate_series(1, 300) AS g";
+    test.pool.execute(fill).await.unwrap();
+    for rows in [1, 7, 50, 100, 1_000] {
+        let (usage, slices) = walked(&test.database, &queues(["q0", "none", "q2"]), rows).await;
+        assert_eq!(usage, Usage { tasks: 200, bytes: 800 }, "{rows}");
+        assert!(slices <= 1 + 200 / usize::try_from(rows).unwrap(), "{slices} of {rows}");
+    }
+    let many: Vec<QueueName> = (0..2_500).map(|n| QueueName::new(format!("n{n}"))).chain(queues(["q1"])).collect();
+    assert_eq!(walked(&test.database, &many, 1_000).await, (Usage { tasks: 100, bytes: 400 }, 3));
+    let (names, mut tasks) = (queues(["q0", "q1"]), 0);
+    let mut walk = UsageWalk::new(&names, false);
+    while !walk.is_over() {
+        test.database.queue_usage_slice(&mut walk, 30).await.unwrap();
+        assert!(walk.usage.tasks - tasks <= 30);
+        tasks = walk.usage.tasks;
+    }
+    assert_eq!(walk.usage, Usage { tasks: 200, bytes: 0 });
+}
+
+#[tokio::test]
+async fn a_task_is_as_large_in_the_database_as_a_node_expects() {
+    let test = fixture::database().await;
+    for headers in [vec![], vec![("tenant", "blue")], vec![("a", "b"), ("c", "d e"), ("longer", "")]] {
+        let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let content = Content { payload: vec![b'x'; 1_000], content_type: "text/plain".into(), headers };
+        let queue = QueueName::new(format!("q{}", content.headers.len()));
+        let expected = Usage::of(&content);
+        let task = NewTask { queue: queue.clone(), content, ..new_task(fixture::fresh_id()) };
+        test.database.task_submit(&[task], Sending::First).await.unwrap();
+        assert_eq!(walked(&test.database, &[queue], 10).await.0, expected);
+    }
+    let changed = "UPDATE duetime.task SET payload = 'abc', headers = NULL WHERE queue = 'q1'";
+    test.pool.execute(changed).await.unwrap();
+    assert_eq!(walked(&test.database, &queues(["q1"]), 10).await.0, Usage { tasks: 1, bytes: 3 });
+}
+
+#[tokio::test]
+async fn a_slice_reads_no_more_than_its_rows_and_sorts_nothing() {
+    let test = fixture::database().await;
+    let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                SELECT gen_random_uuid(), 0, 'q' || g % 4, 'scheduled', now(), now() + g * interval '1 ms', '{}', 'x'
+                  FROM generate_series(1, 100000) AS g";
+    test.pool.execute(fill).await.unwrap();
+    test.pool.execute("VACUUM ANALYZE duetime.task").await.unwrap();
+    let mut connection = test.pool.acquire().await.unwrap();
+    for (setting, value) in crate::store::connect::PLANS {
+        connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
+    }
+    let types = "text[], timestamptz, uuid, bigint";
+    let values = "ARRAY['q0', 'q1', 'q2'], '-infinity', '00000000-0000-0000-0000-000000000000', 20000";
+    for (sql, scan, most) in [
+        (include_str!("../queries/queue_usage.sql"), "Index Only Scan using task_queue_due", 600),
+        (include_str!("../queries/queue_usage_bytes.sql"), "Index Scan using task_queue_due", 25_000),
+    ] {
+        let text = plan(&mut connection, sql, types, values).await;
+        assert!(text.contains(scan), "{text}");
+        assert!(!text.contains("Sort") && !text.contains("Seq Scan"), "{text}");
+
+        // However many there are, a slice looks at no more than its rows.
+        connection.execute(AssertSqlSafe(format!("PREPARE slice ({types}) AS {sql}"))).await.unwrap();
+        let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE slice ({values})");
+        let row = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap();
+        connection.execute("DEALLOCATE slice").await.unwrap();
+        let plan: serde_json::Value = row.get(0);
+        let blocks = |kind: &str| plan[0]["Plan"][kind].as_u64().unwrap_or(0);
+        let read = blocks("Shared Hit Blocks") + blocks("Shared Read Blocks");
+        assert!(read < most, "{read} blocks for 20,000 rows: {plan}");
+    }
+}

@@ -1,0 +1,95 @@
+//! How much of their limits queues use: their tasks that are not finished, and the bytes of these.
+
+use common::{
+    ids::{QueueName, TaskId},
+    limit::Usage,
+    time::UnixMicros,
+};
+use sqlx::Row;
+
+use super::{Database, Error, StoreOp};
+
+/// Rows of one slice that are counted in the index: some 10 ms. A walk holds no statement for longer, however many tasks there are.
+const SLICE_ROWS: i64 = 20_000;
+
+/// Rows of one slice whose bytes are read from the table, where each may lie on a page of its own.
+const SLICE_ROWS_WITH_BYTES: i64 = 4_000;
+
+/// Queues of one slice: some 10 ms where all of them are empty.
+const SLICE_QUEUES: usize = 1_000;
+
+/// A walk over the tasks of some queues.
+#[derive(Debug)]
+pub struct UsageWalk<'a> {
+    queues: &'a [QueueName],
+    /// Where it stands in the first of `queues`.
+    after: (UnixMicros, TaskId),
+    /// Bytes are counted too: that costs more.
+    bytes: bool,
+    /// So far.
+    pub usage: Usage,
+}
+
+/// Before every task.
+fn begin() -> (UnixMicros, TaskId) {
+    (UnixMicros::FIRST, TaskId::from_uuid(uuid::Uuid::nil()))
+}
+
+impl<'a> UsageWalk<'a> {
+    pub fn new(queues: &'a [QueueName], bytes: bool) -> Self {
+        Self { queues, after: begin(), bytes, usage: Usage::default() }
+    }
+
+    pub const fn is_over(&self) -> bool {
+        self.queues.is_empty()
+    }
+}
+
+impl Database {
+    /// Counts one more slice of a walk.
+    pub async fn queue_usage(&self, walk: &mut UsageWalk<'_>) -> Result<(), Error> {
+        let rows = if walk.bytes { SLICE_ROWS_WITH_BYTES } else { SLICE_ROWS };
+        self.queue_usage_slice(walk, rows).await
+    }
+
+    pub(super) async fn queue_usage_slice(&self, walk: &mut UsageWalk<'_>, rows: i64) -> Result<(), Error> {
+        let some = &walk.queues[..walk.queues.len().min(SLICE_QUEUES)];
+        let names: Vec<&str> = some.iter().map(QueueName::as_str).collect();
+        let (due_at, id) = walk.after;
+        let statement = if walk.bytes {
+            include_str!("queries/queue_usage_bytes.sql")
+        } else {
+            include_str!("queries/queue_usage.sql")
+        };
+        let (usage, stopped) = self
+            .run(StoreOp::QueueUsage, |pool| async move {
+                let row = sqlx::query(statement)
+                    .bind(names)
+                    .bind(due_at.to_utc())
+                    .bind(id.uuid())
+                    .bind(rows)
+                    .fetch_one(&pool)
+                    .await?;
+                let usage = Usage { tasks: row.try_get("tasks")?, bytes: row.try_get("bytes")? };
+                let stopped = match row.try_get::<Option<i64>, _>("nth")? {
+                    Some(nth) => Some((nth, super::moment(&row, "due_at")?, super::task_id(&row, "id")?)),
+                    None => None,
+                };
+                Ok((usage, stopped))
+            })
+            .await?;
+        walk.usage = walk.usage.plus(usage);
+        match stopped {
+            Some((nth, due_at, id)) => {
+                let passed = usize::try_from(nth - 1).unwrap_or(0).min(some.len());
+                walk.queues = &walk.queues[passed..];
+                walk.after = (due_at, id);
+            }
+            None => {
+                walk.queues = &walk.queues[some.len()..];
+                walk.after = begin();
+            }
+        }
+        Ok(())
+    }
+}
