@@ -19,6 +19,7 @@ mod list_plans;
 mod migrate;
 mod outlook;
 mod partition;
+mod pools;
 mod preload;
 mod put;
 mod quarantine;
@@ -31,6 +32,7 @@ mod stop;
 mod submit;
 mod submit_claimed;
 mod tokens;
+mod transport;
 mod turn;
 mod watch;
 
