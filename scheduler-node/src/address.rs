@@ -1,4 +1,4 @@
-//! Who counts as one client of those that only an address tells apart.
+//! What a network address says: who counts as one client, and whether a host is this machine.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,4 +11,11 @@ pub fn holder(address: IpAddr) -> IpAddr {
         }
         address @ IpAddr::V4(_) => address,
     }
+}
+
+/// Whether a host of a URL, without its port, is this very machine.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }

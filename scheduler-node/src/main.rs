@@ -47,7 +47,7 @@ async fn run(file: &ConfigFile) -> Result<(), Error> {
     // Early, so that an address in use is told before anything else is touched.
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), config = config.redacted(), "starting");
-    for warning in config.warnings() {
+    for warning in cli::settings::warnings(&config) {
         tracing::warn!("{warning}");
     }
     node::run(config, listener, shutdown).await.map_err(|error| Error::Node(error.into()))

@@ -17,7 +17,7 @@ use prometheus::{
 };
 
 pub use self::sums::Lateness;
-use crate::supervise::LoopKind;
+use crate::{store::PoolKind, supervise::LoopKind};
 
 /// Queues beyond this many share the label `other`: a label must not grow without bound.
 const QUEUE_LABELS: usize = 500;
@@ -77,6 +77,7 @@ pub struct Metrics {
     pub oldest_overdue_s: Gauge,
     pub database_up: IntGaugeVec,
     pub pool_connections: IntGaugeVec,
+    pub pool_connections_max: IntGaugeVec,
     pub loop_stalled: IntGaugeVec,
 }
 
@@ -204,8 +205,13 @@ impl Metrics {
             )?,
             pool_connections: book.gauges(
                 "duetime_database_connections",
-                "connections of the pool",
-                &["database", "state"],
+                "connections of a node to a database, by the pool of the statements that share them",
+                &["database", "pool", "state"],
+            )?,
+            pool_connections_max: book.gauges(
+                "duetime_database_connections_max",
+                "connections that the pool may open",
+                &["database", "pool"],
             )?,
             loop_stalled: book.gauges(
                 "duetime_loop_stalled",
@@ -239,8 +245,11 @@ impl Metrics {
                 gauges.with_label_values(&[database]).set(0.0);
             }
             metrics.inbox_stands(database, 0, 0.0);
-            for state in ["open", "idle"] {
-                metrics.pool_connections.with_label_values(&[*database, state]).set(0);
+            for pool in PoolKind::ALL.map(PoolKind::text) {
+                for state in ["open", "idle"] {
+                    metrics.pool_connections.with_label_values(&[*database, pool, state]).set(0);
+                }
+                metrics.pool_connections_max.with_label_values(&[*database, pool]).set(0);
             }
         }
         metrics.label_of(&QueueName::new(OTHER));

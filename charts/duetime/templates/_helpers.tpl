@@ -75,7 +75,7 @@ annotations:
 {{/* The stores as they are used: those of the values, or the throw-away ones. Each as JSON. */}}
 {{- define "duetime.databases" -}}
 {{- if .Values.tryIt.enabled }}
-{{- list (dict "name" "main" "url" (printf "postgres://duetime:duetime@%s-try-postgresql:5432/duetime" (include "duetime.fullname" .))) | toJson }}
+{{- list (dict "name" "main" "url" (printf "postgres://duetime:duetime@%s-try-postgresql:5432/duetime?sslmode=disable" (include "duetime.fullname" .))) | toJson }}
 {{- else }}
 {{- .Values.databases | toJson }}
 {{- end }}
@@ -87,6 +87,19 @@ annotations:
 {{- else }}
 {{- .Values.amqp | toJson }}
 {{- end }}
+{{- end }}
+
+{{/* Where the files of TLS to RabbitMQ are, by their keys in [amqp]; as JSON */}}
+{{- define "duetime.amqpFiles" -}}
+{{- $files := dict }}
+{{- with .Values.amqp.tls }}
+{{- if .existingSecret }}
+{{- range $key, $of := dict "ca_file" .caKey "cert_file" .certKey "key_file" .keyKey }}
+{{- if $of }}{{ $_ := set $files $key (printf "/etc/duetime/secrets/amqp-tls/%s" $of) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $files | toJson }}
 {{- end }}
 
 {{- define "duetime.etcdEndpoints" -}}
@@ -154,6 +167,9 @@ max_connections = {{ int64 . }}
 
 [amqp]
 url_file = "/etc/duetime/secrets/amqp/url"
+{{- range $key, $file := include "duetime.amqpFiles" . | fromJson }}
+{{ $key }} = {{ toJson $file }}
+{{- end }}
 {{- if not .Values.amqp.defaultDoor }}
 default_door = false
 {{- end }}
@@ -310,6 +326,17 @@ etcd: {{ .password | toString | b64enc }}
 {{- define "duetime.amqpSource" -}}
 {{- $amqp := include "duetime.amqp" .root | fromJson }}
 {{- include "duetime.source" (dict "existingSecret" ($amqp.existingSecret | default "") "existingSecretKey" $amqp.existingSecretKey "key" "url" "secrets" .secrets "own" "amqp" "path" "amqp/url") }}
+{{- with .root.Values.amqp.tls }}
+{{- if .existingSecret }}
+- secret:
+    name: {{ .existingSecret }}
+    items:
+      {{- range compact (list .caKey .certKey .keyKey) }}
+      - key: {{ . }}
+        path: amqp-tls/{{ . }}
+      {{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "duetime.caVolume" -}}

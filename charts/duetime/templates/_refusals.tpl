@@ -4,7 +4,7 @@
 {{- with .Values }}
 {{- if .tryIt.enabled }}
   {{- if .databases }}{{ $wrong = append $wrong "databases: is set, and so is tryIt.enabled; take one of them away" }}{{ end }}
-  {{- if or .amqp.url .amqp.existingSecret }}{{ $wrong = append $wrong "amqp: is set, and so is tryIt.enabled; take one of them away" }}{{ end }}
+  {{- if or .amqp.url .amqp.existingSecret .amqp.tls.existingSecret }}{{ $wrong = append $wrong "amqp: is set, and so is tryIt.enabled; take one of them away" }}{{ end }}
   {{- if .etcd.endpoints }}{{ $wrong = append $wrong "etcd.endpoints: is set, and so is tryIt.enabled; take one of them away" }}{{ end }}
 {{- else }}
   {{- if not .databases }}{{ $wrong = append $wrong "databases: is empty; name at least one: {name: main, existingSecret: <Secret with the key url>}" }}{{ end }}
@@ -12,6 +12,12 @@
   {{- if not .etcd.endpoints }}{{ $wrong = append $wrong "etcd.endpoints: is empty; name at least one, such as http://etcd:2379" }}{{ end }}
 {{- end }}
 {{- if and .amqp.url .amqp.existingSecret }}{{ $wrong = append $wrong "amqp.url: is set, and so is amqp.existingSecret; set one of them" }}{{ end }}
+
+{{- with .amqp }}
+  {{- if ne (empty .tls.certKey) (empty .tls.keyKey) }}{{ $wrong = append $wrong "amqp.tls.certKey: and amqp.tls.keyKey go together; set both or neither" }}{{ end }}
+  {{- if and (or .tls.certKey .tls.keyKey) (not .tls.existingSecret) }}{{ $wrong = append $wrong "amqp.tls.existingSecret: is missing; amqp.tls.certKey is a key of it" }}{{ end }}
+  {{- if and .tls.existingSecret (hasPrefix "amqp://" .url) }}{{ $wrong = append $wrong "amqp.tls.existingSecret: is set, but amqp.url begins with amqp://, which takes no certificates; write amqps://" }}{{ end }}
+{{- end }}
 
 {{- $names := list }}
 {{- $urls := list }}

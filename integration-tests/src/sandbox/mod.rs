@@ -1,6 +1,7 @@
 //! Private instances of the real stores and nodes, and their faults as verbs.
 
 mod account;
+mod authority;
 mod binary;
 mod builder;
 mod cluster;
@@ -21,6 +22,7 @@ mod spawner;
 mod tests;
 
 pub use account::all_may_enter;
+pub use authority::{Authority, CertificateFiles};
 pub use binary::{binary, run, run_with};
 pub use builder::Builder;
 pub use cluster::{Links, Sandbox};

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     account::Account,
+    authority::CertificateFiles,
     process::{self, Launch, Process, Signal, Tether},
     secret,
 };
@@ -115,6 +117,18 @@ impl Postgres {
             .with_context(|| statement.to_owned())?;
         connection.close().await?;
         Ok(())
+    }
+
+    /// Offers TLS from the next connection on.
+    pub async fn encrypt(&self, files: &CertificateFiles) -> Result<()> {
+        for (name, file) in [("server.crt", &files.cert), ("server.key", &files.key)] {
+            let own = self.data().join(name);
+            fs::copy(file, &own)?;
+            fs::set_permissions(&own, fs::Permissions::from_mode(0o600))?;
+            self.account.own(&own)?;
+        }
+        self.execute("ALTER SYSTEM SET ssl = on").await?;
+        self.execute("SELECT pg_reload_conf()").await
     }
 
     /// SIGKILL to the server and each of its processes at once: what a crash of the machine's memory would leave.

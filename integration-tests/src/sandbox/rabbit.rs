@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     account::Account,
+    authority::Authority,
     process::{self, Launch, Process, Signal, Tether},
     secret,
 };
@@ -33,6 +34,7 @@ pub struct Rabbit {
     folder: PathBuf,
     account: Account,
     port: u16,
+    tls_port: Option<u16>,
     distribution_port: u16,
     epmd_port: u16,
     tether: Tether,
@@ -45,6 +47,16 @@ pub struct Rabbit {
 impl Rabbit {
     /// Sets one up in `folder`, or starts the one that is already there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
+        Self::start_with(folder, tether, None).await
+    }
+
+    /// The same, and beside its plain port it has one for TLS. There it takes clients with a certificate of `authority` only; one
+    /// that asks for EXTERNAL is the user whom its certificate names.
+    pub async fn start_encrypted(folder: &Path, tether: Tether, authority: &Authority) -> Result<Self> {
+        Self::start_with(folder, tether, Some(authority)).await
+    }
+
+    async fn start_with(folder: &Path, tether: Tether, authority: Option<&Authority>) -> Result<Self> {
         if !Path::new(SCRIPTS).join("rabbitmq-server").exists() {
             bail!("RabbitMQ is not installed: run integration-tests/install");
         }
@@ -52,10 +64,15 @@ impl Rabbit {
         account.own_folder(folder)?;
         secret::remembered(&folder.join(".erlang.cookie"), &account)?;
         let plugins = folder.join("enabled_plugins");
-        fs::write(&plugins, "[].\n")?;
+        fs::write(&plugins, if authority.is_some() { "[rabbitmq_auth_mechanism_ssl].\n" } else { "[].\n" })?;
         account.own(&plugins)?;
+        let tls_port = match authority {
+            Some(authority) => Some(encrypt(folder, &account, authority)?),
+            None => None,
+        };
         let broker = Self {
             port: secret::remembered_port(&folder.join("port"))?,
+            tls_port,
             distribution_port: secret::remembered_port(&folder.join("distribution-port"))?,
             epmd_port: secret::remembered_port(&folder.join("epmd-port"))?,
             folder: folder.to_owned(),
@@ -80,6 +97,11 @@ impl Rabbit {
     /// The same by another port of 127.0.0.1, which leads here.
     pub fn url_through(&self, port: u16, vhost: &str) -> String {
         format!("amqp://guest:guest@127.0.0.1:{port}/{}", vhost.replace('/', "%2f"))
+    }
+
+    /// Where clients find the virtual host `/` by TLS. `login` is `user:password@`, or empty.
+    pub fn tls_url(&self, login: &str) -> String {
+        format!("amqps://{login}127.0.0.1:{}/%2f", self.tls_port.expect("it was started with an authority"))
     }
 
     pub fn port(&self) -> u16 {
@@ -262,4 +284,25 @@ impl Rabbit {
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
     }
+}
+
+/// Writes what RabbitMQ needs to listen for TLS on a port of its own, which is answered.
+fn encrypt(folder: &Path, account: &Account, authority: &Authority) -> Result<u16> {
+    let port = secret::remembered_port(&folder.join("tls-port"))?;
+    let server = authority.server()?;
+    let mut settings = format!("listeners.ssl.1 = 127.0.0.1:{port}\n");
+    for (key, file) in [("cacertfile", authority.file()), ("certfile", &server.cert), ("keyfile", &server.key)] {
+        let own = folder.join(key);
+        fs::copy(file, &own)?;
+        account.own(&own)?;
+        settings.push_str(&format!("ssl_options.{key} = {}\n", own.display()));
+    }
+    settings.push_str(
+        "ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\nssl_cert_login_from = common_name\n\
+         auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = AMQPLAIN\nauth_mechanisms.3 = EXTERNAL\n",
+    );
+    let file = folder.join("rabbitmq.conf");
+    fs::write(&file, settings)?;
+    account.own(&file)?;
+    Ok(port)
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "what is spawned here dies with its scenario")]
 
 mod bulk;
+mod certificates;
 mod command;
 mod console;
 mod console_pages;

@@ -13,7 +13,6 @@ use futures::{StreamExt, stream::BoxStream};
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Connection, ConnectionProperties, Event,
     options::{BasicPublishOptions, ConfirmSelectOptions},
-    tcp::TLSConfig,
     uri::{AMQPScheme, AMQPUri},
 };
 use parking_lot::Mutex;
@@ -22,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{Error, answer},
     hold::Hold,
+    login::{self, Login, Tls},
     screened::{self, Screened},
 };
 
@@ -37,8 +37,8 @@ const NOWHERE: &str = "duetime.nowhere";
 /// A connection that is used until the first doubt and then dropped; nothing is ever recovered on it.
 pub(super) struct Link {
     connection: Connection,
-    /// As whom we are logged in.
-    user: String,
+    /// As whom we are logged in, where that is known here.
+    user: Option<String>,
     socket: Socket,
     /// What it has brought and nobody has answered.
     hold: Arc<Hold>,
@@ -70,19 +70,22 @@ impl Socket {
 impl Link {
     /// Connects and shakes hands. `name` is what the broker's own listings call this connection; `hold` bounds what it brings.
     pub(super) async fn open(
-        url: &str,
+        login: &Login,
         name: &str,
         hold: Hold,
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
-        let mut uri: AMQPUri = url.parse().map_err(|_| Error::Url)?;
+        let mut uri = login.uri()?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-        let user = uri.authority.userinfo.username.clone();
+        let (user, lacks_certificate) = (login::user(&uri), login.lacks_certificate(&uri));
         let (socket, hold) = (Socket::default(), Arc::new(hold));
-        let connect = Self::shake_hands(uri, name, &socket, &hold);
+        let connect = Self::shake_hands(uri, &login.tls, name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
-        let connection = connected.inspect_err(|_| socket.cut())?;
+        let connection = connected.map_err(|error| {
+            socket.cut();
+            if lacks_certificate { error.or_no_certificate() } else { error }
+        })?;
         let events = connection.events_listener().boxed();
         let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
         Ok((Arc::new(link), events))
@@ -90,7 +93,13 @@ impl Link {
 
     /// The socket is connected here and not by the client, which leaves a thread's worth of memory behind for every attempt
     /// that fails, and sometimes never answers.
-    async fn shake_hands(uri: AMQPUri, name: &str, socket: &Socket, hold: &Arc<Hold>) -> Result<Connection, Error> {
+    async fn shake_hands(
+        uri: AMQPUri,
+        tls: &Tls,
+        name: &str,
+        socket: &Socket,
+        hold: &Arc<Hold>,
+    ) -> Result<Connection, Error> {
         let beneath = Runtime::new(Tokio::current());
         let host = uri.authority.host.clone();
         let connecting = async {
@@ -101,7 +110,7 @@ impl Link {
             }
             match uri.scheme {
                 AMQPScheme::AMQP => Ok(stream),
-                AMQPScheme::AMQPS => stream.into_tls(&host, TLSConfig::default()).await,
+                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector().await?, &host).await,
             }
         };
         let stream = connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?;
@@ -131,8 +140,8 @@ impl Link {
         &self.hold
     }
 
-    pub(super) fn user(&self) -> &str {
-        &self.user
+    pub(super) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
     }
 
     /// How many channels the broker allows on this connection.

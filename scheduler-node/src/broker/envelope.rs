@@ -47,7 +47,7 @@ pub(super) fn read(of: &BasicProperties) -> Properties {
 }
 
 /// As it came, with the headers that name the attempt and those that were set since.
-pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: &str) -> BasicProperties {
+pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: Option<&str>) -> BasicProperties {
     let of = &envelope.properties;
     let mut headers = of.headers.as_ref().map(amqp_table).unwrap_or_default();
     for (name, value) in &outgoing.delivery.content.headers {
@@ -61,7 +61,7 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: &
 
 /// A message that cannot be a task: as it came, with the reason and where it came from, without what would make it go elsewhere
 /// or vanish.
-pub(super) fn set_aside(received: &Received, reason: &str, user: &str) -> BasicProperties {
+pub(super) fn set_aside(received: &Received, reason: &str, user: Option<&str>) -> BasicProperties {
     let message = &received.message;
     let of = &message.properties;
     let mut headers = FieldTable::default();
@@ -90,7 +90,7 @@ pub(super) fn set_aside(received: &Received, reason: &str, user: &str) -> BasicP
 }
 
 /// The name of another user than ours is left out: the broker would close the channel over it.
-fn besides_headers(of: &Properties, user: &str) -> BasicProperties {
+fn besides_headers(of: &Properties, user: Option<&str>) -> BasicProperties {
     let mut properties = BasicProperties::default();
     macro_rules! copy {
         ($($field:ident => $with:ident),*) => {
@@ -102,7 +102,7 @@ fn besides_headers(of: &Properties, user: &str) -> BasicProperties {
         reply_to => with_reply_to, expiration => with_expiration, message_id => with_message_id, kind => with_type,
         app_id => with_app_id, cluster_id => with_cluster_id
     );
-    if let Some(text) = of.user_id.as_ref().filter(|text| text.as_str() == Some(user)) {
+    if let Some(text) = of.user_id.as_ref().filter(|text| user.is_some() && text.as_str() == user) {
         properties = properties.with_user_id(short(text));
     }
     if let Some(mode) = of.delivery_mode {

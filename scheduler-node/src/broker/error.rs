@@ -11,6 +11,8 @@ pub(super) enum Error {
     Url,
     #[error("cannot connect")]
     Connect(#[source] lapin::Error),
+    #[error("the broker takes no client without a certificate: set `amqp.cert_file` and `amqp.key_file`")]
+    NoCertificate(#[source] lapin::Error),
     #[error("cannot {doing}")]
     Refused {
         doing: String,
@@ -35,6 +37,16 @@ impl Error {
     /// The whole chain on one line, for a log or a state that somebody reads.
     pub(super) fn explained(&self) -> String {
         explained(self)
+    }
+
+    /// Of a connection that showed no certificate: whether that was the reason.
+    pub(super) fn or_no_certificate(self) -> Self {
+        match self {
+            // RabbitMQ says so by an alert of TLS 1.3; of TLS 1.2 it is a failed handshake.
+            Self::Connect(source) if explained(&source).contains("CertificateRequired") => Self::NoCertificate(source),
+            Self::Connect(source) if explained(&source).contains("HandshakeFailure") => Self::NoCertificate(source),
+            error => error,
+        }
     }
 
     /// The code with which the broker refused, as AMQP numbers them (404 not found, 406 precondition failed, ...).

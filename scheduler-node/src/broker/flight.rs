@@ -26,16 +26,16 @@ pub(super) struct Address {
     routing_key: ShortString,
     envelope: Envelope,
     /// As whom we publish.
-    user: String,
+    user: Option<String>,
 }
 
 impl Address {
-    pub(super) fn new(route: &Route, batch: &[Outgoing], user: &str) -> Option<Self> {
+    pub(super) fn new(route: &Route, batch: &[Outgoing], user: Option<&str>) -> Option<Self> {
         Some(Self {
             exchange: ShortString::try_new(route.exchange.as_str()).ok()?,
             routing_key: ShortString::try_new(route.routing_key.as_str()).ok()?,
             envelope: Envelope::new(&batch.first()?.delivery.queue)?,
-            user: user.to_owned(),
+            user: user.map(str::to_owned),
         })
     }
 }
@@ -48,7 +48,7 @@ async fn send_one(
 ) -> (lapin::Result<PublisherConfirm>, Instant) {
     let options = BasicPublishOptions { mandatory: true, ..Default::default() };
     let (routing_key, properties) = match &outgoing.delivery.envelope {
-        Some(own) => (envelope::short(&own.routing_key), envelope::properties(outgoing, own, &address.user)),
+        Some(own) => (envelope::short(&own.routing_key), envelope::properties(outgoing, own, address.user.as_deref())),
         None => (address.routing_key.clone(), address.envelope.properties(outgoing)),
     };
     let confirm =

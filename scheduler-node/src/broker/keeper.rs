@@ -7,7 +7,6 @@ use std::{
 
 use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
-use secrecy::ExposeSecret;
 
 use super::{
     Shared,
@@ -104,7 +103,7 @@ impl Keeper {
             Role::Publishing => Hold::unlimited(),
             Role::Consuming => Hold::of(HELD_BYTES),
         };
-        let (link, mut events) = Link::open(self.shared.url.expose_secret(), &name, hold).await?;
+        let (link, mut events) = Link::open(&self.shared.login, &name, hold).await?;
         declare_own(&link, &self.shared.strangers).await?;
         let subscriptions = match self.role {
             Role::Publishing => {

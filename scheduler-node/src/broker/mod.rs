@@ -14,6 +14,7 @@ mod flight;
 mod hold;
 mod intake;
 mod keeper;
+mod login;
 mod message;
 mod publisher;
 mod routes;
@@ -35,7 +36,6 @@ use common::ids::{Attempt, TaskId};
 use common::outcome::Outcome;
 use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
-use secrecy::SecretString;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +49,7 @@ use self::{
 pub use self::{
     consumer::{AckHandle, Incoming, Source},
     intake::{DelayExchange, Door, DoorTroubles, Received},
+    login::{Identity, Login, Tls},
     message::Outgoing,
     publisher::{NotTaken, Published},
     routes::Route,
@@ -62,8 +63,7 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Debug)]
 pub struct AmqpSettings {
-    /// `amqp://` or `amqps://`. A heartbeat of 5 s is added unless it names one.
-    pub url: SecretString,
+    pub login: Login,
     /// Whether what is submitted, results and rejections are taken too.
     pub consume: bool,
     pub delay_exchanges: Vec<DelayExchange>,
@@ -106,7 +106,7 @@ pub struct Broker {
 }
 
 struct Shared {
-    url: SecretString,
+    login: Login,
     board: Board,
     /// While the publishing connection is up.
     publisher: ArcSwapOption<Publisher>,
@@ -156,7 +156,7 @@ impl Broker {
         let (incoming, untaken) = mpsc::channel(consumer::INCOMING);
         let (received, unreceived) = mpsc::channel(intake::RECEIVED);
         let shared = Arc::new(Shared {
-            url: settings.url,
+            login: settings.login,
             board: Board::new(&roles, Arc::clone(&metrics)),
             publisher: ArcSwapOption::empty(),
             incoming,

@@ -21,7 +21,6 @@ use lapin::{
     },
     types::{AMQPValue, FieldTable, ShortString},
 };
-use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
@@ -30,6 +29,7 @@ use super::{
     consumer::AckHandle,
     error::{Error, answer},
     hold::{Came, Hold},
+    login::Login,
     message::{PERSISTENT, json_of},
 };
 
@@ -97,12 +97,12 @@ pub struct Reports {
 }
 
 impl Worker {
-    pub async fn open(url: &SecretString, queue: &str) -> Result<Self, String> {
-        Self::try_open(url, queue).await.map_err(|error| error.explained())
+    pub async fn open(login: &Login, queue: &str) -> Result<Self, String> {
+        Self::try_open(login, queue).await.map_err(|error| error.explained())
     }
 
-    async fn try_open(url: &SecretString, queue: &str) -> Result<Self, Error> {
-        let (link, _) = Link::open(url.expose_secret(), &format!("duetime relay: {queue}"), Hold::unlimited()).await?;
+    async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
+        let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), Hold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
         let reports = Reports { link: Arc::clone(&link), channel: Arc::default() };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })

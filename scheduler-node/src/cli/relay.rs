@@ -7,7 +7,7 @@ use common::{ids::QueueName, queue};
 use ipnet::IpNet;
 use reqwest::Url;
 
-use super::{ConfigFile, Error, stop_on_signal};
+use super::{ConfigFile, Error, settings, stop_on_signal};
 use crate::{
     config::{self, Config},
     relay::{self, Callback, Command, Identity, Secret, Settings, Target},
@@ -117,8 +117,8 @@ impl Wish {
 /// Runs until SIGTERM or SIGINT; a second one exits at once.
 pub async fn relay(wish: &Wish) -> Result<(), Error> {
     let (amqp, telemetry) = Config::load_for_consumer(wish.file.config.as_deref()).map_err(Error::Config)?;
-    let settings = Settings {
-        amqp_url: amqp.url,
+    let of = Settings {
+        amqp: settings::login(&amqp),
         queue: wish.queue.clone(),
         target: wish.target()?,
         concurrency: wish.concurrency,
@@ -127,10 +127,13 @@ pub async fn relay(wish: &Wish) -> Result<(), Error> {
         grace: Duration::from_millis(wish.grace_ms),
     };
     telemetry::start(&telemetry, config::Node::default().name.as_str())?;
+    if let Some(warning) = amqp.warning() {
+        tracing::warn!("{warning}");
+    }
     let stop = stop_on_signal().map_err(Error::Signals)?;
     if let Err(error) = relay::close_to_others() {
         tracing::warn!(%error, "commands of the same user can read this process");
     }
-    relay::run(settings, stop).await;
+    relay::run(of, stop).await;
     Ok(())
 }

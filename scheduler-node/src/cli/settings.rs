@@ -5,8 +5,8 @@ use std::{fs, io, path::PathBuf, sync::Arc};
 use secrecy::SecretString;
 
 use crate::{
-    broker::{self, AmqpSettings},
-    config::{Amqp, Database, DelayExchange, Etcd, Http},
+    broker::{self, AmqpSettings, Identity, Login, Tls},
+    config::{Amqp, Config, Database, DelayExchange, Etcd, Http},
     coordination::{EtcdSettings, EtcdTls},
     http::{Certificate, CertificateFiles},
     store::connect,
@@ -19,6 +19,20 @@ pub fn database(database: &Database, who: &str) -> connect::Options {
         max_connections: database.max_connections,
         application_name: format!("duetime {who}"),
     }
+}
+
+/// What works and is unwise, a sentence each: what goes over a network in the clear.
+pub fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = config.warnings();
+    for (index, of) in config.databases.iter().enumerate() {
+        if database(of, "check").is_clear() {
+            warnings.push(format!(
+                "`database[{index}].url` lets tasks and the login go over the network in the clear; use sslmode=verify-full, or \
+                 require"
+            ));
+        }
+    }
+    warnings
 }
 
 /// How to connect to etcd, with the certificates read from their files.
@@ -43,12 +57,19 @@ pub fn certificate(http: &Http) -> io::Result<Option<Arc<Certificate>>> {
     Certificate::read(CertificateFiles { cert, key }).map(Arc::new).map(Some)
 }
 
+/// Where the broker is, and how to log in there.
+pub fn login(amqp: &Amqp) -> Login {
+    let identity = amqp.cert_file.clone().zip(amqp.key_file.clone());
+    let identity = identity.map(|(cert_file, key_file)| Identity { cert_file, key_file });
+    Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
+}
+
 /// How to connect to the broker. `doors`: what is submitted through these delay exchanges, and all else that comes, is taken
 /// too.
 pub fn amqp(amqp: &Amqp, doors: Option<&[DelayExchange]>) -> AmqpSettings {
     let door = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
     AmqpSettings {
-        url: amqp.url.clone(),
+        login: login(amqp),
         consume: doors.is_some(),
         delay_exchanges: doors.unwrap_or_default().iter().map(door).collect(),
     }

@@ -1,9 +1,11 @@
 //! `[amqp]`: the broker that due tasks are handed to.
 
+use std::path::PathBuf;
+
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{complaint::Complaints, link::Link, read};
+use super::{complaint::Complaints, link::Link, read, tls};
 
 /// How RabbitMQ is reached.
 #[derive(Clone, Debug, Deserialize)]
@@ -11,6 +13,11 @@ use super::{complaint::Complaints, link::Link, read};
 pub struct Amqp {
     #[serde(deserialize_with = "read::secret")]
     pub url: SecretString,
+    /// PEM of the authority that signed the broker's certificate. `None`: those the system trusts.
+    pub ca_file: Option<PathBuf>,
+    /// PEM of the client's certificate and key: both or neither.
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
     /// Whether reports and submissions may come by the names of their queues, past the exchange `duetime.in`.
     #[serde(default = "open")]
     pub default_door: bool,
@@ -26,12 +33,38 @@ impl Amqp {
         Link::parse(self.url.expose_secret()).map(|link| link.to_string()).unwrap_or_default()
     }
 
+    /// What works and is unwise.
+    pub fn warning(&self) -> Option<String> {
+        let link = Link::parse(self.url.expose_secret())?;
+        let is_clear = link.scheme == "amqp" && link.has_password && !link.is_loopback();
+        is_clear.then(|| "`amqp.url` sends a password over the network in the clear; use amqps://".to_owned())
+    }
+
     pub(super) fn check(&self, complaints: &mut Complaints) {
         let url = self.url.expose_secret();
+        let link = Link::parse(url);
         if let Some(fault) = Link::fault(url, &["amqp", "amqps"]) {
             complaints.add("amqp.url", fault);
-        } else if Link::parse(url).is_some_and(|link| link.host.is_empty()) {
+        } else if link.as_ref().is_some_and(|link| link.host.is_empty()) {
             complaints.add("amqp.url", "names no host");
+        } else if self.logs_in_by_certificate() && self.cert_file.is_none() {
+            complaints.add("amqp.url", "has auth_mechanism=external, which needs amqp.cert_file and amqp.key_file");
         }
+        let is_clear = link.is_some_and(|link| link.scheme == "amqp");
+        let files = tls::Files {
+            section: "amqp",
+            ca: &self.ca_file,
+            cert: &self.cert_file,
+            key: &self.key_file,
+            unusable: is_clear
+                .then_some("is set, but amqp.url begins with amqp://, which takes no certificates; write amqps://"),
+        };
+        files.check(complaints);
+    }
+
+    fn logs_in_by_certificate(&self) -> bool {
+        let query = self.url.expose_secret().split_once('?').map_or("", |(_, query)| query);
+        form_urlencoded::parse(query.as_bytes())
+            .any(|(name, value)| name == "auth_mechanism" && value.eq_ignore_ascii_case("external"))
     }
 }

@@ -18,7 +18,7 @@ pub struct Database {
     pub name: DatabaseName,
     pub url: SecretString,
     pub shards: ShardRange,
-    /// Connections this node opens to it at most.
+    /// Connections this node opens to it at most. A half is for dispatching, a quarter for writes, a quarter for reads.
     pub max_connections: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Written {
     #[serde(deserialize_with = "read::secret")]
     url: SecretString,
     shards: Option<String>,
-    #[serde(default = "sixteen")]
+    #[serde(default = "twenty")]
     max_connections: u32,
 }
 
@@ -46,9 +46,13 @@ fn main() -> String {
     "main".to_owned()
 }
 
-const fn sixteen() -> u32 {
-    16
+/// Three nodes keep within the 100 that PostgreSQL allows by default.
+const fn twenty() -> u32 {
+    20
 }
+
+/// The smallest number that leaves two connections to dispatching and one each to writes and reads.
+const CONNECTIONS_LEAST: u32 = 4;
 
 /// Checks each database and all of them together. What is returned may be used only when nothing was complained about.
 pub(super) fn settle(written: Vec<Written>, complaints: &mut Complaints) -> Vec<Database> {
@@ -111,9 +115,9 @@ fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> Strin
         complaints.add(key("url"), "is another database's; each needs a PostgreSQL database of its own");
     }
     complaints.unless(
-        (2..=1_000).contains(&written.max_connections),
+        (CONNECTIONS_LEAST..=1_000).contains(&written.max_connections),
         key("max_connections"),
-        format!("is {}; it must be between 2 and 1000", written.max_connections),
+        format!("is {}; it must be between {CONNECTIONS_LEAST} and 1000", written.max_connections),
     );
 }
 

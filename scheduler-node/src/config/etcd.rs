@@ -1,14 +1,11 @@
 //! `[etcd]`: where the cluster keeps who is alive, who leads and who should own what.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{complaint::Complaints, link::Link, read};
+use super::{complaint::Complaints, link::Link, read, tls};
 
 /// How etcd is reached, and how long its leases last.
 #[derive(Clone, Debug, Deserialize)]
@@ -95,27 +92,15 @@ impl Etcd {
     }
 
     fn check_files(&self, complaints: &mut Complaints) {
-        match (&self.cert_file, &self.key_file) {
-            (Some(_), None) => complaints.add("etcd.cert_file", "is set without etcd.key_file; set both or neither"),
-            (None, Some(_)) => complaints.add("etcd.key_file", "is set without etcd.cert_file; set both or neither"),
-            _ => {}
-        }
-        let files =
-            [("etcd.ca_file", &self.ca_file), ("etcd.cert_file", &self.cert_file), ("etcd.key_file", &self.key_file)];
-        for (key, file) in files {
-            let Some(file) = file else { continue };
-            if let Err(error) = readable(file) {
-                complaints.add(key, format!("names {}, which cannot be read: {error}", file.display()));
-            } else if self.endpoints.iter().any(|endpoint| endpoint.starts_with("http://")) {
-                complaints.add(
-                    key,
-                    "is set, but an endpoint begins with http://, which takes no certificates; write https://",
-                );
-            }
-        }
+        let is_clear = self.endpoints.iter().any(|endpoint| endpoint.starts_with("http://"));
+        let files = tls::Files {
+            section: "etcd",
+            ca: &self.ca_file,
+            cert: &self.cert_file,
+            key: &self.key_file,
+            unusable: is_clear
+                .then_some("is set, but an endpoint begins with http://, which takes no certificates; write https://"),
+        };
+        files.check(complaints);
     }
-}
-
-fn readable(path: &Path) -> std::io::Result<()> {
-    std::fs::read(path).map(drop)
 }

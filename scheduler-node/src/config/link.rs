@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::address::is_loopback;
+
 /// The parts of `scheme://user:password@host:port/path?query` that are fit for a log. Display leaves out the password and
 /// the query, which may carry one as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +64,7 @@ impl Link {
             Some(port) => &self.host[..self.host.len() - port.len() - 1],
             None => &self.host,
         };
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        is_loopback(host)
     }
 
     fn port(&self) -> Option<&str> {

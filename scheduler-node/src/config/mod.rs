@@ -22,6 +22,7 @@ pub mod scheduler;
 pub mod telemetry;
 
 mod read;
+mod tls;
 mod tree;
 
 use std::{
@@ -30,7 +31,6 @@ use std::{
 };
 
 use figment::{Figment, error::Kind, providers::Serialized};
-use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use self::tree::Tree;
@@ -160,11 +160,7 @@ impl Config {
 
     /// What works and is unwise, a sentence each: passwords that go over a network in the clear.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        let amqp = Link::parse(self.amqp.url.expose_secret());
-        if amqp.is_some_and(|link| link.scheme == "amqp" && link.has_password && !link.is_loopback()) {
-            warnings.push("`amqp.url` sends a password over the network in the clear; use amqps://".to_owned());
-        }
+        let mut warnings: Vec<String> = self.amqp.warning().into_iter().collect();
         let is_clear = |url: &String| Link::parse(url).is_some_and(|link| link.scheme == "http" && !link.is_loopback());
         if self.etcd.password.is_some() && self.etcd.endpoints.iter().any(is_clear) {
             warnings.push("`etcd.password` goes over the network in the clear; use https:// endpoints".to_owned());

@@ -122,6 +122,26 @@ fn a_password_that_goes_over_a_network_in_the_clear_is_warned_of() {
 }
 
 #[test]
+fn certificates_for_amqp_are_refused_where_they_cannot_be_used() {
+    let amqp = |toml: &str| complaints(&format!("[[database]]\nurl = 'postgres://db/tasks'\n[amqp]\n{toml}"), &[]);
+    let pair = "cert_file = '/etc/hostname'\nkey_file = '/etc/hostname'";
+    for (toml, key, word) in [
+        ("url = 'amqps://mq'\nca_file = '/nowhere/ca.pem'".to_owned(), "amqp.ca_file", "cannot be read"),
+        ("url = 'amqp://mq'\nca_file = '/etc/hostname'".to_owned(), "amqp.ca_file", "amqps://"),
+        (format!("url = 'amqp://mq'\n{pair}"), "amqp.cert_file", "amqps://"),
+        ("url = 'amqps://mq'\ncert_file = '/etc/hostname'".to_owned(), "amqp.cert_file", "amqp.key_file"),
+        ("url = 'amqps://mq'\nkey_file = '/etc/hostname'".to_owned(), "amqp.key_file", "amqp.cert_file"),
+        ("url = 'amqps://mq?auth_mechanism=external'".to_owned(), "amqp.url", "amqp.cert_file"),
+    ] {
+        let said = amqp(&toml);
+        let named = said.iter().any(|said| said.starts_with(&format!("`{key}`")) && said.contains(word));
+        assert!(named, "`{toml}` should be refused by `{key}` with `{word}`, got {said:#?}");
+    }
+    let external = format!("url = 'amqps://mq?heartbeat=5&auth_mechanism=EXTERNAL'\nca_file = '/etc/hostname'\n{pair}");
+    assert_eq!(amqp(&external), Vec::<String>::new());
+}
+
+#[test]
 fn a_file_that_is_not_toml_is_refused_with_the_place_but_without_the_line() {
     let error = read("[amqp]\nurl = \"amqp://guest:s3cret@mq\" x\n", &[]).expect_err("refused").to_string();
     assert!(error.contains("line 2"), "{error}");
@@ -183,6 +203,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("[etcd]\ncert_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.cert_file", "etcd.key_file"),
     ("[etcd]\nkey_file = '/etc/hostname'\nendpoints = ['https://a']", "etcd.key_file", "etcd.cert_file"),
     ("[http]\ncert_file = '/etc/hostname'", "http.cert_file", "http.key_file"),
+    ("[[database]]\nurl = 'postgres://db/more'\nmax_connections = 3", "database[1].max_connections", "between 4"),
     ("[http]\nkey_file = '/nowhere/key.pem'", "http.key_file", "http.cert_file"),
     ("[http]\nlisten = 'localhost'", "http.listen", "IP address"),
     ("[http]\nlisten = '0.0.0.0:8080'", "http.listen", "auth.token"),

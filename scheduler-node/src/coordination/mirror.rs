@@ -25,6 +25,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{Coordination, Error, EtcdOp, LeaseId, client::REQUEST_TIMEOUT, keys::Key};
+use crate::supervise::at_work;
 
 /// A watch can lose events on the server's side without a word: this is for how long.
 const RELIST_INTERVAL: Duration = Duration::from_secs(30);
@@ -92,9 +93,12 @@ impl Mirror {
 
     /// Lists, then watches for a while.
     async fn follow(&mut self, pause: &mut Duration) -> Result<End, Error> {
-        self.list().await?;
-        *pause = FIRST_PAUSE;
-        let (endpoint, mut stream) = self.watch().await?;
+        let (endpoint, mut stream) = {
+            let _work = at_work();
+            self.list().await?;
+            *pause = FIRST_PAUSE;
+            self.watch().await?
+        };
         let endpoints = Arc::clone(&self.coordination.endpoints);
         let moved = endpoints.moved(endpoint);
         tokio::pin!(moved);
@@ -107,10 +111,12 @@ impl Mirror {
                 () = &mut moved => return Ok(End::Due),
                 () = tokio::time::sleep_until(due.min(silent_at)) => return Ok(End::Due),
                 _ = heartbeat.tick() => {
+                    let _work = at_work();
                     stream.request_progress().await.map_err(|source| self.broken(endpoint, Some(source)))?;
                     continue;
                 }
             };
+            let _work = at_work();
             silent_at = Instant::now() + SILENCE_TIMEOUT;
             match response {
                 Ok(Some(response)) => {

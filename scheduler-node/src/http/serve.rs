@@ -21,6 +21,7 @@ pub(super) use self::paced::TooSlow;
 pub use self::tls::{Certificate, CertificateFiles};
 use self::{connection::Speaker, places::Places};
 use super::ConnectionMetrics;
+use crate::supervise::at_work;
 
 /// Requests that take longer to finish once the node stops are cut off. What they had accepted is durable.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
@@ -100,6 +101,7 @@ impl Server {
                 accepted = listener.accept() => accepted,
                 () = stop.cancelled() => break,
             };
+            let _work = at_work();
             let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
             // Without a place the connection is closed here.
             let Some(place) = Places::take(&places, from.ip()) else { continue };

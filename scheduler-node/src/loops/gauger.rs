@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::{lanes::Lanes, queue_reader::Books, site::Sites};
 use crate::{
     metrics::Metrics,
-    supervise::{LoopKind, Pulse},
+    store::{Connections, PoolKind},
+    supervise::{LoopKind, Pulse, at_work},
 };
 
 const READ_EVERY: Duration = Duration::from_secs(2);
@@ -32,11 +33,14 @@ impl Gauger {
         let mut with_limit = BTreeSet::new();
         let mut known = None;
         loop {
-            self.read();
-            let book = self.books.load_full();
-            if known != Some(book.revision()) {
-                known = Some(book.revision());
-                self.tell_queues(&book, &mut with_limit);
+            {
+                let _work = at_work();
+                self.read();
+                let book = self.books.load_full();
+                if known != Some(book.revision()) {
+                    known = Some(book.revision());
+                    self.tell_queues(&book, &mut with_limit);
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(READ_EVERY) => {}
@@ -51,9 +55,13 @@ impl Gauger {
             let name = site.name().as_str();
             self.metrics.heap_entries.with_label_values(&[name]).set(gauge(site.held.heap_len()));
             self.metrics.in_flight.with_label_values(&[name]).set(gauge(site.held.in_flight()));
-            let (size, idle) = site.database.connections();
-            self.metrics.pool_connections.with_label_values(&[name, "open"]).set(i64::from(size));
-            self.metrics.pool_connections.with_label_values(&[name, "idle"]).set(gauge(idle));
+            for kind in PoolKind::ALL {
+                let Connections { open, idle, most } = site.database.connections(kind);
+                let pool = kind.text();
+                self.metrics.pool_connections.with_label_values(&[name, pool, "open"]).set(i64::from(open));
+                self.metrics.pool_connections.with_label_values(&[name, pool, "idle"]).set(gauge(idle));
+                self.metrics.pool_connections_max.with_label_values(&[name, pool]).set(i64::from(most));
+            }
             oldest_s = oldest_s.max(self.metrics.overdue_s.with_label_values(&[name]).get());
         }
         self.metrics.oldest_overdue_s.set(oldest_s);
@@ -90,4 +98,33 @@ impl Gauger {
 
 fn gauge(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+
+    use super::*;
+    use crate::desk::tests::fresh;
+
+    #[tokio::test]
+    async fn a_reading_is_a_unit_of_work_and_tells_the_size_of_each_pool() {
+        let (counter, _test) = fresh().await;
+        let (pulse, metrics) = (Pulse::default(), Metrics::register(&Registry::new(), &["main"]).unwrap());
+        let metrics = Arc::new(metrics);
+        let gauger = Gauger {
+            sites: counter.sites.clone(),
+            lanes: Arc::default(),
+            books: Arc::clone(&counter.books),
+            metrics: Arc::clone(&metrics),
+            pulse: pulse.clone(),
+        };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        pulse.run(LoopKind::Gauger, gauger.run(stop)).await;
+        assert_eq!(pulse.begun(), 1);
+        assert_eq!(pulse.stalled(Instant::now() + Duration::from_secs(1_000)), BTreeSet::new());
+        let most = |pool: PoolKind| metrics.pool_connections_max.with_label_values(&["main", pool.text()]).get();
+        assert_eq!(PoolKind::ALL.map(most), [6, 3, 3]);
+    }
 }

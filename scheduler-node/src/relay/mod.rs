@@ -24,7 +24,6 @@ use common::{
     },
     wire::report::{ReportStatus, ResultBody},
 };
-use secrecy::SecretString;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -32,7 +31,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::works::{Key, Known, Works};
-use crate::broker::{Handed, Reports, Subject, Task, Worker};
+use crate::broker::{Handed, Login, Reports, Subject, Task, Worker};
 
 pub use self::{
     callback::{Callback, Secret},
@@ -57,7 +56,7 @@ pub enum Target {
 
 #[derive(Debug)]
 pub struct Settings {
-    pub amqp_url: SecretString,
+    pub amqp: Login,
     pub queue: QueueName,
     pub target: Target,
     /// Calls at a time; as many tasks are taken from the broker.
@@ -143,7 +142,7 @@ impl Relay {
     /// Takes tasks over one connection until it is lost or told to stop.
     async fn serve(&mut self, stop: &CancellationToken) -> Result<(), String> {
         let mut worker = tokio::select! {
-            worker = Worker::open(&self.settings.amqp_url, self.settings.queue.as_str()) => worker?,
+            worker = Worker::open(&self.settings.amqp, self.settings.queue.as_str()) => worker?,
             () = stop.cancelled() => return Err("it is told to stop".to_owned()),
         };
         self.reports.send_replace(Some(worker.reports()));

@@ -5,8 +5,11 @@ use std::{str::FromStr, time::Duration};
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{
     ConnectOptions, Connection, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
+    postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
+
+use super::PoolKind;
+use crate::address::is_loopback;
 
 /// A caller that waits longer for a free connection is told that the database is not available.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
@@ -38,6 +41,7 @@ pub(super) const PLANS: [(&str, &str); 5] = [
 #[derive(Clone, Debug)]
 pub struct Options {
     pub url: SecretString,
+    /// In all pools together.
     pub max_connections: u32,
     /// Shown by the server beside each session: the node and its incarnation.
     pub application_name: String,
@@ -46,23 +50,29 @@ pub struct Options {
 impl Options {
     /// What is wrong with the url, if anything.
     pub fn check(&self) -> Result<(), sqlx::Error> {
-        PgConnectOptions::from_str(self.url.expose_secret()).map(|_| ())
+        parse(self.url.expose_secret()).map(|_| ())
+    }
+
+    /// Whether tasks, and the login, may cross a network that others can read.
+    pub fn is_clear(&self) -> bool {
+        parse(self.url.expose_secret()).is_ok_and(|options| {
+            let sealed =
+                matches!(options.get_ssl_mode(), PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+            !sealed && !stays_here(&options)
+        })
+    }
+
+    fn parsed(&self) -> PgConnectOptions {
+        parse(self.url.expose_secret()).expect("the url was checked when the configuration was read")
     }
 
     pub(super) fn connection(&self) -> PgConnectOptions {
-        PgConnectOptions::from_str(self.url.expose_secret())
-            .expect("the url was checked when the configuration was read")
-            .application_name(&self.application_name)
-            .options(SERVER_BOUNDS)
-            .options(PLANS)
+        self.parsed().application_name(&self.application_name).options(SERVER_BOUNDS).options(PLANS)
     }
 
     /// One connection, with all the time a migration needs.
     pub(super) fn migration_pool(&self) -> PgPool {
-        let connection = PgConnectOptions::from_str(self.url.expose_secret())
-            .expect("the url was checked when the configuration was read")
-            .application_name("duetime migrate")
-            .options([("lock_timeout", "10s")]);
+        let connection = self.parsed().application_name("duetime migrate").options([("lock_timeout", "10s")]);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }
 
@@ -75,13 +85,102 @@ impl Options {
         connection.close().await
     }
 
-    pub(super) fn pool(&self) -> PgPool {
+    pub(super) fn pool(&self, kind: PoolKind) -> PgPool {
         PgPoolOptions::new()
-            .max_connections(self.max_connections)
+            .max_connections(kind.share(self.max_connections))
             .acquire_timeout(ACQUIRE_DEADLINE)
             .max_lifetime(MAX_LIFETIME)
             // A round trip before each statement would show in the lateness; a dead connection shows at its next use.
             .test_before_acquire(false)
             .connect_lazy_with(self.connection())
+    }
+}
+
+/// Beyond this machine a connection is encrypted unless the URL, or `PGSSLMODE`, says otherwise. A root certificate is there to
+/// verify the server: by itself it stands for `verify-full`, and beside `require` for `verify-ca`, as in libpq.
+fn parse(url: &str) -> Result<PgConnectOptions, sqlx::Error> {
+    let options = PgConnectOptions::from_str(url)?;
+    let has_root =
+        names(url, &["sslrootcert", "ssl-root-cert", "ssl-ca"]) || std::env::var_os("PGSSLROOTCERT").is_some();
+    let is_default = !says_mode(url) && !stays_here(&options);
+    let mode = match options.get_ssl_mode() {
+        PgSslMode::Require if has_root => PgSslMode::VerifyCa,
+        _ if is_default && has_root => PgSslMode::VerifyFull,
+        _ if is_default => PgSslMode::Require,
+        mode => mode,
+    };
+    Ok(options.ssl_mode(mode))
+}
+
+fn says_mode(url: &str) -> bool {
+    let variable = std::env::var("PGSSLMODE").ok().and_then(|mode| PgSslMode::from_str(&mode).ok());
+    names(url, &["sslmode", "ssl-mode"]) || variable.is_some()
+}
+
+/// Whether the query of the URL has one of these parameters.
+fn names(url: &str, parameters: &[&str]) -> bool {
+    let query = url.split_once('?').map_or("", |(_, rest)| rest.split('#').next().unwrap_or_default());
+    form_urlencoded::parse(query.as_bytes()).any(|(name, _)| parameters.contains(&name.as_ref()))
+}
+
+/// Over a Unix socket or the loopback interface.
+fn stays_here(options: &PgConnectOptions) -> bool {
+    let host = options.get_host();
+    options.get_socket().is_some() || host.starts_with('/') || is_loopback(host)
+}
+
+/// The server answered that it has no TLS.
+pub(super) fn offers_no_tls(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Tls(reason) if reason.to_string().contains("does not support TLS"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(url: &str) -> String {
+        format!("{:?}", parse(url).expect("a URL").get_ssl_mode())
+    }
+
+    fn is_clear(url: &str) -> bool {
+        Options { url: url.to_owned().into(), max_connections: 4, application_name: "test".into() }.is_clear()
+    }
+
+    #[test]
+    fn a_connection_beyond_this_machine_is_encrypted_unless_the_url_says_otherwise() {
+        for (url, expected) in [
+            ("postgres://u:p@db/x", "Require"),
+            ("postgresql://u:p@10.0.0.1:5433/x", "Require"),
+            ("postgres://u:p@[2001:db8::1]/x?application_name=a", "Require"),
+            ("postgres://u:p@localhost/x?host=db", "Require"),
+            ("postgres://u:p@127.0.0.1/x?hostaddr=10.0.0.1", "Require"),
+            ("postgres://u:p@a,b/x", "Require"),
+            ("postgres://u:p@db/x?sslmode=disable", "Disable"),
+            ("postgres://u:p@db/x?ssl-mode=prefer", "Prefer"),
+            ("postgres://u:p@db/x?sslmode=verify-full", "VerifyFull"),
+            ("postgres://u:p@db/x?sslrootcert=/ca.pem", "VerifyFull"),
+            ("postgres://u:p@db/x?sslmode=require&sslrootcert=/ca.pem", "VerifyCa"),
+            ("postgres://u:p@db/x?sslmode=disable&sslrootcert=/ca.pem", "Disable"),
+            ("postgres://u:p@127.0.0.1:5432/x", "Prefer"),
+            ("postgres://u:p@127.0.0.1:5432/x?sslrootcert=/ca.pem", "Prefer"),
+            ("postgres://u:p@[::1]/x", "Prefer"),
+            ("postgres://u:p@LocalHost/x", "Prefer"),
+            ("postgres://u:p@%2Frun%2Fpostgresql/x", "Prefer"),
+            ("postgres:///x?host=/run/postgresql", "Prefer"),
+        ] {
+            assert_eq!(mode(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn only_what_may_cross_a_network_in_the_clear_is_clear() {
+        for url in
+            ["postgres://u:p@db/x?sslmode=disable", "postgres://db/x?sslmode=allow", "postgres://db/x?sslmode=prefer"]
+        {
+            assert!(is_clear(url), "{url}");
+        }
+        for url in ["postgres://u:p@db/x", "postgres://u:p@127.0.0.1/x?sslmode=disable", "postgres://u@%2Frun/x"] {
+            assert!(!is_clear(url), "{url}");
+        }
     }
 }

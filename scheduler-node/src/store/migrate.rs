@@ -23,6 +23,11 @@ pub enum Misfit {
          `database.shards` back"
     )]
     Shards { database: DatabaseName, found: String, found_count: i32, configured: ShardRange, configured_count: i32 },
+    #[error(
+        "database `{database}` offers no TLS, and its URL asks for it or leads beyond this machine; switch it on in PostgreSQL \
+         (`ssl = on`), or add `sslmode=disable` to the URL where others cannot read the network in between"
+    )]
+    NoTls { database: DatabaseName },
     #[error("database `{database}` could not be read")]
     Unreachable {
         database: DatabaseName,
@@ -46,6 +51,11 @@ fn advice(found: i64, needed: i64) -> &'static str {
 }
 
 impl Misfit {
+    fn unreachable(database: &DatabaseName, source: sqlx::Error) -> Self {
+        let database = database.clone();
+        if connect::offers_no_tls(&source) { Self::NoTls { database } } else { Self::Unreachable { database, source } }
+    }
+
     /// Trying again later may help: the database was not reached.
     pub fn is_unreachable(&self) -> bool {
         match self {
@@ -98,7 +108,7 @@ pub async fn migrate(
     shard_count: u16,
     options: &connect::Options,
 ) -> Result<Migrated, Misfit> {
-    let unreachable = |source| Misfit::Unreachable { database: name.clone(), source };
+    let unreachable = |source| Misfit::unreachable(name, source);
     options.reach().await.map_err(unreachable)?;
     let pool = options.migration_pool();
     let from = read(&pool).await.ok().and_then(|schema| schema.version);
@@ -132,7 +142,7 @@ async fn grant(pool: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
 impl Database {
     /// Whether this database can be used: it answers, its schema is the one this node knows, its shards are those configured.
     pub async fn schema_check(&self, shard_count: u16) -> Result<(), Misfit> {
-        self.options.reach().await.map_err(|source| Misfit::Unreachable { database: self.name.clone(), source })?;
+        self.options.reach().await.map_err(|source| Misfit::unreachable(&self.name, source))?;
         let schema = self.run(StoreOp::SchemaRead, |pool| async move { read(&pool).await }).await.map_err(|error| {
             let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
             match source.as_database_error().and_then(|answer| answer.code()).as_deref() {

@@ -20,6 +20,7 @@ pub mod migrate;
 pub mod op;
 pub mod outlook;
 pub mod partition;
+pub mod pools;
 pub mod preload;
 pub mod put;
 pub mod quarantine;
@@ -49,9 +50,12 @@ use common::{
 };
 use sqlx::{PgPool, Row, postgres::PgRow};
 
+use self::pools::Pools;
+
 pub use clock::{DatabaseClock, Reading};
 pub use error::{Effect, Error, Fault};
 pub use op::{StoreMetrics, StoreOp};
+pub use pools::{Connections, PoolKind};
 
 /// Longer than the server's own statement timeout (5 s): only a server that no longer answers at all runs into it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -92,8 +96,8 @@ pub struct Database {
     name: DatabaseName,
     shards: ShardRange,
     /// Replaced as a whole when the server has stopped answering, because connections to a silent peer would keep their
-    /// places in the old pool for ever.
-    pool: ArcSwap<PgPool>,
+    /// places in the old pools for ever.
+    pools: ArcSwap<Pools>,
     options: connect::Options,
     clock: DatabaseClock,
     metrics: Arc<StoreMetrics>,
@@ -108,8 +112,8 @@ impl fmt::Debug for Database {
 impl Database {
     /// Connects lazily: a database that is away does not keep the node from starting.
     pub fn new(name: DatabaseName, shards: ShardRange, options: connect::Options, metrics: Arc<StoreMetrics>) -> Self {
-        let pool = ArcSwap::from_pointee(options.pool());
-        Self { name, shards, pool, options, clock: DatabaseClock::default(), metrics }
+        let pools = ArcSwap::from_pointee(Pools::new(&options));
+        Self { name, shards, pools, options, clock: DatabaseClock::default(), metrics }
     }
 
     pub fn name(&self) -> &DatabaseName {
@@ -124,20 +128,20 @@ impl Database {
         &self.clock
     }
 
-    /// Open connections, and how many of them are idle.
-    pub fn connections(&self) -> (u32, usize) {
-        let pool = self.pool.load();
-        (pool.size(), pool.num_idle())
+    /// How full one of its pools is.
+    pub fn connections(&self, kind: PoolKind) -> Connections {
+        self.pools.load().connections(kind)
     }
 
-    /// The only way to run a statement: measured, bounded, its error split by what it may have done.
+    /// The only way to run a statement: in its pool, measured, bounded, its error split by what it may have done.
     async fn run<T, F>(&self, op: StoreOp, statement: impl FnOnce(PgPool) -> F + Send) -> Result<T, Error>
     where
         F: Future<Output = Result<T, sqlx::Error>> + Send,
     {
-        let pool = self.pool.load_full();
+        let pools = self.pools.load_full();
         let timer = self.metrics.start(op);
-        let error = match tokio::time::timeout(ANSWER_DEADLINE, statement(PgPool::clone(&pool))).await {
+        let statement = statement(PgPool::clone(pools.of(op.pool())));
+        let error = match tokio::time::timeout(ANSWER_DEADLINE, statement).await {
             Ok(Ok(answer)) => {
                 timer.done();
                 return Ok(answer);
@@ -146,7 +150,7 @@ impl Database {
                 Error { database: self.name.clone(), op, effect: Effect::of(&source), source: Some(source) }
             }
             Err(_) => {
-                self.renew(&pool);
+                self.renew(&pools);
                 Error { database: self.name.clone(), op, effect: Effect::Unknown, source: None }
             }
         };
@@ -154,13 +158,12 @@ impl Database {
         Err(error)
     }
 
-    /// Leaves the connections of a silent server behind. Only the first to notice replaces the pool.
-    fn renew(&self, silent: &Arc<PgPool>) {
-        let fresh = Arc::new(self.options.pool());
-        let before = self.pool.compare_and_swap(silent, fresh);
+    /// Leaves the connections of a silent server behind, those of all pools. Only the first to notice replaces them.
+    fn renew(&self, silent: &Arc<Pools>) {
+        let fresh = Arc::new(Pools::new(&self.options));
+        let before = self.pools.compare_and_swap(silent, fresh);
         if Arc::ptr_eq(&before, silent) {
             tracing::warn!(database = %self.name, "the database has stopped answering; connecting anew");
-            silent.close_event();
         }
     }
 }

@@ -67,6 +67,7 @@ ops! {
     ReadyQueues = "ready_queues",
     QueueRevision = "queue_revision",
     QueueRead = "queue_read",
+    QueueFind = "queue_find",
     QueuePage = "queue_page",
     QueueChanges = "queue_changes",
     QueuePut = "queue_put",

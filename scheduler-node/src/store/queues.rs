@@ -97,7 +97,7 @@ impl Database {
 
     /// One queue, with when it was made and changed.
     pub async fn queue_find(&self, name: &QueueName) -> Result<Option<QueueRecord>, Error> {
-        self.run(StoreOp::QueueRead, |pool| async move {
+        self.run(StoreOp::QueueFind, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_find.sql")).bind(name.as_str()).fetch_one(&pool).await?;
             let is_there = row.try_get::<Option<&str>, _>("name")?.is_some();
             is_there.then(|| QueueRecord::read(&row)).transpose()

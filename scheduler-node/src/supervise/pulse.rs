@@ -65,6 +65,12 @@ impl Pulse {
         Work(Some((self.clone(), unit)))
     }
 
+    /// How many units of work have begun.
+    #[cfg(test)]
+    pub(crate) fn begun(&self) -> u64 {
+        self.units.lock().begun
+    }
+
     /// The loops with a unit of work that has made no progress for longer than the bound.
     pub fn stalled(&self, now: Instant) -> BTreeSet<LoopKind> {
         let units = self.units.lock();

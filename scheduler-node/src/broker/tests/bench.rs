@@ -20,7 +20,6 @@ use lapin::{
     },
     types::FieldTable,
 };
-use secrecy::SecretString;
 use tokio::{
     sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc},
     task::JoinHandle,
@@ -29,7 +28,7 @@ use tokio::{
 use uuid::Uuid;
 
 use super::super::{
-    AmqpSettings, Broker, BrokerMetrics, BrokerState, DelayExchange, Incoming, NotTaken, Outgoing, Published,
+    AmqpSettings, Broker, BrokerMetrics, BrokerState, DelayExchange, Incoming, Login, NotTaken, Outgoing, Published,
     QueueDeclaration, Route, publisher::CONFIRM_WITHIN,
 };
 
@@ -84,7 +83,7 @@ impl Bench {
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
         let vhost = shared::unique("broker");
         let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
-        let settings = AmqpSettings { url: SecretString::from(url.clone()), consume: true, delay_exchanges };
+        let settings = AmqpSettings { login: Login::new(url.clone().into()), consume: true, delay_exchanges };
         let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
         let (broker, keeper) = Broker::with_confirm_deadline(settings, Arc::clone(&metrics), confirm_within);
         let incoming = broker.incoming();

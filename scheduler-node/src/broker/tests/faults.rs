@@ -6,12 +6,11 @@ use std::{
 };
 
 use common::outcome::Outcome;
-use secrecy::SecretString;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState},
+    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login},
     bench::{Bench, LONG, Tally, batch, route, tally},
 };
 
@@ -154,7 +153,7 @@ async fn closing_ends_the_keeper_and_what_is_published_then_is_not_sent() {
 async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password() {
     let port = integration_tests::sandbox::free_port();
     for url in [format!("amqp://guest:swordfish@127.0.0.1:{port}/"), "http://guest:swordfish@127.0.0.1/".to_owned()] {
-        let settings = AmqpSettings { url: SecretString::from(url), consume: false, delay_exchanges: Vec::new() };
+        let settings = AmqpSettings { login: Login::new(url.into()), consume: false, delay_exchanges: Vec::new() };
         let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
         let (broker, keeper) = Broker::new(settings, metrics.into());
         let keeper = crate::supervise::spawn_child(keeper);

@@ -1,6 +1,7 @@
 //! Against a real RabbitMQ, one for the whole test process; each test has a virtual host of its own.
 
 pub(crate) mod bench;
+mod certificates;
 mod faults;
 mod incoming;
 mod poison;

@@ -5,7 +5,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{
     coordination::tests::{coordination, etcdctl, eventually, member, node, own_etcd, shared_etcd, soon},
-    supervise::spawn_child,
+    supervise::{LoopKind, Pulse, spawn_child},
 };
 
 struct Running {
@@ -188,4 +188,21 @@ async fn without_etcd_the_last_picture_stays_and_a_wiped_etcd_is_believed() {
     let lease = coordination.lease_grant().await.unwrap();
     coordination.member_put(&member(&me), lease).await.unwrap();
     running.shows("a member again", |view| view.member(&me).is_some()).await;
+}
+
+#[tokio::test]
+async fn a_mirror_whose_etcd_is_silent_is_stalled_until_etcd_answers() {
+    let (etcd, _folder) = own_etcd(1).await;
+    let coordination = coordination(&etcd.endpoints(), "/duetime").await;
+    etcd.pause(0).unwrap();
+    let pulse = Pulse::with_bound(|_| Duration::from_millis(300));
+    let (mirror, views) = Mirror::new(coordination);
+    let task = spawn_child(pulse.run(LoopKind::Mirror, mirror.run(CancellationToken::new())));
+    let running = Running { views, task };
+    let stalled = || pulse.stalled(std::time::Instant::now()) == [LoopKind::Mirror].into();
+    eventually("it waits for a list", stalled).await;
+    etcd.resume(0).unwrap();
+    running.shows("a list", |view| view.revision > 0).await;
+    let idle = || pulse.stalled(std::time::Instant::now() + Duration::from_secs(3_600)).is_empty();
+    eventually("it waits for news", idle).await;
 }

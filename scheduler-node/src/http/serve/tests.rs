@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::supervise::{LoopKind, Pulse};
 
 /// Much longer than a test takes.
 const LONG: Duration = Duration::from_secs(600);
@@ -26,6 +27,7 @@ struct Running {
     entered: Arc<Semaphore>,
     free: Arc<Semaphore>,
     served: JoinHandle<()>,
+    pulse: Pulse,
 }
 
 /// Limits that no test meets by itself.
@@ -70,9 +72,10 @@ async fn running_with(limits: ConnectionLimits, within: Duration, certificate: O
         .route("/take", post(take));
     let metrics = ConnectionMetrics::register(&Registry::new()).expect("registered once");
     let server = Server { listener, limits, metrics, certificate };
+    let pulse = Pulse::default();
     #[expect(clippy::disallowed_methods, reason = "the test waits for it")]
-    let served = tokio::spawn(server.serve_to_the_end(router, stop.clone(), within));
-    Running { address, stop, entered, free, served }
+    let served = tokio::spawn(pulse.run(LoopKind::Http, server.serve_to_the_end(router, stop.clone(), within)));
+    Running { address, stop, entered, free, served, pulse }
 }
 
 impl Running {
@@ -107,6 +110,16 @@ async fn rest(client: &mut TcpStream) -> String {
     let _ = read.expect("the server closes the connection");
     // HTTP/2 greets in frames, which are no text.
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn each_accepted_connection_is_a_unit_of_work_and_a_request_is_none() {
+    let server = running(generous(), LONG).await;
+    let slow = server.ask_slowly().await;
+    server.ask().await;
+    assert_eq!(server.pulse.begun(), 2);
+    assert!(server.pulse.stalled(std::time::Instant::now() + LONG).is_empty(), "a request under way stalls no loop");
+    drop(slow);
 }
 
 #[tokio::test]

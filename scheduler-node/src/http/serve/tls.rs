@@ -12,6 +12,8 @@ use rustls::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use crate::supervise::at_work;
+
 /// How often the files are looked at. Whatever renews them does so days before the old certificate ends.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
@@ -60,6 +62,7 @@ impl Certificate {
     /// Reads the files again and again. New connections get what is new; those that are open keep what they have.
     pub async fn watch(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+            let _work = at_work();
             match self.look() {
                 Ok(true) => tracing::info!(file = %self.files.cert.display(), "the certificate was renewed"),
                 Ok(false) => {}

@@ -139,7 +139,7 @@ pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
 }
 
 fn options(url: &str) -> connect::Options {
-    connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
+    connect::Options { url: url.to_owned().into(), max_connections: 12, application_name: "duetime test".into() }
 }
 
 async fn template() -> String {
@@ -152,6 +152,6 @@ async fn template() -> String {
     let database = open(&url, all_shards());
     database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
     // A template with somebody in it cannot be copied.
-    database.pool.load_full().close().await;
+    database.pools.load_full().close().await;
     name
 }

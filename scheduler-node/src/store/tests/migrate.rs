@@ -13,7 +13,7 @@ use crate::store::{
 };
 
 fn options(url: &str) -> connect::Options {
-    connect::Options { url: url.to_owned().into(), max_connections: 2, application_name: "duetime test".into() }
+    connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
 }
 
 #[tokio::test]

@@ -1,0 +1,130 @@
+//! Which statements share connections.
+//!
+//! A node has three pools of connections to each database. A statement waits only for those of its own pool, so neither
+//! readers nor a flood of submissions delay a claim.
+
+use sqlx::PgPool;
+
+use super::{StoreOp, connect::Options};
+
+/// Who shares connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its outcome.
+    Fire,
+    /// Submissions, and changes of single tasks, queues, schedules and tokens.
+    Write,
+    /// Lookups, lists, exports and counts, and the walks of bulk actions.
+    Read,
+}
+
+impl PoolKind {
+    pub const ALL: [Self; 3] = [Self::Fire, Self::Write, Self::Read];
+
+    /// As metrics call it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Fire => "fire",
+            Self::Write => "write",
+            Self::Read => "read",
+        }
+    }
+
+    /// Its part of the `total` connections to one database: a half for `fire`, a quarter for each of the others.
+    pub const fn share(self, total: u32) -> u32 {
+        let quarter = if total < 8 { 1 } else { total / 4 };
+        match self {
+            Self::Fire => total.saturating_sub(2 * quarter),
+            Self::Write | Self::Read => quarter,
+        }
+    }
+}
+
+impl StoreOp {
+    /// The pool that this statement takes its connection from. Whatever clients repeat at will stays out of `Fire`.
+    pub const fn pool(self) -> PoolKind {
+        use StoreOp::*;
+        match self {
+            Ping | SchemaRead | ShardAcquire | ShardHeld | ShardRelease => PoolKind::Fire,
+            TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
+            TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
+            TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge => PoolKind::Fire,
+            QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
+            ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
+
+            TaskSubmit | TaskPut | QueueAdd => PoolKind::Write,
+            InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
+            TaskCollect | TaskCollectKeyed | ReceivedForget | ReceivedRefuse | QueueCopy => PoolKind::Write,
+            TaskChange | TaskCancel | TaskStop | TaskRun | TaskRevive => PoolKind::Write,
+            QueuePut | QueueDelete | QueuePause | QueueTurn => PoolKind::Write,
+            ScheduleAdd | ScheduleChange | ScheduleDelete => PoolKind::Write,
+            TokenAdd | TokenRevoke | TokenForget | AuditAdd | AuditForget | QuarantineForget => PoolKind::Write,
+            PartitionRead | PartitionMake | PartitionDrop => PoolKind::Write,
+
+            TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
+            BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
+            QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
+            ShardRead => PoolKind::Read,
+        }
+    }
+}
+
+/// How full one pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    pub open: u32,
+    /// Of those that are open.
+    pub idle: usize,
+    /// As many may be open.
+    pub most: u32,
+}
+
+/// The pools of one database. They are replaced together: a server that is silent in one is silent in all.
+#[derive(Debug)]
+pub(super) struct Pools {
+    fire: PgPool,
+    write: PgPool,
+    read: PgPool,
+}
+
+impl Pools {
+    pub(super) fn new(options: &Options) -> Self {
+        let pool = |kind| options.pool(kind);
+        Self { fire: pool(PoolKind::Fire), write: pool(PoolKind::Write), read: pool(PoolKind::Read) }
+    }
+
+    pub(super) const fn of(&self, kind: PoolKind) -> &PgPool {
+        match kind {
+            PoolKind::Fire => &self.fire,
+            PoolKind::Write => &self.write,
+            PoolKind::Read => &self.read,
+        }
+    }
+
+    pub(super) fn connections(&self, kind: PoolKind) -> Connections {
+        let pool = self.of(kind);
+        Connections { open: pool.size(), idle: pool.num_idle(), most: pool.options().get_max_connections() }
+    }
+
+    #[cfg(test)]
+    pub(super) async fn close(&self) {
+        for kind in PoolKind::ALL {
+            self.of(kind).close().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shares_of_the_pools_add_up_and_none_is_empty() {
+        for total in 4..=1_000 {
+            let shares = PoolKind::ALL.map(|kind| kind.share(total));
+            assert_eq!(shares.iter().sum::<u32>(), total);
+            assert!(shares.iter().all(|share| *share >= 1) && shares[0] >= 2, "{total}: {shares:?}");
+        }
+        assert_eq!(PoolKind::ALL.map(|kind| kind.share(20)), [10, 5, 5]);
+    }
+}

@@ -1,0 +1,60 @@
+//! What goes over a network goes encrypted, unless the URL says otherwise.
+
+use common::ids::DatabaseName;
+use integration_tests::sandbox::{Authority, Postgres, Tether, scratch, shared};
+
+use super::fixture;
+use crate::store::{
+    StoreOp, connect,
+    migrate::{Misfit, migrate},
+};
+
+fn options(url: &str) -> connect::Options {
+    connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
+}
+
+async fn migrated(url: &str) -> Result<(), Misfit> {
+    migrate(&DatabaseName::new("main"), fixture::all_shards(), 128, &options(url)).await.map(drop)
+}
+
+/// Whether this node's connections are encrypted, in the server's own words.
+async fn is_encrypted(url: &str) -> bool {
+    let database = fixture::open(url, fixture::all_shards());
+    database.schema_check(128).await.unwrap();
+    let asked = database.run(StoreOp::Ping, |pool| async move {
+        sqlx::query_scalar("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetch_one(&pool).await
+    });
+    asked.await.unwrap()
+}
+
+#[tokio::test]
+async fn beyond_loopback_a_server_without_tls_is_refused_until_the_url_allows_it() {
+    let folder = scratch().join(shared::unique("transport"));
+    let server = Postgres::start(&folder, Tether::Tethered).await.unwrap();
+    let near = server.create_database("tasks").await.unwrap();
+    // An address that leads to this machine and is no loopback address.
+    let far = near.replace("127.0.0.1", "0.0.0.0");
+    for url in [far.clone(), format!("{near}?sslmode=require")] {
+        let misfit = migrated(&url).await.unwrap_err();
+        assert!(misfit.is_final() && !misfit.is_unreachable(), "{misfit:?}");
+        let text = misfit.to_string();
+        assert!(text.contains("sslmode=disable") && text.contains("ssl = on"), "{text}");
+    }
+    migrated(&near).await.unwrap();
+    let clear = format!("{far}?sslmode=disable");
+    migrated(&clear).await.unwrap();
+    assert!(!is_encrypted(&clear).await);
+    let misfit = fixture::open(&far, fixture::all_shards()).schema_check(128).await.unwrap_err();
+    assert!(matches!(misfit, Misfit::NoTls { .. }), "{misfit:?}");
+
+    let authority = Authority::new(&scratch().join(shared::unique("authority"))).unwrap();
+    server.encrypt(&authority.server().unwrap()).await.unwrap();
+    migrated(&far).await.unwrap();
+    assert!(is_encrypted(&far).await);
+    assert!(!is_encrypted(&clear).await);
+    // Whoever names an authority has the server's name checked, too.
+    let named = format!("{far}?sslrootcert={}", authority.file().display());
+    assert!(migrated(&named).await.unwrap_err().is_unreachable());
+    assert!(is_encrypted(&format!("{named}&sslmode=require")).await);
+    assert!(is_encrypted(&named.replace("0.0.0.0", "localhost").replace("?", "?sslmode=verify-full&")).await);
+}
