@@ -4,14 +4,12 @@
 //! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id; a message that
 //! keeps the id it came with carries ours in a header.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use common::outcome::Outcome;
 use futures::{FutureExt, future::join_all};
 use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
+use parking_lot::Mutex;
 
 use super::{
     envelope,
@@ -67,6 +65,7 @@ pub(super) struct Flight {
     returned: HashSet<String>,
     /// Why not all confirms came.
     trouble: Option<String>,
+    awaited: Awaited,
 }
 
 #[derive(Default)]
@@ -75,12 +74,25 @@ struct Message {
     confirm: Option<PublisherConfirm>,
     /// `Some(true)`: taken.
     confirmed: Option<bool>,
+    /// The outcome of a copy that was sent because this confirm did not come.
+    copied: Option<Outcome<(), NotTaken>>,
+}
+
+/// The message whose confirm a flight waits for, and since when. Other tasks read it.
+#[derive(Clone, Default)]
+pub(super) struct Awaited(Arc<Mutex<Option<(usize, Instant)>>>);
+
+impl Awaited {
+    /// `None` while nothing is waited for, or while messages are still being sent.
+    pub(super) fn now(&self) -> Option<(usize, Instant)> {
+        *self.0.lock()
+    }
 }
 
 impl Flight {
     pub(super) fn new(len: usize) -> Self {
         let messages = std::iter::repeat_with(Message::default).take(len).collect();
-        Self { messages, begun: 0, sent_at: None, returned: HashSet::new(), trouble: None }
+        Self { messages, begun: 0, sent_at: None, returned: HashSet::new(), trouble: None, awaited: Awaited::default() }
     }
 
     /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
@@ -118,10 +130,26 @@ impl Flight {
     async fn gather(&mut self, range: std::ops::Range<usize>) {
         for index in range {
             if let Some(confirm) = self.messages[index].confirm.as_mut() {
-                let confirmed = confirm.await;
+                let confirmed = match confirm.now_or_never() {
+                    Some(confirmed) => confirmed,
+                    None => {
+                        *self.awaited.0.lock() = Some((index, Instant::now()));
+                        confirm.await
+                    }
+                };
                 self.note(index, confirmed);
             }
         }
+        *self.awaited.0.lock() = None;
+    }
+
+    pub(super) fn awaited(&self) -> Awaited {
+        self.awaited.clone()
+    }
+
+    /// The message at `index` has the outcome of its copy.
+    pub(super) fn settle_by_copy(&mut self, index: usize, outcome: Outcome<(), NotTaken>) {
+        self.messages[index].copied = Some(outcome);
     }
 
     fn note(&mut self, index: usize, confirmed: lapin::Result<Confirmation>) {
@@ -142,9 +170,9 @@ impl Flight {
         }
     }
 
-    /// Past the deadline: the confirms that are in, without waiting for any.
-    pub(super) fn take_what_is_there(&mut self, waited: Duration) {
-        self.trouble.get_or_insert_with(|| format!("no confirm within {waited:?}"));
+    /// Takes the confirms that are in, without waiting for any. `why` the others are not waited for.
+    pub(super) fn take_what_is_there(&mut self, why: String) {
+        self.trouble.get_or_insert(why);
         for index in 0..self.messages.len() {
             let confirm = self.messages[index].confirm.as_mut();
             if let Some(confirmed) = confirm.and_then(FutureExt::now_or_never) {
@@ -189,6 +217,7 @@ impl Flight {
             let is_returned = self.has_returns() && self.returned.contains(&outgoing.delivery.message_id().to_string());
             let outcome = match message.confirmed {
                 _ if is_returned => Outcome::Refused(NotTaken::Unroutable),
+                None if message.copied.is_some() => message.copied.clone().expect("it is there"),
                 Some(false) => Outcome::Refused(NotTaken::Nacked),
                 Some(true) if acks_count => Outcome::Done(()),
                 _ => Outcome::Unknown(reason.to_owned()),

@@ -14,6 +14,7 @@ mod flight;
 mod hold;
 mod intake;
 mod keeper;
+mod lost;
 mod message;
 mod publisher;
 mod routes;
