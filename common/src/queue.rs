@@ -348,12 +348,20 @@ pub struct QueueBook {
     held: BTreeSet<QueueName>,
     /// Those that limit submissions: most clusters have none.
     limited: BTreeSet<QueueName>,
+    /// How long a success is kept, of the queues that do not say the default. Read with every cancel.
+    kept_otherwise: Arc<[(QueueName, i64)]>,
 }
 
 /// Before anything has been read.
 impl Default for QueueBook {
     fn default() -> Self {
-        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new(), limited: BTreeSet::new() }
+        Self {
+            revision: -1,
+            queues: BTreeMap::new(),
+            held: BTreeSet::new(),
+            limited: BTreeSet::new(),
+            kept_otherwise: Arc::default(),
+        }
     }
 }
 
@@ -393,6 +401,9 @@ impl QueueBook {
                 }
             }
         }
+        let default_ms = QueuePolicy::default().keep_succeeded_ms;
+        let others = self.iter().filter(|queue| queue.policy.keep_succeeded_ms != default_ms);
+        self.kept_otherwise = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
         self
     }
 
@@ -412,6 +423,11 @@ impl QueueBook {
     /// Queues that limit submissions.
     pub fn limited(&self) -> &BTreeSet<QueueName> {
         &self.limited
+    }
+
+    /// How long a success is kept, of the queues that do not say the default. Made once for each book.
+    pub fn kept_otherwise(&self) -> &Arc<[(QueueName, i64)]> {
+        &self.kept_otherwise
     }
 
     /// The queues after that name, in the order of their names' bytes.

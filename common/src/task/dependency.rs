@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::QueueName,
     queue::{self, Placement},
-    wire::{Problem, check_key},
+    wire::{Problem, check_key, read},
 };
 
 /// One task may name so many that have to succeed first: each is looked up whenever it is looked at.
@@ -38,6 +38,7 @@ impl Dependency {
 #[serde(untagged, expecting = "a key, or an object with `queue` and `key`")]
 pub enum DependencyRequest {
     Key(String),
+    #[serde(deserialize_with = "read::only_object")]
     Named(Named),
 }
 

@@ -11,7 +11,7 @@ const LONGEST_MS: i64 = 315_360_000_000;
 
 /// How long to wait after a failure. `n` counts the failures before this one, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Fields", into = "Fields")]
+#[serde(try_from = "read::Object<Fields>", into = "Fields")]
 pub enum RetryPolicy {
     /// `n^4 + 15 + rand * 30 * (n + 1)` seconds. The default budget of 25 attempts has 24 waits,
     /// about 16.6 days in all.
@@ -139,10 +139,10 @@ impl Kind {
 }
 
 /// The errors name the field from the outside, `retry.delay_ms`, as those of [`RetryPolicy::validate`] do.
-impl TryFrom<Fields> for RetryPolicy {
+impl TryFrom<read::Object<Fields>> for RetryPolicy {
     type Error = String;
 
-    fn try_from(fields: Fields) -> Result<Self, String> {
+    fn try_from(read::Object(fields): read::Object<Fields>) -> Result<Self, String> {
         let given = [
             ("base_ms", fields.base_ms.is_some()),
             ("factor", fields.factor.is_some()),

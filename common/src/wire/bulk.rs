@@ -94,7 +94,7 @@ impl fmt::Display for Action {
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     pub action: Action,
-    #[serde(default, deserialize_with = "read::or_default")]
+    #[serde(default, deserialize_with = "read::object_or_default")]
     pub filter: TaskFilter,
     /// With an empty filter: every task there is, and that is meant.
     #[serde(default, deserialize_with = "read::or_default")]

@@ -35,6 +35,47 @@ pub fn explain_text(message: &str) -> Problem {
     }
 }
 
+/// For `deserialize_with`: a struct from an object only. Serde would read its fields from an array as well, in their order.
+pub(crate) fn only_object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_map(ObjectVisitor(PhantomData))
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(de::value::MapAccessDeserializer::new(map))
+    }
+}
+
+/// A struct inside a request, from an object only: see [`only_object`].
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        only_object(deserializer).map(Self)
+    }
+}
+
+/// For `deserialize_with`: as [`only_object`], and `null` is the same as absent.
+pub(crate) fn object_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(read)| read).unwrap_or_default())
+}
+
 /// For `deserialize_with`: tells `null` from absent.
 pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
@@ -247,5 +288,63 @@ mod tests {
         let problem = explain_text("unknown field `colour`, expected `queue`");
         assert_eq!((problem.status, problem.field.as_deref()), (422, Some("colour")));
         assert_eq!(explain_text("something else").status, 400);
+    }
+
+    /// What a request with this body is refused with.
+    fn refused<T: de::DeserializeOwned>(raw: &str) -> Option<Problem> {
+        object::<T>(raw).err()
+    }
+
+    /// The names of the objects with fields that `schema` leads to.
+    fn objects(schemas: &serde_json::Value, schema: &serde_json::Value, found: &mut Vec<String>) {
+        match schema {
+            serde_json::Value::Object(fields) => {
+                if let Some(name) = fields.get("$ref").and_then(|name| name.as_str()?.rsplit('/').next()) {
+                    if schemas[name].to_string().contains("\"properties\"") {
+                        found.push(name.to_owned());
+                    }
+                }
+                fields.values().for_each(|inner| objects(schemas, inner, found));
+            }
+            serde_json::Value::Array(several) => several.iter().for_each(|inner| objects(schemas, inner, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn an_object_inside_a_request_is_not_read_from_an_array() {
+        let document: serde_json::Value =
+            serde_json::from_str(include_str!("../../../scheduler-node/src/http/openapi.json")).unwrap();
+        let schemas = &document["components"]["schemas"];
+        let requests: [(&str, &str, fn(&str) -> Option<Problem>); 6] = [
+            ("TaskRequest", r#""queue":"q""#, refused::<crate::wire::TaskRequest>),
+            ("QueueRequest", r#""settle":"result""#, refused::<crate::wire::QueueRequest>),
+            ("ScheduleRequest", r#""queue":"q""#, refused::<crate::wire::ScheduleRequest>),
+            ("BulkRequest", r#""action":"cancel""#, refused::<crate::wire::BulkRequest>),
+            ("TaskChange", r#""priority":1"#, refused::<crate::wire::ChangeRequest>),
+            ("TokenRequest", r#""name":"n","role":"viewer""#, refused::<crate::wire::TokenRequest>),
+        ];
+        let mut tried = Vec::new();
+        for (request, rest, refused) in requests {
+            assert!(refused(&format!("{{{rest}}}")).is_none(), "{request} alone");
+            for (field, schema) in schemas[request]["properties"].as_object().unwrap() {
+                let mut found = Vec::new();
+                objects(schemas, schema, &mut found);
+                for name in found {
+                    // As serde would read its fields.
+                    let array = match name.as_str() {
+                        "RetryPolicy" => r#"["immediate"]"#,
+                        "Filter" => "[]",
+                        "Dependency" => r#"[["q","k"]]"#,
+                        other => panic!("how `{other}` looks as an array belongs here"),
+                    };
+                    let problem = refused(&format!(r#"{{{rest},"{field}":{array}}}"#));
+                    let problem = problem.unwrap_or_else(|| panic!("{request} takes `{field}` = {array}"));
+                    assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field.as_str())), "{request}");
+                    tried.push(name);
+                }
+            }
+        }
+        assert_eq!(tried.len(), 5, "{tried:?}");
     }
 }

@@ -6,12 +6,14 @@
 
 use std::{
     collections::HashSet,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::outcome::Outcome;
 use futures::{FutureExt, future::join_all};
 use lapin::{Channel, Confirmation, PublisherConfirm, options::BasicPublishOptions, types::ShortString};
+use parking_lot::Mutex;
 
 use super::{
     envelope,
@@ -67,6 +69,8 @@ pub(super) struct Flight {
     returned: HashSet<String>,
     /// Why not all confirms came.
     trouble: Option<String>,
+    awaited: Awaited,
+    heard: Heard,
 }
 
 #[derive(Default)]
@@ -75,12 +79,53 @@ struct Message {
     confirm: Option<PublisherConfirm>,
     /// `Some(true)`: taken.
     confirmed: Option<bool>,
+    /// The outcome of a copy that was sent because this confirm did not come.
+    copied: Option<Outcome<(), NotTaken>>,
+}
+
+/// The message whose confirm a flight waits for, and since when. Other tasks read it.
+#[derive(Clone, Default)]
+pub(super) struct Awaited(Arc<Mutex<Option<(usize, Instant)>>>);
+
+/// When a connection brought a confirm last.
+#[derive(Clone)]
+pub(super) struct Heard(Arc<Mutex<Instant>>);
+
+impl Default for Heard {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
+
+impl Heard {
+    pub(super) fn now(&self) {
+        *self.0.lock() = Instant::now();
+    }
+
+    pub(super) fn silence(&self) -> Duration {
+        self.0.lock().elapsed()
+    }
+}
+
+impl Awaited {
+    /// `None` while nothing is waited for.
+    pub(super) fn now(&self) -> Option<(usize, Instant)> {
+        *self.0.lock()
+    }
 }
 
 impl Flight {
-    pub(super) fn new(len: usize) -> Self {
+    pub(super) fn new(len: usize, heard: Heard) -> Self {
         let messages = std::iter::repeat_with(Message::default).take(len).collect();
-        Self { messages, begun: 0, sent_at: None, returned: HashSet::new(), trouble: None }
+        Self {
+            messages,
+            begun: 0,
+            sent_at: None,
+            returned: HashSet::new(),
+            trouble: None,
+            awaited: Awaited::default(),
+            heard,
+        }
     }
 
     /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
@@ -98,6 +143,7 @@ impl Flight {
     /// Ready when all of them are handed to the socket, in their order.
     async fn send(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], range: std::ops::Range<usize>) {
         self.begun = range.end;
+        *self.awaited.0.lock() = Some((range.start, Instant::now()));
         let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
         let sent = join_all(sending).await;
         for (message, (confirm, at)) in self.messages[range].iter_mut().zip(sent) {
@@ -118,10 +164,26 @@ impl Flight {
     async fn gather(&mut self, range: std::ops::Range<usize>) {
         for index in range {
             if let Some(confirm) = self.messages[index].confirm.as_mut() {
-                let confirmed = confirm.await;
+                let confirmed = match confirm.now_or_never() {
+                    Some(confirmed) => confirmed,
+                    None => {
+                        *self.awaited.0.lock() = Some((index, Instant::now()));
+                        confirm.await
+                    }
+                };
                 self.note(index, confirmed);
             }
         }
+        *self.awaited.0.lock() = None;
+    }
+
+    pub(super) fn awaited(&self) -> Awaited {
+        self.awaited.clone()
+    }
+
+    /// The message at `index` has the outcome of its copy.
+    pub(super) fn settle_by_copy(&mut self, index: usize, outcome: Outcome<(), NotTaken>) {
+        self.messages[index].copied = Some(outcome);
     }
 
     fn note(&mut self, index: usize, confirmed: lapin::Result<Confirmation>) {
@@ -129,6 +191,7 @@ impl Flight {
         message.confirm = None;
         match confirmed {
             Ok(confirmation) => {
+                self.heard.now();
                 message.confirmed = Some(confirmation.is_ack());
                 if let Some(returned) = confirmation.take_message()
                     && let Some(id) = envelope::message_id(&returned.properties)
@@ -142,9 +205,9 @@ impl Flight {
         }
     }
 
-    /// Past the deadline: the confirms that are in, without waiting for any.
-    pub(super) fn take_what_is_there(&mut self, waited: Duration) {
-        self.trouble.get_or_insert_with(|| format!("no confirm within {waited:?}"));
+    /// Takes the confirms that are in, without waiting for any. `why` the others are not waited for.
+    pub(super) fn take_what_is_there(&mut self, why: String) {
+        self.trouble.get_or_insert(why);
         for index in 0..self.messages.len() {
             let confirm = self.messages[index].confirm.as_mut();
             if let Some(confirmed) = confirm.and_then(FutureExt::now_or_never) {
@@ -189,6 +252,7 @@ impl Flight {
             let is_returned = self.has_returns() && self.returned.contains(&outgoing.delivery.message_id().to_string());
             let outcome = match message.confirmed {
                 _ if is_returned => Outcome::Refused(NotTaken::Unroutable),
+                None if message.copied.is_some() => message.copied.clone().expect("it is there"),
                 Some(false) => Outcome::Refused(NotTaken::Nacked),
                 Some(true) if acks_count => Outcome::Done(()),
                 _ => Outcome::Unknown(reason.to_owned()),
@@ -206,7 +270,7 @@ mod tests {
 
     fn judged(confirmed: &[Option<bool>], returned: &[usize]) -> Vec<Outcome<(), NotTaken>> {
         let batch = batch("mail", confirmed.len());
-        let mut flight = Flight::new(batch.len());
+        let mut flight = Flight::new(batch.len(), Heard::default());
         for (message, confirmed) in flight.messages.iter_mut().zip(confirmed) {
             message.confirmed = *confirmed;
         }

@@ -15,6 +15,7 @@ mod hold;
 mod intake;
 mod keeper;
 mod login;
+mod lost;
 mod message;
 mod publisher;
 mod routes;

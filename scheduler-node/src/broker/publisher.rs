@@ -18,10 +18,10 @@ use super::{
     connection::{ANSWER_WITHIN, Link},
     envelope,
     error::answer,
-    flight::{Address, Flight},
+    flight::{Address, Awaited, Flight, Heard},
     intake::Received,
     message::Outgoing,
-    routes::{Route, Routes},
+    routes::{Lane, Route, Routes},
     topology::Strangers,
 };
 
@@ -50,10 +50,27 @@ pub struct Published {
     pub outcome: Outcome<(), NotTaken>,
 }
 
+/// A batch that can be sent.
+struct Run {
+    lane: Arc<Lane>,
+    address: Address,
+    lease: Lease,
+}
+
+/// Why a batch is no longer waited for.
+enum End {
+    /// Everything was answered, or the channel ended.
+    Whole,
+    /// Its confirms will not come. With the outcome of a copy, if one was sent.
+    Lost(Option<(usize, Published)>),
+    Late,
+}
+
 /// Publishing over one connection, for as long as it lasts.
 pub(super) struct Publisher {
-    link: Arc<Link>,
-    channels: Arc<Channels>,
+    pub(super) link: Arc<Link>,
+    pub(super) channels: Arc<Channels>,
+    pub(super) heard: Heard,
     routes: Routes,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
@@ -68,39 +85,82 @@ impl Publisher {
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        Self { link, channels, routes, confirm_within, metrics }
+        Self { link, channels, heard: Heard::default(), routes, confirm_within, metrics }
     }
 
-    pub(super) async fn publish(&self, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
-        if self.link.is_blocked() {
-            return not_sent(batch, "the broker takes no messages for now: it has blocked the connection");
-        }
-        let Some(address) = Address::new(route, batch, self.link.user()) else {
-            return not_sent(batch, "AMQP has no room for a name this long");
+    pub(super) async fn publish(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
+        let run = match self.start(route, batch).await {
+            Ok(run) => run,
+            Err(reason) => return not_sent(batch, &reason),
         };
+        self.fly(run, batch, |lane, awaited| async move { self.lost(route, batch, &lane, &awaited).await }).await
+    }
+
+    /// Publishes a copy of one message and waits for its confirm, as for a batch.
+    pub(super) async fn publish_copy(&self, route: &Route, copy: Outgoing) -> Option<Published> {
+        let batch = [copy];
+        let published = match self.start(route, &batch).await {
+            Ok(run) => self.fly(run, &batch, |_, _| std::future::pending()).await,
+            Err(reason) => not_sent(&batch, &reason),
+        };
+        published.into_iter().next()
+    }
+
+    /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
+    async fn start(&self, route: &Route, batch: &[Outgoing]) -> Result<Run, String> {
+        if self.link.is_blocked() {
+            return Err("the broker takes no messages for now: it has blocked the connection".to_owned());
+        }
+        let address = Address::new(route, batch, self.link.user());
+        let address = address.ok_or_else(|| "AMQP has no room for a name this long".to_owned())?;
         let lane = self.routes.lane(route);
         let start = async {
             self.routes.make_ready(&lane, route).await?;
             self.channels.lease().await
         };
-        let mut lease = match tokio::time::timeout(START_WITHIN, start).await {
-            Ok(Ok(lease)) => lease,
-            Ok(Err(error)) => return not_sent(batch, &error.explained()),
-            Err(_) => return not_sent(batch, "neither the queue nor a channel was ready in time"),
-        };
+        match tokio::time::timeout(START_WITHIN, start).await {
+            Ok(Ok(lease)) => Ok(Run { lane, address, lease }),
+            Ok(Err(error)) => Err(error.explained()),
+            Err(_) => Err("neither the queue nor a channel was ready in time".to_owned()),
+        }
+    }
 
-        let mut flight = Flight::new(batch.len());
+    /// Sends the batch and waits for its confirms, for as long as `lost` does not say that they are lost.
+    async fn fly<F>(&self, run: Run, batch: &[Outgoing], lost: impl FnOnce(Arc<Lane>, Awaited) -> F) -> Vec<Published>
+    where
+        F: Future<Output = Option<(usize, Published)>>,
+    {
+        let Run { lane, address, mut lease } = run;
+        let begun = Instant::now();
+        let mut flight = Flight::new(batch.len(), self.heard.clone());
+        let lost = lost(Arc::clone(&lane), flight.awaited());
         let channel = lease.begin();
         let whole = flight.fly(channel, &address, batch, !lane.is_proven());
-        let late = tokio::time::timeout(self.confirm_within, whole).await.is_err();
-        if late {
-            flight.take_what_is_there(self.confirm_within);
+        let end = tokio::select! {
+            biased;
+            () = whole => End::Whole,
+            copy = lost => End::Lost(copy),
+            () = tokio::time::sleep(self.confirm_within) => End::Late,
+        };
+        let is_whole = matches!(end, End::Whole);
+        match end {
+            End::Whole => {}
+            End::Late => flight.take_what_is_there(format!("no confirm within {:?}", self.confirm_within)),
+            End::Lost(copy) => {
+                flight.take_what_is_there("no confirm, though a later message was answered".to_owned());
+                if let Some((index, copy)) = copy {
+                    flight.settle_by_copy(index, copy.outcome);
+                }
+            }
         }
         if let Some(sent_at) = flight.sent_at {
             self.metrics.confirm_seconds.observe(sent_at.elapsed().as_secs_f64());
         }
+        if flight.is_whole() {
+            lane.answered(begun);
+        }
         lane.learn(&flight);
-        self.end_lease(lease, &flight, late).await;
+        self.end_lease(lease, &flight, !is_whole).await;
         flight.judge(batch)
     }
 

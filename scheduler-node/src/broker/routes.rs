@@ -54,6 +54,10 @@ pub(super) struct Lane {
     turn: AsyncMutex<()>,
     /// The broker has confirmed something on it since it last went wrong.
     is_proven: AtomicBool,
+    /// When the latest batch began for which all confirms came.
+    answered: Mutex<Option<Instant>>,
+    /// Held while a copy of a message without a confirm is on its way: one at a time.
+    pub(super) copy: AsyncMutex<()>,
 }
 
 impl Routes {
@@ -100,6 +104,17 @@ impl Lane {
 
     pub(super) fn is_proven(&self) -> bool {
         self.is_proven.load(Ordering::Relaxed)
+    }
+
+    /// Whether RabbitMQ answered a whole batch that began after `instant`. The queue answers in the order of arrival.
+    pub(super) fn has_answered_since(&self, instant: Instant) -> bool {
+        self.answered.lock().is_some_and(|begun| begun > instant)
+    }
+
+    /// RabbitMQ answered a whole batch that began then.
+    pub(super) fn answered(&self, begun: Instant) {
+        let mut answered = self.answered.lock();
+        *answered = (*answered).max(Some(begun));
     }
 
     /// What a batch's fate says of its route.

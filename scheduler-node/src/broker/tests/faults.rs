@@ -6,11 +6,12 @@ use std::{
 };
 
 use common::outcome::Outcome;
+use futures::future::join_all;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login},
+    super::{AmqpSettings, Broker, BrokerMetrics, BrokerState, Login, lost::DOUBTED_AFTER},
     bench::{Bench, LONG, Tally, batch, route, tally},
 };
 
@@ -113,6 +114,54 @@ async fn a_broker_that_falls_silent_leaves_batches_unknown_at_the_deadline_and_c
     bench.until(|state| matches!(state, BrokerState::Down { .. })).await;
     bench.rabbit.resume().unwrap();
     bench.until_taken("mail").await;
+}
+
+/// Publishes eight batches at the same time. Whether all of them are done.
+async fn together(bench: &Bench, messages: usize) -> bool {
+    let route = route("mail");
+    let published = join_all((0..8).map(|_| bench.broker.publish(&route, batch("mail", messages)))).await;
+    published.iter().all(|batch| tally(batch).done == messages)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_on_its_way_to_a_queue_that_is_deleted_is_known_long_before_the_deadline() {
+    let bench = Bench::alone(10 * LONG).await;
+    let route = route("mail");
+    bench.until_taken("mail").await;
+    let hand = bench.hand().await;
+    for round in 0..10 {
+        // Channels that the queue knows: RabbitMQ 3.10 closes the connection over one that it does not.
+        while !together(&bench, 10).await {}
+        let publishing = join_all((0..8).map(|_| bench.broker.publish(&route, batch("mail", 200))));
+        let deleting = hand.delete("mail");
+        timeout(LONG, async { tokio::join!(publishing, deleting) })
+            .await
+            .unwrap_or_else(|_| panic!("round {round}: a batch waits for confirms that never come"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
+    let bench = Bench::alone(LONG).await;
+    let route = route("mail");
+    bench.until_taken("mail").await;
+    let hand = bench.hand().await;
+    // Channels enough: a broker that does not open one in time loses the connection.
+    while !together(&bench, 10).await {}
+    hand.take_all("mail").await;
+    bench.rabbit.pause().unwrap();
+    let slow = async {
+        // Longer than any doubt, shorter than two heartbeats.
+        tokio::time::sleep(DOUBTED_AFTER + Duration::from_secs(2)).await;
+        bench.rabbit.resume().unwrap();
+    };
+    let batches = (0..4).map(|_| bench.broker.publish(&route, batch("mail", 50)));
+    let (published, ()) = tokio::join!(join_all(batches), slow);
+    let (done, sent) = (published.iter().map(|batch| tally(batch).done).sum::<usize>(), 4 * 50);
+    assert_eq!(done, sent);
+    bench.until_taken("mail").await;
+    let copies = hand.take_all("mail").await.len() - 10;
+    assert!((sent..=sent + 1).contains(&copies), "{copies} of {sent} messages");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
