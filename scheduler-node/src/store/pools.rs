@@ -54,7 +54,7 @@ impl StoreOp {
 
             TaskSubmit | TaskPut | QueueAdd => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
-            TaskCollect | TaskCollectKeyed | ReceivedForget | ReceivedRefuse | QueueCopy => PoolKind::Write,
+            TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => PoolKind::Write,
             TaskChange | TaskCancel | TaskStop | TaskRun | TaskRevive => PoolKind::Write,
             QueuePut | QueueDelete | QueuePause | QueueTurn => PoolKind::Write,
             ScheduleAdd | ScheduleChange | ScheduleDelete => PoolKind::Write,
@@ -64,7 +64,7 @@ impl StoreOp {
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
             QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
-            ShardRead => PoolKind::Read,
+            ShardRead | QueueUsage => PoolKind::Read,
         }
     }
 }
