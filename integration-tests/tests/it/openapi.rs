@@ -354,6 +354,7 @@ async fn bodies_that_are_not_described_are_refused(asker: &Asker) -> Result<()> 
             "post",
             "/v1/tokens",
             json!([{}, { "name": "a b", "role": "viewer" }, { "name": "a", "role": "root" }, { "name": "a", "role": "viewer", "queues": [] },
+            { "name": "a", "role": "metrics", "queues": ["a"] },
             { "name": "a", "role": "viewer", "expires_after_ms": 0 }, { "name": "a", "role": "viewer", "limits": { "pending": -1 } }, { "name": "a", "role": "viewer", "colour": 1 }]),
         ),
         (
