@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{Error, answer},
     hold::Hold,
-    login::{self, Login, Tls},
+    login::{self, Login, Tls, Wanted},
     screened::{self, Screened},
 };
 
@@ -76,15 +76,15 @@ impl Link {
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri = login.uri()?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-        let (user, lacks_certificate) = (login::user(&uri), login.lacks_certificate(&uri));
+        let (user, wanted) = (login::user(&uri), Wanted::default());
         let (socket, hold) = (Socket::default(), Arc::new(hold));
-        let connect = Self::shake_hands(uri, &login.tls, name, &socket, &hold);
+        let connect = Self::shake_hands(uri, (&login.tls, &wanted), name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
         let connection = connected.map_err(|error| {
             socket.cut();
-            if lacks_certificate { error.or_no_certificate() } else { error }
+            if wanted.is_set() { error.or_no_certificate() } else { error }
         })?;
         let events = connection.events_listener().boxed();
         let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
@@ -95,7 +95,7 @@ impl Link {
     /// that fails, and sometimes never answers.
     async fn shake_hands(
         uri: AMQPUri,
-        tls: &Tls,
+        (tls, wanted): (&Tls, &Wanted),
         name: &str,
         socket: &Socket,
         hold: &Arc<Hold>,
@@ -110,7 +110,7 @@ impl Link {
             }
             match uri.scheme {
                 AMQPScheme::AMQP => Ok(stream),
-                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector().await?, &host).await,
+                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector(wanted).await?, &host).await,
             }
         };
         let stream = connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?;

@@ -39,12 +39,13 @@ impl Error {
         explained(self)
     }
 
-    /// Of a connection that showed no certificate: whether that was the reason.
+    /// Of a connection that did not show the certificate that the broker asked for. A broker that takes clients without one too
+    /// goes on and may then refuse the login.
     pub(super) fn or_no_certificate(self) -> Self {
         match self {
-            // RabbitMQ says so by an alert of TLS 1.3; of TLS 1.2 it is a failed handshake.
-            Self::Connect(source) if explained(&source).contains("CertificateRequired") => Self::NoCertificate(source),
-            Self::Connect(source) if explained(&source).contains("HandshakeFailure") => Self::NoCertificate(source),
+            Self::Connect(source) if matches!(source.kind(), lapin::ErrorKind::IOError(_)) => {
+                Self::NoCertificate(source)
+            }
             error => error,
         }
     }

@@ -3,13 +3,23 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use lapin::{
-    tcp::{RustlsConnector, RustlsConnectorConfig},
-    uri::{AMQPScheme, AMQPUri, SASLMechanism},
+    tcp::RustlsConnector,
+    uri::{AMQPUri, SASLMechanism},
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls::{
+    ClientConfig, RootCertStore, SignatureScheme,
+    client::ResolvesClientCert,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::error::Error;
@@ -46,11 +56,6 @@ impl Login {
     pub(super) fn uri(&self) -> Result<AMQPUri, Error> {
         self.url.expose_secret().parse().map_err(|_| Error::Url)
     }
-
-    /// The broker may have refused the connection because it shows no certificate.
-    pub(super) fn lacks_certificate(&self, uri: &AMQPUri) -> bool {
-        uri.scheme == AMQPScheme::AMQPS && self.tls.identity.is_none()
-    }
 }
 
 /// As whom the client is logged in; `None` where only the broker knows.
@@ -59,23 +64,48 @@ pub(super) fn user(uri: &AMQPUri) -> Option<String> {
     (!by_certificate).then(|| uri.authority.userinfo.username.clone())
 }
 
+/// Whether the broker has asked for a certificate that this client does not have. What the broker says of it afterwards is often
+/// lost, because it closes the connection in the same moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl ResolvesClientCert for Wanted {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
 impl Tls {
-    pub(super) async fn connector(&self) -> io::Result<RustlsConnector> {
-        let config = match &self.ca_file {
-            Some(file) => {
-                let mut config = RustlsConnectorConfig::default();
-                config.add_parsable_certificates(certificates(file).await?);
-                config
-            }
-            None => RustlsConnectorConfig::new_with_native_certs()?,
+    pub(super) async fn connector(&self, wanted: &Wanted) -> io::Result<RustlsConnector> {
+        let mut trusted = RootCertStore::empty();
+        let certificates_of_authorities = match &self.ca_file {
+            Some(file) => certificates(file).await?,
+            None => rustls_native_certs::load_native_certs().certs,
         };
-        match &self.identity {
+        trusted.add_parsable_certificates(certificates_of_authorities);
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(io::Error::other)?.with_root_certificates(trusted);
+        let config = match &self.identity {
             Some(Identity { cert_file, key_file }) => {
                 let key = PrivateKeyDer::from_pem_slice(&read(key_file).await?).map_err(|error| at(key_file, error))?;
-                config.connector_with_single_cert(certificates(cert_file).await?, key)
+                let made = builder.with_client_auth_cert(certificates(cert_file).await?, key);
+                made.map_err(|error| at(cert_file, error))?
             }
-            None => config.connector_with_no_client_auth(),
-        }
+            None => builder.with_client_cert_resolver(Arc::new(wanted.clone())),
+        };
+        Ok(config.into())
     }
 }
 
