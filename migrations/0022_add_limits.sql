@@ -1,5 +1,5 @@
--- Locks: ACCESS EXCLUSIVE on duetime.token for an instant, and SHARE on duetime.schedule while a small index is built: changes of
--- schedules wait. duetime.task stays as it is.
+-- Locks: ACCESS EXCLUSIVE on duetime.token for an instant, and SHARE on duetime.schedule while a small index is built:
+-- changes of schedules wait. duetime.task stays as it is.
 
 -- Limits of the token; NULL: none of its own.
 ALTER TABLE duetime.token ADD COLUMN limits jsonb;

@@ -1,11 +1,11 @@
-//! How many requests or submissions a second pass: a bucket that holds those of one second, so that a short burst passes.
+//! A rate limit: a bucket that holds the requests of one second, so that a short burst passes.
 
 use std::time::Instant;
 
 /// Begins full.
 #[derive(Clone, Debug, Default)]
 pub struct Bucket {
-    /// What is left and since when; `None` before the first use.
+    /// Requests left, and the moment of that figure; `None` before the first use.
     left: Option<(f64, Instant)>,
 }
 

@@ -60,7 +60,7 @@ impl Limit {
     }
 }
 
-/// Limits of one token. They count everything in the token's queues, whoever made it.
+/// Limits of one token. They count everything in the token's queues, no matter which caller made it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenLimits {

@@ -18,7 +18,7 @@ const RENEWED: Duration = Duration::from_secs(1);
 /// Nothing is admitted by a count of this age: other nodes may have filled the queue meanwhile.
 const OUTDATED: Duration = Duration::from_secs(10);
 
-/// After a count that failed, submissions are judged by what is known for this long.
+/// After a count that failed, the last good count decides for this long.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// What a submission has to do about a limit.
@@ -64,7 +64,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes room for `more` within `most` if there is some. `last`: there will be no other ruling, so what is known decides.
+    /// Takes room for `more` within `most` if there is some. `last`: the caller cannot wait for another count.
     pub fn admit(&mut self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
         let last = last || self.failed.is_some_and(|at| now.saturating_duration_since(at) < FAILED_FOR);
         let ruling = self.rule(most, more, now, last);
@@ -76,7 +76,7 @@ impl Tally {
 
     fn rule(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
         let Some(count) = self.count else {
-            // Where nothing can be counted, nothing can be stored either: that has an answer of its own.
+            // A database that cannot be counted in stores nothing either, and the insert answers for that.
             return if last { Ruling::Fits } else { Ruling::CountFirst };
         };
         let age = now.saturating_duration_since(count.at);

@@ -39,7 +39,7 @@ pub struct Problem {
     pub index: Option<u32>,
     /// The limit that is reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Reached>,
+    pub limit: Option<Box<Reached>>,
     /// When to try again, in seconds; also the `Retry-After` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
@@ -189,7 +189,8 @@ impl Problem {
 
     /// The limit that is reached, with its figures.
     pub fn of_limit(self, limit: Limit, most: i64, used: Option<i64>) -> Self {
-        Self { limit: Some(Reached { name: Cow::Borrowed(limit.text()), most, used }), ..self }
+        let reached = Reached { name: Cow::Borrowed(limit.text()), most, used };
+        Self { limit: Some(Box::new(reached)), ..self }
     }
 
     pub fn with_error_id(self, error_id: String) -> Self {
@@ -243,6 +244,11 @@ mod tests {
         let json = serde_json::to_value(Problem::in_flight(TaskState::Delivered)).unwrap();
         assert_eq!((&json["type"], &json["state"]), (&"urn:duetime:problem:in_flight".into(), &"delivered".into()));
         assert!(json.get("field").is_none() && json.get("index").is_none());
+    }
+
+    #[test]
+    fn a_problem_stays_small_enough_to_be_an_error() {
+        assert!(size_of::<Problem>() < 160, "{}, as clippy.toml allows", size_of::<Problem>());
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct TokenRequest {
     pub limits: Option<LimitsRequest>,
 }
 
-/// Limits of a token as they are asked for. What is absent or null is not limited.
+/// The limits in a request for a token. An absent or null field is no limit.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {

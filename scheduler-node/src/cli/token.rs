@@ -82,7 +82,7 @@ struct Create {
     limits: LimitArgs,
 }
 
-/// Limits of a token. All but the first count what there is in its queues, whoever made it.
+/// Limits of a token. All but the first count everything in its queues, no matter which caller made it.
 #[derive(Debug, Args)]
 struct LimitArgs {
     /// Requests a second that each node answers it.

@@ -10,7 +10,8 @@ use super::{Desk, limits::Limited, meter::Admission};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
-    /// One answer a row, in their order: the task it is to be, or why it cannot be one. Keep the [`Admission`] until they are tasks.
+    /// One answer a row, in their order: the task it is to be, or why it cannot be one. The caller keeps the [`Admission`]
+    /// until the tasks are stored.
     pub async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.

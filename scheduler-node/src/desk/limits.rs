@@ -1,4 +1,4 @@
-//! Refuses submissions beyond the limits of their queues and of the caller's token. Where nothing is limited nothing is looked at.
+//! Refuses submissions beyond the limits of their queues and of the caller's token. Without limits it does nothing.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ use super::{
     meter::{Admission, Meter, Meters, Subject},
 };
 
-/// How long a submission waits for a count. Then what is known decides.
+/// A submission waits this long for a count. Then the last count decides.
 const COUNT_WITHIN: Duration = Duration::from_secs(2);
 
-/// Refused tasks of one request whose keys are looked up, and how many at a time: another task may answer for them.
+/// Refused tasks of one request whose keys are looked up, because another task may answer for them; and how many at a time.
 const KEYS_LOOKED_UP: usize = 100;
 const LOOKED_UP_AT_ONCE: usize = 4;
 
-/// When to come again: tasks have to finish, or somebody has to make room.
+/// `Retry-After`: tasks have to finish, a second has to pass, or an operator has to make room.
 const PENDING_AGAIN_AFTER_S: u32 = 5;
 const RATE_AGAIN_AFTER_S: u32 = 1;
 const MADE_AGAIN_AFTER_S: u32 = 60;
@@ -37,7 +37,7 @@ const MADE_AGAIN_AFTER_S: u32 = 60;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limited {
     No,
-    /// The transaction of an SQL submission has committed: it can be late, so no rate refuses it.
+    /// Rates do not refuse an SQL submission: its transaction has committed, and the task can wait.
     Pending,
     All,
 }
@@ -63,7 +63,7 @@ enum Verdict {
     Refused(Limit, Problem),
 }
 
-/// A task that some limit is for.
+/// A task with a limit.
 struct Case {
     /// Where it stands in the request.
     place: usize,
@@ -77,8 +77,8 @@ impl Desk {
         &self.inner.meters
     }
 
-    /// Refuses those of `tasks` for which there is no room. The room of the others is theirs until they are answered: keep the
-    /// [`Admission`] for as long.
+    /// Refuses those of `tasks` for which there is no room. The caller keeps the [`Admission`], which holds the room of the
+    /// others, until they are answered.
     pub(super) async fn within_limits(
         &self,
         mut tasks: Vec<Result<ValidTask, Problem>>,
@@ -105,8 +105,7 @@ impl Desk {
         (tasks, admission)
     }
 
-    /// Tasks that some limit is for. Those beyond a rate are refused already. A message on its way to another exchange is no
-    /// submission to a queue.
+    /// Tasks with a limit. Those beyond a rate are refused already. Messages on their way to another exchange have none.
     fn cases(&self, tasks: &[Result<ValidTask, Problem>], book: &QueueBook, limited: Limited) -> Vec<Case> {
         let now = Instant::now();
         let of_token = self.token_bound(now);
@@ -187,8 +186,8 @@ impl Desk {
         let _ = timeout(COUNT_WITHIN, all).await;
     }
 
-    /// A task with a key that is there already adds nothing: it passes, and is answered with the other one. That is looked up for so
-    /// many tasks of a request.
+    /// A task whose key is there already adds nothing: it passes, and the other task answers for it. A bounded number of keys
+    /// is looked up.
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],

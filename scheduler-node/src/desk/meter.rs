@@ -1,5 +1,5 @@
-//! How much of its limits is used, as far as this node knows: one meter for each limited queue, and one for the queues of each
-//! limited token. Tokens of the same queues share a meter.
+//! How much of a limit is used, as far as this node knows: a meter for each limited queue, and one for the queues of each
+//! limited token. Tokens with the same queues share a meter.
 
 use std::{
     collections::HashMap,
@@ -63,7 +63,7 @@ impl Meters {
     pub(super) fn of(&self, subject: Subject, now: Instant) -> Arc<Meter> {
         let mut meters = self.meters.lock();
         if meters.len() >= METERS && !meters.contains_key(&subject) {
-            // A meter in use holds what is on its way into the database.
+            // A meter in use counts tasks on their way into the database.
             let is_idle = |meter: &Arc<Meter>| {
                 Arc::strong_count(meter) == 1 && now.saturating_duration_since(meter.state.lock().asked) >= IDLE
             };
@@ -99,8 +99,8 @@ impl Meter {
         self.state.lock().submits.take(per_second, now)
     }
 
-    /// Counts the tasks, unless a count is under way. Whoever wants to know its end waits for a change of what is returned. The count
-    /// goes on when its first caller has gone, because others wait for it too.
+    /// Counts the tasks, unless a count is under way. The receiver changes when the count ends. The count goes on when its
+    /// first caller has gone, because others wait for it too.
     pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: Pending) -> watch::Receiver<()> {
         let ended = self.ended.subscribe();
         let mut state = self.state.lock();
@@ -113,17 +113,17 @@ impl Meter {
     }
 }
 
-/// A count under way. However it ends, everyone who waits for it hears of it.
+/// A count under way. Its waiters are woken however it ends.
 struct Count {
     meter: Arc<Meter>,
-    /// What there is, and what that count is worth.
+    /// The result; `None` after a failure.
     counted: Option<(Usage, Extent)>,
 }
 
 impl Count {
     async fn run(mut self, desk: &Desk, most: Pending) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
-        // From here on it looks.
+        // The time spent waiting for the permit is no cost of counting.
         self.meter.state.lock().tally.count_begins(Instant::now());
         match counted(desk, &self.meter.subject, most).await {
             Ok(counted) => self.counted = Some(counted),
@@ -170,7 +170,7 @@ async fn counted_in(database: &Database, queues: &[QueueName], most: Pending) ->
     Ok((walk.usage, walk.is_over()))
 }
 
-/// What was admitted and is not answered yet. Dropped, it counts as stored until the next count.
+/// Tasks that were admitted and are not answered yet. Once dropped, they count as stored until the next count.
 #[derive(Default)]
 #[must_use]
 pub struct Admission(Vec<(Arc<Meter>, Usage)>);

@@ -97,7 +97,7 @@ pub struct Desk {
     caller: Arc<str>,
     /// Whether the caller may see payloads, headers, results and error texts.
     shows_data: bool,
-    /// Of his token.
+    /// Limits of the caller's token.
     limits: TokenLimits,
 }
 

@@ -9,7 +9,8 @@ use sqlx::Row;
 
 use super::{Database, Error, StoreOp};
 
-/// Rows of one slice that are counted in the index: some 10 ms. A walk holds no statement for longer, however many tasks there are.
+/// Rows of one slice that are counted in the index: some 10 ms. No statement of a walk takes longer, however many tasks
+/// there are.
 const SLICE_ROWS: i64 = 20_000;
 
 /// Rows of one slice whose bytes are read from the table, where each may lie on a page of its own.
@@ -24,7 +25,7 @@ pub struct UsageWalk<'a> {
     queues: &'a [QueueName],
     /// Where it stands in the first of `queues`.
     after: (UnixMicros, TaskId),
-    /// Bytes are counted too: that costs more.
+    /// Whether bytes are counted too, which costs more.
     bytes: bool,
     /// So far.
     pub usage: Usage,

@@ -93,7 +93,8 @@ async fn many_at_one_moment_do_not_pass_together() {
 async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
     let (counter, test) = fresh().await;
     put_queue(&counter, "mail", json!({ "max_pending": 2 })).await;
-    let mut blocker = test.pool.begin().await.unwrap();
+    let mut blocker = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *blocker).await.unwrap();
     sqlx::query("LOCK TABLE duetime.task IN SHARE MODE").execute(&mut *blocker).await.unwrap();
     let desk = counter.desk.clone();
     let submitting = spawn_child(async move { batch(&desk, ["mail", "mail"].map(task)).await });
@@ -103,7 +104,7 @@ async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
     counted.changed().await.expect("a count of no task");
     let third = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("two are on their way");
     assert_eq!(third.status, 429, "{third}");
-    blocker.rollback().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *blocker).await.unwrap();
     assert_eq!(statuses(&submitting.await.expect("it ends")), [200, 200]);
 }
 
@@ -125,7 +126,7 @@ async fn a_token_is_limited_over_all_its_queues_and_no_other_is() {
     let (counter, _tests) = with_two_databases().await;
     let limits = TokenLimits { pending: Some(3), ..TokenLimits::NONE };
     let shop = tenant(&counter, &["shop.*"], limits);
-    counter.desk.submit(request(&task("shop.a").to_string())).await.expect("whoever submits it, it counts");
+    counter.desk.submit(request(&task("shop.a").to_string())).await.expect("tasks of other callers count too");
     let answers = batch(&shop, ["shop.a", "shop.b", "shop.c", "shop.a"].map(task)).await;
     assert_eq!(statuses(&answers), [200, 200, 429, 429]);
     let problem = answers[3].as_ref().expect_err("refused");

@@ -1,8 +1,8 @@
 -- Counts the tasks of some queues that are not finished, a slice at a time. Reads task_queue_due alone.
 -- Guard: none. Tasks that come, go or move between two slices may be missed or counted twice.
--- $1 queues, in the order of the walk; $2 and $3 where the walk stands in the first of them: after this due time and id; $4 rows
--- of a slice. Returns how many tasks, how many bytes (here 0), and where the slice ends: the place of its queue in $1 from 1, due
--- time and id. NULLs: there are no more.
+-- $1 queues, in the order of the walk; $2 and $3 where the walk stands in the first of them: after this due time and id;
+-- $4 rows of a slice. Returns the number of tasks, their bytes (here 0), and where the slice ends: the place of its queue
+-- in $1 from 1, due time and id. NULLs: there are no more.
 WITH slice AS MATERIALIZED (
     SELECT named.nth, walked.due_at, walked.id
       FROM unnest($1::text[]) WITH ORDINALITY AS named (queue, nth)

@@ -1,6 +1,6 @@
 -- Writes a token down. The revision rises with it.
--- $1 name, $2 role, $3 queues or NULL, $4 sha256, $5 created by, $6 expires at or NULL, $7 most tokens that are not revoked,
--- $8 limits or NULL.
+-- $1 name, $2 role, $3 queues or NULL, $4 sha256, $5 created by, $6 expires at or NULL, $7 most tokens that are not
+-- revoked, $8 limits or NULL.
 -- Returns it; no row: there are $7 already. A name that is taken is a unique violation (23505).
 -- Guard: none on the number: of several made at one moment each may be the last that fits, and all are made.
 WITH added AS (
