@@ -82,7 +82,7 @@ const POLICY: [Spec; 20] = [
     spec("failure_alert_threshold", Kind::Whole, "none", "tasks that die in 15 minutes before there is an alert"),
 ];
 
-fn specs() -> Vec<Spec> {
+pub(super) fn specs() -> Vec<Spec> {
     POLICY.into_iter().chain(form::retry("polynomial")).collect()
 }
 
