@@ -1,11 +1,12 @@
 //! One function for each parser of what comes from outside: it takes any bytes and panics when something does not hold.
 //!
-//! `make fuzz` drives them with libFuzzer; `common/tests/fuzz.rs` with their seeds and with edits of these, on every toolchain.
+//! `make fuzz` drives them with libFuzzer; `common/tests/fuzz.rs` with their seeds and with edits of these, on every toolchain. The
+//! targets of the node are in `scheduler-node/src/fuzz.rs`.
 
 use common::{
     ids::TaskId,
     schedule::When,
-    task::envelope::Envelope,
+    task::{envelope::Envelope, trace::TraceContext},
     time::UnixMicros,
     wire::{
         BatchRequest, BulkCursor, BulkRequest, ChangeRequest, Cursor, KeyQuery, Limits, ListFilter, Message,
@@ -29,7 +30,7 @@ pub const TARGETS: &[Target] = &[
     ("change", change, &[br#"{"delay_ms":5,"payload":{"b":1},"priority":1,"headers":{},"expires_at":null}"#]),
     ("queue", queue, &[br#"{"settle":"result","placement":"single","max_running":3,"rate_per_second":5,"ordered":true}"#]),
     ("schedule", schedule, &[br#"{"queue":"q","cron":"0 30 9 * * MON-FRI","time_zone":"Europe/Berlin","overlap":"skip"}"#]),
-    ("cron", cron, &[b"*/5 * * * *", b"0 0 29 2 *", b"15 10 ? * 6#3", b"0 0 15W * *"]),
+    ("cron", cron, &[b"*/5 * * * *", b"0 0 29 2 *", b"15 10 ? * 6#3", b"0 0 15W * *", b"0 , * * * *"]),
     ("bulk", bulk, &[br#"{"action":"cancel","filter":{"queue":"mail","state":"scheduled","due_before":5},"dry_run":true}"#]),
     ("filter", filter, &[br#"{"queue":"mail","state":"dead","limit":5,"cursor":"AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF"}"#]),
     ("cursor", cursor, &[b"AAYzn_kRAAABmfOgAABwAIAAAAAAAAAF", b"0199f3a0-0000-7000-8000-000000000005:3"]),
@@ -39,7 +40,8 @@ pub const TARGETS: &[Target] = &[
     ("message", message, &[br#"{"headers":[["duetime-queue",{"text":"q"}],["x-delay",{"i32":5}]],"message_id":"m"}"#,
         br#"{"headers":[["x-delay",{"f64":4617315517961601024}],["n",{"table":[["a","void"]]}]]}"#]),
     ("screen", screen, &[b"\x02\0\x01\0\0\0\x17\0\x3c\0\0\0\0\0\0\0\0\0\x04\x20\0\0\0\0\x05\x01aI\0\0\xce",
-        b"\x01\0\x01\0\0\0\x14\0\x3c\0\x3c\x01c\0\0\0\0\0\0\0\x01\0\0\x02\xff\xfe\xce\x03\0\x01\0\0\0\x01x\xce"]),
+        b"\x01\0\x01\0\0\0\x14\0\x3c\0\x3c\x01c\0\0\0\0\0\0\0\x01\0\0\x02\xff\xfe\xce\x03\0\x01\0\0\0\x01x\xce", b"\x02\0\x01\0\0\0\x0c\0\x3c\0\0\0\0\0\0\0\0\0\0\xce"]),
+    ("trace", trace, &[b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-x"]),
 ];
 
 fn text(data: &[u8], read: impl FnOnce(&str)) {
@@ -184,9 +186,19 @@ pub fn screen(data: &[u8]) {
     };
     for wanted in [true, false] {
         let whole = screened(data.len().max(1), wanted);
-        assert!(whole.0.len() <= data.len() && whole.1.iter().all(|of| of.weight < 8 * MAX_FRAME_BYTES + (3 << 20)));
+        // A header without even the flags of its properties gets these two bytes.
+        assert!(whole.0.len() <= data.len() + 2 * whole.1.len());
+        assert!(whole.1.iter().all(|of| of.weight < 8 * MAX_FRAME_BYTES + (3 << 20)));
         for piece in [1, 5, 4_096] {
             assert_eq!(screened(piece, wanted), whole);
         }
     }
+}
+
+pub fn trace(data: &[u8]) {
+    text(data, |text| {
+        if let Some(context) = TraceContext::parse(text) {
+            assert_eq!(TraceContext::parse(&context.to_string()), Some(context));
+        }
+    });
 }

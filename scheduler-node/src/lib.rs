@@ -32,6 +32,8 @@ pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod fuzz;
 pub mod internal;
 pub mod metrics;
 pub mod readiness;

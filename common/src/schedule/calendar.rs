@@ -93,8 +93,19 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
     if text.chars().count() > MAX_CRON_CHARS {
         return Err(refuse(format!("at most {MAX_CRON_CHARS} characters are read")));
     }
+    // The parser passes over an empty item. A field of nothing else never matches, and the search for a match goes on for minutes.
+    if text.split_whitespace().any(|field| field.split(',').any(str::is_empty)) {
+        return Err(refuse("a list has an empty item".to_owned()));
+    }
     let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-    parser.parse(text).map_err(|error| refuse(error.to_string()))
+    let cron = parser.parse(text).map_err(|error| refuse(error.to_string()))?;
+    let pattern = &cron.pattern;
+    let fields = [&pattern.seconds, &pattern.minutes, &pattern.hours, &pattern.months];
+    if fields.iter().any(|field| field.values().is_empty()) {
+        Err(refuse("a field has no value".to_owned()))
+    } else {
+        Ok(cron)
+    }
 }
 
 impl Calendar {

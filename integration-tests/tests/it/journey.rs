@@ -199,8 +199,6 @@ async fn a_task_not_claimed_in_time_expires_and_is_not_delivered() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let (ledger, client) = (&sandbox.ledger, sandbox.client(0));
         client.call::<Value>(reqwest::Method::POST, "/v1/queues/mail/pause", None).await?;
-        // In force on every node within a second of the answer.
-        tokio::time::sleep(Duration::from_millis(1_200)).await;
         let expires = json!({ "expires_at": now_ms() + 1_500 });
         let lapsing = submit_now(&client, ledger, "mail", &expires).await?;
         ledger.may_lapse(lapsing);

@@ -68,7 +68,6 @@ async fn a_paused_queue_keeps_its_due_tasks_until_it_is_resumed() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         pause_or_resume(sandbox, "pause").await?;
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
         load(sandbox, &[0, 1, 2], Load::new("mail", 100).due_in_ms(0..500), Duration::from_secs(2)).await?;
         tokio::time::sleep(Duration::from_secs(1)).await;
         // All but the task that opened the queue.

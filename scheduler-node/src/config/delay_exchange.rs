@@ -59,9 +59,14 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
             ),
         );
         complaints.unless(
-            !of.deliver_to.is_empty() && of.deliver_to.len() <= MAX_TARGET_BYTES && !of.deliver_to.contains('\0'),
+            !of.deliver_to.is_empty()
+                && of.deliver_to.len() <= MAX_TARGET_BYTES
+                && !of.deliver_to.chars().any(char::is_control),
             key("deliver_to"),
-            format!("is {:?}; it must be the name of an exchange, 1 to {MAX_TARGET_BYTES} bytes", of.deliver_to),
+            format!(
+                "is {:?}; it must be the name of an exchange, 1 to {MAX_TARGET_BYTES} bytes without control characters",
+                of.deliver_to
+            ),
         );
         complaints.unless(
             of.deliver_to != of.name,
@@ -79,5 +84,5 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
 
 fn is_name(name: &str, most: usize) -> bool {
     let reserved = name.starts_with("amq.") || name == "duetime" || name.starts_with("duetime.");
-    !name.is_empty() && name.len() <= most && !reserved && !name.contains('\0')
+    !name.is_empty() && name.len() <= most && !reserved && !name.chars().any(char::is_control)
 }

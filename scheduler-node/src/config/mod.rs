@@ -21,6 +21,8 @@ pub mod queues;
 pub mod scheduler;
 pub mod telemetry;
 
+#[cfg(any(test, feature = "failpoints"))]
+pub mod fuzz;
 mod read;
 mod tls;
 mod tree;
@@ -144,7 +146,11 @@ impl Config {
     /// Reads the file, if there is one, and `environment` over it.
     pub fn read(file: Option<&Path>, environment: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut complaints = Complaints::default();
-        let mut tree = Tree::of(file, environment, &mut complaints)?;
+        let tree = Tree::of(file, environment, &mut complaints)?;
+        Self::of_tree(tree, complaints)
+    }
+
+    fn of_tree(mut tree: Tree, mut complaints: Complaints) -> Result<Self, Error> {
         let config = shape(&mut tree, &mut complaints).map(|written| validate(written, &mut complaints));
         complaints.name_variables(&tree.variables);
         match config {

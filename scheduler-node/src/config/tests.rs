@@ -373,6 +373,17 @@ fn delay_exchanges_that_cannot_work_are_refused() {
     }
 }
 
+/// Names are logged; found by the fuzz target `config`.
+#[test]
+fn a_delay_exchange_with_a_control_character_in_a_name_is_refused() {
+    for (name, deliver_to, key) in [("a\\r", "b", "name"), ("a", "\\nb", "deliver_to"), ("a", "b\\u0085", "deliver_to")]
+    {
+        let toml = format!("{SMALLEST}\n[[delay_exchange]]\nname = \"{name}\"\ndeliver_to = \"{deliver_to}\"\n");
+        let complaints = complaints(&toml, &[]);
+        assert!(complaints.len() == 1 && complaints[0].contains(key), "{toml}: {complaints:?}");
+    }
+}
+
 #[test]
 fn a_variable_that_names_no_key_is_refused() {
     let cases = [

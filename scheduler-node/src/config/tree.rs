@@ -28,13 +28,23 @@ impl Tree {
     ) -> Result<Self, Error> {
         let mut tree = file.map_or_else(|| Ok(Self::default()), |path| Self::of_file(path, complaints))?;
         tree.overlay(environment, complaints);
-        tree.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+        tree.complete();
         Ok(tree)
+    }
+
+    /// Adds the section that has to exist for its missing keys to be named.
+    pub(super) fn complete(&mut self) {
+        self.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
     }
 
     fn of_file(path: &Path, complaints: &mut Complaints) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
-        let parsed = Toml::string(&text).data();
+        Self::of_text(path, &text, complaints)
+    }
+
+    /// What the file at `path` says; `text` is its content.
+    pub(super) fn of_text(path: &Path, text: &str, complaints: &mut Complaints) -> Result<Self, Error> {
+        let parsed = Toml::string(text).data();
         let mut profiles =
             parsed.map_err(|error| Error::Syntax { path: path.into(), reason: place_and_reason(&error) })?;
         let mut tree = Self { root: profiles.remove(&Profile::Default).unwrap_or_default(), ..Self::default() };

@@ -36,7 +36,7 @@ pub(super) const SESSION: &str = "duetime_session";
 pub(super) const BY_PROVIDER: &str = "oidc.";
 
 /// Before a session that a token opened.
-const BY_TOKEN: &str = "token.";
+pub(super) const BY_TOKEN: &str = "token.";
 
 /// The field in which every form carries its token.
 const FORM_TOKEN: &str = "form_token";
@@ -187,7 +187,7 @@ fn needed(route: &str) -> Permission {
 }
 
 /// Whether the browser says that a page of this very origin sent this. One that says nothing is no browser of today.
-fn is_from_here(headers: &HeaderMap) -> bool {
+pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
     }

@@ -121,14 +121,22 @@ fn text(value: &Value) -> String {
 
 /// What was filled in, as the body of a request. What is empty is left out; a field that cannot be read is named.
 pub(super) fn read(specs: &[Spec], posted: &Posted) -> Result<Map<String, Value>, Problem> {
+    read_fields(specs, |name| posted.one(name))
+}
+
+/// The same; `one` finds a field by its name.
+pub(super) fn read_fields<'a>(
+    specs: &[Spec],
+    one: impl Fn(&str) -> Option<&'a str>,
+) -> Result<Map<String, Value>, Problem> {
     let mut body = Map::new();
-    let retry = posted.one("retry.kind");
+    let retry = one("retry.kind");
     for spec in specs.iter().filter(|spec| spec.kind != Kind::Json) {
         let belongs_to = RETRY_PARAMETERS.iter().find(|(name, _)| *name == spec.name).map(|(_, kind)| *kind);
         if belongs_to.is_some() && belongs_to != retry {
             continue;
         }
-        let Some(text) = posted.one(spec.name).map(str::trim).filter(|text| !text.is_empty()) else { continue };
+        let Some(text) = one(spec.name).map(str::trim).filter(|text| !text.is_empty()) else { continue };
         let value = value(spec, text)?;
         match spec.name.split_once('.') {
             Some((outer, inner)) => {

@@ -14,6 +14,8 @@ mod door;
 mod find;
 mod form;
 mod frame;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod fuzz;
 mod json;
 mod many;
 mod oidc;

@@ -86,7 +86,7 @@ const POLICY: [Spec; 24] = [
     spec("max_submits_per_second", Kind::Whole, "no limit", "over HTTP and AMQP, on each node"),
 ];
 
-fn specs() -> Vec<Spec> {
+pub(super) fn specs() -> Vec<Spec> {
     POLICY.into_iter().chain(form::retry("polynomial")).collect()
 }
 

@@ -63,7 +63,7 @@ const TASKS: [Spec; 6] = [
 ];
 
 /// What is not shown cannot be written either: a form without the payload keeps the one there is.
-fn specs(with_payload: bool) -> Vec<Spec> {
+pub(super) fn specs(with_payload: bool) -> Vec<Spec> {
     let payload = PAYLOAD.into_iter().filter(|_| with_payload);
     CALENDAR.into_iter().chain(payload).chain(TASKS).chain(form::retry("the queue's")).collect()
 }

@@ -113,7 +113,7 @@ impl Gate {
 }
 
 /// The token of `Bearer <token>`; the scheme in any case.
-fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+pub(super) fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let bytes = value.as_bytes();
     let (scheme, token) = bytes.split_at_checked(b"Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
@@ -126,7 +126,7 @@ fn is_from_another_site(headers: &HeaderMap) -> bool {
 }
 
 /// Nobody else can have such a name lead here: an address, or `localhost`, with or without a port.
-fn is_own(host: &str) -> bool {
+pub(super) fn is_own(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();
     let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();

@@ -8,6 +8,8 @@ mod audit;
 mod body;
 mod bulk;
 mod cluster;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod fuzz;
 mod gate;
 mod keys;
 mod metrics;

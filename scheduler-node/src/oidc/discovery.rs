@@ -37,9 +37,30 @@ pub(super) struct Metadata {
     pub(super) says_issuer: bool,
 }
 
+impl Metadata {
+    /// Whether the document is the issuer's, and its endpoints are fit for secrets.
+    pub(super) fn check(&self, issuer: &str) -> Result<(), String> {
+        if self.issuer != issuer {
+            return Err(format!("it calls itself {:?}, and `auth.oidc.issuer` is {issuer:?}", self.issuer));
+        }
+        let endpoints = [&self.authorization_endpoint, &self.token_endpoint, &self.jwks_uri];
+        match endpoints.into_iter().find(|endpoint| !is_safe(endpoint)) {
+            Some(endpoint) => Err(format!("it names {endpoint:?}, which is not https://")),
+            None => Ok(()),
+        }
+    }
+}
+
 #[derive(Deserialize)]
-struct Keys {
+pub(super) struct Keys {
     keys: Vec<Value>,
+}
+
+impl Keys {
+    /// Those of kinds that are known here.
+    pub(super) fn known(self) -> Vec<Jwk> {
+        self.keys.into_iter().take(KEYS).filter_map(|key| serde_json::from_value(key).ok()).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -106,20 +127,11 @@ impl Discovery {
         if !status.is_success() {
             return Err(format!("it answered {status}"));
         }
-        if metadata.issuer != self.issuer {
-            return Err(format!("it calls itself {:?}, and `auth.oidc.issuer` is {:?}", metadata.issuer, self.issuer));
-        }
-        for endpoint in [&metadata.authorization_endpoint, &metadata.token_endpoint, &metadata.jwks_uri] {
-            if !is_safe(endpoint) {
-                return Err(format!("it names {endpoint:?}, which is not https://"));
-            }
-        }
-        let (status, Keys { keys }) = asker.ask(asker.http.get(&metadata.jwks_uri)).await?;
+        metadata.check(&self.issuer)?;
+        let (status, keys): (_, Keys) = asker.ask(asker.http.get(&metadata.jwks_uri)).await?;
         if !status.is_success() {
             return Err(format!("it answered {status} for its keys"));
         }
-        // Keys of kinds that nobody has thought of yet are none of ours.
-        let keys = keys.into_iter().take(KEYS).filter_map(|key| serde_json::from_value(key).ok()).collect();
-        Ok(Found { metadata, keys })
+        Ok(Found { metadata, keys: keys.known() })
     }
 }

@@ -7,6 +7,8 @@
 mod ask;
 mod discovery;
 mod exchange;
+#[cfg(any(test, feature = "failpoints"))]
+pub mod fuzz;
 mod id_token;
 mod room;
 

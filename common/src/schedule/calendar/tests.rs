@@ -88,6 +88,20 @@ fn what_never_fires_or_cannot_be_read_is_refused_by_its_field() {
     }
 }
 
+/// Found by the fuzz target `cron`: the search for the next fire time took minutes.
+#[test]
+fn a_field_with_an_empty_item_is_refused_and_not_searched_for() {
+    for text in
+        ["0 , * * * *", ", * * * *", "* , * * *", "0 0 , * *", "0 0 * , *", "0 0 * * ,", "1,,2 * * * *", "1, * * * *"]
+    {
+        let refused = cron(text, "UTC").calendar().unwrap_err();
+        assert!(refused.field == "cron" && refused.detail.contains("empty item"), "{text}: {}", refused.detail);
+    }
+    for text in ["@daily", "0,30 8-10 * JAN,MAR *", "0 0 L * ?", "0 0 15W * *", "0 0 * * MON#2,FRI"] {
+        cron(text, "UTC").calendar().unwrap();
+    }
+}
+
 #[test]
 fn every_so_often_counts_from_1970_whenever_it_was_set() {
     let calendar = When::Every { every_ms: 1_500 }.calendar().unwrap();

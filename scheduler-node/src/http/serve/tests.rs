@@ -95,6 +95,16 @@ impl Running {
         client
     }
 
+    /// Asks on new connections until one is served.
+    async fn until_served(&self) {
+        let served = async {
+            while !self.ask().await.ends_with("here") {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), served).await.expect("a place is free again");
+    }
+
     /// Asks on a connection of its own and has the answer.
     async fn ask(&self) -> String {
         let mut client = self.sent(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
@@ -197,13 +207,25 @@ async fn a_body_that_drips_is_ended_and_one_that_flows_is_taken() {
     assert!(rest(&mut flowing).await.ends_with("1000000 bytes"));
     // Each byte comes well within any pause, and all of them together never would.
     let mut answer = vec![0; 4_096];
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     let read = loop {
+        assert!(tokio::time::Instant::now() < deadline, "the slow body is ended");
         let _ = slow.write_all(b"x").await;
         if let Ok(read) = tokio::time::timeout(Duration::from_millis(20), slow.read(&mut answer)).await {
             break read.expect("an answer");
         }
     };
     assert!(answer[..read].starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer[..read]));
+}
+
+#[tokio::test]
+async fn a_body_that_stops_is_ended_although_it_was_fast() {
+    let body = BodyPace { grace: LONG, bytes_per_second: 1, pause: Duration::from_millis(300) };
+    let server = running(ConnectionLimits { body, ..generous() }, LONG).await;
+    let head = b"POST /take HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n";
+    let mut stopped = server.sent(head).await;
+    stopped.write_all(&vec![b'x'; 900_000]).await.expect("sent");
+    assert!(rest(&mut stopped).await.starts_with("HTTP/1.1 408"));
 }
 
 #[tokio::test]
@@ -214,9 +236,7 @@ async fn a_client_that_does_not_read_its_answer_is_ended() {
     let one_place = running(ConnectionLimits { all: 1, ..limits }, LONG).await;
     let deaf = one_place.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
     // Its place is free again only once it was ended.
-    while !one_place.ask().await.ends_with("here") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    one_place.until_served().await;
     drop(deaf);
 }
 
@@ -227,9 +247,57 @@ async fn a_connection_without_a_place_is_closed_at_once() {
     let _second = server.ask_slowly().await;
     assert_eq!(rest(&mut server.connected().await).await, "");
     drop(first);
-    while !server.ask().await.ends_with("here") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    server.until_served().await;
+}
+
+/// A frame of HTTP/2: its type, flags, stream and payload (RFC 9113, 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The types and payloads of the frames in `bytes`.
+fn frames(mut bytes: &[u8]) -> Vec<(u8, &[u8])> {
+    let mut found = Vec::new();
+    while let [l0, l1, l2, kind, _flags, _, _, _, _, rest @ ..] = bytes {
+        let len = u32::from_be_bytes([0, *l0, *l1, *l2]) as usize;
+        let Some((payload, after)) = rest.split_at_checked(len) else { break };
+        found.push((*kind, payload));
+        bytes = after;
     }
+    found
+}
+
+#[tokio::test]
+async fn an_http2_client_hears_its_limits_and_is_ended_when_it_resets_what_it_opens() {
+    const SETTINGS: u8 = 4;
+    const GO_AWAY: u8 = 7;
+    /// What h2 says to a client that makes it work for nothing.
+    const ENHANCE_YOUR_CALM: [u8; 4] = 11_u32.to_be_bytes();
+    let server = running(generous(), LONG).await;
+    let mut client = server.sent(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    let mut sent = frame(SETTINGS, 0, 0, b"");
+    for stream in (1..2_000).step_by(2) {
+        // GET http://x/ and its reset.
+        sent.extend(frame(1, 0x5, stream, b"\x82\x86\x84\x41\x01x"));
+        sent.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
+    }
+    client.write_all(&sent).await.expect("sent");
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(60), client.read_to_end(&mut bytes)).await;
+    let _ = read.expect("the server closes the connection");
+    let frames = frames(&bytes);
+    let (_, settings) = frames.iter().find(|(kind, _)| *kind == SETTINGS).expect("settings");
+    let says = |number: u16, value: u32| {
+        let setting = [&number.to_be_bytes()[..], &value.to_be_bytes()].concat();
+        assert!(settings.chunks(6).any(|told| told == setting), "setting {number} is {value}: {settings:?}");
+    };
+    // Streams at one time, bytes ahead on each, bytes of a head.
+    says(3, 64);
+    says(4, 256 << 10);
+    says(6, 32 << 10);
+    let (_, end) = frames.iter().find(|(kind, _)| *kind == GO_AWAY).expect("the server says why it ends");
+    assert_eq!(end.get(4..8), Some(&ENHANCE_YOUR_CALM[..]), "{end:?}");
 }
 
 #[tokio::test]

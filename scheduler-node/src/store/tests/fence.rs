@@ -115,23 +115,27 @@ async fn a_contested_shard_does_not_keep_the_others_from_being_acquired() {
     assert_eq!(test.database.shard_acquire(&shards, &node("new")).await.unwrap().len(), 3);
 }
 
+/// A claim that comes while an acquire waits for another one queues up behind it. With the plain statement it would pass by, and claims that
+/// overlap for ever would keep the acquire out for ever.
 #[tokio::test]
 async fn claims_that_overlap_do_not_starve_an_acquire() {
-    const CLAIM: &str = "SELECT pg_sleep(0.05) FROM (SELECT FROM duetime.shard WHERE id = 0 FOR SHARE) AS fence";
+    const CLAIM: &str = "SELECT FROM duetime.shard WHERE id = 0 FOR SHARE";
     let test = database().await;
-    let claims: Vec<_> = (0..6)
-        .map(|_| {
-            let pool = test.pool.clone();
-            spawn_child(async move {
-                loop {
-                    sqlx::query(CLAIM).execute(&pool).await.unwrap();
-                }
-            })
-        })
-        .collect();
-    let taken = test.database.shard_acquire(&[ShardId::new(0)], &node("new")).await.unwrap();
-    assert_eq!(taken.len(), 1);
-    claims.iter().for_each(|claim| claim.abort());
+    // The test decides how long the acquire waits.
+    let patient = "ALTER FUNCTION duetime.acquire_in_turn SET lock_timeout = 0";
+    sqlx::query(patient).execute(&test.pool).await.unwrap();
+    let mut first = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *first).await.unwrap();
+    sqlx::query(CLAIM).execute(&mut *first).await.unwrap();
+    let database = test.database.clone();
+    let acquiring = spawn_child(async move { database.shard_acquire(&[ShardId::new(0)], &node("new")).await });
+    until_waiting(&test.pool, 1).await;
+    let pool = test.pool.clone();
+    let second = spawn_child(async move { sqlx::query(CLAIM).execute(&pool).await });
+    until_waiting(&test.pool, 2).await;
+    sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
+    assert_eq!(acquiring.await.unwrap().unwrap().len(), 1);
+    second.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use common::{
     wire::queue::Counts,
 };
 
-use sqlx::Executor;
+use sqlx::{AssertSqlSafe, Executor};
 
 use super::{claim, fixture, own, submitted};
 use crate::{store::queues::QueueQuota, supervise::spawn_child};
@@ -165,6 +165,14 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
 }
 
 /// A writer that is slower than another one must not end up behind what a node has read already.
+/// Pauses a queue as a node does.
+fn pause(queue: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(format!(
+        "WITH turned AS (UPDATE duetime.queue SET paused = true WHERE name = '{queue}' RETURNING name)
+         UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM turned)"
+    ))
+}
+
 #[tokio::test]
 async fn a_change_that_commits_late_is_read_all_the_same() {
     let test = fixture::database().await;
@@ -172,20 +180,24 @@ async fn a_change_that_commits_late_is_read_all_the_same() {
     database.queue_add(&[name("a"), name("b")], &QueuePolicy::default(), None).await.unwrap();
     let mut slow = test.pool.acquire().await.unwrap();
     slow.execute("BEGIN").await.unwrap();
-    let pause = "WITH turned AS (UPDATE duetime.queue SET paused = true WHERE name = 'a' RETURNING name)
-                 UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM turned)";
-    slow.execute(pause).await.unwrap();
-    let fast = {
-        let database = test.database.clone();
-        spawn_child(async move { database.queue_pause(&name("b"), true).await.unwrap() })
-    };
+    slow.execute(pause("a")).await.unwrap();
+    let mut late = test.pool.acquire().await.unwrap();
+    let waiting = spawn_child(async move {
+        late.execute("BEGIN").await.unwrap();
+        late.execute(pause("b")).await.unwrap();
+        late
+    });
     test.until_waiting(1).await;
-    let known = database.queue_revision().await.unwrap();
+    let before = database.queue_revision().await.unwrap();
     slow.execute("COMMIT").await.unwrap();
-    fast.await.unwrap();
-    let read = database.queue_changes(known).await.unwrap();
-    assert_eq!(read.revision, known + 2);
-    assert_eq!(read.changes.expect("they are remembered").len(), 2);
+    let mut late = waiting.await.unwrap();
+    // A node that reads now must not miss what is about to be committed.
+    let between = database.queue_revision().await.unwrap();
+    late.execute("COMMIT").await.unwrap();
+    for (known, changes) in [(before, 2), (between, 1)] {
+        let read = database.queue_changes(known).await.unwrap();
+        assert_eq!((read.revision, read.changes.expect("they are remembered").len()), (before + 2, changes));
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,35 @@
+//! Fuzz targets of query strings and of the headers that say who calls.
+
+use axum::http::{HeaderValue, Uri};
+use common::wire::Problem;
+
+use super::{
+    gate::{bearer, is_own},
+    query,
+};
+
+/// A query string is taken or refused with a problem of the client's.
+pub fn query(text: &str) {
+    let Ok(uri) = format!("/v1/tasks?{text}").parse::<Uri>() else { return };
+    let refused = |problem: Problem| assert!((400..500).contains(&problem.status), "{problem:?}");
+    let _ = query::filter(&uri).map(|filter| assert!((1..=1_000).contains(&filter.limit()))).map_err(refused);
+    let _ = query::task_filter(&uri).map(drop).map_err(refused);
+    let _ = query::partition_key(&uri).map(drop).map_err(refused);
+    let _ = query::next(&uri).map(|count| assert!(count <= 100)).map_err(refused);
+    let _ = query::queue_page(&uri).map(drop).map_err(refused);
+    let _ = query::schedule_page(&uri).map(drop).map_err(refused);
+    let _ = query::audit_filter(&uri).map(drop).map_err(refused);
+    let _ = query::token_page(&uri).map(drop).map_err(refused);
+}
+
+/// The value of `authorization`, or of `host`.
+pub fn header(data: &[u8]) {
+    if let Ok(value) = HeaderValue::from_bytes(data)
+        && let Some(token) = bearer(&value)
+    {
+        assert!(token.len() + "Bearer ".len() <= data.len());
+    }
+    if let Ok(host) = std::str::from_utf8(data) {
+        assert!(!is_own(host) || !host.contains('/'), "{host:?} is a name, not a path");
+    }
+}
