@@ -35,6 +35,13 @@ impl Channels {
         Ok(Lease { channel, channels: Arc::clone(self), in_use: false, _place: place })
     }
 
+    /// Adds a channel, and finds out by it whether the broker still reads the connection: if not, that is given up.
+    pub(super) async fn add(&self) -> Result<(), Error> {
+        let channel = self.link.confirming_channel().await?;
+        self.free.lock().push(channel);
+        Ok(())
+    }
+
     fn pop(&self) -> Option<Channel> {
         let mut free = self.free.lock();
         // The broker may have closed one in the meantime.

@@ -4,7 +4,11 @@
 //! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id; a message that
 //! keeps the id it came with carries ours in a header.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use common::outcome::Outcome;
 use futures::{FutureExt, future::join_all};
@@ -66,6 +70,7 @@ pub(super) struct Flight {
     /// Why not all confirms came.
     trouble: Option<String>,
     awaited: Awaited,
+    heard: Heard,
 }
 
 #[derive(Default)]
@@ -82,17 +87,45 @@ struct Message {
 #[derive(Clone, Default)]
 pub(super) struct Awaited(Arc<Mutex<Option<(usize, Instant)>>>);
 
+/// When a connection brought a confirm last.
+#[derive(Clone)]
+pub(super) struct Heard(Arc<Mutex<Instant>>);
+
+impl Default for Heard {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
+
+impl Heard {
+    pub(super) fn now(&self) {
+        *self.0.lock() = Instant::now();
+    }
+
+    pub(super) fn silence(&self) -> Duration {
+        self.0.lock().elapsed()
+    }
+}
+
 impl Awaited {
-    /// `None` while nothing is waited for, or while messages are still being sent.
+    /// `None` while nothing is waited for.
     pub(super) fn now(&self) -> Option<(usize, Instant)> {
         *self.0.lock()
     }
 }
 
 impl Flight {
-    pub(super) fn new(len: usize) -> Self {
+    pub(super) fn new(len: usize, heard: Heard) -> Self {
         let messages = std::iter::repeat_with(Message::default).take(len).collect();
-        Self { messages, begun: 0, sent_at: None, returned: HashSet::new(), trouble: None, awaited: Awaited::default() }
+        Self {
+            messages,
+            begun: 0,
+            sent_at: None,
+            returned: HashSet::new(),
+            trouble: None,
+            awaited: Awaited::default(),
+            heard,
+        }
     }
 
     /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
@@ -110,6 +143,7 @@ impl Flight {
     /// Ready when all of them are handed to the socket, in their order.
     async fn send(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], range: std::ops::Range<usize>) {
         self.begun = range.end;
+        *self.awaited.0.lock() = Some((range.start, Instant::now()));
         let sending = batch[range.clone()].iter().map(|outgoing| send_one(channel, address, outgoing));
         let sent = join_all(sending).await;
         for (message, (confirm, at)) in self.messages[range].iter_mut().zip(sent) {
@@ -157,6 +191,7 @@ impl Flight {
         message.confirm = None;
         match confirmed {
             Ok(confirmation) => {
+                self.heard.now();
                 message.confirmed = Some(confirmation.is_ack());
                 if let Some(returned) = confirmation.take_message()
                     && let Some(id) = envelope::message_id(&returned.properties)
@@ -235,7 +270,7 @@ mod tests {
 
     fn judged(confirmed: &[Option<bool>], returned: &[usize]) -> Vec<Outcome<(), NotTaken>> {
         let batch = batch("mail", confirmed.len());
-        let mut flight = Flight::new(batch.len());
+        let mut flight = Flight::new(batch.len(), Heard::default());
         for (message, confirmed) in flight.messages.iter_mut().zip(confirmed) {
             message.confirmed = *confirmed;
         }

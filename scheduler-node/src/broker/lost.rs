@@ -1,6 +1,7 @@
 //! Finds confirms that RabbitMQ will never send, long before the confirm deadline.
 //!
-//! RabbitMQ 3.10 may neither confirm nor refuse what was on its way to a quorum queue while that was deleted. A queue answers
+//! RabbitMQ 3.10 may neither confirm nor refuse what was on its way to a quorum queue while that was deleted, and may read nothing more of a
+//! connection one of whose channels waits for such a queue. The second is found by opening a channel. For the first: a queue answers
 //! in the order of arrival, so a later message that is answered shows that the confirms before it are lost. Where no later message is
 //! sent, a copy of one message without a confirm is that message. A queue that is merely slow answers neither: the batch waits on, and
 //! the queue gets one copy of one message at a time.
@@ -53,6 +54,11 @@ impl Publisher {
             // A broker that takes no messages answers none.
             if self.link.is_blocked() {
                 continue;
+            }
+            if self.heard.silence() >= DOUBTED_AFTER {
+                // Nothing comes at all. A channel that waits for a queue may keep RabbitMQ from reading the connection.
+                self.channels.add().await.ok()?;
+                self.heard.now();
             }
             let copy = if share_a_queue && lane.has_answered_since(since) {
                 None

@@ -18,7 +18,7 @@ use super::{
     connection::{ANSWER_WITHIN, Link},
     envelope,
     error::answer,
-    flight::{Address, Awaited, Flight},
+    flight::{Address, Awaited, Flight, Heard},
     intake::Received,
     message::Outgoing,
     routes::{Lane, Route, Routes},
@@ -69,7 +69,8 @@ enum End {
 /// Publishing over one connection, for as long as it lasts.
 pub(super) struct Publisher {
     pub(super) link: Arc<Link>,
-    channels: Arc<Channels>,
+    pub(super) channels: Arc<Channels>,
+    pub(super) heard: Heard,
     routes: Routes,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
@@ -84,7 +85,7 @@ impl Publisher {
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        Self { link, channels, routes, confirm_within, metrics }
+        Self { link, channels, heard: Heard::default(), routes, confirm_within, metrics }
     }
 
     pub(super) async fn publish(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {
@@ -131,7 +132,7 @@ impl Publisher {
     {
         let Run { lane, address, mut lease } = run;
         let begun = Instant::now();
-        let mut flight = Flight::new(batch.len());
+        let mut flight = Flight::new(batch.len(), self.heard.clone());
         let lost = lost(Arc::clone(&lane), flight.awaited());
         let channel = lease.begin();
         let whole = flight.fly(channel, &address, batch, !lane.is_proven());
