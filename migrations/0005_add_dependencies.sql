@@ -79,6 +79,51 @@ LANGUAGE sql STABLE AS $$
      CROSS JOIN LATERAL (SELECT * FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = p_id LIMIT 1) AS a
 $$;
 
+-- The finished task that decides about a new one with that key: the one with the id `p_id`, else the newest version that ended after `p_since` and
+-- succeeded or died; with `p_versions`, however it ended. Reads a bounded number of rows, however often the key was used: those that ended last, or
+-- when they are many, from the newest version on.
+CREATE FUNCTION duetime.key_finished(
+    p_queue text, p_partition_key text, p_key text, p_id uuid, p_versions boolean, p_since timestamptz)
+RETURNS TABLE (id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT EXISTS (SELECT FROM duetime.archive AS a
+                    WHERE a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT s.id, s.state, s.due_at, s.created_at, s.version FROM duetime.task_sent(p_id) AS s WHERE s.state >= 'succeeded';
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH recent AS MATERIALIZED (
+        SELECT a.*
+          FROM (VALUES (true), (false)) AS c (holds)
+         CROSS JOIN LATERAL (
+               SELECT a.id, a.state, a.due_at, a.created_at, a.version
+                 FROM duetime.archive AS a
+                WHERE a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
+                  AND (a.state IN ('succeeded', 'dead')) = c.holds AND a.finished_at > p_since
+                ORDER BY a.finished_at DESC
+                LIMIT 100) AS a
+         WHERE c.holds OR p_versions
+    )
+    SELECT newest.*
+      FROM (SELECT r.* FROM recent AS r WHERE (SELECT count(*) FROM recent) < 100
+             UNION ALL
+            (SELECT a.id, a.state, a.due_at, a.created_at, a.version
+               FROM duetime.archive AS a
+              WHERE (SELECT count(*) FROM recent) >= 100
+                AND a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
+                AND a.finished_at > p_since AND (p_versions OR a.state IN ('succeeded', 'dead'))
+              ORDER BY a.version DESC, a.created_at DESC
+              LIMIT 1)) AS newest
+     ORDER BY newest.version DESC, newest.created_at DESC
+     LIMIT 1;
+END
+$$;
+
 -- As before, and a task may wait for others: then it begins as `waiting`. A task without a key comes this way too when it waits.
 -- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key, and nothing was done.
 -- Nothing is written outside of the time that the sender gave: after `p_after`, before `p_until` (NULL: no bound). A sending that was held up until
@@ -116,12 +161,10 @@ BEGIN
                   FROM duetime.task AS t
                  WHERE t.queue = p_queue AND t.key = p_key AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
                 UNION ALL
-                SELECT a.id, a.state, a.due_at, a.created_at, a.version, false
-                  FROM duetime.archive AS a
-                 WHERE a.queue = p_queue AND a.key = p_key AND a.partition_key IS NOT DISTINCT FROM p_partition_key
-                   AND (   a.id = p_id
-                        OR (a.finished_at > clock_timestamp() - p_window
-                            AND (a.state IN ('succeeded', 'dead') OR p_on_duplicate = 'version')))
+                SELECT f.id, f.state, f.due_at, f.created_at, f.version, false
+                  FROM duetime.key_finished(
+                       p_queue, p_partition_key, p_key, p_id, p_on_duplicate = 'version', clock_timestamp() - p_window) AS f
+                 WHERE p_key IS NOT NULL
                 UNION ALL
                 SELECT s.id, s.state, s.due_at, s.created_at, s.version, true
                   FROM duetime.task_sent(p_id) AS s

@@ -201,6 +201,15 @@ DECLARE
     v_ended_at timestamptz;
     v_keep_ms bigint;
 BEGIN
+    -- A row whose shard is in another database is taken there and kept as a cancelled task.
+    UPDATE duetime.inbox AS i
+       SET cancelled_at = coalesce(i.cancelled_at, clock_timestamp())
+     WHERE i.id = v_id AND i.error IS NULL AND (i.leaving_at IS NULL OR i.cancelled_at IS NOT NULL)
+       AND NOT EXISTS (SELECT FROM duetime.meta AS m WHERE i.shard BETWEEN m.first_shard AND m.last_shard);
+    IF FOUND THEN
+        PERFORM pg_notify('duetime_inbox', '');
+        RETURN 'cancelled';
+    END IF;
     DELETE FROM duetime.inbox AS i WHERE i.id = v_id AND i.leaving_at IS NULL RETURNING i.* INTO v_row;
     IF FOUND THEN
         IF v_row.error IS NULL THEN

@@ -84,8 +84,8 @@ BEGIN
 END
 $$;
 
--- What was cancelled before a node made a task of it leaves a cancelled task. Of a request that cannot be a task nothing is left, and nothing of one
--- whose shard lives in another database.
+-- What was cancelled before a node made a task of it leaves a cancelled task. Of a request that cannot be a task nothing is left. One whose shard lives
+-- in another database does not come here: see duetime.cancel and task_collect_cancelled.
 CREATE FUNCTION duetime.inbox_cancelled(p_row duetime.inbox) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r jsonb := p_row.request;

@@ -296,12 +296,14 @@ pub struct QueueBook {
     queues: BTreeMap<QueueName, Arc<Queue>>,
     /// Those whose tasks are not claimed as they come due: they are asked for with every claim.
     held: BTreeSet<QueueName>,
+    /// How long a success is kept, of the queues that do not say the default. Read with every cancel.
+    kept_otherwise: Arc<[(QueueName, i64)]>,
 }
 
 /// Before anything has been read.
 impl Default for QueueBook {
     fn default() -> Self {
-        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new() }
+        Self { revision: -1, queues: BTreeMap::new(), held: BTreeSet::new(), kept_otherwise: Arc::default() }
     }
 }
 
@@ -343,6 +345,9 @@ impl QueueBook {
                 }
             }
         }
+        let default_ms = QueuePolicy::default().keep_succeeded_ms;
+        let others = self.iter().filter(|queue| queue.policy.keep_succeeded_ms != default_ms);
+        self.kept_otherwise = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
         self
     }
 
@@ -357,6 +362,11 @@ impl QueueBook {
     /// Queues that are paused, or whose tasks are started as their order, limit or rate allows.
     pub fn held(&self) -> &BTreeSet<QueueName> {
         &self.held
+    }
+
+    /// How long a success is kept, of the queues that do not say the default. Made once for each book.
+    pub fn kept_otherwise(&self) -> &Arc<[(QueueName, i64)]> {
+        &self.kept_otherwise
     }
 
     /// The queues after that name, in the order of their names' bytes.

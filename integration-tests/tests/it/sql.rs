@@ -303,3 +303,35 @@ async fn a_queue_on_one_shard_is_submitted_to_in_every_database_and_cancelled_wi
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_submitted_and_cancelled_in_one_transaction_is_shown_as_cancelled_wherever_its_shard_is() {
+    scenario(two_databases(), async |sandbox| {
+        let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
+        let mut transaction = connection.begin().await?;
+        let mut ids = Vec::new();
+        for number in 0..20 {
+            // Its key decides about its shard: half of them are in the other database.
+            let id: String = sqlx::query_scalar(
+                "SELECT duetime.submit('mail', '{}', now() + interval '1 hour', key => 'k' || $1::int)::text",
+            )
+            .bind(number)
+            .fetch_one(&mut *transaction)
+            .await?;
+            let outcome: String =
+                sqlx::query_scalar("SELECT duetime.cancel($1::uuid)").bind(&id).fetch_one(&mut *transaction).await?;
+            ensure!(outcome == "cancelled", "{outcome}");
+            ids.push(id);
+        }
+        transaction.commit().await?;
+        let client = sandbox.client(0);
+        for id in &ids {
+            until(&format!("task {id} is shown as cancelled"), SOON, || async {
+                client.get(id).await.ok().filter(|task| task.state == "cancelled")
+            })
+            .await?;
+        }
+        Ok(())
+    })
+    .await;
+}

@@ -15,7 +15,11 @@ use common::{
 use super::{Desk, refusal::failed, to_its_end};
 use crate::{
     loops::queue_reader::catch_up,
-    store::{Error, Fault, queues::QueueQuota, rows::QueueRecord},
+    store::{
+        Error, Fault,
+        queues::{QueueQuota, Turn},
+        rows::QueueRecord,
+    },
 };
 
 pub use crate::store::outlook::Census;
@@ -49,7 +53,7 @@ impl Desk {
             let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
             let put = put.map_err(|error| failed(&error))?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
-            desk.turned(&name, put.revision).await?;
+            desk.turned(&name, put.turn).await?;
             Ok(desk.shown_queue(put.record).await)
         })
         .await
@@ -103,9 +107,9 @@ impl Desk {
         to_its_end(async move {
             let home = desk.parts().store.home();
             let paused_now = turn(|| home.queue_pause(&name, paused)).await.map_err(|error| failed(&error))?;
-            let (record, revision) = paused_now.ok_or_else(|| no_queue(&name))?;
+            let (record, turned) = paused_now.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, paused, "queue {}", if paused { "paused" } else { "resumed" });
-            desk.turned(&name, revision).await?;
+            desk.turned(&name, turned).await?;
             Ok(desk.shown_queue(record).await)
         })
         .await
@@ -187,9 +191,9 @@ impl Desk {
             }
             let home = desk.parts().store.home();
             let gone = turn(|| home.queue_delete(&name)).await.map_err(|error| failed(&error))?;
-            let revision = gone.ok_or_else(|| no_queue(&name))?;
+            let turned = gone.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, "queue deleted");
-            desk.turned(&name, revision).await
+            desk.turned(&name, turned).await
         })
         .await
     }
@@ -206,16 +210,17 @@ impl Desk {
         })
     }
 
-    /// A queue has a new policy as of `revision`: from the answer on, every database refuses claims that do not know it.
-    async fn turned(&self, name: &QueueName, revision: i64) -> Result<(), Problem> {
+    /// A queue has a new policy: from the answer on, every database refuses claims that do not know it, and tasks that were given their shards by an
+    /// older placement.
+    async fn turned(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
-        let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, revision)))).await;
+        let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
         if let Err(error) = self.read_anew().await {
             // It is written; claims that do not know it are refused until the queues can be read.
             tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
         let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
-        tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision, "a database has not heard of a queue's new policy");
+        tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "a database has not heard of a queue's new policy");
         let detail = format!(
             "the change is stored, but database `{}` could not be told; nodes there follow it once they have read the queues; ask again to \
              be certain",

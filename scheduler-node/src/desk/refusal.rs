@@ -23,7 +23,9 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
                 "the database refuses the task, now and whenever it is sent again: {why}"
             ));
         }
-        Unstored::Unavailable(_) => "the task could not be made durable and was not accepted; send it again",
+        Unstored::Unavailable(_) | Unstored::Moved(_) => {
+            "the task could not be made durable and was not accepted; send it again"
+        }
         Unstored::Unknown(_) => {
             "nobody knows whether the task was stored: the database stopped answering at the wrong moment; if it is sent again it \
              may be there twice"
@@ -46,7 +48,9 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
             "depends_on",
             "more than 10000 tasks wait before this one, so nobody can tell whether it would wait for itself",
         )),
-        PutOutcome::Busy => Err(unstored(&Unstored::Unavailable("a task with this key is held".to_owned()))),
+        PutOutcome::Busy | PutOutcome::Moved => {
+            Err(unstored(&Unstored::Unavailable("a task with this key is held".to_owned())))
+        }
     }
 }
 

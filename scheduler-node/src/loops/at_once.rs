@@ -70,6 +70,10 @@ impl AtOnce {
         let mut scheduled = Vec::new();
         let mut refused = Vec::new();
         for (task, epoch) in tasks.into_iter().zip(begun.epochs) {
+            if written.moved.contains(&task.queue) {
+                refused.extend(epoch.map(|_| task.id));
+                continue;
+            }
             let is_claimed = written.held.contains(&task.id.shard()) && !written.turned.contains(&task.queue);
             if epoch.is_some() && is_claimed {
                 let delivery = delivery(task, written.asked_at);
@@ -81,7 +85,7 @@ impl AtOnce {
         }
         let site = &self.sites.all()[begun.site];
         site.held.end(refused);
-        if !written.turned.is_empty() {
+        if !written.turned.is_empty() || !written.moved.is_empty() {
             site.outdated.notify_one();
         }
         self.metrics.claimed.with_label_values(&["submit"]).inc_by(dispatches.len() as u64);

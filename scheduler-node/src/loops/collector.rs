@@ -29,7 +29,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault,
-        inbox::{Collected, InboxRow, Wanted},
+        inbox::{Cancelled, Collected, InboxRow, Leaving, Wanted},
         migrate::DEFAULT_KEEP_DAYS,
         put::{Hold, PutOutcome},
     },
@@ -197,9 +197,11 @@ impl Collector {
         let source = self.source();
         let away = index != self.index;
         if away {
-            let may_go = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
-            tasks.retain(|task| may_go.contains(&task.id));
+            let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
+            let leaving: BTreeMap<TaskId, Leaving> = leaving.into_iter().map(|row| (row.id, row)).collect();
+            tasks.retain(|task| leaving.contains_key(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
+            tasks = self.keep_cancelled(index, tasks, &leaving).await?;
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
@@ -213,6 +215,43 @@ impl Collector {
             source.inbox_delete(&arrived).await?;
         }
         Ok(())
+    }
+
+    /// Those that were cancelled while they waited leave a cancelled task in the database at `index`. Returns the others.
+    async fn keep_cancelled(
+        &self,
+        index: usize,
+        tasks: Vec<NewTask>,
+        leaving: &BTreeMap<TaskId, Leaving>,
+    ) -> Result<Vec<NewTask>, Error> {
+        let (cancelled, others): (Vec<_>, Vec<_>) =
+            tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
+        if cancelled.is_empty() {
+            return Ok(others);
+        }
+        let book = self.books.load_full();
+        let kept = |task: &NewTask| {
+            let Leaving { submitted_at, cancelled_at, .. } = leaving[&task.id];
+            let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
+            Cancelled { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
+        };
+        let tried =
+            try_each(&cancelled, |part| {
+                let kept: Vec<Cancelled> = part.iter().map(kept).collect();
+                async move {
+                    self.sites.all()[index].database.task_collect_cancelled(part, &kept, self.source().name()).await
+                }
+            })
+            .await;
+        for refused in &tried.refused {
+            self.refused(refused);
+        }
+        let left = tried.left.map_or_else(|| (Vec::new(), None), |(left, error)| (left, Some(error)));
+        let left_ids: Vec<TaskId> = left.0.iter().map(|task| task.id).collect();
+        // Nothing can be kept of one that the database refuses; it is cancelled all the same.
+        let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left_ids.contains(id)).collect();
+        self.source().inbox_delete(&done).await?;
+        left.1.map_or(Ok(others), Err)
     }
 
     /// Those without a key. Returns what the database refuses.

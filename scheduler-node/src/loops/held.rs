@@ -45,6 +45,9 @@ struct State {
     aside: HashMap<TaskId, Instant>,
 }
 
+/// So many of them are named to a statement that chooses its rows itself: it compares each row with all of them.
+const ASIDE_NAMED: usize = 1_000;
+
 /// Rows that are left alone, at the most. Beyond it they are tried again and again, which is slow but no danger.
 const ASIDE_MOST: usize = 10_000;
 
@@ -270,6 +273,12 @@ impl Held {
         drop(state);
         self.end([id]);
         first
+    }
+
+    /// The rows that are left alone, for a statement that chooses its rows itself.
+    pub fn aside(&self) -> Vec<TaskId> {
+        let (state, now) = (self.state.lock(), Instant::now());
+        state.aside.iter().filter(|(_, until)| **until > now).map(|(id, _)| *id).take(ASIDE_NAMED).collect()
     }
 
     /// Nobody knows what became of these: looked at again at `at`, by a rescue, which finds out whatever else is to be done. An entry that

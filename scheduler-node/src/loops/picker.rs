@@ -15,6 +15,7 @@ use common::{
     ids::{Epoch, QueueName, ShardId},
     queue::{Placement, Queue, QueuePolicy},
     task::{
+        Delivery,
         pick::{LEVELS, Levels, shares},
         rate::Bucket,
     },
@@ -27,15 +28,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    aside::Kind,
     dispatcher::Pace,
     gate::{Gate, TRY_AGAIN},
     lanes::Lanes,
     queue_reader::Books,
+    retry::try_each,
 };
 use crate::{
     broker::BrokerState,
     store::{
-        Effect, Error,
+        Effect, Error, Fault,
+        claim::Claimed,
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
     supervise::at_work,
@@ -299,31 +303,58 @@ impl Picker {
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
-        let pick = Pick { queue: &queue.name, fences, wanted, after: &turn.ends, ordered, counted, known };
-        let answer = self.gate.site.database.task_pick(&pick).await;
-        let (claimed, walks) = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                if error.effect == Effect::Unknown {
-                    turn.took(wanted.iter().sum());
-                    turn.rest_until = Some(Instant::now() + UNKNOWN_FOR);
-                }
-                return Err(error);
-            }
+        let aside = self.gate.site.held.aside();
+        let after = turn.ends.clone();
+        let pick = Pick {
+            queue: &queue.name,
+            fences,
+            wanted,
+            after: &after,
+            ordered,
+            counted,
+            known,
+            aside: &aside,
+            only: None,
         };
-        let has_turned = claimed.turned;
+        let (answers, error) = match self.gate.site.database.task_pick(&pick).await {
+            Ok(answer) => (vec![answer], None),
+            Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let has_turned = answers.iter().any(|(claimed, _)| claimed.turned);
         let mut taken = [0; LEVELS];
-        for delivery in &claimed.deliveries {
-            if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
-                *count += 1;
+        let mut last_walks = None;
+        for (claimed, walks) in answers {
+            count_levels(&claimed.deliveries, &mut taken);
+            turn.took(claimed.deliveries.len());
+            last_walks = Some(walks);
+            if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await {
+                self.gate.hand_over(claimed).await;
             }
         }
-        turn.took(claimed.deliveries.len());
-        turn.walked(walks, wanted, taken);
-        if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await {
-            self.gate.hand_over(claimed).await;
+        if let Some(walks) = last_walks {
+            turn.walked(walks, wanted, taken);
+        }
+        if let Some(error) = error {
+            if error.effect == Effect::Unknown {
+                turn.took(wanted.iter().sum());
+                turn.rest_until = Some(Instant::now() + UNKNOWN_FOR);
+            }
+            return Err(error);
         }
         Ok((!has_turned).then_some(taken))
+    }
+
+    /// The database refuses a row of the pick: starts its neighbours, and sets the culprit aside. Answers what was started, and what kept the
+    /// rest from it.
+    async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
+        let database = &self.gate.site.database;
+        let ids = database.task_pick_candidates(pick).await?;
+        let tried =
+            try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
+                .await;
+        self.gate.site.set_aside(Kind::Claim, tried.refused).await;
+        Ok((tried.answers, tried.left.map(|(_, error)| error)))
     }
 }
 
@@ -347,6 +378,14 @@ impl Turn {
                 None => Some(before),
             };
             self.ends[level] = after;
+        }
+    }
+}
+
+fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {
+    for delivery in deliveries {
+        if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
+            *count += 1;
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct PutJob {
     pub tasks: Vec<NewTask>,
     /// Where they come from, as the metrics call it.
     pub source: &'static str,
+    /// The revision of the queues by which they were given their shards.
+    pub routed: i64,
     /// One answer a task, in their order.
     pub answer: oneshot::Sender<Vec<Result<Put, Unstored>>>,
 }
@@ -80,12 +82,13 @@ impl Putter {
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.site.database;
         let window = Window::first(database);
-        let known = match database.task_put_within(&tasks, &holds, window).await {
+        let routed = batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX);
+        let known = match database.task_put_within(&tasks, &holds, window, routed).await {
             Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
             Err(error) => {
                 until_known(database, &tasks, (window, error), |part, _, window| {
                     let holds: Vec<Hold> = part.iter().map(hold).collect();
-                    async move { database.task_put_within(part, &holds, window).await }
+                    async move { database.task_put_within(part, &holds, window, routed).await }
                 })
                 .await
             }
@@ -94,7 +97,7 @@ impl Putter {
         for (part, stored) in known {
             submitter::refused(&self.site.asides, part, &stored);
             answers.extend(match stored {
-                Ok(puts) => puts.into_iter().map(Ok).collect(),
+                Ok(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
                 Err(why) => vec![Err(why); part.len()],
             });
         }
@@ -143,6 +146,11 @@ impl Putter {
             self.metrics.submitted(queue, source, count);
         }
     }
+}
+
+/// One that belongs on another shard by now goes back to its caller.
+fn written(put: Put, task: &NewTask) -> Result<Put, Unstored> {
+    if put.outcome == PutOutcome::Moved { Err(Unstored::Moved(Box::new(task.clone()))) } else { Ok(put) }
 }
 
 /// Each caller its part. One that hung up does not need it.

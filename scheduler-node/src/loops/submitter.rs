@@ -20,13 +20,16 @@ pub use self::{
 use super::{
     prober::Fitness,
     putter::{PutJob, TASKS_PER_PUT},
-    queue_reader::Books,
+    queue_reader::{Books, catch_up},
     site::Sites,
 };
 use crate::store::put::{Put, PutOutcome};
 
 /// Submissions that wait for an insert, of one database. More are told to come back.
 const WAITING_JOBS: usize = 1_024;
+
+/// Sendings of a task whose queue is placed anew meanwhile: each finds the placement that was answered before it began.
+const TRIES: u32 = 3;
 
 /// What a caller may rely on: this task is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +46,7 @@ pub enum Answer {
     Keyed(Put),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Unstored {
     #[error("it was not stored: {0}")]
     Unavailable(String),
@@ -54,6 +57,9 @@ pub enum Unstored {
     /// It will never be stored: the database refuses what it says.
     #[error("the database refuses it: {0}")]
     Refused(String),
+    /// It was given its shard by a placement of its queue that is not in force any more. Here it is again.
+    #[error("it was not stored: its queue was placed anew")]
+    Moved(Box<NewTask>),
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +81,8 @@ pub struct Job {
     tasks: Vec<NewTask>,
     /// Where they come from, as the metrics call it.
     source: &'static str,
+    /// The revision of the queues by which they were given their shards.
+    routed: i64,
     /// One answer a task, in their order.
     answer: oneshot::Sender<Vec<Result<UnixMicros, Unstored>>>,
 }
@@ -102,14 +110,41 @@ impl Submitter {
 
     /// One answer a task, in the order of the tasks. Done answers mean that the task, or the one that has its key, is durable.
     pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
-        self.write(self.routes.place(tasks), source).await
+        let (placed, routed) = self.routes.place(tasks);
+        let mut answers = self.write_routed(placed, source, routed).await;
+        for _ in 1..TRIES {
+            let (places, moved) = moved(&answers);
+            if moved.is_empty() || !self.knows_again().await {
+                break;
+            }
+            let (placed, routed) = self.routes.place_again(moved);
+            let again = self.write_routed(placed, source, routed).await;
+            for (place, answer) in places.into_iter().zip(again) {
+                answers[place] = answer;
+            }
+        }
+        answers
     }
 
-    /// The same for tasks that have their ids already.
+    /// Reads what has changed of the queues.
+    async fn knows_again(&self) -> bool {
+        catch_up(&self.routes.sites.all()[0].database, &self.routes.books).await.is_ok()
+    }
+
+    /// The same for tasks that have their ids already, and stay on their shards wherever their queue is placed by now.
     pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
+        self.write_routed(new, source, i64::MAX).await
+    }
+
+    async fn write_routed(
+        &self,
+        new: Vec<NewTask>,
+        source: &'static str,
+        routed: i64,
+    ) -> Vec<Result<Answer, Unstored>> {
         let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
-        let (inserts, puts) = (self.send_inserts(plain, source), self.send_puts(keyed, source));
+        let (inserts, puts) = (self.send_inserts(plain, source, routed), self.send_puts(keyed, source, routed));
         for (places, answered) in inserts {
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
             for ((place, id, due_at), answer) in places.into_iter().zip(given) {
@@ -127,28 +162,33 @@ impl Submitter {
     }
 
     /// Each database's part, sent to whoever writes it. What finds no room is left out.
-    fn send_inserts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<Inserted, UnixMicros>> {
+    fn send_inserts(
+        &self,
+        tasks: Vec<(usize, NewTask)>,
+        source: &'static str,
+        routed: i64,
+    ) -> Vec<Sent<Inserted, UnixMicros>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let (answer, answered) = oneshot::channel();
             let due_at = |task: &NewTask| (!task.asked_now).then_some(task.due_at);
             let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
             let tasks = part.into_iter().map(|(_, task)| task).collect();
-            if self.jobs[index].try_send(Job { tasks, source, answer }).is_ok() {
+            if self.jobs[index].try_send(Job { tasks, source, routed, answer }).is_ok() {
                 sent.push((places, answered));
             }
         }
         sent
     }
 
-    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str) -> Vec<Sent<usize, Put>> {
+    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str, routed: i64) -> Vec<Sent<usize, Put>> {
         let mut sent = Vec::new();
         for (index, part) in self.by_site(tasks) {
             let mut part = part.into_iter().peekable();
             while part.peek().is_some() {
                 let (answer, answered) = oneshot::channel();
                 let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
-                if self.puts[index].try_send(PutJob { tasks, source, answer }).is_ok() {
+                if self.puts[index].try_send(PutJob { tasks, source, routed, answer }).is_ok() {
                     sent.push((places, answered));
                 }
             }
@@ -165,6 +205,15 @@ impl Submitter {
         }
         parts
     }
+}
+
+/// The tasks that belong on other shards by now, with their places.
+fn moved(answers: &[Result<Answer, Unstored>]) -> (Vec<usize>, Vec<NewTask>) {
+    let moved = |(place, answer): (usize, &Result<Answer, Unstored>)| match answer {
+        Err(Unstored::Moved(task)) => Some((place, NewTask::clone(task))),
+        _ => None,
+    };
+    answers.iter().enumerate().filter_map(moved).unzip()
 }
 
 /// One that could not go in because of somebody else's transaction is not stored, and its neighbours are.

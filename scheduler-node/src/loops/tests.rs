@@ -33,6 +33,7 @@ use super::{
     dispatcher::{Dispatcher, Pace},
     gate::Gate,
     nudger::Nudger,
+    picker::Picker,
     prober::Fitness,
     publisher::Dispatch,
     releaser::Releaser,
@@ -273,6 +274,45 @@ async fn neighbours_of_a_task_whose_claim_is_refused_are_claimed() {
     let (mut dispatches, _stop) = loops.dispatch(WakeKind::Claim, &ids);
     assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
     loops.until_aside(Kind::Claim).await;
+}
+
+#[tokio::test]
+async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
+    let loops = Loops::new().await;
+    // All of one queue; the second of them has the key that the database refuses.
+    let ids = loops
+        .three(|task| {
+            task.partition_key = Some(task.queue.to_string());
+            task.queue = QueueName::new("orders");
+        })
+        .await;
+    let ready = "UPDATE duetime.task SET state = 'ready'";
+    sqlx::raw_sql(ready).execute(&loops.test.pool).await.unwrap();
+    loops.test.refuse("UPDATE", "task", "partition_key", POISON).await;
+    let (publisher, mut dispatches) = mpsc::channel(100);
+    let gate = Gate { site: loops.site().clone(), index: 0, publisher, metrics: Arc::clone(&loops.metrics) };
+    let picker = Picker {
+        gate,
+        pace: Pace { batch: 100, window: 1_000 },
+        lanes: Arc::default(),
+        books: Arc::clone(&loops.counter.books),
+        broker: loops.broker.subscribe(),
+        shard_count: u32::from(fixture::SHARDS),
+        turns: Arc::default(),
+    };
+    let stop = CancellationToken::new();
+    spawn_child(picker.run(stop.clone()));
+    assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
+    loops.until_aside(Kind::Claim).await;
+    // What comes later is started in one statement: the culprit is passed over.
+    let late = loops.three(|task| task.queue = QueueName::new("orders")).await;
+    sqlx::raw_sql("UPDATE duetime.task SET state = 'ready' WHERE state = 'scheduled'")
+        .execute(&loops.test.pool)
+        .await
+        .unwrap();
+    assert_eq!(ids_of(&mut dispatches, 3).await, BTreeSet::from(late));
+    assert_eq!(loops.site().asides.count(Kind::Claim), 1);
+    stop.cancel();
 }
 
 #[tokio::test]

@@ -4,6 +4,8 @@
 //! be fit again by then (a failed attempt has just been scheduled anew) is tried once more instead of being refused for
 //! a state that it no longer has.
 
+use std::sync::Arc;
+
 use common::{
     ids::{Attempt, QueueName, TaskId},
     queue::QueueBook,
@@ -39,19 +41,14 @@ pub struct Cancelled {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
     pub default_ms: i64,
-    pub others: Vec<(QueueName, i64)>,
+    pub others: Arc<[(QueueName, i64)]>,
 }
 
 impl Keep {
     /// As the policies of `book` say it for a success, which is how everything but a dead task is kept.
     pub fn of(book: &QueueBook) -> Self {
         let default_ms = common::queue::QueuePolicy::default().keep_succeeded_ms;
-        let others = book
-            .iter()
-            .filter(|queue| queue.policy.keep_succeeded_ms != default_ms)
-            .map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms))
-            .collect();
-        Self { default_ms, others }
+        Self { default_ms, others: Arc::clone(book.kept_otherwise()) }
     }
 }
 

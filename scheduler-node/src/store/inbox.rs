@@ -69,6 +69,23 @@ pub struct Collected {
     pub put: Put,
 }
 
+/// A row that goes into another database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    pub id: TaskId,
+    pub submitted_at: UnixMicros,
+    /// It is to be a cancelled task there.
+    pub cancelled_at: Option<UnixMicros>,
+}
+
+/// What is kept of a row that was cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cancelled {
+    pub submitted_at: UnixMicros,
+    pub at: UnixMicros,
+    pub keep_ms: i64,
+}
+
 /// How an inbox stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
@@ -114,12 +131,39 @@ impl Database {
     }
 
     /// Marks rows of this inbox that go into another database; only those that are returned may go.
-    pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<TaskId>, Error> {
-        self.inbox_write(
-            StoreOp::InboxLeave,
-            sqlx::query(include_str!("queries/inbox_leave.sql")).bind(super::uuids(ids)),
-        )
+    pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<Leaving>, Error> {
+        let leaving = |row: &PgRow| {
+            let cancelled_at: Option<chrono::DateTime<chrono::Utc>> = row.try_get("cancelled_at")?;
+            Ok(Leaving {
+                id: super::task_id(row, "id")?,
+                submitted_at: super::moment(row, "submitted_at")?,
+                cancelled_at: cancelled_at.map(UnixMicros::from),
+            })
+        };
+        self.run(StoreOp::InboxLeave, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/inbox_leave.sql")).bind(super::uuids(ids));
+            statement.fetch_all(&pool).await?.iter().map(leaving).collect()
+        })
         .await
+    }
+
+    /// Keeps rows of the inbox of `source` that were cancelled there, each for so many milliseconds. Returns those that were not here yet.
+    pub async fn task_collect_cancelled(
+        &self,
+        tasks: &[NewTask],
+        cancelled: &[Cancelled],
+        source: &DatabaseName,
+    ) -> Result<Vec<TaskId>, Error> {
+        let utc = |of: fn(&Cancelled) -> UnixMicros| -> Vec<chrono::DateTime<chrono::Utc>> {
+            cancelled.iter().map(|one| of(one).to_utc()).collect()
+        };
+        let statement = Columns::of(tasks)
+            .bound_to(include_str!("queries/task_collect_cancelled.sql"))
+            .bind(source.as_str())
+            .bind(utc(|one| one.submitted_at))
+            .bind(utc(|one| one.at))
+            .bind(cancelled.iter().map(|one| one.keep_ms).collect::<Vec<i64>>());
+        self.inbox_write(StoreOp::TaskCollectCancelled, statement).await
     }
 
     /// Makes tasks without a key of rows of this database's inbox, or of that of `source`. Returns those that were not there yet.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::{
-    ids::{Epoch, QueueName, ShardId},
+    ids::{Epoch, QueueName, ShardId, TaskId},
     task::pick::{LEVELS, Levels},
 };
 use sqlx::{Row, postgres::PgRow};
@@ -43,6 +43,8 @@ pub struct Walks {
     pub ends: LaneEnds,
     /// Walks that used up their steps before they had come round: lanes beyond were not looked at.
     pub cut: [bool; LEVELS],
+    /// Of a pick that may start none.
+    candidates: Vec<TaskId>,
 }
 
 /// What a pick may take.
@@ -58,6 +60,10 @@ pub struct Pick<'a> {
     pub counted: bool,
     /// The revision of the queues from which all this was found: nothing is started when the queue has turned since.
     pub known: i64,
+    /// Tasks that the database refuses to start.
+    pub aside: &'a [TaskId],
+    /// Of what would be started, only these.
+    pub only: Option<&'a [TaskId]>,
 }
 
 impl Database {
@@ -90,6 +96,12 @@ impl Database {
         .await
     }
 
+    /// What `pick` would start.
+    pub async fn task_pick_candidates(&self, pick: &Pick<'_>) -> Result<Vec<TaskId>, Error> {
+        let (_, walks) = self.task_pick(&Pick { only: Some(&[]), ..pick.clone() }).await?;
+        Ok(walks.candidates)
+    }
+
     /// Starts what `pick` asks for, as far as it can be. Answers too where each priority's walk ended.
     pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, Walks), Error> {
         let (shards, epochs) = pairs(pick.fences);
@@ -113,7 +125,9 @@ impl Database {
             .bind(STEPS)
             .bind(pick.ordered)
             .bind(pick.counted)
-            .bind(pick.known);
+            .bind(pick.known)
+            .bind(super::uuids(pick.aside))
+            .bind(pick.only.map(super::uuids));
         self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, walks).await
     }
 }
@@ -133,7 +147,9 @@ fn walks(row: &PgRow) -> Result<Walks, sqlx::Error> {
         let level = usize::try_from(priority - 1).ok().and_then(|level| cut.get_mut(level));
         *level.ok_or_else(|| super::unexpected("cut", &priority.to_string()))? = true;
     }
-    Ok(Walks { ends: ends(row)?, cut })
+    let candidates: Option<Vec<uuid::Uuid>> = row.try_get("candidates")?;
+    let candidates = candidates.unwrap_or_default().into_iter().map(TaskId::from_uuid).collect();
+    Ok(Walks { ends: ends(row)?, cut, candidates })
 }
 
 /// "priority shard lane", as the statement has it; a lane may have spaces in it.

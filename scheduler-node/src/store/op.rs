@@ -109,6 +109,7 @@ ops! {
     InboxForget = "inbox_forget",
     TaskCollect = "task_collect",
     TaskCollectKeyed = "task_collect_keyed",
+    TaskCollectCancelled = "task_collect_cancelled",
     ReceivedForget = "received_forget",
     ReceivedRefuse = "received_refuse",
     QueueCopy = "queue_copy",

@@ -63,6 +63,8 @@ pub enum PutOutcome {
     Deep,
     /// Another transaction holds a task with this key: nothing was done, and it can be sent again.
     Busy,
+    /// Its queue was placed anew since it was given its shard: nothing was done.
+    Moved,
 }
 
 impl Put {
@@ -83,6 +85,7 @@ impl PutOutcome {
             "cycle" => Ok(Self::Cycle),
             "deep" => Ok(Self::Deep),
             "busy" => Ok(Self::Busy),
+            "moved" => Ok(Self::Moved),
             other => Err(sqlx::Error::Decode(format!("`{other}` is no outcome of a task with a key").into())),
         }
     }
@@ -90,11 +93,19 @@ impl PutOutcome {
 
 impl Database {
     /// One statement for all of `tasks`, which have keys or wait for others; `holds` says for each what its queue's policy does. Done means that
-    /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again.
-    pub async fn task_put_within(&self, tasks: &[NewTask], holds: &[Hold], window: Window) -> Result<Vec<Put>, Error> {
+    /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again. `routed`: as for
+    /// [`Database::task_submit_within`].
+    pub async fn task_put_within(
+        &self,
+        tasks: &[NewTask],
+        holds: &[Hold],
+        window: Window,
+        routed: i64,
+    ) -> Result<Vec<Put>, Error> {
         let statement = bound(tasks, holds, include_str!("queries/task_put.sql"))
             .bind(window.after.map(UnixMicros::to_utc))
-            .bind(window.until.to_utc());
+            .bind(window.until.to_utc())
+            .bind(routed);
         let (now, arrived, found) = self
             .run(StoreOp::TaskPut, |pool| async move {
                 let rows: Vec<PgRow> = statement.fetch_all(&pool).await?;
@@ -115,7 +126,7 @@ impl Database {
 
     #[cfg(test)]
     pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
-        self.task_put_within(tasks, holds, Window::first(self)).await
+        self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
     }
 
     /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.

@@ -37,8 +37,16 @@ pub struct PutQueue {
     pub record: QueueRecord,
     /// It was not there before.
     pub created: bool,
-    /// Claims that know the queues as of then or later know this policy.
+    pub turn: Turn,
+}
+
+/// The revisions at which a queue's policy and its placement changed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Claims that know the queues as of then or later know its policy.
     pub revision: i64,
+    /// Tasks that were given their shards by an older revision are not written.
+    pub placed: i64,
 }
 
 /// How many queues submissions may create.
@@ -131,11 +139,7 @@ impl Database {
                 .fetch_optional(&pool)
                 .await?;
             let Some(row) = row else { return Ok(None) };
-            Ok(Some(PutQueue {
-                record: QueueRecord::read(&row)?,
-                created: row.try_get("created")?,
-                revision: row.try_get("revision")?,
-            }))
+            Ok(Some(PutQueue { record: QueueRecord::read(&row)?, created: row.try_get("created")?, turn: turn(&row)? }))
         })
         .await
     }
@@ -162,38 +166,38 @@ impl Database {
         .await
     }
 
-    /// Holds back from this database's claims whoever does not know the queue's policy as of `revision`. For the databases that the
+    /// Holds back from this database's claims whoever does not know the queue's policy as of that turn. For the databases that the
     /// queues are not kept in; the others do so themselves.
-    pub async fn queue_turn(&self, name: &QueueName, revision: i64) -> Result<(), Error> {
+    pub async fn queue_turn(&self, name: &QueueName, Turn { revision, placed }: Turn) -> Result<(), Error> {
         self.run(StoreOp::QueueTurn, |pool| async move {
-            let turn = sqlx::query(include_str!("queries/queue_turn.sql")).bind(name.as_str()).bind(revision);
-            turn.execute(&pool).await.map(drop)
+            let turn = sqlx::query(include_str!("queries/queue_turn.sql"));
+            turn.bind(name.as_str()).bind(revision).bind(placed).execute(&pool).await.map(drop)
         })
         .await
     }
 
-    /// The queue as it is now, and the revision. `None`: there is no such queue.
-    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<(QueueRecord, i64)>, Error> {
+    /// The queue as it is now, and its turn. `None`: there is no such queue.
+    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<(QueueRecord, Turn)>, Error> {
         self.run(StoreOp::QueuePause, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_pause.sql"))
                 .bind(name.as_str())
                 .bind(paused)
                 .fetch_optional(&pool)
                 .await?;
-            row.map(|row| Ok((QueueRecord::read(&row)?, row.try_get("revision")?))).transpose()
+            row.map(|row| Ok((QueueRecord::read(&row)?, turn(&row)?))).transpose()
         })
         .await
     }
 
-    /// The revision from which on it is gone; `None`: there was no such queue. Its tasks, if there are any, go on with the default policy.
-    pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<i64>, Error> {
+    /// The turn with which it is gone; `None`: there was no such queue. Its tasks, if there are any, go on with the default policy.
+    pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<Turn>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_delete.sql"))
                 .bind(name.as_str())
                 .bind(REMEMBERED)
                 .fetch_optional(&pool)
                 .await?;
-            row.map(|row| row.try_get("revision")).transpose()
+            row.as_ref().map(turn).transpose()
         })
         .await
     }
@@ -220,6 +224,10 @@ impl Database {
         })
         .await
     }
+}
+
+fn turn(row: &PgRow) -> Result<Turn, sqlx::Error> {
+    Ok(Turn { revision: row.try_get("revision")?, placed: row.try_get("placed")? })
 }
 
 /// `None`: the row says only at which revision they stand.

@@ -26,6 +26,15 @@ pub enum Sending {
     Again,
 }
 
+/// What a node knew of the queues, as revisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// By these the tasks may be claimed.
+    pub claims: i64,
+    /// By these they were given their shards.
+    pub routes: i64,
+}
+
 /// What a batch came to.
 #[derive(Debug)]
 pub struct Written {
@@ -35,6 +44,8 @@ pub struct Written {
     pub held: BTreeSet<ShardId>,
     /// Queues with a newer policy than the revision that was presented: their tasks are not claimed.
     pub turned: BTreeSet<QueueName>,
+    /// Queues that were placed anew since the revision of the routes: nothing of them is written.
+    pub moved: BTreeSet<QueueName>,
 }
 
 /// A sending that was not executed within this time is not executed any more: long enough for a statement that waits for its turn, short
@@ -71,30 +82,31 @@ impl Database {
         self.clock.at(Instant::now()).unwrap_or_else(crate::clock::now)
     }
 
-    /// One insert for the whole batch. Done means that every task of it is durable.
+    /// One insert for the whole batch. Done means that every task of it is durable, except those of queues in [`Written::moved`].
+    /// `routed`: the revision of the queues by which the tasks were given their shards.
     pub async fn task_submit_within(
         &self,
         tasks: &[NewTask],
         sending: Sending,
         window: Window,
-    ) -> Result<UnixMicros, Error> {
-        self.task_write(tasks, sending, window, &vec![None; tasks.len()], i64::MAX)
+        routed: i64,
+    ) -> Result<Written, Error> {
+        self.task_write(tasks, sending, window, &vec![None; tasks.len()], Known { claims: i64::MAX, routes: routed })
             .await
-            .map(|written| written.asked_at)
     }
 
     #[cfg(test)]
     pub async fn task_submit(&self, tasks: &[NewTask], sending: Sending) -> Result<UnixMicros, Error> {
-        self.task_submit_within(tasks, sending, Window::first(self)).await
+        self.task_submit_within(tasks, sending, Window::first(self), i64::MAX).await.map(|written| written.asked_at)
     }
 
     /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.
-    /// Present an epoch only for tasks that are due at once. `known`: the revision of the queues by which they may go.
+    /// Present an epoch only for tasks that are due at once.
     pub async fn task_submit_claimed(
         &self,
         tasks: &[NewTask],
         epochs: &[Option<Epoch>],
-        known: i64,
+        known: Known,
         window: Window,
     ) -> Result<Written, Error> {
         self.task_write(tasks, Sending::First, window, epochs, known).await
@@ -106,7 +118,7 @@ impl Database {
         sending: Sending,
         window: Window,
         epochs: &[Option<Epoch>],
-        known: i64,
+        known: Known,
     ) -> Result<Written, Error> {
         let mut columns = Columns::of(tasks);
         let envelopes = std::mem::take(&mut columns.envelopes);
@@ -119,16 +131,20 @@ impl Database {
                     .bind(epochs)
                     .bind(super::claim::interval(LOOK_AGAIN_AFTER))
                     .bind(envelopes)
-                    .bind(known)
+                    .bind(known.claims)
                     .bind(window.after.map(UnixMicros::to_utc))
                     .bind(window.until.to_utc())
+                    .bind(known.routes)
                     .fetch_one(&pool)
                     .await?;
-                let turned: Vec<String> = row.try_get("turned")?;
+                let queues = |column| -> Result<BTreeSet<QueueName>, sqlx::Error> {
+                    Ok(row.try_get::<Vec<String>, _>(column)?.into_iter().map(QueueName::new).collect())
+                };
                 let written = Written {
                     asked_at: super::moment(&row, "asked_at")?,
                     held: super::shards(&row, "held")?,
-                    turned: turned.into_iter().map(QueueName::new).collect(),
+                    turned: queues("turned")?,
+                    moved: queues("moved")?,
                 };
                 Ok((super::moment(&row, "now")?, Instant::now(), written))
             })

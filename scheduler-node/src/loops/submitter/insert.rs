@@ -18,7 +18,7 @@ use crate::{
     },
     store::{
         Database, Effect, Error, Fault,
-        submit::{Sending, Window},
+        submit::{Known, Sending, Window, Written},
     },
     traces,
 };
@@ -63,7 +63,8 @@ impl Insert {
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
         let begun = self.at_once.begin(self.index, &tasks);
         let window = Window::first(self.database());
-        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, begun.known, window).await {
+        let known = Known { claims: begun.known, routes: routed(&batch) };
+        let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, known, window).await {
             Ok(written) => written,
             Err(error) => {
                 self.at_once.lost(&begun, &tasks);
@@ -71,8 +72,8 @@ impl Insert {
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
-        self.note(&tasks, counts, written.asked_at);
-        answer(batch, lengths, vec![Ok(written.asked_at); tasks.len()]);
+        self.note(&tasks, counts, &written);
+        answer(batch, lengths, answers(&tasks, &written, Sending::First));
         let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
         self.nudge(&scheduled, written.asked_at);
         self.at_once.publish(dispatches).await;
@@ -83,25 +84,29 @@ impl Insert {
         let database = self.database();
         let sources: Vec<&'static str> =
             batch.iter().zip(&lengths).flat_map(|(job, length)| std::iter::repeat_n(job.source, *length)).collect();
-        let sent = until_known(database, &tasks, first, |part, sending, window| {
-            database.task_submit_within(part, sending, window)
+        let routed = routed(&batch);
+        let sent = until_known(database, &tasks, first, |part, sending, window| async move {
+            database.task_submit_within(part, sending, window, routed).await.map(|written| (written, sending))
         })
         .await;
-        let mut answers = Vec::with_capacity(tasks.len());
+        let mut given = Vec::with_capacity(tasks.len());
         for (part, stored) in sent {
-            if let Ok(asked_at) = stored {
-                let begin = answers.len();
+            if let Ok((written, _)) = &stored {
+                let begin = given.len();
                 self.note(
                     part,
                     count_tasks(part.iter().zip(&sources[begin..]).map(|(task, source)| (task, *source))),
-                    asked_at,
+                    written,
                 );
-                self.nudge(part, asked_at);
+                self.nudge(part, written.asked_at);
             }
             refused(&self.at_once.sites.all()[self.index].asides, part, &stored);
-            answers.extend(std::iter::repeat_n(stored, part.len()));
+            match stored {
+                Ok((written, sending)) => given.extend(answers(part, &written, sending)),
+                Err(why) => given.extend(std::iter::repeat_n(Err(why), part.len())),
+            }
         }
-        answer(batch, lengths, answers);
+        answer(batch, lengths, given);
     }
 
     fn database(&self) -> &Database {
@@ -112,13 +117,14 @@ impl Insert {
         self.nudger.written_all(tasks.iter().map(|task| (task.id, task.due_at_when(asked_at))));
     }
 
-    fn note(&self, tasks: &[NewTask], counts: Counts, asked_at: UnixMicros) {
-        for task in tasks {
-            let due_at = task.due_at_when(asked_at);
+    fn note(&self, tasks: &[NewTask], counts: Counts, written: &Written) {
+        let is_written = |queue: &QueueName| !written.moved.contains(queue);
+        for task in tasks.iter().filter(|task| is_written(&task.queue)) {
+            let due_at = task.due_at_when(written.asked_at);
             let ids = || traces::ids(task.trace());
             tracing::debug!(task = %task.id, queue = %task.queue, %due_at, trace_id = ids().0, span_id = ids().1, "task submitted");
         }
-        for ((queue, source), count) in counts {
+        for ((queue, source), count) in counts.into_iter().filter(|((queue, _), _)| is_written(queue)) {
             self.at_once.metrics.submitted(&queue, source, count);
         }
     }
@@ -191,6 +197,21 @@ pub fn refused<T>(asides: &Asides, part: &[NewTask], stored: &Result<T, Unstored
     if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
         asides.note(Kind::Submission, &task.id.to_string(), reason);
     }
+}
+
+/// The oldest revision of the queues by which tasks of the batch were given their shards.
+fn routed(batch: &[Job]) -> i64 {
+    batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
+}
+
+/// One a task. Those of queues that were placed anew are not written, unless an earlier sending with an unknown end did.
+fn answers(tasks: &[NewTask], written: &Written, sending: Sending) -> Vec<Result<UnixMicros, Unstored>> {
+    let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
+        (false, _) => Ok(written.asked_at),
+        (true, Sending::First) => Err(Unstored::Moved(Box::new(task.clone()))),
+        (true, Sending::Again) => Err(Unstored::Unknown("its queue was placed anew meanwhile".to_owned())),
+    };
+    tasks.iter().map(answer).collect()
 }
 
 /// How many tasks of which queue came from where.

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use common::{
-    ids::{ShardId, TaskId},
+    ids::{QueueName, ShardId, TaskId},
     shard::route::{Routing, route},
     task::NewTask,
+    time::UnixMicros,
     wire::task::ValidTask,
 };
 use tokio::sync::watch;
@@ -25,11 +26,34 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn place(&self, tasks: Vec<ValidTask>) -> Vec<NewTask> {
+    /// Gives each task its id and with it its shard. Returns also the revision of the queues by which that was done.
+    pub(super) fn place(&self, tasks: Vec<ValidTask>) -> (Vec<NewTask>, i64) {
+        let (router, routed) = self.router();
+        let place = |task: ValidTask| {
+            let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());
+            let id = router(&task.queue, task.partition_key.as_deref(), key, task.due_at);
+            task.into_new(id)
+        };
+        (tasks.into_iter().map(place).collect(), routed)
+    }
+
+    /// The same for tasks that were given an id by an older placement and are written nowhere.
+    pub(super) fn place_again(&self, tasks: Vec<NewTask>) -> (Vec<NewTask>, i64) {
+        let (router, routed) = self.router();
+        let place = |task: NewTask| {
+            let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());
+            let id = router(&task.queue, task.partition_key.as_deref(), key, task.due_at);
+            NewTask { id, ..task }
+        };
+        (tasks.into_iter().map(place).collect(), routed)
+    }
+
+    /// Mints ids by queue, partition key, key and due time; with the revision of the queues that it knows.
+    fn router(&self) -> (impl Fn(&QueueName, Option<&str>, Option<&str>, UnixMicros) -> TaskId + '_, i64) {
         let now = clock::now();
-        let book = self.books.load();
+        let book = self.books.load_full();
+        let routed = book.revision();
         let fitness = self.fitness.borrow().clone();
-        let fit = |shard: ShardId| self.sites.of(shard).is_some_and(|(_, site)| fitness.is_fit(site.name()));
         let owned: Vec<ShardId> = self
             .sites
             .all()
@@ -37,30 +61,29 @@ impl Routes {
             .filter(|site| fitness.is_fit(site.name()))
             .flat_map(|site| site.held.claimable().into_keys())
             .collect();
-        tasks
-            .into_iter()
-            .map(|task| {
-                let mut shard = ShardId::new(0);
-                // A task that may live anywhere goes where the database answers; a few throws find one.
-                for _ in 0..8 {
-                    shard = route(&Routing {
-                        queue: &task.queue,
-                        placement: book.get(&task.queue).policy.placement,
-                        partition_key: task.partition_key.as_deref(),
-                        key: task.keyed.as_ref().map(|keyed| keyed.key.as_str()),
-                        due_at: task.due_at,
-                        now,
-                        horizon: self.horizon,
-                        owned: &owned,
-                        shard_count: self.shard_count,
-                        dice: rand::random(),
-                    });
-                    if fit(shard) {
-                        break;
-                    }
+        let router = move |queue: &QueueName, partition_key: Option<&str>, key: Option<&str>, due_at: UnixMicros| {
+            let fit = |shard: ShardId| self.sites.of(shard).is_some_and(|(_, site)| fitness.is_fit(site.name()));
+            let mut shard = ShardId::new(0);
+            // A task that may live anywhere goes where the database answers; a few throws find one.
+            for _ in 0..8 {
+                shard = route(&Routing {
+                    queue,
+                    placement: book.get(queue).policy.placement,
+                    partition_key,
+                    key,
+                    due_at,
+                    now,
+                    horizon: self.horizon,
+                    owned: &owned,
+                    shard_count: self.shard_count,
+                    dice: rand::random(),
+                });
+                if fit(shard) {
+                    break;
                 }
-                task.into_new(TaskId::mint(uuid::Uuid::now_v7(), shard))
-            })
-            .collect()
+            }
+            TaskId::mint(uuid::Uuid::now_v7(), shard)
+        };
+        (router, routed)
     }
 }

@@ -1,19 +1,22 @@
 -- Forgets a queue; the revision rises with it. Whether tasks of it are left is for the caller to ask of every database.
 -- Guard: as in queue_put.
--- $1 name, $2 revisions for which a deletion is remembered. Returns its name and the revision; no row: there was no such queue.
+-- $1 name, $2 revisions for which a deletion is remembered. Returns its name, the revision and,
+-- as queue_put, when it was last placed; no row: there was no such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (
-    DELETE FROM duetime.queue USING waited WHERE waited.done AND name = $1 RETURNING name
+    DELETE FROM duetime.queue USING waited WHERE waited.done AND name = $1 RETURNING name, policy ->> 'placement' AS placement
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM gone) RETURNING queue_revision AS revision
 ), turned AS (
-    INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
-        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
+    INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
+    SELECT $1, n.revision, CASE WHEN g.placement = 'single' THEN n.revision ELSE 0 END FROM noticed AS n CROSS JOIN gone AS g
+        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
+    RETURNING placed
 ), remembered AS (
     INSERT INTO duetime.queue_gone (name, revision) SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n
         ON CONFLICT (name) DO UPDATE SET revision = excluded.revision
 ), forgotten AS (
     DELETE FROM duetime.queue_gone WHERE revision < (SELECT n.revision - $2 FROM noticed AS n) AND name <> $1
 )
-SELECT g.name, n.revision FROM gone AS g CROSS JOIN noticed AS n
+SELECT g.name, n.revision, t.placed FROM gone AS g CROSS JOIN noticed AS n CROSS JOIN turned AS t

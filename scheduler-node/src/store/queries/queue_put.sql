@@ -2,21 +2,27 @@
 -- Guard: waits for the claims in flight, and later ones see that the queue has turned (see task_claim). In the queues' own database; every
 -- other one is told by queue_turn.
 -- $1 name, $2 policy, $3 paused, $4 the most queues in all. Returns the queue as it is now and the revision; `created`: it was not there
--- before. No row: it is not there, and there is no room for another.
+-- before; `placed`: the revision at which its placement last changed. No row: it is not there, and there is no room for another.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
+), before AS MATERIALIZED (
+    SELECT duetime.queue_placement($1) AS placement FROM waited WHERE waited.done
 ), put AS (
     INSERT INTO duetime.queue AS q (name, policy, paused)
     SELECT $1::text, $2::jsonb, coalesce($3, false)
-      FROM waited
-     WHERE waited.done AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
+      FROM before
+     WHERE before.placement IS NOT NULL AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
     RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update leaves an xmax
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision
 ), turned AS (
-    INSERT INTO duetime.queue_turn (queue, revision) SELECT $1, n.revision FROM noticed AS n
-        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision
+    INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
+    SELECT $1, n.revision, CASE WHEN b.placement = coalesce($2::jsonb ->> 'placement', 'spread') THEN 0 ELSE n.revision END
+      FROM noticed AS n CROSS JOIN before AS b
+        ON CONFLICT (queue) DO UPDATE SET revision = excluded.revision, placed = greatest(q.placed, excluded.placed)
+    RETURNING placed
 )
-SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, p.created, n.revision FROM put AS p CROSS JOIN noticed AS n
+SELECT p.name, p.policy, p.paused, p.created_at, p.updated_at, p.created, n.revision, t.placed
+  FROM put AS p CROSS JOIN noticed AS n CROSS JOIN turned AS t

@@ -1,8 +1,9 @@
 -- Notes in a database that is not the queues' own that a queue has a new policy: from here on only who knows it claims tasks of the queue.
 -- Guard: waits for the claims in flight, as queue_put does. A newer turn stays.
--- $1 queue, $2 the revision of its policy.
+-- $1 queue, $2 the revision of its policy, $3 the revision at which its placement last changed.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 )
-INSERT INTO duetime.queue_turn AS q (queue, revision) SELECT $1::text, $2::bigint FROM waited WHERE waited.done
-    ON CONFLICT (queue) DO UPDATE SET revision = greatest(q.revision, excluded.revision)
+INSERT INTO duetime.queue_turn AS q (queue, revision, placed) SELECT $1::text, $2::bigint, $3::bigint FROM waited WHERE waited.done
+    ON CONFLICT (queue) DO UPDATE
+   SET revision = greatest(q.revision, excluded.revision), placed = greatest(q.placed, excluded.placed)

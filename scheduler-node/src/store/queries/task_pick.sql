@@ -9,6 +9,8 @@
 -- $1 queue, $2 shards and $3 epochs presented (pairwise, by shard), $4 look again after; $5 priorities, $6 how many of each, $7 and $8
 -- where each one's walk begins: place in $2 from 1, and after this lane of it (pairwise); $9 steps at the most, $10 ordered, $11 counted, $12 the revision of the
 -- queues that the claimer knows.
+-- $13 tasks that the database refuses to start: passed over, and nothing of an ordered lane goes before them. $14 NULL, or only these are started; none
+-- of them (`{}`): `candidates` are what would be.
 -- Returns at least one row, as task_claim does; `ends`: where each priority's walk ended, as "priority shard lane"; `cut`: the priorities
 -- whose walks ended before they had come round.
 WITH RECURSIVE fence AS MATERIALIZED (
@@ -70,7 +72,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
            row_number() OVER (PARTITION BY l.priority ORDER BY c.turn, l.step) AS nth
       FROM lane AS l
      CROSS JOIN LATERAL (
-           SELECT l.head AS id, 1::bigint AS turn WHERE l.head IS NOT NULL
+           SELECT l.head AS id, 1::bigint AS turn WHERE l.head IS NOT NULL AND l.head <> ALL($13::uuid[])
             UNION ALL
            SELECT id, row_number() OVER ()
              FROM (SELECT t.id
@@ -79,13 +81,14 @@ WITH RECURSIVE fence AS MATERIALIZED (
                       AND t.queue = $1 AND t.priority = l.priority AND t.shard = l.shard AND t.state = 'ready'
                       AND coalesce('=' || t.partition_key, '-') COLLATE "C" = l.lane
                       AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+                      AND t.id <> ALL($13::uuid[])
                     ORDER BY t.due_at, t.id
                     LIMIT (l.wanted + l.lanes - 1) / l.lanes) AS oldest) AS c
 ), locked AS MATERIALIZED (
     SELECT t.id
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
-     WHERE c.nth <= c.wanted
+     WHERE c.nth <= c.wanted AND ($14::uuid[] IS NULL OR c.id = ANY($14::uuid[]))
        AND t.state::text = 'ready'                                   -- as text: see task_claim
        AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
@@ -112,6 +115,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM fence) AS fences, clock_timestamp() AS now, EXISTS (SELECT FROM turned) AS turned, c.*,
        ARRAY(SELECT w.priority FROM walk AS w WHERE w.step = $9) AS cut,
-       ARRAY(SELECT e.priority || ' ' || e.shard || ' ' || e.lane FROM ended AS e) AS ends
+       ARRAY(SELECT e.priority || ' ' || e.shard || ' ' || e.lane FROM ended AS e) AS ends,
+       CASE WHEN cardinality($14::uuid[]) = 0 THEN ARRAY(SELECT c.id FROM candidate AS c WHERE c.nth <= c.wanted) END AS candidates
   FROM (SELECT 1) AS always
   LEFT JOIN claimed AS c ON true

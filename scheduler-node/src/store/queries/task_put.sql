@@ -7,9 +7,14 @@
 -- An id that is there already was sent before, and is answered as `created`.
 -- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
 -- one is kept, $20 what it waits for (JSON array of names), $21 and $22 the time of this sending:
--- see task_put. Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
+-- see task_put; $23 the revision of the queues by which they were given their shards: of a queue that was placed anew since, nothing is written
+-- (`moved`). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
+), gate AS MATERIALIZED (                                               -- for its ROW SHARE lock of the table: see task_submit
+    SELECT s.id FROM duetime.shard AS s WHERE s.id = -1 FOR SHARE OF s
+), moved AS MATERIALIZED (
+    SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $23 AND q.placed > $23
 )
 SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.created_at, p.version, p.superseded,
        clock_timestamp() AS now
@@ -20,11 +25,17 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
                $17::text[], $18::bigint[], $19::bigint[], $20::text[])
             AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
                   retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-         WHERE (SELECT partitions FROM locked) >= 0                      -- the partitions' locks come first
+         WHERE (SELECT partitions FROM locked) >= (SELECT count(*) FROM gate)     -- the partitions' locks come first
          ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
         OFFSET 0) AS f                                                  -- keeps the order before the function is called
- CROSS JOIN LATERAL duetime.task_put(
+ CROSS JOIN LATERAL (
+       SELECT 'moved' AS outcome, f.id, 'scheduled'::duetime.task_state AS state, f.due_at, clock_timestamp() AS created_at, f.version,
+              0::bigint AS superseded
+        WHERE f.queue = ANY(ARRAY(SELECT queue FROM moved))
+        UNION ALL
+       SELECT p.* FROM duetime.task_put(
        f.id, f.shard, f.queue, f.due_at, f.now, f.priority, f.payload, f.content_type, f.headers::jsonb, f.partition_key,
        f.max_attempts, f.timeout_ms, f.retry::jsonb, f.expires_at, f.key, f.version, f.on_duplicate,
        f.window_ms * interval '1 ms', f.keep_ms,
        CASE WHEN f.depends_on IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(f.depends_on::jsonb)) END, $21, $22) AS p
+        WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved))) AS p

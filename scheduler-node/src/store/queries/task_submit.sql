@@ -7,9 +7,12 @@
 -- A sending that is held up must not insert anew what another sending has written and a consumer has finished. So each has its time: it inserts
 -- nothing after $23, which is looked at row by row after the insert, and the next one does nothing before that time has passed ($22). Outside of
 -- it the statement fails and nothing was done. One that is sent again also looks afresh, after each insert, whether the task has finished.
+-- Nothing is written of a queue whose placement has changed since revision $24, by which the tasks were given their shards. A change of a queue waits
+-- for inserts in flight, because they lock the table of the fences in ROW SHARE mode.
 -- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
 -- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after, $21 the revision of the queues that the claimer
--- knows, $22 and $23 its time. Returns "now", the time, the fences held, and the queues that have turned.
+-- knows, $22 and $23 its time, $24 the revision of the routes. Returns "now", the time, the fences held, the queues that have turned, and
+-- those that were placed anew.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
@@ -19,6 +22,8 @@ WITH fresh AS MATERIALIZED (
             partition_key, max_attempts, timeout_ms, retry, expires_at, key, version, now, epoch, envelope)
 ), turned AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $21
+), moved AS MATERIALIZED (
+    SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $24 AND q.placed > $24
 ), fence AS MATERIALIZED (
     SELECT s.id
       FROM duetime.shard AS s
@@ -50,14 +55,14 @@ WITH fresh AS MATERIALIZED (
            CASE WHEN f.claimed THEN statement_timestamp() END,
            f.envelope::jsonb
       FROM gated AS f
-     WHERE NOT $17 OR NOT EXISTS (
+     WHERE f.queue <> ALL(ARRAY(SELECT queue FROM moved)) AND (NOT $17 OR NOT EXISTS (
            SELECT 1
              FROM day
-            CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found)
+            CROSS JOIN LATERAL (SELECT 1 FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = f.id LIMIT 1) AS found))
         ON CONFLICT (id) DO NOTHING
     RETURNING CASE WHEN clock_timestamp() > $23 THEN duetime.out_of_time() WHEN $17 THEN duetime.not_finished(t.id) ELSE true END AS in_time
 )
 SELECT statement_timestamp() AS asked_at, clock_timestamp() AS now, ARRAY(SELECT id FROM fence) AS held,
-       ARRAY(SELECT queue FROM turned) AS turned,
+       ARRAY(SELECT queue FROM turned) AS turned, ARRAY(SELECT queue FROM moved) AS moved,
        CASE WHEN statement_timestamp() <= $22 THEN duetime.out_of_time() END AS too_early,
        (SELECT bool_and(w.in_time) FROM written AS w) AS in_time

@@ -29,7 +29,7 @@ const DAY_MS: i64 = 86_400_000;
 const LIVE: Walk = Walk::Live { moved_to: None };
 
 fn keep() -> Keep {
-    Keep { default_ms: DAY_MS, others: Vec::new() }
+    Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
 }
 
 /// Tasks of three queues, a minute apart: the first two of each are overdue.

@@ -28,7 +28,7 @@ use crate::{
 const DAY_MS: i64 = 86_400_000;
 
 fn keep() -> Keep {
-    Keep { default_ms: DAY_MS, others: Vec::new() }
+    Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
 }
 
 async fn cancel(test: &TestDatabase, id: TaskId) -> Guarded<Cancelled> {
@@ -269,8 +269,10 @@ async fn cancelled_tasks_are_kept_as_long_as_their_queue_keeps_successes() {
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
     let policy = QueuePolicy { keep_succeeded_ms: 7 * DAY_MS, ..QueuePolicy::default() };
     let queue = |name: &str, policy| Queue { policy, ..Queue::with_defaults(QueueName::new(name)) };
-    let keep = Keep::of(&QueueBook::new(1, [queue("orders", QueuePolicy::default()), queue("week", policy)]));
-    assert_eq!(keep, Keep { default_ms: DAY_MS, others: vec![(QueueName::new("week"), 7 * DAY_MS)] });
+    let book = QueueBook::new(1, [queue("orders", QueuePolicy::default()), queue("week", policy)]);
+    let keep = Keep::of(&book);
+    assert!(std::sync::Arc::ptr_eq(&keep.others, book.kept_otherwise()), "made with the book, not with each cancel");
+    assert_eq!(keep, Keep { default_ms: DAY_MS, others: [(QueueName::new("week"), 7 * DAY_MS)].into() });
     for (task, days) in tasks.iter().zip([1, 7]) {
         assert_eq!(word(&test.database.task_cancel(task.id, &keep).await.unwrap()), "done");
         let kept: i32 = sqlx::query_scalar(

@@ -52,7 +52,12 @@ async fn what_has_expired_is_not_claimed() {
     assert!(claim(&test, &[task.id], &fences).await.deliveries.is_empty());
     let expired = test
         .database
-        .task_expire(&[ShardId::new(0)], 10, &crate::store::change::Keep { default_ms: 0, others: Vec::new() }, &[])
+        .task_expire(
+            &[ShardId::new(0)],
+            10,
+            &crate::store::change::Keep { default_ms: 0, others: std::sync::Arc::default() },
+            &[],
+        )
         .await
         .unwrap();
     assert_eq!(expired, [QueueName::new("orders")]);

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use common::ids::{DatabaseName, ShardId, TaskId};
+use common::{
+    ids::{DatabaseName, ShardId, TaskId},
+    task::TaskState,
+};
 
 use super::{
     fixture,
@@ -11,7 +14,7 @@ use super::{
 };
 use crate::{
     store::{
-        inbox::Wanted,
+        inbox::{Cancelled, Leaving, Wanted},
         put::{Hold, PutOutcome},
     },
     supervise::spawn_child,
@@ -71,16 +74,20 @@ async fn a_row_that_is_being_cancelled_is_left_alone() {
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), [id]);
 }
 
+fn ids_of(leaving: &[Leaving]) -> Vec<TaskId> {
+    leaving.iter().map(|row| row.id).collect()
+}
+
 #[tokio::test]
 async fn what_another_database_sends_twice_is_one_task_even_after_that_has_finished_and_was_dropped() {
     let (source, target) = (fixture::database().await, fixture::database().await);
     let name = DatabaseName::new("east");
     let id = submit(&source, "'mail', '{}'").await;
     let tasks = waiting(&source).await;
-    assert_eq!(source.database.inbox_leave(&[id]).await.unwrap(), [id]);
+    assert_eq!(ids_of(&source.database.inbox_leave(&[id]).await.unwrap()), [id]);
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [id]);
     // The node dies here, another one begins anew.
-    assert_eq!(source.database.inbox_leave(&[id]).await.unwrap(), [id]);
+    assert_eq!(ids_of(&source.database.inbox_leave(&[id]).await.unwrap()), [id]);
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), []);
     sqlx::query("DELETE FROM duetime.task").execute(&target.pool).await.unwrap();
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), []);
@@ -264,4 +271,44 @@ async fn a_row_that_was_moved_is_refused_only_when_it_is_known_what_became_of_it
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [], "it never arrives");
     source.database.inbox_delete(&[arrived]).await.unwrap();
     assert_eq!((target.live().await, read(&source).await.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the_database_of_its_shard() {
+    let (source, target) = (fixture::database().await, fixture::database().await);
+    let name = DatabaseName::new("east");
+    // No hash leads to its only shard.
+    sqlx::raw_sql("UPDATE duetime.meta SET first_shard = 0, last_shard = 0").execute(&source.pool).await.unwrap();
+    let id = submit(&source, "'mail', '{\"n\": 1}', key => 'a'").await;
+    assert_ne!(id.shard(), ShardId::new(0), "its shard is in another database");
+    let tasks = waiting(&source).await;
+    let cancel = || async {
+        let outcome = sqlx::query_scalar("SELECT duetime.cancel($1)").bind(id.uuid());
+        outcome.fetch_one(&source.pool).await.unwrap_or_else(|error| error.to_string())
+    };
+    assert_eq!(cancel().await, "cancelled");
+    assert_eq!(cancel().await, "cancelled", "however often it is asked");
+    // A node that has read the row before hears of it when it marks the row.
+    for first in [true, false] {
+        let leaving = source.database.inbox_leave(&[id]).await.unwrap();
+        let Leaving { submitted_at, cancelled_at: Some(at), .. } = leaving[0] else { panic!("{leaving:?}") };
+        let cancelled = [Cancelled { submitted_at, at, keep_ms: 86_400_000 }];
+        let kept = target.database.task_collect_cancelled(&tasks, &cancelled, &name).await.unwrap();
+        assert_eq!(kept, if first { vec![id] } else { Vec::new() });
+    }
+    assert_eq!(cancel().await, "cancelled", "on its way too");
+    source.database.inbox_delete(&[id]).await.unwrap();
+    let found = target.database.task_read(id).await.unwrap().expect("it left a trace");
+    assert_eq!((found.state, found.attempt.number(), found.key.as_deref()), (TaskState::Cancelled, 0, Some("a")));
+    assert_eq!((read(&source).await.len(), target.live().await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_row_that_was_cancelled_and_cannot_be_a_task_leaves_nothing() {
+    let source = fixture::database().await;
+    sqlx::raw_sql("UPDATE duetime.meta SET first_shard = 0, last_shard = 0").execute(&source.pool).await.unwrap();
+    let id = submit(&source, "'mail', '{}', key => 'a'").await;
+    sqlx::query("SELECT duetime.cancel($1)").bind(id.uuid()).execute(&source.pool).await.unwrap();
+    assert_eq!(source.database.inbox_refuse(&[(id, "no".to_owned())], false).await.unwrap(), []);
+    assert_eq!(source.database.inbox_find(id).await.unwrap(), None);
 }

@@ -46,7 +46,17 @@ impl<'a> Picker<'a> {
 
     async fn pick(&mut self, wanted: Levels) -> Claimed {
         let (queue, fences, after) = (&self.queue, &self.fences, &self.after);
-        let pick = Pick { queue, fences, wanted, after, ordered: self.ordered, counted: self.counted, known: i64::MAX };
+        let pick = Pick {
+            queue,
+            fences,
+            wanted,
+            after,
+            ordered: self.ordered,
+            counted: self.counted,
+            known: i64::MAX,
+            aside: &[],
+            only: None,
+        };
         let (claimed, walks) = self.test.database.task_pick(&pick).await.unwrap();
         for (after, end) in self.after.iter_mut().zip(walks.ends) {
             *after = end.or_else(|| after.take());
@@ -352,6 +362,8 @@ async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_i
         ordered: true,
         counted: false,
         known: i64::MAX,
+        aside: &[],
+        only: None,
     };
     let (claimed, walks) = test.database.task_pick(&pick).await.unwrap();
     assert_eq!((claimed.deliveries.len(), walks.cut[2]), (0, true));
@@ -379,6 +391,8 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
         .bind(true)
         .bind(true)
         .bind(i64::MAX)
+        .bind(Vec::<uuid::Uuid>::new())
+        .bind(None::<Vec<uuid::Uuid>>)
         .fetch_all(&mut *picking)
         .await
         .unwrap();
@@ -426,7 +440,7 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     for (setting, value) in PLANS {
         connection.execute(AssertSqlSafe(format!("SET {setting} = {value}"))).await.unwrap();
     }
-    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint";
+    let types = "text, int[], bigint[], interval, smallint[], int[], int[], text[], int, boolean, boolean, bigint, uuid[], uuid[]";
     let pick = include_str!("../queries/task_pick.sql");
     connection.execute(AssertSqlSafe(format!("PREPARE pick ({types}) AS {pick}"))).await.unwrap();
     let counting = include_str!("../queries/lane_read.sql");
@@ -437,9 +451,15 @@ async fn a_pick_touches_as_few_rows_as_it_takes_however_many_wait() {
     for (call, most) in [
         ("counting ('orders', '{0}', 500, 100)", 600.0),
         ("counting ('orders', '{0,1,2,3,4,5,6,7,8,9}', 500, 100)", 620.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0)", 200.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0)", 3_000.0),
-        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0)", 3_000.0),
+        ("pick ('orders', '{0}', '{1}', '45 s', '{3}', '{10}', '{1}', '{}', 1000, false, true, 0, '{}', NULL)", 200.0),
+        (
+            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, false, true, 0, '{}', NULL)",
+            3_000.0,
+        ),
+        (
+            "pick ('orders', '{0}', '{1}', '45 s', '{3}', '{500}', '{1}', '{}', 1000, true, true, 0, '{}', NULL)",
+            3_000.0,
+        ),
     ] {
         let call = call.replace("'{}', 1000", "ARRAY[''], 1000");
         let explain = format!("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE {call}");

@@ -14,7 +14,7 @@ use crate::{
         Effect, Fault,
         put::{Hold, PutOutcome},
         settle::{Deliver, Finish, Report},
-        submit::{Sending, Window},
+        submit::{Known, Sending, Window},
     },
     supervise::spawn_child,
 };
@@ -49,10 +49,11 @@ async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_inse
     // It waits for the fence, which another node is acquiring; its sender gives up and sends again.
     let acquiring = acquire_begun(&test).await;
     let (database, late) = (test.database.clone(), task.clone());
-    let sending =
-        spawn_child(async move { database.task_submit_claimed(&[late], &[Some(epoch)], i64::MAX, first).await });
+    let sending = spawn_child(async move {
+        database.task_submit_claimed(&[late], &[Some(epoch)], Known { claims: i64::MAX, routes: i64::MAX }, first).await
+    });
     until_waiting(&test.pool, 1).await;
-    test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again).await.unwrap();
+    test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again, i64::MAX).await.unwrap();
     sqlx::query(
         "WITH gone AS (DELETE FROM duetime.task RETURNING id, shard)
          INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
@@ -71,9 +72,9 @@ async fn a_sending_again_does_nothing_before_the_time_of_the_first_is_over() {
     let test = fixture::database().await;
     let task = new_task(fixture::fresh_id());
     let [_, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_secs(3_600)));
-    let error = test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again).await;
+    let error = test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again, i64::MAX).await;
     assert_eq!(error.expect_err("it may still come").fault(), Fault::Contention);
-    let error = test.database.task_put_within(&[task], &[HOLD], again).await;
+    let error = test.database.task_put_within(&[task], &[HOLD], again, i64::MAX).await;
     assert_eq!(error.expect_err("it may still come").fault(), Fault::Contention);
     assert_eq!(test.live().await, 0);
 }
@@ -91,7 +92,8 @@ async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finishe
         .await
         .unwrap();
     let (database, id) = (test.database.clone(), task.id);
-    let sending = spawn_child(async move { database.task_submit_within(&[task], Sending::Again, again).await });
+    let sending =
+        spawn_child(async move { database.task_submit_within(&[task], Sending::Again, again, i64::MAX).await });
     until_waiting(&test.pool, 1).await;
     // In one transaction, so that the moment in between is as long as the race needs it to be.
     sqlx::query("DELETE FROM duetime.task").execute(&mut *first).await.unwrap();
@@ -126,7 +128,7 @@ async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
     let late = keyed("2", 0, OnDuplicate::Replace);
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('orders 0 k', 0))").execute(&mut *holder).await.unwrap();
     let (database, sent) = (test.database.clone(), late.clone());
-    let sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first).await });
+    let sending = spawn_child(async move { database.task_put_within(&[sent], &[HOLD], first, i64::MAX).await });
     until_waiting(&test.pool, 1).await;
     while fixture::now(&test.pool).await <= first.until {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -138,7 +140,7 @@ async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
         sqlx::query_scalar("SELECT payload FROM duetime.task").fetch_one(&test.pool).await.unwrap()
     };
     assert_eq!(payload().await, b"3");
-    test.database.task_put_within(&[late], &[HOLD], again).await.unwrap();
+    test.database.task_put_within(&[late], &[HOLD], again, i64::MAX).await.unwrap();
     assert_eq!(payload().await, b"2");
 }
 

@@ -55,7 +55,7 @@ async fn walk(test: &TestDatabase, filter: ListFilter, limit: u32) -> Vec<(UnixM
 }
 
 async fn cancel(test: &TestDatabase, id: TaskId) {
-    let keep = Keep { default_ms: 86_400_000, others: Vec::new() };
+    let keep = Keep { default_ms: 86_400_000, others: std::sync::Arc::default() };
     test.database.task_cancel(id, &keep).await.unwrap();
 }
 

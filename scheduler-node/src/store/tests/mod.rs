@@ -105,8 +105,17 @@ async fn pick(
     let shards: Vec<ShardId> = fences.keys().copied().collect();
     let ready = database.lane_read(queue, &shards, most, None).await.unwrap().ready;
     let wanted = shares(ready, most, None, || 0.0);
-    let pick =
-        Pick { queue, fences, wanted, after: &Default::default(), ordered: false, counted: false, known: i64::MAX };
+    let pick = Pick {
+        queue,
+        fences,
+        wanted,
+        after: &Default::default(),
+        ordered: false,
+        counted: false,
+        known: i64::MAX,
+        aside: &[],
+        only: None,
+    };
     database.task_pick(&pick).await.unwrap().0
 }
 

@@ -58,7 +58,7 @@ async fn set(test: &TestDatabase, id: TaskId, state: TaskState) {
 
 /// Brings a task that was just written into `state`.
 async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
-    let keep = Keep { default_ms: DAY_MS, others: Vec::new() };
+    let keep = Keep { default_ms: DAY_MS, others: std::sync::Arc::default() };
     match state {
         TaskState::Scheduled => {}
         TaskState::Waiting | TaskState::Ready => set(test, id, state).await,
@@ -301,4 +301,60 @@ async fn what_comes_from_another_inbox_while_its_key_is_busy_comes_again() {
     lock.release().await;
     let taken = test.database.task_collect_keyed(&second, &[HOLD], Some(&east)).await.unwrap().remove(0);
     assert_eq!((taken.put.outcome, taken.first), (PutOutcome::Replaced, true));
+}
+
+/// 100,000 finished tasks of the key `often`, one version each or all of the same, all ended as `state` so long ago.
+async fn used_often(test: &TestDatabase, state: &str, version: &str, ago: &str) {
+    let fill = format!(
+        "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, created_at, finished_at, drop_on)
+         SELECT gen_random_uuid(), 0, 'orders', '{state}', now(), now(), '', 'x', 'often', {version},
+                now() - interval '{ago}' - (100000 - g) * interval '1 ms', now() - interval '{ago}' - (100000 - g) * interval '1 ms',
+                current_date + 2 + g % 10
+           FROM generate_series(1, 100000) AS g;
+         ANALYZE duetime.archive"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&test.pool).await.unwrap();
+}
+
+/// Puts a task with the key `often`. Returns the outcome, and how many finished tasks were read for it.
+async fn put_often(test: &TestDatabase, on_duplicate: &str, version: i64) -> (String, i64) {
+    let mut transaction = test.pool.begin().await.unwrap();
+    let outcome: String = sqlx::query_scalar(
+        "SELECT outcome FROM duetime.task_put(gen_random_uuid(), 0, 'orders', now(), false, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL,
+                                              'often', $2, $1, interval '1 hour', 1000, NULL)",
+    )
+    .bind(on_duplicate)
+    .bind(version)
+    .fetch_one(&mut *transaction)
+    .await
+    .unwrap();
+    let read =
+        "SELECT coalesce(sum(coalesce(idx_tup_fetch, 0) + seq_tup_read), 0)::bigint FROM pg_stat_xact_user_tables
+                 WHERE schemaname = 'duetime' AND relname LIKE 'archive%'";
+    let read = sqlx::query_scalar(read).fetch_one(&mut *transaction).await.unwrap();
+    transaction.rollback().await.unwrap();
+    (outcome, read)
+}
+
+#[tokio::test]
+async fn a_key_that_was_used_a_hundred_thousand_times_is_decided_about_as_one_that_was_used_once() {
+    for (state, version, ago, [keep, by_version]) in [
+        // Their window is over.
+        ("succeeded", "0", "2 hours", ["created", "created"]),
+        ("succeeded", "g", "2 hours", ["created", "created"]),
+        // They do not hold the key, and count for the order of versions.
+        ("cancelled", "0", "1 minute", ["created", "created"]),
+        ("superseded", "g", "1 minute", ["created", "stale"]),
+        // All of them hold it.
+        ("succeeded", "g", "1 minute", ["existing", "stale"]),
+    ] {
+        let test = database().await;
+        used_often(&test, state, version, ago).await;
+        for (on_duplicate, expected) in [("keep", keep), ("version", by_version)] {
+            let (outcome, read) = put_often(&test, on_duplicate, 5).await;
+            let case = format!("{on_duplicate} after {state} {ago} ago, version {version}");
+            assert_eq!(outcome, expected, "{case}");
+            assert!(read <= 1_000, "{read} finished tasks were read: {case}");
+        }
+    }
 }

@@ -108,7 +108,7 @@ async fn tasks_are_counted_by_state_and_finished_ones_are_not() {
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 5).await;
     claim(&test, &ids[..2], &fences).await;
-    let keep = crate::store::change::Keep { default_ms: 1_000, others: Vec::new() };
+    let keep = crate::store::change::Keep { default_ms: 1_000, others: std::sync::Arc::default() };
     test.database.task_cancel(ids[4], &keep).await.unwrap();
     let counts = test.database.queue_counts(&[name("orders"), name("nobody's")]).await.unwrap();
     assert_eq!(counts[&name("orders")], Counts { scheduled: 2, dispatching: 2, ..Counts::default() });

@@ -11,7 +11,10 @@ use super::{
     new_task, own, state_of, takeover_during, unlocked,
 };
 use crate::{
-    store::{settle::Deliver, submit::Window},
+    store::{
+        settle::Deliver,
+        submit::{Known, Window},
+    },
     supervise::spawn_child,
 };
 
@@ -44,6 +47,7 @@ async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) 
         .bind(i64::MAX)
         .bind(None::<chrono::DateTime<chrono::Utc>>)
         .bind(common::time::UnixMicros::LAST.to_utc())
+        .bind(i64::MAX)
         .execute(&pool)
         .await
         .unwrap();
@@ -113,7 +117,11 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let tasks = [0, 0, 1].map(|shard| new_task(fixture::fresh_id_of(ShardId::new(shard))));
     let epochs = [Some(epoch), None, Some(epoch)];
     let window = Window::first(&test.database);
-    let written = test.database.task_submit_claimed(&tasks, &epochs, i64::MAX, window).await.unwrap();
+    let written = test
+        .database
+        .task_submit_claimed(&tasks, &epochs, Known { claims: i64::MAX, routes: i64::MAX }, window)
+        .await
+        .unwrap();
     assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 is nobody's");
     for (task, expected) in tasks.iter().zip(["dispatching", "scheduled", "scheduled"]) {
         assert_eq!(state(&test, task.id).await, expected);

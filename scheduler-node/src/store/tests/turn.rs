@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
-    queue::QueuePolicy,
-    task::pick::Levels,
+    queue::{Placement, QueuePolicy},
+    task::{Keyed, OnDuplicate, pick::Levels},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
@@ -17,7 +17,9 @@ use super::{
 use crate::{
     store::{
         lane::Pick,
-        submit::{Sending, Window},
+        put::{Hold, PutOutcome},
+        queues::Turn,
+        submit::{Known, Sending, Window},
     },
     supervise::spawn_child,
 };
@@ -34,7 +36,7 @@ fn orders() -> QueueName {
 /// Pauses the queue of [`submitted`] and returns the revision.
 async fn paused(test: &TestDatabase) -> i64 {
     let put = test.database.queue_put(&orders(), &QueuePolicy::default(), Some(true), 10).await.unwrap();
-    put.expect("there is room").revision
+    put.expect("there is room").turn.revision
 }
 
 #[tokio::test]
@@ -64,6 +66,8 @@ async fn who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_every
             ordered: false,
             counted: false,
             known,
+            aside: &[],
+            only: None,
         };
         let (claimed, _) = test.database.task_pick(&pick).await.unwrap();
         assert_eq!((claimed.deliveries.len(), claimed.turned), (started, started == 0));
@@ -78,7 +82,11 @@ async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_kno
     for (known, state) in [(revision - 1, "scheduled"), (revision, "dispatching")] {
         let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
         let (tasks, window) = (std::slice::from_ref(&task), Window::first(&test.database));
-        let written = test.database.task_submit_claimed(tasks, &[Some(epoch)], known, window).await.unwrap();
+        let written = test
+            .database
+            .task_submit_claimed(tasks, &[Some(epoch)], Known { claims: known, routes: i64::MAX }, window)
+            .await
+            .unwrap();
         assert_eq!(written.turned.contains(&orders()), state == "scheduled");
         assert_eq!(state_of(&test.pool, task.id).await.as_deref(), Some(state));
     }
@@ -89,8 +97,8 @@ async fn another_database_hears_of_a_turn_and_an_older_one_does_not_take_its_pla
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
-    test.database.queue_turn(&orders(), 7).await.unwrap();
-    test.database.queue_turn(&orders(), 5).await.unwrap();
+    test.database.queue_turn(&orders(), Turn { revision: 7, placed: 0 }).await.unwrap();
+    test.database.queue_turn(&orders(), Turn { revision: 5, placed: 0 }).await.unwrap();
     for (known, claimed) in [(6, 0), (7, 1)] {
         let answer = test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::new(), known).await.unwrap();
         assert_eq!(answer.deliveries.len(), claimed);
@@ -158,4 +166,87 @@ async fn a_change_waits_for_the_claims_in_flight_and_a_claim_that_began_meanwhil
 async fn without_the_rule_a_claim_would_start_tasks_of_a_paused_queue() {
     assert!(CLAIM.contains(RULE), "the rule is written as this test expects");
     assert_eq!(claim_during_turn(&CLAIM.replace(RULE, "")).await, 1);
+}
+
+/// Sets the placement of the queue of [`submitted`], and returns the turn.
+async fn placed(test: &TestDatabase, placement: Placement) -> Turn {
+    let policy = QueuePolicy { placement, ..QueuePolicy::default() };
+    test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn
+}
+
+#[tokio::test]
+async fn only_a_change_of_the_placement_counts_as_one_and_every_later_turn_remembers_it() {
+    let test = fixture::database().await;
+    assert_eq!(placed(&test, Placement::Spread).await.placed, 0, "as a queue that nobody has set");
+    let single = placed(&test, Placement::Single).await;
+    assert_eq!(single.placed, single.revision);
+    assert_eq!(placed(&test, Placement::Single).await.placed, single.placed);
+    let (_, resumed) = test.database.queue_pause(&orders(), false).await.unwrap().unwrap();
+    assert_eq!(resumed.placed, single.placed);
+    let gone = test.database.queue_delete(&orders()).await.unwrap().unwrap();
+    assert_eq!(gone.placed, gone.revision, "it is spread again");
+}
+
+#[tokio::test]
+async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were_given_their_shards() {
+    let test = fixture::database().await;
+    let turn = placed(&test, Placement::Single).await;
+    for (routes, is_there) in [(turn.placed - 1, false), (turn.placed, true)] {
+        let tasks: [_; 2] = std::array::from_fn(|_| new_task(fixture::fresh_id_of(ShardId::new(0))));
+        let mut tasks = tasks.to_vec();
+        tasks[1].queue = QueueName::new("mails");
+        let known = Known { claims: i64::MAX, routes };
+        let window = Window::first(&test.database);
+        let written = test.database.task_submit_claimed(&tasks, &[None, None], known, window).await.unwrap();
+        assert_eq!(written.moved.contains(&orders()), !is_there);
+        let found =
+            [state_of(&test.pool, tasks[0].id).await.is_some(), state_of(&test.pool, tasks[1].id).await.is_some()];
+        assert_eq!(found, [is_there, true], "other queues have nothing to do with it");
+
+        let mut keyed = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        keyed.keyed = Some(Keyed { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+        let hold = Hold { window_ms: 1_000, keep_ms: 1_000 };
+        let window = Window::first(&test.database);
+        let put = test.database.task_put_within(&[keyed.clone()], &[hold], window, routes).await.unwrap().remove(0);
+        assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::Moved });
+        assert_eq!(state_of(&test.pool, keyed.id).await.is_some(), is_there);
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
+    let test = fixture::database().await;
+    test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
+    for is_keyed in [false, true] {
+        let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
+        task.keyed = is_keyed.then(|| Keyed { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+        // The insert waits for a session that writes the same id.
+        let mut other = test.pool.acquire().await.unwrap();
+        other.execute("BEGIN").await.unwrap();
+        let same = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
+                    VALUES ($1, 0, 'other', 'scheduled', now(), now(), '', 'x')";
+        sqlx::query(same).bind(task.id.uuid()).execute(&mut *other).await.unwrap();
+        let (database, sent) = (test.database.clone(), task.clone());
+        let inserting = spawn_child(async move {
+            let window = Window { after: None, until: common::time::UnixMicros::LAST };
+            if is_keyed {
+                let hold = Hold { window_ms: 1_000, keep_ms: 1_000 };
+                database.task_put_within(&[sent], &[hold], window, i64::MAX).await.map(drop)
+            } else {
+                database.task_submit_within(&[sent], Sending::First, window, i64::MAX).await.map(drop)
+            }
+        });
+        until_waiting(&test.pool, 1).await;
+        let database = test.database.clone();
+        let placement = if is_keyed { Placement::Spread } else { Placement::Single };
+        let changing = spawn_child(async move {
+            let policy = QueuePolicy { placement, ..QueuePolicy::default() };
+            database.queue_put(&orders(), &policy, None, 10).await
+        });
+        until_waiting(&test.pool, 2).await;
+        assert!(!changing.is_finished(), "no answer while an insert by the old placement is under way");
+        other.execute("ROLLBACK").await.unwrap();
+        inserting.await.unwrap().unwrap();
+        changing.await.unwrap().unwrap();
+    }
 }

@@ -350,5 +350,5 @@ impl<'a> Subject<'a> {
 }
 
 fn keep() -> Keep {
-    Keep { default_ms: DAY_MS, others: Vec::new() }
+    Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
 }
