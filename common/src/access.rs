@@ -206,7 +206,13 @@ impl Caller {
 
     /// Whoever comes where nobody is asked for a token.
     pub fn anonymous() -> Self {
-        Self { id: None, name: Self::ANONYMOUS.into(), role: Role::Operator, queues: Scope::ALL, limits: TokenLimits::NONE }
+        Self {
+            id: None,
+            name: Self::ANONYMOUS.into(),
+            role: Role::Operator,
+            queues: Scope::ALL,
+            limits: TokenLimits::NONE,
+        }
     }
 
     pub fn may(&self, permission: Permission) -> bool {

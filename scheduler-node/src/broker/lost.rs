@@ -57,7 +57,11 @@ impl Publisher {
             }
             if self.heard.silence() >= DOUBTED_AFTER {
                 // Nothing comes at all. A channel that waits for a queue may keep RabbitMQ from reading the connection.
-                self.channels.add().await.ok()?;
+                let channels = Arc::clone(&self.channels);
+                let is_read = spawn_child(async move { channels.add().await.is_ok() }).await.unwrap_or(false);
+                if !is_read {
+                    return None;
+                }
                 self.heard.now();
             }
             let copy = if share_a_queue && lane.has_answered_since(since) {

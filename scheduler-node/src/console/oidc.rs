@@ -76,7 +76,8 @@ pub(super) async fn callback(
             if let Refusal::NoRole { who, .. } = refusal {
                 // He may do nothing; only his name is noted.
                 let name = who.as_str().into();
-                let caller = Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
+                let caller =
+                    Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
                 let actor = Actor { desk: &console.desk, caller: &caller, from };
                 acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
             }

@@ -168,7 +168,13 @@ mod tests {
 
     /// Made over the API; it expires after `left`.
     fn made(name: &str, left: Option<Duration>) -> TokenBook {
-        let caller = Caller { id: Some(1), name: name.into(), role: Role::Producer, queues: Scope::ALL, limits: Default::default() };
+        let caller = Caller {
+            id: Some(1),
+            name: name.into(),
+            role: Role::Producer,
+            queues: Scope::ALL,
+            limits: Default::default(),
+        };
         let token = Token::new(caller, Sha256::digest(name).into(), Instant::now(), left);
         TokenBook { revision: 1, tokens: vec![token] }
     }

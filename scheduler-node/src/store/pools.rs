@@ -54,7 +54,9 @@ impl StoreOp {
 
             TaskSubmit | TaskPut | QueueAdd => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
-            TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => PoolKind::Write,
+            TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => {
+                PoolKind::Write
+            }
             TaskChange | TaskCancel | TaskStop | TaskRun | TaskRevive => PoolKind::Write,
             QueuePut | QueueDelete | QueuePause | QueueTurn => PoolKind::Write,
             ScheduleAdd | ScheduleChange | ScheduleDelete => PoolKind::Write,

@@ -149,7 +149,8 @@ async fn a_node_that_has_not_read_the_keys_says_so_and_signs_nobody_out() {
 #[tokio::test]
 async fn a_token_that_was_revoked_ends_its_session_at_the_next_click() {
     let mut browser = browser(&[Role::Operator], true).await;
-    let caller = Caller { id: None, name: "ann".into(), role: Role::Viewer, queues: Scope::ALL, limits: Default::default() };
+    let caller =
+        Caller { id: None, name: "ann".into(), role: Role::Viewer, queues: Scope::ALL, limits: Default::default() };
     let token = Token::new(caller, Sha256::digest("hers").into(), Instant::now(), None);
     browser.access.put_in_force(TokenBook { revision: 1, tokens: vec![token] });
     browser.sign_in("hers").await;

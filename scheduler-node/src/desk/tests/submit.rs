@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use common::{
     access::{Caller, Role, Scope},
+    queue::Placement,
+    shard::route::bound_to,
     task::TaskState,
     wire::Problem,
 };
 use serde_json::json;
 
-use super::{PLAIN, Setup, counter, fresh, request};
+use super::{PLAIN, Setup, counter, fresh, request, with_two_databases};
 use crate::store::tests::fixture;
 
 #[tokio::test]
@@ -150,4 +152,36 @@ async fn what_the_database_refuses_is_told_from_its_neighbours_and_is_no_outage(
     assert_eq!(statuses, [200, 422, 200, 200, 422, 200]);
     assert!(answers[1].as_ref().unwrap_err().detail.contains("a test refuses this row"), "{:?}", answers[1]);
     assert_eq!(test.live().await, 4);
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by_it_all_the_same() {
+    let (changing, tests) = with_two_databases().await;
+    let databases = changing.store.databases().to_vec();
+    let behind = counter(databases, PLAIN);
+    let queue = common::ids::QueueName::new("orders");
+    behind.desk.queue_put(queue.clone(), common::wire::QueueRequest::default()).await.expect("it knows the queue");
+    for placement in [Placement::Single, Placement::Spread] {
+        let policy = format!(r#"{{"placement":"{placement}"}}"#);
+        let policy = serde_json::from_str(&policy).unwrap();
+        changing.desk.queue_put(queue.clone(), policy).await.expect("no task of it is left");
+        assert_ne!(behind.books.load().get(&queue).policy.placement, placement, "it has not read the change yet");
+        let bodies: Vec<String> = (0..20)
+            .map(|n| match n % 2 {
+                0 => format!(r#"{{"queue":"orders","key":"k{n}","delay_ms":60000}}"#),
+                _ => format!(r#"{{"queue":"orders","partition_key":"p{n}"}}"#),
+            })
+            .collect();
+        let batch = bodies.iter().map(|body| Ok(request(body))).collect();
+        for (n, receipt) in behind.desk.submit_batch(batch).await.into_iter().enumerate() {
+            let id = receipt.expect("accepted").id;
+            let (key, partition_key) = (format!("k{n}"), format!("p{n}"));
+            let (key, partition_key) = if n % 2 == 0 { (Some(&*key), None) } else { (None, Some(&*partition_key)) };
+            let shard = bound_to(&queue, placement, partition_key, key, u32::from(fixture::SHARDS)).unwrap();
+            assert_eq!(id.shard(), shard, "task {n} of a queue that is {placement}");
+        }
+        for test in &tests {
+            sqlx::raw_sql("DELETE FROM duetime.task").execute(&test.pool).await.unwrap();
+        }
+    }
 }
