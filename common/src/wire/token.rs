@@ -29,8 +29,8 @@ pub struct TokenRequest {
     #[serde(default, deserialize_with = "read::whole")]
     pub expires_after_ms: Option<i64>,
     /// Absent: no limits of its own.
-    #[serde(default)]
-    pub limits: Option<LimitsRequest>,
+    #[serde(default, deserialize_with = "read::object_or_default")]
+    pub limits: LimitsRequest,
 }
 
 /// The limits in a request for a token. An absent or null field is no limit.
@@ -87,7 +87,7 @@ impl TokenRequest {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
             return Err(Problem::invalid_field(field, format!("`{field}` lies in the past")));
         }
-        let limits = self.limits.unwrap_or_default().validate()?;
+        let limits = self.limits.validate()?;
         Ok(ValidToken { name: self.name, role: self.role, queues, expires_at, limits })
     }
 }

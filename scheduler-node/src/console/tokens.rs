@@ -90,7 +90,7 @@ async fn create(posted: &Posted) -> Result<TokenView, Problem> {
         queues: (!queues.is_empty()).then_some(queues),
         expires_at: None,
         expires_after_ms: days.map(|days| days.checked_mul(DAY_MS).ok_or_else(not_days)).transpose()?,
-        limits: Some(limits(posted)?),
+        limits: limits(posted)?,
     };
     posted.visitor.desk.token_add(request, &posted.visitor.caller.name).await
 }
