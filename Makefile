@@ -64,10 +64,12 @@ alerts-fire: stores build ## Make each alert fire by its cause on a cluster of i
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)
 
-lint: ## Check the format, clippy's opinion, and licences and sources where cargo-deny is installed
+lint: ## Check the format, clippy's opinion, the prose, and licences, sources and advisories of dependencies
 	$(CARGO) fmt --all --check
+	tools/prose
 	$(CARGO) clippy --workspace --all-targets --features scheduler-node/failpoints -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo "cargo-deny is not installed: licences and sources are not checked"; fi
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is not installed: cargo install --locked cargo-deny"; exit 1; }
+	$(CARGO) deny check
 
 fmt: ## Format the code
 	$(CARGO) fmt --all

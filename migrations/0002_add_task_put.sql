@@ -1,21 +1,22 @@
--- Tasks with a business key: at most one that is not finished for each queue, partition key, key and version.
--- Locks: SHARE on task while the index is built: writes wait, reads go on. The table is read once.
+-- Tasks with a business key: at most one unfinished task for each queue, partition key, key and version.
+-- Locks: SHARE on task while the index is built: writes wait, reads go on. The migration reads the table once.
 
 CREATE UNIQUE INDEX task_key_version ON duetime.task (queue, key, coalesce(partition_key, ''), version) WHERE key IS NOT NULL;
 DROP INDEX duetime.task_key;
 
--- Takes in one task that has a key, as the request says what to do when that key is already there (`on_duplicate`).
+-- Takes in one task that has a key. The request says what to do when that key exists already (`on_duplicate`).
 --
--- One caller at a time decides about a key: the lock is taken first, and each statement after it sees what was committed before
--- (a function sees afresh with each statement, where one statement alone would still see what was there before it waited).
--- A claim, a cancel or the end of a task does not take the lock; whatever is changed here is a compare-and-set on the row's
--- state, and when that finds nothing the row is looked at again.
+-- One caller at a time decides about a key. The function takes the lock of the key first, and each statement after it
+-- sees what was committed before. A function takes a new snapshot for each statement; one statement alone would still
+-- see the data from before its wait. A claim, a cancel or the end of a task does not take the lock. So each change
+-- here is a compare-and-set on the row's state, and when it finds nothing, the function looks at the row again.
 --
--- A task that ended counts while it is kept and for no longer than `p_window`. One that was cancelled, superseded or has
--- expired does not hold its key; it counts only for the order of versions.
+-- A finished task counts while it is kept and for no longer than `p_window`. A task that was cancelled, superseded or
+-- has expired does not hold its key; it counts only for the order of versions.
 --
--- Outcome: `created`, `existing` (answer it), `replaced` (in place: same id), `refused` (it stands against this one),
--- `stale` (a newer version is known). The other columns tell of the task that is there now.
+-- Outcome: `created`; `existing` (the existing task is the answer); `replaced` (in place: same id); `refused` (the
+-- existing task stands against this one); `stale` (a newer version is known). The other columns describe the task
+-- that exists now.
 CREATE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
     p_content_type text, p_headers jsonb, p_partition_key text, p_max_attempts integer, p_timeout_ms bigint, p_retry jsonb,
@@ -29,7 +30,7 @@ DECLARE
     v_due_at timestamptz;
     v_superseded bigint := 0;
 BEGIN
-    -- A queue's name has no blank, so one keeps the three apart.
+    -- A queue's name has no blank, so a blank keeps the three parts apart.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || p_key, 0));
     LOOP
         v_due_at := CASE WHEN p_now THEN clock_timestamp() ELSE p_due_at END;
@@ -50,7 +51,7 @@ BEGIN
             EXIT;
         END IF;
         outcome := CASE
-            WHEN v_found.id = p_id THEN 'created'                       -- sent again, and the first time had been done
+            WHEN v_found.id = p_id THEN 'created'                       -- sent again, and the first sending went in
             WHEN p_on_duplicate = 'keep' THEN 'existing'
             WHEN p_on_duplicate = 'reject' THEN 'refused'
             WHEN p_on_duplicate = 'replace' AND v_found.state > 'ready' THEN 'refused'
@@ -58,7 +59,7 @@ BEGIN
             WHEN v_found.state IN ('dispatching', 'delivered', 'running', 'succeeded') THEN 'existing'
             WHEN v_found.live THEN 'replaced'
         END;
-        EXIT WHEN outcome IS NULL;                                      -- that version has failed: once more
+        EXIT WHEN outcome IS NULL;                                      -- that version failed: make a new task
         IF outcome = 'replaced' THEN
             UPDATE duetime.task AS t
                SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, wake_at = v_due_at, due_at = v_due_at,
@@ -67,7 +68,7 @@ BEGIN
                    version = p_version
              WHERE t.id = v_found.id AND t.state IN ('waiting', 'scheduled', 'ready')
             RETURNING t.state INTO v_found.state;
-            CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled just now
+            CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled meanwhile
             v_found.due_at := v_due_at;
             v_found.version := p_version;
         END IF;
@@ -75,7 +76,7 @@ BEGIN
         RETURN;
     END LOOP;
 
-    -- A newer version: older ones that nobody has claimed go, and one that is out gets no further attempt.
+    -- A newer version: unclaimed older ones are superseded, and one in flight gets no further attempt.
     IF p_on_duplicate = 'version' THEN
         WITH gone AS (
             DELETE FROM duetime.task AS t

@@ -1,16 +1,19 @@
--- Tasks that wait for others: what each depends on, and the way from a task that succeeded to those that wait for it.
--- Locks: ACCESS EXCLUSIVE on task for the moment in which the column is added (no table is rewritten), then SHARE while the index is
--- built: writes wait, reads go on. The index holds waiting tasks only, so there is nothing in it yet.
+-- Tasks that wait for others: the dependencies of each, and the index that leads from a task that succeeded to its
+-- dependents.
+-- Locks: ACCESS EXCLUSIVE on task for the moment in which the column is added (no table is rewritten), then SHARE
+-- while the index is built: writes wait, reads go on. The index holds waiting tasks only, so it is empty at first.
 
--- What must have succeeded before this task starts: `<queue> <key>` each (a queue's name has no blank), of the same partition.
--- It is looked at while the task is `waiting`, and `wake_at` is then the next moment to look.
+-- The tasks of the same partition that must have succeeded before this one starts: `<queue> <key>` each (a queue's
+-- name has no blank). A node checks them while the task is `waiting`, and `wake_at` is then the time of the next
+-- check.
 ALTER TABLE duetime.task ADD COLUMN depends_on text[];
 
--- Who waits for a key. Without a pending list: a task that succeeded must find its dependents at once.
+-- The dependents of a key. The index has no pending list: a task that succeeded must find its dependents at once.
 CREATE INDEX task_depends ON duetime.task USING gin (depends_on) WITH (fastupdate = off) WHERE state = 'waiting';
 
--- How the newest task with that name stands, in that partition: one that is not finished if there is such, else the newest
--- version, finished last. NULL: there is none, or it was dropped after its time.
+-- The state of the newest task with that name in that partition. That is an unfinished task if there is one,
+-- otherwise the newest version, and of that version the task that finished last. NULL: there is none, or it was
+-- dropped after its time.
 CREATE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(
@@ -28,9 +31,10 @@ LANGUAGE sql STABLE AS $$
           LIMIT 1))
 $$;
 
--- Whether a task with that key would in the end wait for itself: follows what its dependencies wait for. `cycle`: it would; `deep`: more
--- than 10,000 tasks stand before it, so nobody looked further; NULL: no. The partition's lock (lock_partitions) keeps two tasks
--- that are submitted at one moment from closing a circle unseen.
+-- Checks whether a task with that key would in the end wait for itself, by following what its dependencies wait for.
+-- `cycle`: it would. `deep`: more than 10,000 tasks stand before it, and the search stopped there. NULL: it would
+-- not. The partition's lock (lock_partitions) keeps two tasks that are submitted at one moment from closing a circle
+-- unseen.
 CREATE FUNCTION duetime.depends_on_itself(p_queue text, p_partition_key text, p_key text, p_depends_on text[]) RETURNS text
 LANGUAGE sql VOLATILE AS $$
     WITH RECURSIVE before AS (
@@ -51,8 +55,8 @@ LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN bool_or(name = p_queue || ' ' || p_key) THEN 'cycle' WHEN count(*) > 10000 THEN 'deep' END FROM looked
 $$;
 
--- Locks the partitions in which something is to wait for others, in one order, so that two callers never wait for each other. Called once for
--- a batch, before any lock of a key.
+-- Locks, in one order, the partitions in which a task is to wait for others, so that two callers never wait for each
+-- other. A caller runs it once for a batch, before it locks any key.
 CREATE FUNCTION duetime.lock_partitions(p_partition_keys text[], p_depends_on text[]) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     SELECT count(*)
@@ -62,10 +66,10 @@ LANGUAGE sql VOLATILE AS $$
                      WHERE f.depends_on IS NOT NULL
                      ORDER BY number
                     OFFSET 0) AS partition
-            OFFSET 0) AS locked                                          -- each lock is taken, though nobody reads it
+            OFFSET 0) AS locked                                          -- takes each lock, though no query reads it
 $$;
 
--- The task of that id, wherever it is. The archive is asked partition by partition, one probe each.
+-- The task with that id, wherever it is. The function probes the archive partition by partition, one probe each.
 CREATE FUNCTION duetime.task_sent(p_id uuid)
 RETURNS TABLE (id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint)
 LANGUAGE sql STABLE AS $$
@@ -79,9 +83,10 @@ LANGUAGE sql STABLE AS $$
      CROSS JOIN LATERAL (SELECT * FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = p_id LIMIT 1) AS a
 $$;
 
--- The finished task that decides about a new one with that key: the one with the id `p_id`, else the newest version that ended after `p_since` and
--- succeeded or died; with `p_versions`, however it ended. Reads a bounded number of rows, however often the key was used: those that ended last, or
--- when they are many, from the newest version on.
+-- The finished task that decides about a new one with that key. It is the task with the id `p_id`, or else the newest
+-- version that ended after `p_since` and succeeded or died; with `p_versions`, however it ended. The function reads a
+-- bounded number of rows, however often the key was used: those that ended last, or, when they are many, from the
+-- newest version on.
 CREATE FUNCTION duetime.key_finished(
     p_queue text, p_partition_key text, p_key text, p_id uuid, p_versions boolean, p_since timestamptz)
 RETURNS TABLE (id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint)
@@ -124,10 +129,12 @@ BEGIN
 END
 $$;
 
--- As before, and a task may wait for others: then it begins as `waiting`. A task without a key comes this way too when it waits.
--- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key, and nothing was done.
--- Nothing is written outside of the time that the sender gave: after `p_after`, before `p_until` (NULL: no bound). A sending that was held up until
--- then must not overwrite what came after it.
+-- Takes in one task by the rules of the function that it replaces (0002_add_task_put.sql). A task may wait for others
+-- too: then it begins as `waiting`. A task without a key comes this way when it waits.
+-- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key,
+-- and the function did nothing.
+-- The function writes nothing outside of the time window that the sender gave: after `p_after`, before `p_until`
+-- (NULL: no bound). A sending that was held up until then must not overwrite a later one.
 DROP FUNCTION duetime.task_put(
     uuid, integer, text, timestamptz, boolean, smallint, bytea, text, jsonb, text, integer, bigint, jsonb, timestamptz, text, bigint,
     text, interval, bigint);
@@ -149,7 +156,7 @@ DECLARE
                         THEN duetime.depends_on_itself(p_queue, p_partition_key, p_key, p_depends_on) END;
     v_state duetime.task_state := CASE WHEN p_depends_on IS NULL THEN 'scheduled' ELSE 'waiting' END;
 BEGIN
-    -- A queue's name has no blank, so one keeps the three apart. Without a key it is the id that comes once.
+    -- A queue's name has no blank, so a blank keeps the three parts apart. Without a key the id takes its place.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_queue || ' ' || coalesce(length(p_partition_key), 0) || ' ' || coalesce(p_partition_key, '') || coalesce(p_key, p_id::text), 0));
     IF statement_timestamp() <= p_after OR clock_timestamp() > p_until THEN
         PERFORM duetime.out_of_time();
@@ -175,7 +182,7 @@ BEGIN
             EXIT;
         END IF;
         outcome := CASE
-            WHEN v_found.id = p_id THEN 'created'                       -- sent again, and the first time had been done
+            WHEN v_found.id = p_id THEN 'created'                       -- sent again, and the first sending went in
             WHEN p_on_duplicate = 'keep' THEN 'existing'
             WHEN p_on_duplicate = 'reject' THEN 'refused'
             WHEN p_on_duplicate = 'replace' AND v_found.state > 'ready' THEN 'refused'
@@ -183,8 +190,8 @@ BEGIN
             WHEN v_found.state IN ('dispatching', 'delivered', 'running', 'succeeded') THEN 'existing'
             WHEN v_found.live THEN 'replaced'
         END;
-        EXIT WHEN outcome IS NULL;                                      -- that version has failed: once more
-        -- The version asked for may be that of an older task which is out.
+        EXIT WHEN outcome IS NULL;                                      -- that version failed: make a new task
+        -- The requested version may be that of an older task in flight.
         IF outcome = 'replaced' AND p_version <> v_found.version THEN
             SELECT t.id, t.state, t.due_at, t.created_at, t.version, true AS live INTO v_other
               FROM duetime.task AS t
@@ -209,7 +216,7 @@ BEGIN
                    version = p_version
              WHERE t.id = v_found.id AND t.state IN ('waiting', 'scheduled', 'ready')
             RETURNING t.state INTO v_found.state;
-            CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled just now
+            CONTINUE WHEN NOT FOUND;                                    -- claimed or cancelled meanwhile
             v_found.due_at := v_due_at;
             v_found.version := p_version;
         END IF;
@@ -222,7 +229,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- A newer version: older ones that nobody has claimed go, and one that is out gets no further attempt.
+    -- A newer version: unclaimed older ones are superseded, and one in flight gets no further attempt.
     IF p_on_duplicate = 'version' THEN
         IF NOT duetime.task_lock(ARRAY(
             SELECT t.id

@@ -1,37 +1,39 @@
--- Locks: none that anyone waits for; everything here is new.
+-- Locks: none that another session waits for; everything here is new.
 
--- What applications submit inside their own transactions, until a node makes a task of it: a moment, unless it is for another
--- database that is away. What cannot be a task stays, with the reason.
+-- Requests that applications submit inside their own transactions, until a node makes a task of each. That takes a
+-- moment, unless the task belongs in another database that is unreachable. A request that cannot be a task stays,
+-- with the reason.
 CREATE TABLE duetime.inbox (
     id            uuid PRIMARY KEY,
-    -- Where the task is to live; the id says the same.
+    -- The shard in which the task is to live; the id says the same.
     shard         integer NOT NULL,
-    -- As the body of `POST /v1/tasks`.
+    -- In the form of the body of `POST /v1/tasks`.
     request       jsonb NOT NULL,
     submitted_at  timestamptz NOT NULL,
-    -- It is on its way into another database: it may be there already, so it can no longer be cancelled here.
+    -- Set when the row goes into another database. It may be there already, so it can no longer be cancelled here.
     leaving_at    timestamptz,
     error         text,
     refused_at    timestamptz,
     CHECK ((error IS NULL) = (refused_at IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
--- What is still to be taken in, oldest first; and what was refused, oldest first.
+-- Rows that a node is still to collect, oldest first; and refused rows, oldest first.
 CREATE INDEX inbox_waiting ON duetime.inbox (submitted_at) WHERE error IS NULL;
 CREATE INDEX inbox_refused ON duetime.inbox (refused_at) WHERE error IS NOT NULL;
 
--- What came here out of another database's inbox. A second copy of it finds its id and does nothing, whatever has become of the task.
--- Forgotten when that inbox holds nothing so old any more.
+-- Rows that came here out of another database's inbox. A second copy of a row finds its id and does nothing, whatever
+-- has become of the task. A node deletes a row when that inbox holds nothing so old any more.
 CREATE TABLE duetime.received (
     id           uuid PRIMARY KEY,
     source       text NOT NULL,
-    -- Of a task with a key: what it came to.
+    -- For a task with a key: its outcome.
     answer       jsonb,
     received_at  timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX received_source ON duetime.received (source, received_at);
 
--- Notes that a row of the inbox of `p_source` has arrived. True the first time; who comes second waits until the first has ended.
+-- Notes that a row of the inbox of `p_source` has arrived. True the first time; a second caller waits until the first
+-- has ended.
 CREATE FUNCTION duetime.receive_begin(p_id uuid, p_source text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO duetime.received (id, source) VALUES (p_id, p_source) ON CONFLICT (id) DO NOTHING;
@@ -41,7 +43,7 @@ $$;
 
 CREATE FUNCTION duetime.receive_end(p_id uuid, p_answer jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
-    -- It has come to nothing yet: the next arrival is the first.
+    -- The row has no outcome yet, so its next arrival is the first.
     IF p_answer ->> 'outcome' = 'busy' THEN
         DELETE FROM duetime.received WHERE id = p_id;
         RETURN p_answer;
@@ -51,15 +53,17 @@ BEGIN
 END
 $$;
 
--- What the first arrival came to. A function of its own, because it sees what was committed while its caller waited.
+-- The answer of the first arrival. It is a function of its own, because a function sees data that was committed while
+-- its caller waited.
 CREATE FUNCTION duetime.receive_answer(p_id uuid) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT r.answer FROM duetime.received AS r WHERE r.id = p_id);
 END
 $$;
 
--- The one shard where such a task must live; NULL: any will do. As `bound_to` in common/src/shard/route.rs has it: the first 8 bytes of
--- SHA-256 modulo the number of shards, here in two halves because a bigint has a sign.
+-- The one shard where a task with these attributes must live; NULL: any will do. It follows `bound_to` in
+-- common/src/shard/route.rs: the first 8 bytes of SHA-256 modulo the number of shards. The function computes it in
+-- two halves, because a bigint has a sign.
 CREATE FUNCTION duetime.shard_of(p_queue text, p_single boolean, p_partition_key text, p_key text, p_shard_count integer)
 RETURNS integer LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
     SELECT (((('x' || encode(substring(h.hash FROM 1 FOR 4), 'hex'))::bit(32)::bigint % p_shard_count) * (4294967296 % p_shard_count)
@@ -71,7 +75,7 @@ RETURNS integer LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
             END) AS hash) AS h
 $$;
 
--- A UUIDv7 with the shard in its last 16 bits, as common/src/ids.rs has it.
+-- A UUIDv7 with the shard in its last 16 bits, which is the format of common/src/ids.rs.
 CREATE FUNCTION duetime.mint(p_at timestamptz, p_shard integer)
 RETURNS uuid LANGUAGE sql VOLATILE SET search_path = pg_catalog AS $$
     SELECT encode(set_byte(set_byte(set_byte(
@@ -80,8 +84,8 @@ RETURNS uuid LANGUAGE sql VOLATILE SET search_path = pg_catalog AS $$
       FROM (SELECT uuid_send(gen_random_uuid()) AS bytes) AS r
 $$;
 
--- Raises an exception about the first field of a submission that cannot be right, as far as that is cheap to tell here. The node that takes
--- the row in checks everything.
+-- Raises an exception about the first invalid field of a submission, as far as that is cheap to find here. The node
+-- that collects the row checks everything.
 CREATE FUNCTION duetime.submit_check(p_queue text, p_payload jsonb, p_due_at timestamptz, p_key text, p_options jsonb)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
@@ -95,7 +99,7 @@ BEGIN
     ELSIF p_due_at IS NULL OR p_due_at >= '9999-12-31 23:59:59+00' THEN
         v_field := 'due_at';
         v_must := 'a time before the end of the year 9999';
-    -- No configuration allows more.
+    -- No configuration allows a longer payload.
     ELSIF octet_length(p_payload::text) > 1048576 THEN
         v_field := 'payload';
         v_must := '1 MiB at most';
@@ -105,7 +109,7 @@ BEGIN
     ELSIF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
         v_field := 'options';
         v_must := 'a JSON object';
-    -- A payload of 1 MiB in base64, and everything else at its longest.
+    -- A payload of 1 MiB in base64 and all other options at their longest fit in.
     ELSIF octet_length(p_options::text) > 2097152 THEN
         v_field := 'options';
         v_must := '2 MiB at most';
@@ -155,10 +159,11 @@ BEGIN
 END
 $$;
 
--- Submits a task in the transaction of the caller: it exists when that commits and never existed when it does not. Answers the task's id.
+-- Submits a task in the transaction of the caller: the task exists when that commits, and never existed when it does
+-- not. Returns the task's id.
 --
--- The notification is the same for all, so one transaction sends one however much it submits. PostgreSQL lets only one transaction
--- with a notification commit at a time.
+-- The notification is the same for all submissions, so one transaction sends one however much it submits. PostgreSQL
+-- lets only one transaction with a notification commit at a time.
 CREATE FUNCTION duetime.submit(
     queue text, payload jsonb, due_at timestamptz DEFAULT now(), key text DEFAULT NULL, options jsonb DEFAULT '{}')
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -181,15 +186,16 @@ BEGIN
     INSERT INTO duetime.inbox (id, shard, request, submitted_at)
     VALUES (v_id, v_shard, submit.options || jsonb_build_object(
                 'queue', submit.queue, 'payload', submit.payload, 'key', submit.key,
-                -- What is past is due at once, as of now.
+                -- A due time in the past means now.
                 'due_at', to_char(greatest(submit.due_at, v_now) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')), v_now);
     PERFORM pg_notify('duetime_inbox', '');
     RETURN v_id;
 END
 $$;
 
--- Cancels a task that nobody has claimed, in the transaction of the caller, by the rule of `DELETE /v1/tasks/{id}`. Answers `cancelled` or
--- `no_further_attempts`; whatever else is the case is an exception. Until the caller commits, the row is locked: a claim passes over it.
+-- Cancels an unclaimed task in the transaction of the caller, by the rule of `DELETE /v1/tasks/{id}`. Returns
+-- `cancelled` or `no_further_attempts`; in any other case it raises an exception. The row stays locked until the
+-- caller commits, and a claim skips it.
 CREATE FUNCTION duetime.cancel(id uuid)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -201,7 +207,7 @@ DECLARE
     v_ended_at timestamptz;
     v_keep_ms bigint;
 BEGIN
-    -- A row whose shard is in another database is taken there and kept as a cancelled task.
+    -- Marks a row whose shard is in another database; a node takes the row there and keeps it as a cancelled task.
     UPDATE duetime.inbox AS i
        SET cancelled_at = coalesce(i.cancelled_at, clock_timestamp())
      WHERE i.id = v_id AND i.error IS NULL AND (i.leaving_at IS NULL OR i.cancelled_at IS NOT NULL)
@@ -225,7 +231,7 @@ BEGIN
                                                        BETWEEN m.first_shard AND m.last_shard) THEN
         RAISE EXCEPTION 'task % lives in another database; cancel it there or over HTTP', v_id USING ERRCODE = 'feature_not_supported';
     END IF;
-    -- A row may leave the guard and come back to it while it is looked at; five times is enough for anyone.
+    -- A row may leave the guard and come back to it between the two statements; five tries are enough.
     FOR v_try IN 1..5 LOOP
         DELETE FROM duetime.task AS t
          WHERE t.id = v_id AND t.state IN ('waiting', 'scheduled', 'ready')
@@ -234,7 +240,7 @@ BEGIN
             v_ended_at := clock_timestamp();
             v_keep_ms := coalesce(
                 (SELECT (q.policy ->> 'keep_succeeded_ms')::bigint FROM duetime.queue AS q WHERE q.name = v_gone.queue), 86400000);
-            -- Column by column as it was, whichever columns there are.
+            -- Copies each column as it was, whichever columns there are.
             INSERT INTO duetime.archive
             SELECT (jsonb_populate_record(NULL::duetime.archive, to_jsonb(v_gone) || jsonb_build_object(
                        'state', 'cancelled', 'finished_at', v_ended_at,
@@ -265,5 +271,5 @@ BEGIN
 END
 $$;
 
--- `duetime migrate` grants the two to duetime_producer.
+-- `duetime migrate` grants both functions to duetime_producer.
 REVOKE ALL ON FUNCTION duetime.submit, duetime.cancel FROM PUBLIC;

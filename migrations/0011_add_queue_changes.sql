@@ -1,11 +1,11 @@
--- Locks: ACCESS EXCLUSIVE on the queues, for an instant: the new column has a constant default, and the table is small. Nodes that read or
--- write a queue wait that long.
+-- Locks: ACCESS EXCLUSIVE on the queues, for an instant: the new column has a constant default, and the table is
+-- small. Nodes that read or write a queue wait that long.
 
--- The revision at which a queue was written last, so that a node reads what changed and not every queue.
+-- The revision at which a queue was last written, so that a node reads only the queues that changed.
 ALTER TABLE duetime.queue ADD COLUMN revision bigint NOT NULL DEFAULT 0;
 CREATE INDEX queue_revision ON duetime.queue (revision);
 
--- Pages by name, in the order of the bytes: the same in every database and in every node.
+-- Pages by name, in the order of the bytes, which is the same in every database and in every node.
 CREATE INDEX queue_page ON duetime.queue (name COLLATE "C");
 
 -- Queues that were deleted lately.
@@ -15,8 +15,9 @@ CREATE TABLE duetime.queue_gone (
 );
 CREATE INDEX queue_gone_revision ON duetime.queue_gone (revision);
 
--- Revisions are committed in their order: every writer locks the row that counts them before it locks a queue. The statement that writes
--- queues raises the revision by one, and its rows have that revision, which is noted at its start. Nodes of the version before do the same.
+-- Revisions are committed in their order: every writer locks the row that counts them before it locks a queue. A
+-- statement that writes queues raises the revision by one. Its rows get that revision, which this function notes when
+-- the statement begins. Nodes of the previous version do the same.
 CREATE FUNCTION duetime.queue_writing() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_revision bigint;

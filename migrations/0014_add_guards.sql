@@ -1,15 +1,17 @@
--- Guards of what may be written late, or beside something newer.
--- Locks: none that anyone waits for; functions only.
+-- Guards against a write that comes late, and against one beside a newer task.
+-- Locks: none that another session waits for; functions only.
 
--- Ends a statement that is executed outside of the time its sender gave it: too late, when another sending may have taken its place, or before
--- the time of the sending before it is over. A serialization failure: nothing was done, and it may be sent again.
+-- Ends a statement that runs outside of the time window that its sender gave it. If it is late, another sending may
+-- have taken its place. If it is early, the window of the sending before it is still open. It raises a serialization
+-- failure: the statement did nothing, and its sender may send it again.
 CREATE FUNCTION duetime.out_of_time() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the statement was executed outside of the time that its sender gave it' USING ERRCODE = 'serialization_failure';
 END
 $$;
 
--- Ends a statement that inserts a task which has already finished. It looks afresh: what was committed while its caller waited, it sees.
+-- Ends a statement that inserts a task which has already finished. It takes a new snapshot, so it sees data that was
+-- committed while its caller waited.
 CREATE FUNCTION duetime.not_finished(p_id uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
@@ -25,10 +27,12 @@ BEGIN
 END
 $$;
 
--- Gives a dead task new attempts: back from the archive, due now. No row: it is not dead any more.
--- The lock of its key, which task_put takes too, comes first; what follows sees what was committed before. With the same key there may be no
--- task that is not finished and has this version or a newer one, and none that is kept and has a newer one: what it carries is out of date.
--- `p_wait`: waits for locks, and raises a unique violation about such a task. Otherwise it returns no row in both cases.
+-- Gives a dead task new attempts: moves it back from the archive, due now. No row: the task is not dead any more.
+-- The function first takes the lock of the task's key, which task_put takes too; the statements after it see what was
+-- committed before. Two kinds of task with the same key put the dead task out of date: an unfinished one of this
+-- version or a newer one, and a kept one of a newer version.
+-- `p_wait`: the function waits for locks, and raises a unique violation about such a task. Without it, the function
+-- returns no row when a lock is held or such a task exists.
 CREATE FUNCTION duetime.task_revive(p_drop_on date, p_id uuid, p_wait boolean) RETURNS SETOF duetime.task LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -40,7 +44,7 @@ BEGIN
         RETURN;
     END IF;
     IF v_dead.key IS NOT NULL THEN
-        -- As in task_put.
+        -- The lock that task_put takes.
         v_lock := hashtextextended(v_dead.queue || ' ' || coalesce(length(v_dead.partition_key), 0) || ' '
                                    || coalesce(v_dead.partition_key, '') || v_dead.key, 0);
         IF p_wait THEN
@@ -84,8 +88,9 @@ BEGIN
 END
 $$;
 
--- What was cancelled before a node made a task of it leaves a cancelled task. Of a request that cannot be a task nothing is left. One whose shard lives
--- in another database does not come here: see duetime.cancel and task_collect_cancelled.
+-- Makes a cancelled task of a row that was cancelled before a node collected it. A request that cannot be a task
+-- leaves nothing. A row whose shard lives in another database does not come here: see duetime.cancel and
+-- task_collect_cancelled.sql.
 CREATE FUNCTION duetime.inbox_cancelled(p_row duetime.inbox) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r jsonb := p_row.request;

@@ -1,5 +1,6 @@
--- What a waiting task no longer waits for.
+-- The dependencies of a waiting task that have succeeded already.
 -- Locks: ACCESS EXCLUSIVE on task for the moment in which the column is added; no table is rewritten.
 
--- Names that have succeeded move here from depends_on when the task is looked at. That task may be dropped after its time; the success counts.
+-- A check of the task moves names that have succeeded here from depends_on. A task of such a name may be dropped
+-- after its time; its success counts.
 ALTER TABLE duetime.task ADD COLUMN depends_met text[];

@@ -1,6 +1,6 @@
--- Locks: none that anyone waits for; everything here is new.
+-- Locks: none that another session waits for; everything here is new.
 
--- What receipts of deliveries are made with (HMAC-SHA256). Counts in the first database only.
+-- The keys of delivery receipts (HMAC-SHA256). Only those of the first database count.
 CREATE TABLE duetime.receipt_key (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key      bytea NOT NULL CHECK (octet_length(key) >= 32),
@@ -12,8 +12,9 @@ CREATE FUNCTION duetime.new_receipt_key() RETURNS bytea LANGUAGE sql VOLATILE AS
     SELECT sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
 $$;
 
--- Makes a new key and forgets all but the one before it. Nodes accept the new one within 10 s and use it after a minute. Receipts of the
--- key before stay genuine until the next call, so call it again once the tasks that are out have been answered.
+-- Makes a new key and deletes all but the one before it. Nodes accept the new key within 10 s and use it after a
+-- minute. Receipts of the previous key stay genuine until the next call, so call it again once the tasks in flight
+-- have been answered.
 CREATE FUNCTION duetime.rotate_receipt_key() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     -- One rotation at a time.

@@ -1,4 +1,4 @@
-//! Callers: permissions, the roles that are made of them, and the queues that a token is for.
+//! Callers: permissions, the roles that combine them, and the queues that a token covers.
 
 use std::{fmt, sync::Arc};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{field::FieldError, ids::QueueName, limit::TokenLimits, queue};
 
-/// A request spells out at most so many; one pattern with `*` stands for any number of queues.
+/// The most patterns that a request may list; one pattern with `*` stands for any number of queues.
 pub const MAX_PATTERNS: usize = 100;
 
-/// One kind of request. Every route needs one of these, or none.
+/// One kind of request. A route needs one of these, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
     /// Reads the metrics.
     Metrics,
     /// Reads tasks, queues, schedules and the cluster, without the data of tasks.
     Look,
-    /// Reads the data of tasks as well: payloads, headers, results and what consumers say of failures.
+    /// Reads the data of tasks as well: payloads, headers, results and the failure texts of consumers.
     Payloads,
     /// Submits tasks.
     Submit,
@@ -24,7 +24,7 @@ pub enum Permission {
     Report,
     /// Changes, cancels, runs and retries tasks.
     Change,
-    /// Runs the cluster: queues, schedules, nodes, tokens, the audit.
+    /// Operates the cluster: queues, schedules, nodes, tokens, the audit.
     Operate,
 }
 
@@ -32,7 +32,7 @@ impl Permission {
     pub const ALL: [Self; 7] =
         [Self::Metrics, Self::Look, Self::Payloads, Self::Submit, Self::Report, Self::Change, Self::Operate];
 
-    /// The roles that have it, as a sentence names them: `viewer, producer or operator`.
+    /// The roles with this permission, as a sentence lists them: `viewer, producer or operator`.
     pub fn roles(self) -> String {
         let roles: Vec<&str> = Role::ALL.into_iter().filter(|role| role.may(self)).map(Role::text).collect();
         match roles.as_slice() {
@@ -43,7 +43,7 @@ impl Permission {
     }
 }
 
-/// A set of permissions with a name. The narrow roles come first.
+/// A named set of permissions. The narrow roles come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -64,7 +64,7 @@ impl Role {
     pub const ALL: [Self; 7] =
         [Self::Metrics, Self::Submitter, Self::Reporter, Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
 
-    /// The roles that open the console, and that an identity provider can give. Each has all permissions of those
+    /// The roles that open the console, and that an identity provider can give. Each has all permissions of the roles
     /// before it.
     pub const CONSOLE: [Self; 4] = [Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
 
@@ -85,7 +85,7 @@ impl Role {
         self.permissions().contains(&permission)
     }
 
-    /// The number of its permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
+    /// The number of the role's permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
     pub const fn strength(self) -> usize {
         self.permissions().len()
     }
@@ -106,7 +106,7 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.text() == text)
     }
 
-    /// Refuses a scope under which the role could do nothing: metrics name every queue.
+    /// Refuses a scope under which the role could do nothing: the metrics name every queue.
     pub fn check_scope(self, scope: &Scope) -> Result<(), FieldError> {
         if self == Self::Metrics && !scope.is_all() {
             let detail = "`queues`: the metrics name every queue, so a token of the role metrics is for all of them";
@@ -122,15 +122,16 @@ impl fmt::Display for Role {
     }
 }
 
-/// The queues that somebody may know of: all, or those with these names. A name that ends in `*` stands for every queue that
-/// begins so.
+/// The queues that a caller may know of: all queues, or those that a pattern matches. A pattern that ends in `*`
+/// matches every queue whose name begins with the text before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope(Option<Arc<[String]>>);
 
 impl Scope {
     pub const ALL: Self = Self(None);
 
-    /// `None`: all queues. An empty list is refused: who is to see nothing needs no token.
+    /// Reads patterns; `None` means all queues. An empty list is refused, because a caller without queues needs no
+    /// token.
     pub fn of(patterns: Option<Vec<String>>) -> Result<Self, FieldError> {
         let Some(patterns) = patterns else { return Ok(Self::ALL) };
         if patterns.is_empty() || patterns.len() > MAX_PATTERNS {
@@ -147,7 +148,7 @@ impl Scope {
         Ok(Self(Some(patterns.into())))
     }
 
-    /// What any of `scopes` has, each pattern once.
+    /// The union of `scopes`, with each pattern once.
     pub fn joined<'a>(scopes: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut joined: Vec<String> = Vec::new();
         for scope in scopes {
@@ -187,10 +188,10 @@ impl fmt::Display for Scope {
 /// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The id of a token that was made over the API: two tokens of one name, one after the other, have different ids.
-    /// Tokens of the configuration and people of an identity provider have none.
+    /// The id of a token that was made over the API. A later token of the same name has a different id. Tokens of the
+    /// configuration and people of an identity provider have none.
     pub id: Option<i64>,
-    /// The token's; of whoever signed in with an identity provider [`Caller::SUBJECT`] and his subject there.
+    /// The token's name. For a person of an identity provider: [`Caller::SUBJECT`] and their subject there.
     pub name: Arc<str>,
     pub role: Role,
     pub queues: Scope,
@@ -198,13 +199,13 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The name of whoever needs no token. No token is called so.
+    /// The name of a caller that needs no token. No token may have this name.
     pub const ANONYMOUS: &'static str = "anonymous";
 
-    /// Before the subject of whoever signed in with an identity provider. No token's name begins so.
+    /// The prefix before the subject of a person of an identity provider. No token's name begins with it.
     pub const SUBJECT: &'static str = "oidc:";
 
-    /// Whoever comes where nobody is asked for a token.
+    /// The caller on a node that asks for no tokens.
     pub fn anonymous() -> Self {
         Self {
             id: None,

@@ -1,12 +1,12 @@
-//! What is wrong with one field of something given from outside.
+//! An error about one field of a request, a message or a configuration.
 
 use std::borrow::Cow;
 
-/// One field that cannot be taken as it was given. `detail` is a whole sentence for the person who sent it.
+/// A field whose value is refused. `detail` is a whole sentence for the sender.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {detail}")]
 pub struct FieldError {
-    /// The field as it is spelled outside, with a dot between levels: `retry.base_ms`.
+    /// The field's name in the sender's JSON, with a dot between levels: `retry.base_ms`.
     pub field: Cow<'static, str>,
     pub detail: String,
 }
@@ -16,7 +16,7 @@ impl FieldError {
         Self { field: field.into(), detail: detail.into() }
     }
 
-    /// A field of the agreed interface whose behaviour does not exist yet.
+    /// The error for a field of the agreed interface whose behaviour does not exist yet.
     pub fn not_available(field: impl Into<Cow<'static, str>>) -> Self {
         let field = field.into();
         let detail = format!("`{field}` is not available in this version");

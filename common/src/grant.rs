@@ -1,14 +1,14 @@
-//! Who may do what by the word of an identity provider: a claim of its token, and what each value of it is worth here.
+//! Roles by the claims of an identity provider: the claim to read, and what each of its values permits here.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::access::{Role, Scope};
 
-/// More values than this are not told apart; one group with a name for it stands for any number of people.
+/// The most grants in a configuration. One group with a value for it covers any number of people.
 pub const MAX_GRANTS: usize = 100;
 
-/// What one value of the claim lets its holder do.
+/// The role and the queues that one value of the claim gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub value: String,
@@ -16,7 +16,7 @@ pub struct Grant {
     pub queues: Scope,
 }
 
-/// All of them, and the claim that is looked at.
+/// All grants, and the claim that holds their values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grants {
     /// The name of a claim, or a path through objects with dots: `realm_access.roles`.
@@ -25,9 +25,9 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// The places of the grants that the claims hold: those of the strongest role among them. A weaker role adds
-    /// nothing, not even queues, because a role is for all queues of a caller. Grants have the roles of
-    /// [`Role::CONSOLE`], so one of two always has all permissions of the other.
+    /// The indexes of the grants that `claims` hold: those of the strongest role among them. A weaker role adds
+    /// nothing, not even queues, because a caller's role applies to all of the caller's queues. Grants have the roles
+    /// of [`Role::CONSOLE`], so of any two roles one has all permissions of the other.
     pub fn held(&self, claims: &Value) -> Vec<usize> {
         let values = self.values(claims);
         let held = |grant: &&Grant| values.contains(&grant.value.as_str());
@@ -40,18 +40,19 @@ impl Grants {
         places.map(|(place, _)| place).collect()
     }
 
-    /// What they are worth together. `None`: nothing, or one of them is no place.
+    /// The role and the queues that the grants at these indexes give together. `None` when there are none, or when an
+    /// index does not exist.
     pub fn worth(&self, held: &[usize]) -> Option<(Role, Scope)> {
         let grants = held.iter().map(|place| self.grants.get(*place)).collect::<Option<Vec<_>>>()?;
         let role = grants.iter().map(|grant| grant.role).min_by_key(|role| role.strength())?;
         Some((role, Scope::joined(grants.into_iter().map(|grant| &grant.queues))))
     }
 
-    /// Changes with everything that decides what a place is worth.
+    /// A hash of everything that decides what an index in these grants gives.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         let mut put = |text: &str| {
-            // With its length, so that no two lists read the same.
+            // The length comes first, so that no two different lists hash the same bytes.
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text);
         };
@@ -64,7 +65,8 @@ impl Grants {
         hash.finalize().into()
     }
 
-    /// A list of texts, or one text. A claim whose very name has dots comes before a path.
+    /// The claim's values: a list of texts, or one text. A claim whose own name contains the dots comes before a
+    /// path.
     fn values<'a>(&self, claims: &'a Value) -> Vec<&'a str> {
         let path = || self.claim.split('.').try_fold(claims, |object, name| object.get(name));
         match claims.get(&self.claim).or_else(path) {

@@ -1,14 +1,14 @@
-//! Every name and number that must not be mistaken for another.
+//! Names and numbers that must not be mistaken for one another.
 //!
-//! Display carries a letter where a number alone would not tell what it counts
-//! (`s12` a shard, `e5` an epoch, `t3` a term), so that log lines read alone.
+//! `Display` adds a letter where a number alone would not say what it counts: `s12` is a shard, `e5` an epoch, `t3` a
+//! term. A log line is thus clear on its own.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A fixed slice of all tasks. Shards are numbered from 0; how many there are is fixed at the first migration.
+/// A fixed slice of all tasks. Shards are numbered from 0; their number is fixed at the first migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShardId(u16);
@@ -35,14 +35,15 @@ impl fmt::Display for ShardId {
 pub struct TaskId(Uuid);
 
 impl TaskId {
-    /// Stamps `shard` into the random bits of a fresh UUIDv7. 58 of its bits stay random or counted within the millisecond.
+    /// Writes `shard` into the random bits of a fresh UUIDv7. 58 of its bits stay random, or counted within the
+    /// millisecond.
     pub fn mint(fresh: Uuid, shard: ShardId) -> Self {
         let mut bytes = *fresh.as_bytes();
         bytes[14..16].copy_from_slice(&shard.number().to_be_bytes());
         Self(Uuid::from_bytes(bytes))
     }
 
-    /// An id read back from where one of ours was stored.
+    /// Wraps an id that was read back from storage.
     pub const fn from_uuid(id: Uuid) -> Self {
         Self(id)
     }
@@ -71,13 +72,14 @@ impl std::str::FromStr for TaskId {
     }
 }
 
-/// How often a shard has changed hands, minted by the shard's own database. A claim under any but the newest is refused.
+/// How often a shard has changed hands. The shard's own database counts it, and refuses a claim under any epoch but
+/// the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(i64);
 
 impl Epoch {
-    /// Only the store reads epochs, from the fence row.
+    /// Wraps an epoch from the fence row. Only the store calls this.
     pub const fn from_store(number: i64) -> Self {
         Self(number)
     }
@@ -99,7 +101,7 @@ impl fmt::Display for Epoch {
 pub struct Term(i64);
 
 impl Term {
-    /// Only coordination reads terms, from the candidate key.
+    /// Wraps a term from the candidate key. Only coordination calls this.
     pub const fn from_revision(revision: i64) -> Self {
         Self(revision)
     }
@@ -115,8 +117,8 @@ impl fmt::Display for Term {
     }
 }
 
-/// Which try of a task this is. 0 before the first claim; never goes back, not even when a dead task is retried by hand,
-/// so that `<task id>:<attempt>` names one try for ever.
+/// The number of an attempt; 0 before the first claim. It never decreases, not even when a dead task is retried by
+/// hand, so `<task id>:<attempt>` names one attempt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Attempt(i32);
@@ -146,7 +148,7 @@ macro_rules! name {
         pub struct $name(std::sync::Arc<str>);
 
         impl $name {
-            /// Takes the text as it is; what is allowed in it is checked where it comes in from outside.
+            /// Takes the text unchecked; names from outside are checked where they come in.
             pub fn new(text: impl AsRef<str>) -> Self {
                 Self(text.as_ref().into())
             }
@@ -187,7 +189,7 @@ name! {
     QueueName
 }
 name! {
-    /// A schedule's name: what is put under it replaces what was there.
+    /// A schedule's name. A schedule that is put under an existing name replaces the one there.
     ScheduleName
 }
 name! {
@@ -195,7 +197,7 @@ name! {
     DatabaseName
 }
 name! {
-    /// A node's lasting name: the same after a restart.
+    /// A node's lasting name, the same after a restart.
     NodeName
 }
 
@@ -216,13 +218,14 @@ impl Incarnation {
 
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The first group tells two starts of one node apart in a log.
+        // The first group is enough to distinguish two starts of one node in a log.
         let text = self.0.simple().to_string();
         f.write_str(&text[..8])
     }
 }
 
-/// One running process: its name and which start of it. Two starts of one node are two nodes to everybody else.
+/// One running process: the node's name and the incarnation. Two starts of one node are two nodes to every other
+/// node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NodeId {
     pub name: NodeName,

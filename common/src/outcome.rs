@@ -1,7 +1,7 @@
-//! What became of something asked of another machine.
+//! The outcome of a remote call.
 
-/// Three outcomes, not two: a remote call was done, was certainly refused, or nobody knows. Nobody guesses at `Unknown`:
-/// whatever it concerned stays as it was and is looked at again.
+/// Three outcomes, not two: a remote call was done, was certainly refused, or its result is unknown. The caller never
+/// guesses at `Unknown`: it leaves the affected rows as they are and looks at them again later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome<T, R = String> {
     Done(T),

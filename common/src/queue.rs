@@ -16,48 +16,49 @@ use crate::{
     task::{pick::LEVELS, retry::RetryPolicy},
 };
 
-/// 1 to 128 of `A-Z a-z 0-9 . _ -`.
+/// The longest name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
 pub const MAX_NAME_CHARS: usize = 128;
-/// What a task may ask for, and its queue.
+/// The largest budget of attempts, for a task and for a queue.
 pub const MAX_ATTEMPTS: i32 = 1_000;
-/// One year.
+/// The longest timeout: one year.
 pub const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
-/// A year: the archive has a partition for each day, and every look-up of a finished task probes all of them.
+/// The longest retention: a year. The archive has a partition for each day, and every look-up of a finished task
+/// probes all of them.
 const MAX_KEEP_MS: i64 = 31_622_400_000;
-/// They are counted before each start.
+/// The highest limit of running tasks. They are counted before each start.
 const MAX_RUNNING: i64 = 10_000;
-/// Tasks a second: about one a day, and more than one shard hands out.
+/// The lowest and the highest rate, in tasks a second: about one a day, and more than one shard hands out.
 const MIN_RATE: f64 = 0.000_01;
 const MAX_RATE: f64 = 100_000.0;
-/// Of one priority. A weight of 0 would leave its tasks waiting for ever.
+/// The highest weight of one priority. A weight of 0 would leave its tasks waiting for ever.
 const MAX_WEIGHT: u32 = 1_000;
-/// Names of our own queues and exchanges begin so.
+/// The prefix of Duetime's own queues and exchanges.
 const OWN_PREFIX: &str = "duetime.";
-/// Names that a queue may not have: our own at the broker, and those that AMQP reserves.
+/// Prefixes that a queue's name may not have: Duetime's own at the broker, and the one that AMQP reserves.
 const RESERVED_PREFIXES: [&str; 2] = [OWN_PREFIX, "amq."];
 /// AMQP's limit for the names of exchanges and routing keys.
 const MAX_AMQP_NAME_BYTES: usize = 255;
 
-/// How a delivered task finishes.
+/// When a delivered task finishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Settle {
     /// The broker's confirm finishes it.
     Confirm,
-    /// Done unless a consumer rejects it before the deadline.
+    /// The task succeeds unless a consumer rejects it before the deadline.
     #[default]
     Reject,
     /// The consumer reports; silence past the deadline is a failed attempt.
     Result,
 }
 
-/// Where the tasks of a queue live.
+/// Which shards the tasks of a queue live on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     #[default]
     Spread,
-    /// All on one shard.
+    /// All tasks on one shard.
     Single,
 }
 
@@ -70,7 +71,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// What the message looks like.
+/// The shape of the messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
@@ -84,16 +85,16 @@ pub enum Format {
     CloudEvents,
 }
 
-/// What becomes of a message that RabbitMQ returns because no queue is bound for it.
+/// What happens to a message that RabbitMQ returns because no queue is bound for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unroutable {
-    /// It is published again, with growing pauses, until a binding takes it.
+    /// Duetime publishes it again, with growing pauses, until a binding takes it.
     #[default]
     Wait,
-    /// Its task is cancelled and counted.
+    /// The task is cancelled and counted.
     Drop,
-    /// Its task is dead with the reason `unroutable`, and can be retried by hand.
+    /// The task becomes dead with the reason `unroutable`, and can be retried by hand.
     SetAside,
 }
 
@@ -107,28 +108,28 @@ pub enum ReceiptPolicy {
     Required,
 }
 
-/// How a queue treats its tasks. What is absent where it is read takes its default, so that a policy stored by an
-/// older version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
+/// How a queue treats its tasks. A stored field that is absent takes its default, so that a policy of an older
+/// version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueuePolicy {
     pub settle: Settle,
     pub max_attempts: i32,
     pub retry: RetryPolicy,
-    /// From the confirm (or the last heartbeat) to the deadline.
+    /// The time from the confirm, or from the last heartbeat, to the deadline.
     pub timeout_ms: i64,
     pub placement: Placement,
-    /// Of the RabbitMQ queue, in messages.
+    /// The length limit of the RabbitMQ queue, in messages.
     pub max_length: i64,
-    /// Another exchange than Duetime's own: then Duetime declares nothing.
+    /// An exchange other than Duetime's own. With one, Duetime declares nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange: Option<String>,
-    /// Default: the queue's name.
+    /// The routing key; the queue's name by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routing_key: Option<String>,
-    /// Of messages to an `exchange` of the queue's own.
+    /// The rule for returned messages; it applies to an `exchange` of the queue's own.
     pub unroutable: Unroutable,
-    /// A RabbitMQ queue of this name that Duetime did not declare is bound and used.
+    /// Duetime binds and uses an existing RabbitMQ queue of this name that it did not declare.
     pub use_existing: bool,
     pub receipt: ReceiptPolicy,
     pub dedup_window_ms: i64,
@@ -136,31 +137,32 @@ pub struct QueuePolicy {
     pub keep_dead_ms: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_alert_threshold: Option<i64>,
-    /// How often each priority is drawn while tasks wait for room; beyond the last weight, the last one counts. Default: most often
-    /// the highest, sometimes the lowest ([`crate::task::pick`]).
+    /// The share of each priority while tasks wait for room; priorities beyond the last weight use the last weight.
+    /// The default draws mostly the highest priority and sometimes the lowest ([`crate::task::pick`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_weights: Option<Vec<u32>>,
-    /// The most tasks that are started and have no outcome.
+    /// The most tasks that are started and have no outcome yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_running: Option<i64>,
-    /// The most tasks started, by the second; shared out over the shards of a queue that is spread.
+    /// The most tasks started in a second. A queue that is spread divides it among its shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_second: Option<f64>,
-    /// Tasks with the same partition key one after the other, by due time; a failed one is retried before the next.
+    /// Runs tasks with the same partition key one after the other, by due time; a failed task is retried before the
+    /// next one starts.
     pub ordered: bool,
-    /// A retry is one priority lower than the attempt before it.
+    /// Lowers the priority by one with each retry.
     pub retry_priority_drop: bool,
     pub format: Format,
-    /// Submissions are refused beyond so many tasks that are not finished.
+    /// The most unfinished tasks; submissions beyond it are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pending: Option<i64>,
-    /// Of the payloads and headers of these tasks, as stored.
+    /// The most bytes of payloads and headers of these tasks, as stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pending_bytes: Option<i64>,
-    /// Schedules that make tasks of the queue.
+    /// The most schedules that make tasks of the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_schedules: Option<i64>,
-    /// Over HTTP and AMQP, on each node.
+    /// The most submissions a second on each node, over HTTP and AMQP together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_submits_per_second: Option<u32>,
 }
@@ -198,7 +200,7 @@ impl Default for QueuePolicy {
 }
 
 impl QueuePolicy {
-    /// Refuses values out of range, and values that do not go together; the error names the field.
+    /// Refuses values out of range and values that do not go together; the error names the field.
     pub fn validate(&self) -> Result<(), FieldError> {
         self.validate_gates()?;
         self.validate_limits()?;
@@ -220,7 +222,7 @@ impl QueuePolicy {
         amqp_name("routing_key", self.routing_key.as_deref())
     }
 
-    /// Values that need one another.
+    /// Checks fields that need one another.
     fn validate_gates(&self) -> Result<(), FieldError> {
         if let Some(weights) = &self.priority_weights {
             if !(1..=LEVELS).contains(&weights.len()) {
@@ -245,7 +247,7 @@ impl QueuePolicy {
             return Err(FieldError::new("settle", detail));
         }
         if self.unroutable != Unroutable::Wait {
-            // A queue of ours that is missing is declared again.
+            // A missing queue of Duetime's own is declared again, so nothing stays unroutable.
             needs("unroutable", self.exchange.is_some(), "an `exchange` of the queue's own")?;
         }
         match self.rate_per_second {
@@ -268,17 +270,17 @@ impl QueuePolicy {
         Ok(())
     }
 
-    /// The most tasks that may wait, and their bytes.
+    /// The limits of pending tasks and of their bytes.
     pub const fn pending(&self) -> Pending {
         Pending { tasks: self.max_pending, bytes: self.max_pending_bytes }
     }
 
-    /// Whether a submission can be refused because there are too many.
+    /// Whether a limit of the queue can refuse a submission.
     pub const fn limits_submissions(&self) -> bool {
         !self.pending().is_none() || self.max_submits_per_second.is_some()
     }
 
-    /// Its due tasks always become `ready` first and are started as its order, its limit and its rate allow.
+    /// Whether due tasks always become `ready` first, and start only as the queue's order, limit and rate allow.
     pub fn is_gated(&self) -> bool {
         self.ordered || self.max_running.is_some() || self.rate_per_second.is_some()
     }
@@ -305,7 +307,7 @@ fn amqp_name(field: &'static str, name: Option<&str>) -> Result<(), FieldError> 
     }
 }
 
-/// Whether `name` can name a queue.
+/// Checks that `name` can name a queue.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     if !(1..=MAX_NAME_CHARS).contains(&name.len()) || !name.bytes().all(allowed) {
@@ -317,7 +319,7 @@ pub fn check_name(name: &str) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// One queue as it stands.
+/// A queue's current definition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Queue {
     pub name: QueueName,
@@ -327,32 +329,32 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue nobody has set anything for.
+    /// A queue without settings of its own.
     pub fn with_defaults(name: QueueName) -> Self {
         Self { name, policy: QueuePolicy::default(), paused: false }
     }
 
-    /// Its tasks are not claimed as they come due.
+    /// Whether tasks become `ready` instead of being claimed at their due time.
     pub fn is_held(&self) -> bool {
         self.paused || self.policy.is_gated()
     }
 }
 
-/// Every queue as it stood at one moment. Never changed, only replaced as a whole.
+/// Every queue as of one moment. A book is never changed in place, only replaced as a whole.
 #[derive(Clone, Debug)]
 pub struct QueueBook {
-    /// Rises with every change of a queue.
+    /// The revision of the last change; every change of a queue raises it.
     revision: i64,
     queues: BTreeMap<QueueName, Arc<Queue>>,
-    /// Those whose tasks are not claimed as they come due: they are asked for with every claim.
+    /// The queues whose tasks are not claimed at their due time. Every claim reads this set.
     held: BTreeSet<QueueName>,
-    /// Those that limit submissions: most clusters have none.
+    /// The queues that limit submissions; most clusters have none.
     limited: BTreeSet<QueueName>,
-    /// How long a success is kept, of the queues that do not say the default. Read with every cancel.
+    /// The retention of successes, for queues that differ from the default. Every cancel reads it.
     kept_otherwise: Arc<[(QueueName, i64)]>,
 }
 
-/// Before anything has been read.
+/// The book of a node that has read nothing yet.
 impl Default for QueueBook {
     fn default() -> Self {
         Self {
@@ -365,7 +367,7 @@ impl Default for QueueBook {
     }
 }
 
-/// What became of a queue.
+/// One change of a queue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum QueueChange {
     Written(Arc<Queue>),
@@ -373,7 +375,7 @@ pub enum QueueChange {
 }
 
 impl QueueBook {
-    /// Whether it says anything: until then, a queue that is not in it may have any policy.
+    /// Whether the book has been read. Until then, a queue that the book lacks may have any policy.
     pub fn is_read(&self) -> bool {
         self.revision >= 0
     }
@@ -383,7 +385,7 @@ impl QueueBook {
             .with(revision, queues.into_iter().map(|queue| QueueChange::Written(Arc::new(queue))))
     }
 
-    /// The book after these changes, one after the other.
+    /// Returns the book after these changes, applied in order.
     #[must_use]
     pub fn with(mut self, revision: i64, changes: impl IntoIterator<Item = QueueChange>) -> Self {
         self.revision = revision;
@@ -407,7 +409,7 @@ impl QueueBook {
         self
     }
 
-    /// The queues that are otherwise than in `before`, and the names of those that were in it and are gone.
+    /// The queues that differ from `before`, and the names of the queues that only `before` has.
     pub fn since(&self, before: &Self) -> (Vec<Arc<Queue>>, Vec<QueueName>) {
         let is_new =
             |queue: &&Arc<Queue>| before.find(&queue.name).is_none_or(|old| !Arc::ptr_eq(old, queue) && old != *queue);
@@ -415,22 +417,22 @@ impl QueueBook {
         (self.iter().filter(is_new).cloned().collect(), gone.cloned().collect())
     }
 
-    /// Queues that are paused, or whose tasks are started as their order, limit or rate allows.
+    /// The queues that are paused, and those whose tasks start as their order, limit or rate allows.
     pub fn held(&self) -> &BTreeSet<QueueName> {
         &self.held
     }
 
-    /// Queues that limit submissions.
+    /// The queues that limit submissions.
     pub fn limited(&self) -> &BTreeSet<QueueName> {
         &self.limited
     }
 
-    /// How long a success is kept, of the queues that do not say the default. Made once for each book.
+    /// The retention of successes, for queues that differ from the default. Computed once for each book.
     pub fn kept_otherwise(&self) -> &Arc<[(QueueName, i64)]> {
         &self.kept_otherwise
     }
 
-    /// The queues after that name, in the order of their names' bytes.
+    /// The queues after that name, in the byte order of names.
     pub fn after(&self, name: &str) -> impl Iterator<Item = &Arc<Queue>> {
         let from = (Bound::Excluded(QueueName::new(name)), Bound::Unbounded);
         self.queues.range(from).map(|(_, queue)| queue)
@@ -440,12 +442,12 @@ impl QueueBook {
         self.revision
     }
 
-    /// The queue of that name; one with the default policy when the book has none.
+    /// The queue of that name, with the default policy when the book has none.
     pub fn get(&self, name: &QueueName) -> Arc<Queue> {
         self.find(name).cloned().unwrap_or_else(|| Arc::new(Queue::with_defaults(name.clone())))
     }
 
-    /// The queue of that name, if it is in the book.
+    /// The queue of that name, if the book has one.
     pub fn find(&self, name: &QueueName) -> Option<&Arc<Queue>> {
         self.queues.get(name)
     }

@@ -1,4 +1,5 @@
-//! Moments, as PostgreSQL keeps them: microseconds since 1970, UTC. `common` never reads a clock; a moment is an argument.
+//! Moments, in PostgreSQL's form: microseconds since 1970, UTC. `common` never reads a clock; a moment is an
+//! argument.
 
 use std::{fmt, time::Duration};
 
@@ -10,17 +11,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct UnixMicros(i64);
 
 impl UnixMicros {
-    /// The first moment of the year 0: what RFC 3339 can write, and PostgreSQL keep, at the other end.
+    /// The first moment of the year 0, the earliest that RFC 3339 can write. PostgreSQL can keep it too.
     pub const FIRST: Self = Self(-62_167_219_200_000_000);
 
-    /// 9999-12-31T23:59:59Z: what RFC 3339 can still write, far inside what PostgreSQL can keep.
+    /// 9999-12-31T23:59:59Z, the latest that RFC 3339 can write, and far inside PostgreSQL's range.
     pub const LAST: Self = Self(253_402_300_799_000_000);
 
     pub const fn new(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// `None` when the milliseconds do not fit.
+    /// Converts Unix milliseconds. `None` when they do not fit.
     pub const fn from_millis(millis: i64) -> Option<Self> {
         match millis.checked_mul(1_000) {
             Some(micros) => Some(Self(micros)),
@@ -36,7 +37,7 @@ impl UnixMicros {
         self.0.div_euclid(1_000)
     }
 
-    /// Later by `by`, at most [`Self::LAST`].
+    /// This moment plus `by`, at most [`Self::LAST`].
     pub fn plus(self, by: Duration) -> Self {
         let micros = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(micros)).min(Self::LAST)
@@ -47,17 +48,17 @@ impl UnixMicros {
         Self(self.0.saturating_sub(micros))
     }
 
-    /// Later, or with a negative number earlier, by so many milliseconds; at most [`Self::LAST`].
+    /// This moment shifted by so many milliseconds (a negative number is earlier), at most [`Self::LAST`].
     pub fn shifted(self, by_ms: i64) -> Self {
         Self(self.0.saturating_add(by_ms.saturating_mul(1_000))).min(Self::LAST)
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// The time since `earlier`, or zero when `earlier` is not earlier.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// Whether RFC 3339 can write it: in the years 0 to 9999.
+    /// Whether RFC 3339 can write it: the years 0 to 9999.
     pub fn is_writable(&self) -> bool {
         (Self::FIRST..=Self::LAST).contains(self)
     }

@@ -1,4 +1,5 @@
-//! The fuzz targets on any toolchain: their seeds, and edits of these. `make fuzz` looks for longer, guided by what the code does.
+//! Runs the fuzz targets on any toolchain, with their seeds and with edits of these. `make fuzz` searches longer,
+//! guided by code coverage.
 
 #[path = "../../fuzz/src/edits.rs"]
 mod edits;

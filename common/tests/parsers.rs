@@ -1,7 +1,8 @@
-//! Whatever a stranger writes: no parser that faces the network panics, and what it accepts is sound.
+//! No parser that faces the network panics, whatever a client sends, and the values it accepts are sound.
 //!
-//! Texts are valid ones with some of their bytes turned, cut, doubled or exchanged for others that parsers stumble over. Messages of
-//! AMQP have the same beside their reader, in `wire/submission/tests.rs`, and the configuration in `config/tests.rs`.
+//! The texts are valid ones with some bytes flipped, cut, doubled or replaced by others that parsers stumble over.
+//! The same tests of AMQP messages are beside their reader, in `wire/submission/tests.rs`, and those of the
+//! configuration in `config/tests.rs`.
 
 use common::{
     ids::TaskId,
@@ -16,7 +17,7 @@ use common::{
 };
 use proptest::prelude::*;
 
-/// Characters and tokens that break things.
+/// Characters and tokens that often break parsers.
 const HARD: [&str; 22] = [
     "\0",
     "\"",
@@ -94,7 +95,7 @@ fn edited(text: &str, edits: &[Edit]) -> String {
     chars.into_iter().collect()
 }
 
-/// One of these, or anything at all, edited.
+/// One of the seeds, or any text at all, edited.
 fn text(seeds: &'static [&'static str]) -> impl Strategy<Value = String> {
     let seed = prop_oneof![9 => prop::sample::select(seeds).prop_map(str::to_owned), 1 => any::<String>()];
     (seed, edits()).prop_map(|(seed, edits)| edited(&seed, &edits))

@@ -1,4 +1,5 @@
-//! Drives targets with their seeds and with edits of these, on any toolchain: for the tests of the crates whose parsers they are.
+//! Runs targets with their seeds and with edits of these, on any toolchain. The tests of each crate with fuzzed
+//! parsers call it.
 
 use std::path::Path;
 
@@ -30,7 +31,7 @@ fn edited() -> impl Strategy<Value = Vec<(prop::sample::Index, usize, usize)>> {
     prop::collection::vec((any::<prop::sample::Index>(), 0..9_usize, 0..=HARD.len()), 0..6)
 }
 
-/// The same runs each time; `SEED=<number>` makes others.
+/// A runner with the same cases each time; `SEED=<number>` gives other cases.
 fn runner() -> TestRunner {
     let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
     let mut bytes = [0; 32];
@@ -64,7 +65,7 @@ pub(crate) fn drive(targets: &[Target]) {
     }
 }
 
-/// Where libFuzzer begins.
+/// Writes the seeds from which libFuzzer starts.
 fn keep_seeds(folder: &Path, seeds: &[&[u8]]) {
     std::fs::create_dir_all(folder).expect("a folder for the seeds");
     for (number, seed) in seeds.iter().enumerate() {
@@ -72,7 +73,8 @@ fn keep_seeds(folder: &Path, seeds: &[&[u8]]) {
     }
 }
 
-/// `cargo fuzz` runs each file of `folder`, and `exported` is where it finds the function.
+/// Checks that `folder` has one file for each target, as `cargo fuzz` needs it. The file calls the function under the
+/// path `exported`.
 pub(crate) fn check_files(targets: &[Target], folder: &str, exported: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
     let manifest = std::fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");

@@ -1,7 +1,7 @@
-//! One function for each parser of what comes from outside: it takes any bytes and panics when something does not hold.
+//! One function for each parser of outside input: it takes any bytes and panics when a property does not hold.
 //!
-//! `make fuzz` drives them with libFuzzer; `common/tests/fuzz.rs` with their seeds and with edits of these, on every toolchain. The
-//! targets of the node are in `scheduler-node/src/fuzz.rs`.
+//! `make fuzz` runs them with libFuzzer. `common/tests/fuzz.rs` runs them with their seeds and with edits of these,
+//! on every toolchain. The targets of the node are in `scheduler-node/src/fuzz.rs`.
 
 use common::{
     ids::TaskId,
@@ -19,7 +19,7 @@ use common::{
 
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
 
-/// What one of them is called, what it does, and inputs that it takes.
+/// The name of a target, its function, and valid inputs for it.
 pub type Target = (&'static str, fn(&[u8]), &'static [&'static [u8]]);
 
 pub const TARGETS: &[Target] = &[
@@ -159,7 +159,7 @@ pub fn envelope(data: &[u8]) {
     }
 }
 
-/// Properties as JSON, and a body: what the broker's room makes of a message.
+/// Properties as JSON, and a body: the parts of a message that the node's `broker/` reads.
 pub fn message(data: &[u8]) {
     let Ok(properties) = serde_json::from_slice(data) else { return };
     let message = Message { routing_key: "key".to_owned(), addressed_to: None, properties, body: data.to_vec() };
@@ -172,7 +172,7 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// However the bytes are cut, the client sees the same, and never more than it was sent.
+/// The client sees the same bytes however the input is cut, and never more bytes than the input has.
 pub fn screen(data: &[u8]) {
     let screened = |piece: usize, wanted: bool| {
         let (mut screen, mut out, mut arrivals) = (Screen::default(), Vec::new(), Vec::new());
@@ -186,7 +186,7 @@ pub fn screen(data: &[u8]) {
     };
     for wanted in [true, false] {
         let whole = screened(data.len().max(1), wanted);
-        // A header without even the flags of its properties gets these two bytes.
+        // A header too short for the flags of its properties gets these two bytes.
         assert!(whole.0.len() <= data.len() + 2 * whole.1.len());
         assert!(whole.1.iter().all(|of| of.weight < 8 * MAX_FRAME_BYTES + (3 << 20)));
         for piece in [1, 5, 4_096] {

@@ -1,4 +1,4 @@
-//! The HTTP API as an application would use it.
+//! A client of the HTTP API, as an application would write it.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::http;
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// What became of a call that did not succeed.
+/// Why a call did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Nothing was sent: nobody listens there.
+    /// No request was sent: no server listens there.
     NotSent(String),
-    /// The node said no, and why.
+    /// The node refused, with this reason.
     Refused { status: StatusCode, problem: Value },
-    /// It may have happened or not: no answer, or one that does not tell (5xx).
+    /// The call may have taken effect or not: no answer, or one that does not tell (5xx).
     Unknown(String),
 }
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// The status a refusal came with.
+    /// The status of a refusal.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(status.as_u16()),
@@ -60,15 +60,15 @@ pub struct Task {
     pub queue: String,
     #[serde(default)]
     pub duplicate: bool,
-    /// Everything else.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
-/// One answer of a batch: the id of the accepted task, or the problem with it.
+/// One answer of a batch: the id of the accepted task, or its problem.
 pub type BatchAnswer = Result<String, Value>;
 
-/// One node, or whatever answers under its address.
+/// A client of one node, or of any server at its address.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: reqwest::Client,
@@ -85,12 +85,12 @@ impl Client {
         &self.base
     }
 
-    /// The base URL, without a slash at its end.
+    /// The base URL, without a trailing slash.
     pub fn url(&self) -> &str {
         &self.base
     }
 
-    /// The token that is sent; empty where none is.
+    /// The token that is sent; empty where there is none.
     pub fn token(&self) -> &str {
         self.token.as_deref().unwrap_or_default()
     }
@@ -104,7 +104,7 @@ impl Client {
         self.call(Method::POST, "/v1/tasks", Some(task)).await
     }
 
-    /// Answers in the order of `tasks`.
+    /// Submits a batch; the answers are in the order of `tasks`.
     pub async fn batch(&self, tasks: &[Value]) -> Result<Vec<BatchAnswer>, Failure> {
         #[derive(Deserialize)]
         struct Body {
@@ -125,7 +125,7 @@ impl Client {
         self.call(Method::GET, &format!("/v1/tasks/{id}"), None).await
     }
 
-    /// The outcome: `cancelled` or `no_further_attempts`.
+    /// Cancels a task; returns the outcome: `cancelled` or `no_further_attempts`.
     pub async fn cancel(&self, id: &str) -> Result<String, Failure> {
         let answer: Value = self.call(Method::DELETE, &format!("/v1/tasks/{id}"), None).await?;
         Ok(answer["outcome"].as_str().unwrap_or_default().to_owned())
@@ -147,7 +147,7 @@ impl Client {
         self.call(Method::POST, &format!("/v1/tasks/{id}/result"), Some(result)).await
     }
 
-    /// `query` as it stands in the address, without the question mark.
+    /// Lists tasks. `query` is the URL's query without the question mark.
     pub async fn list(&self, query: &str) -> Result<Vec<Task>, Failure> {
         #[derive(Deserialize)]
         struct Body {
@@ -169,7 +169,7 @@ impl Client {
         self.call(Method::GET, "/v1/cluster", None).await
     }
 
-    /// Ready or not, with what it says about it.
+    /// Whether the node is ready, and its report.
     pub async fn readiness(&self) -> Result<(bool, String), Failure> {
         let answer = self.send(Method::GET, "/readyz", None).await?;
         let ready = answer.status().is_success();
@@ -184,7 +184,7 @@ impl Client {
         Ok(sum_of(&text, name))
     }
 
-    /// Any call, for what has no word of its own here.
+    /// Calls any route, for those without a method of their own here.
     pub async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -205,7 +205,7 @@ impl Client {
         }
     }
 
-    /// Sends `body` byte for byte, for what is not even JSON.
+    /// Sends `body` byte for byte; it need not even be JSON.
     pub async fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<reqwest::Response, Failure> {
         let mut request = self.http.request(method, format!("{}{path}", self.base)).timeout(ANSWER_WITHIN);
         if let Some(token) = &self.token {

@@ -1,4 +1,4 @@
-//! The wall clock all stores, nodes and consumers of a sandbox share: it is one machine.
+//! The wall clock that all stores, nodes and consumers of a sandbox share: they run on one machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ pub fn now_us() -> i64 {
     i64::try_from(since.as_micros()).expect("the clock is before the year 294000")
 }
 
-/// Milliseconds since 1970, what the API takes.
+/// Milliseconds since 1970, the API's unit.
 pub fn now_ms() -> i64 {
     now_us() / 1_000
 }

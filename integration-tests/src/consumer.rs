@@ -1,4 +1,4 @@
-//! A consumer of one queue: it writes each message into the ledger before it answers, and answers by a script.
+//! A consumer of one queue. It records each message in the ledger before it answers, and answers by a script.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 const PREFETCH: u16 = 500;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// One thing a consumer does with a message.
+/// One step of a consumer's answer to a message.
 #[derive(Clone, Debug)]
 pub enum Step {
     Ack,
@@ -33,7 +33,7 @@ pub enum Step {
     Wait(Duration),
 }
 
-/// What a consumer does with a message, in order. Nothing at all leaves it unacknowledged.
+/// A consumer's steps for a message, in order. Without any step the message stays unacknowledged.
 #[derive(Clone, Debug, Default)]
 pub struct Answer(pub Vec<Step>);
 
@@ -51,16 +51,16 @@ impl Answer {
         Self(vec![Step::Report(json!({ "status": status })), Step::Ack])
     }
 
-    /// Held for ever.
+    /// Holds the message for ever.
     pub fn silence() -> Self {
         Self::default()
     }
 }
 
-/// Decides by what arrived.
+/// Chooses the answer to a message.
 pub type Script = Arc<dyn Fn(&Delivery) -> Answer + Send + Sync>;
 
-/// Consumes until it is dropped; connects again whenever the connection, the channel or the queue goes.
+/// Consumes until it is dropped. It reconnects when it loses the connection, the channel or the queue.
 #[derive(Debug)]
 pub struct Consumer {
     attached: watch::Receiver<bool>,
@@ -79,7 +79,7 @@ impl Consumer {
             Desk { url: format!("{url}?heartbeat=5"), queue: queue.to_owned(), ledger: Arc::clone(ledger), script };
         let work = tokio::spawn(async move {
             loop {
-                // The broker may be down or the queue not there yet: both pass.
+                // The broker may be down, or the queue may not exist yet: both pass.
                 desk.consume(&attach).await.ok();
                 attach.send_replace(false);
                 tokio::time::sleep(PAUSE).await;
@@ -137,7 +137,7 @@ impl Desk {
         Ok(())
     }
 
-    /// At once when the script has no pauses; beside the stream otherwise.
+    /// Answers at once when the script has no pauses; otherwise in a task beside the stream.
     async fn answer(&self, channel: &Channel, message: Message, answer: Answer) -> Result<()> {
         if answer.0.iter().any(|step| matches!(step, Step::Wait(_))) {
             let channel = channel.clone();
@@ -167,7 +167,8 @@ async fn perform(channel: &Channel, message: &Message, answer: Answer) -> Result
     Ok(())
 }
 
-/// As the contract tells consumers: to the default exchange, addressed by `reply_to`, naming the task and the attempt.
+/// Reports as the contract tells consumers to: to the default exchange and the queue in `reply_to`, naming the task
+/// and the attempt.
 async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<()> {
     let to = message.properties.reply_to().clone().context("the message names no reply_to")?;
     let task = message.properties.correlation_id().clone().context("the message names no correlation_id")?;
@@ -193,7 +194,7 @@ async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<()
     Ok(())
 }
 
-/// The first task through a fresh queue only shows that the way is open; no script sees it.
+/// The first task through a fresh queue only shows that the path works; no script sees it.
 fn is_warm_up(message: &Message) -> bool {
     serde_json::from_slice::<Value>(&message.data).is_ok_and(|payload| payload["warm_up"] == true)
 }

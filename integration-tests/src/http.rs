@@ -1,13 +1,13 @@
-//! The one HTTP client of the test bench.
+//! The HTTP clients of the test bench.
 
 use std::{sync::OnceLock, time::Duration};
 
-/// A client for `http://` addresses. It follows no proxy settings and looks for no certificates.
+/// A client for `http://` addresses. It ignores proxy settings and needs no certificates.
 pub fn plain() -> reqwest::Client {
     built(reqwest::redirect::Policy::default())
 }
 
-/// The same, which stops at a redirect.
+/// Like `plain`, but it does not follow redirects.
 pub fn stepwise() -> reqwest::Client {
     built(reqwest::redirect::Policy::none())
 }
@@ -15,7 +15,7 @@ pub fn stepwise() -> reqwest::Client {
 fn built(redirects: reqwest::redirect::Policy) -> reqwest::Client {
     static INSTALLED: OnceLock<()> = OnceLock::new();
     INSTALLED.get_or_init(|| {
-        // reqwest wants to know whose cryptography it would use. Someone may have told rustls already: then theirs.
+        // reqwest requires a default cryptography provider for rustls. One that is installed already stays.
         rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
     });
     reqwest::Client::builder()

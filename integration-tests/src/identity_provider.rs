@@ -1,6 +1,6 @@
-//! An identity provider (OpenID Connect) that believes whoever comes, and lies when it is told to.
+//! An identity provider (OpenID Connect) that signs in every person, and lies on demand.
 //!
-//! What the other side has to prove is checked in earnest: the client's secret, the verifier of PKCE, a code that is good once.
+//! It checks the client's side in earnest: the client's secret, the verifier of PKCE, and a code that is good once.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
@@ -26,16 +26,16 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, task::JoinHandle};
 
-/// What the cluster is to it.
+/// The cluster's client id.
 pub const CLIENT_ID: &str = "duetime";
 pub const CLIENT_SECRET: &str = "a secret: 64 % of it + a colon";
 
-/// What it does wrong.
+/// The way in which it violates the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lie {
     #[default]
     None,
-    /// It says that it is away.
+    /// It reports that it is unavailable.
     Away,
     /// It refuses the person.
     Refuses,
@@ -43,19 +43,19 @@ pub enum Lie {
     OtherAnswer,
     OtherIssuer,
     OtherAudience,
-    /// For several clients, asked for by another.
+    /// A token for several clients, requested by another.
     OtherParty,
     OtherNonce,
-    /// Signed with a key that nobody knows, under the name of one that is known.
+    /// Signed with an unpublished key, under the name of a published one.
     OtherKey,
-    /// Signed with a key of a name that nobody knows.
+    /// Signed with a key of an unpublished name.
     NewKey,
     /// Signed with the public key as though it were a shared secret.
     SharedKey,
     Unsigned,
-    /// An hour old.
+    /// Expired for an hour.
     Expired,
-    /// Good in an hour.
+    /// Valid in an hour.
     Early,
 }
 
@@ -76,15 +76,15 @@ struct Inner {
 
 struct Mood {
     lie: Lie,
-    /// Claims of whoever signs in next, beside those that every token has.
+    /// The claims of the person who signs in next, beside those that every token has.
     person: Value,
     /// Tokens are signed with the elliptic key.
     is_elliptic: bool,
-    /// The secret has to be in the body.
+    /// The client's secret must be in the body.
     in_body: bool,
-    /// The key that it signs with from now on is published.
+    /// The new signing key is published.
     is_rotated: bool,
-    /// Of a token, in seconds.
+    /// The lifetime of a token, in seconds.
     lives_s: u64,
     codes: HashMap<String, Signed>,
     given: usize,
@@ -110,7 +110,7 @@ impl IdentityProvider {
             given: 0,
         };
         let inner = Arc::new(Inner {
-            // For a browser another site than the nodes, which are 127.0.0.1.
+            // `localhost` makes it another site than the nodes for a browser, which are at 127.0.0.1.
             issuer: format!("http://localhost:{}", listener.local_addr()?.port()),
             rsa: RsaKeyPair::generate(KeySize::Rsa2048).context("a key")?,
             other: RsaKeyPair::generate(KeySize::Rsa2048).context("a key")?,
@@ -133,7 +133,7 @@ impl IdentityProvider {
         &self.inner.issuer
     }
 
-    /// Who signs in from now on: the claims of his token.
+    /// Sets the claims of the person who signs in from now on.
     pub fn person(&self, claims: Value) {
         self.inner.mood.lock().person = claims;
     }
@@ -150,17 +150,17 @@ impl IdentityProvider {
         self.inner.mood.lock().in_body = true;
     }
 
-    /// From now on the key of [`Lie::NewKey`] is no lie.
+    /// Publishes the key of [`Lie::NewKey`], which is then no lie any more.
     pub fn publish_the_new_key(&self) {
         self.inner.mood.lock().is_rotated = true;
     }
 
-    /// How long tokens live from now on.
+    /// Sets the lifetime of tokens from now on.
     pub fn vouch_for(&self, seconds: u64) {
         self.inner.mood.lock().lives_s = seconds;
     }
 
-    /// Tokens given out so far.
+    /// Tokens issued so far.
     pub fn given(&self) -> usize {
         self.inner.mood.lock().given
     }
@@ -270,7 +270,7 @@ async fn token(State(inner): State<Arc<Inner>>, headers: HeaderMap, body: String
     Json(json!({ "access_token": "none", "token_type": "Bearer", "id_token": token })).into_response()
 }
 
-/// Name and password, each encoded as the standard wants it.
+/// Name and password, each decoded as the standard demands.
 fn login(headers: &HeaderMap) -> Option<(String, String)> {
     let coded = headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Basic ")?;
     let login = String::from_utf8(STANDARD.decode(coded).ok()?).ok()?;

@@ -1,6 +1,7 @@
-//! A private cluster of real stores and nodes, its faults as verbs, and the ledger that judges it.
+//! A private cluster of real stores and nodes, faults as methods, and the ledger that judges it.
 //!
-//! It speaks to the nodes as any outsider would: HTTP, AMQP, the configuration file, signals. It shares no code with them.
+//! It speaks to the nodes as any outsider would: HTTP, AMQP, the configuration file, signals. It shares no code with
+//! them.
 #![allow(
     clippy::disallowed_methods,
     reason = "this is not a node: it is the clock and the crowd outside, and what it spawns dies with its test"

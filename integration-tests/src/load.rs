@@ -40,8 +40,8 @@ impl Load {
         self
     }
 
-    /// Submits for `time`, to one client after another, leaving out those that cannot be reached. Every outcome goes
-    /// into the ledger; nothing is sent twice.
+    /// Submits for `time`, to one client after another, and skips unreachable ones. Every outcome goes into the
+    /// ledger; no task is sent twice.
     pub async fn run(&self, clients: &[Client], ledger: &Ledger, time: Duration) -> Vec<Number> {
         let began = Instant::now();
         let mut ticks = tokio::time::interval(TICK);
@@ -91,7 +91,7 @@ impl Load {
         }
     }
 
-    /// Whether anything was sent.
+    /// Whether a request was sent.
     async fn send_to(&self, client: &Client, ledger: &Ledger, tasks: &[(Number, Value)]) -> bool {
         let bodies: Vec<Value> = tasks.iter().map(|(_, body)| body.clone()).collect();
         let answers = match &bodies[..] {

@@ -18,7 +18,7 @@ pub struct Page {
     text: String,
 }
 
-/// A block of code.
+/// A fenced block of code.
 #[derive(Clone, Debug)]
 pub struct Fence {
     /// Everything behind the opening backticks.
@@ -27,28 +27,28 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// "" when none is said.
+    /// "" when there is none.
     pub fn language(&self) -> &str {
         self.info.split_whitespace().next().unwrap_or_default()
     }
 
-    /// Whether the word stands behind its language.
+    /// Whether the word stands behind the language.
     pub fn says(&self, word: &str) -> bool {
         self.info.split_whitespace().skip(1).any(|said| said == word)
     }
 
-    /// Whether a test types it: all commands, unless they say why not.
+    /// Whether a test types it: true for commands without a reason against it.
     pub fn is_typed(&self) -> bool {
         matches!(self.language(), "sh" | "sql") && self.no_test().is_none()
     }
 
-    /// Why no test runs it, where one would.
+    /// Why no test runs a fence that could otherwise be run.
     pub fn no_test(&self) -> Option<&str> {
         self.info.split_whitespace().find_map(|word| word.strip_prefix(NO_TEST))
     }
 }
 
-/// The repository.
+/// The repository's root.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -59,7 +59,7 @@ impl Page {
         Self { name: name.to_owned(), text }
     }
 
-    /// All pages there are for readers.
+    /// All pages for readers.
     pub fn all() -> Vec<Self> {
         let mut names: Vec<String> =
             ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "examples/README.md"].map(String::from).into();
@@ -96,7 +96,7 @@ impl Page {
         found
     }
 
-    /// What its links lead to, as it is written.
+    /// The targets of its links, as written.
     pub fn links(&self) -> Vec<String> {
         self.events()
             .filter_map(|event| match event {
@@ -106,7 +106,7 @@ impl Page {
             .collect()
     }
 
-    /// What stands in single backticks.
+    /// The words in single backticks.
     pub fn words_of_code(&self) -> Vec<String> {
         self.events()
             .filter_map(|event| match event {
@@ -146,7 +146,8 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// Whether `said` is what a page `shows`, line by line: `…` stands for anything in a line, and alone on one for any lines.
+/// Whether the output `said` matches what a page `shows`, line by line. `…` stands for anything within a line, and
+/// alone on a line for any lines.
 pub fn is_shown(shows: &str, said: &str) -> bool {
     lines_fit(&shows.trim_end().lines().collect::<Vec<_>>(), &said.trim_end().lines().collect::<Vec<_>>())
 }

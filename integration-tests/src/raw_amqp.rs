@@ -1,4 +1,4 @@
-//! An AMQP client that writes its frames by hand: what no library would send.
+//! An AMQP client that writes its frames by hand, to send what no library would.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ const METHOD: u8 = 1;
 const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const FRAME_END: u8 = 0xCE;
-/// What a broker negotiates unless it is told otherwise.
+/// The broker's default limit of a frame.
 const FRAME_MAX: usize = 128 << 10;
 /// The largest properties that fit into one frame.
 pub const PROPERTIES_MAX: usize = FRAME_MAX - 8 - 12;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// One connection with one channel, which confirms.
+/// One connection with one channel in confirm mode.
 #[derive(Debug)]
 pub struct RawAmqp {
     uri: AMQPUri,
     stream: TcpStream,
 }
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sent {
     Confirmed,
-    /// The broker did not take it, and why.
+    /// The broker refused it, with this reason.
     Refused(String),
 }
 
@@ -127,7 +127,7 @@ impl RawAmqp {
         Ok(arguments)
     }
 
-    /// The next method, whatever it is.
+    /// Reads the next method of any kind.
     async fn next(&mut self) -> Result<((u16, u16), Vec<u8>)> {
         loop {
             let mut head = [0; 7];
@@ -152,7 +152,7 @@ pub fn long(text: &[u8]) -> Vec<u8> {
     [&u32::try_from(text.len()).expect("below 4 GiB").to_be_bytes(), text].concat()
 }
 
-/// Properties with nothing but headers: the entries of a table, as they are.
+/// Properties with nothing but headers; `entries` are the encoded entries of the table.
 pub fn headers(entries: &[u8]) -> Vec<u8> {
     [&[0x20, 0][..], &long(entries)].concat()
 }
@@ -167,7 +167,7 @@ pub fn text(name: &[u8], value: &[u8]) -> Vec<u8> {
     [&short(name)[..], b"S", &long(value)].concat()
 }
 
-/// One entry of a table: a name with arrays in arrays, so many.
+/// One entry of a table: arrays nested to this many levels.
 pub fn nested(name: &[u8], levels: usize) -> Vec<u8> {
     let mut entry = short(name);
     for level in (0..levels).rev() {
@@ -178,13 +178,13 @@ pub fn nested(name: &[u8], levels: usize) -> Vec<u8> {
     entry
 }
 
-/// As deep as one frame has room for, beside so many bytes.
+/// The deepest nesting that one frame has room for, beside this many bytes.
 pub fn deepest(beside: usize) -> usize {
     (PROPERTIES_MAX - 16 - beside) / 5
 }
 
-/// Properties of every kind, a few of them with a text that is not UTF-8 or a type that does not exist. With the chance of `turned`, one
-/// of their bytes is turned.
+/// Properties of every kind, a few with a text that is not UTF-8 or a type that does not exist. With the chance of
+/// `turned`, one byte of them is altered.
 pub fn random_properties(dice: &mut StdRng, turned: f64) -> Vec<u8> {
     let flags: u16 = if dice.random_bool(0.5) { 0x2000 } else { dice.random::<u16>() & 0x3f7c };
     let mut properties = flags.to_be_bytes().to_vec();
@@ -205,7 +205,7 @@ pub fn random_properties(dice: &mut StdRng, turned: f64) -> Vec<u8> {
     properties
 }
 
-/// Values as a table holds them: mostly sound, sometimes not.
+/// Values of a table: mostly valid, sometimes not.
 fn table(dice: &mut StdRng, depth: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..dice.random_range(0..4) {

@@ -1,15 +1,15 @@
-//! The documentation by itself: what a machine can read of it is right. What it tells a person to type is typed by a scenario
-//! (`it/docs.rs`), or says why not, and is read by the program's own parser (`scheduler-node/tests/docs.rs`).
+//! Static checks of the documentation. Commands for a person are typed by a scenario (`it/docs.rs`), or state why
+//! not, and are read by the program's own parser (`scheduler-node/tests/docs.rs`).
 
 use std::path::Path;
 
 use integration_tests::page::{Fence, Page, root};
 
-/// What a fence may be. `sh` and `sql` are typed as they stand, words in capitals filled in.
+/// The languages of fences. `sh` and `sql` are typed as they stand, words in capitals filled in.
 const LANGUAGES: [&str; 11] = ["sh", "sql", "toml", "json", "yaml", "python", "go", "java", "js", "promql", "text"];
 
-/// Why a command is not typed, and nothing else counts: it is what starts or stops all that the others need, or it needs what a machine
-/// with the three stores does not have.
+/// The only accepted reasons for not typing a command. It starts or stops the cluster that the others need, or it
+/// needs more than a machine with the three stores has.
 const REASONS: [&str; 6] = [
     "starts-a-cluster",
     "stops-the-cluster",
@@ -20,7 +20,7 @@ const REASONS: [&str; 6] = [
     "has-its-own-scenario",
 ];
 
-/// Every fence that no test types: page, reason, how it begins.
+/// Every fence that no test types: page, reason, first line.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "starts-a-cluster", "make demo"),
     ("README.md", "runs-these-tests", "make test"),
@@ -141,7 +141,7 @@ fn what_is_not_run_is_on_the_list() {
     assert_eq!(not_run, NOT_RUN);
 }
 
-/// A word behind a language that nobody reads would be a promise that nobody keeps.
+/// An unknown word behind a language would be a promise that no test keeps.
 #[test]
 fn every_word_behind_a_language_means_something() {
     for page in Page::all() {
@@ -158,7 +158,7 @@ fn every_word_behind_a_language_means_something() {
 #[test]
 fn a_page_with_commands_to_type_is_followed_by_a_scenario() {
     let scenarios = std::fs::read_to_string(root().join("integration-tests/tests/it/docs.rs")).expect("it can be read");
-    // Read as a whole, whatever is in it.
+    // These pages are all tested, whatever they contain.
     let all_in_it = "docs/runbooks";
     assert!(scenarios.contains(&format!("Page::below({all_in_it:?})")), "the runbooks are followed");
     for page in Page::all().iter().filter(|page| !page.name.starts_with(all_in_it)) {

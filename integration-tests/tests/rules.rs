@@ -1,4 +1,5 @@
-//! `docs/rules.md` names a test for each rule, `docs/reliability.md` one for each mended fault: every one of them exists.
+//! `docs/rules.md` names a test for each rule, and `docs/reliability.md` one for each fault mended: every one of them
+//! exists.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +21,7 @@ fn source(folder: &Path) -> String {
     text
 }
 
-/// What stands in backticks in the last column of the tables.
+/// The words in backticks in the last column of the tables.
 fn named(page: &str) -> Vec<String> {
     let last = |row: &str| row.trim_end().strip_suffix('|')?.rsplit_once('|').map(|(_, column)| column.to_owned());
     let columns = page.lines().filter(|line| line.starts_with('|')).filter_map(last);

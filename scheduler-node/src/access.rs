@@ -1,5 +1,5 @@
-//! The tokens that this node lets in: those of its configuration, and those made over the API as they were read last. While the
-//! first database is away the last known ones stay in force.
+//! The tokens that this node accepts: those of its configuration, and those created over the API as of the last
+//! read. While the first database is unreachable, the last known ones stay in force.
 
 use std::{
     sync::Arc,
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use crate::config::Auth;
 
-/// Before every token, so that one that leaked is recognised as what it is.
+/// The beginning of every token, so that a leaked one can be recognised.
 const PREFIX: &str = "duetime_";
 
 /// A new token: 256 random bits.
@@ -21,44 +21,44 @@ pub fn fresh_token() -> String {
     format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()))
 }
 
-/// A token as it is known here: never itself.
+/// A token as the node knows it: its hash, never the token itself.
 #[derive(Clone, Debug)]
 pub struct Token {
     pub caller: Caller,
     pub sha256: [u8; 32],
-    /// `None`: it does not expire.
+    /// `None`: the token does not expire.
     ends: Option<Instant>,
 }
 
 impl Token {
-    /// One that was read at `read`, when its database had it expire `left` later.
+    /// A token that was read at `read`, when it was to expire `left` later by its database's clock.
     pub fn new(caller: Caller, sha256: [u8; 32], read: Instant, left: Option<Duration>) -> Self {
-        // What lies beyond the end of the clock does not come.
+        // A moment beyond the end of the clock never comes.
         Self { caller, sha256, ends: left.and_then(|left| read.checked_add(left)) }
     }
 
-    /// An expired one opens nothing, but counts as one that there is.
+    /// An expired token opens nothing, but still counts as an existing token.
     pub fn is_expired(&self, now: Instant) -> bool {
         self.ends.is_some_and(|ends| ends <= now)
     }
 }
 
-/// Tokens made over the API that are not revoked.
+/// The tokens created over the API that are not revoked.
 #[derive(Clone, Debug, Default)]
 pub struct TokenBook {
-    /// Rises with every token that is made or revoked; 0 where there never was one.
+    /// Rises with every token that is created or revoked. 0: there never was one.
     pub revision: i64,
     pub tokens: Vec<Token>,
 }
 
-/// Who is let in on this node.
+/// The callers that this node accepts.
 #[derive(Debug)]
 pub struct Access {
     configured: Vec<Token>,
-    /// Nobody comes in unasked, whether there is a token or not.
+    /// Whether every caller must authenticate, with or without tokens in the book.
     closed: bool,
     book: ArcSwapOption<TokenBook>,
-    /// Whoever reads the book anew holds this.
+    /// Held by the task that reads the book anew.
     pub reading: Mutex<()>,
 }
 
@@ -81,12 +81,12 @@ impl Access {
         &self.configured
     }
 
-    /// Whether nobody comes in unasked, whatever there is in the book.
+    /// Whether every caller must authenticate, whatever tokens the book holds.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// `None`: not read since this node started.
+    /// `None`: the book was not read since this node started.
     pub fn book(&self) -> Option<Arc<TokenBook>> {
         self.book.load_full()
     }
@@ -95,9 +95,9 @@ impl Access {
         self.book.store(Some(Arc::new(book)));
     }
 
-    /// Whether everybody is let in, because there never was a token and there is no identity provider. The configuration allows that
-    /// on loopback only. A cluster whose tokens were all revoked stays closed: revoking a token never lets anybody in. What is not known
-    /// yet is not open.
+    /// Whether every caller is accepted, because there never was a token and there is no identity provider. The
+    /// configuration allows that on loopback only. A cluster whose tokens were all revoked stays closed: a
+    /// revocation never opens it. Until the book is read, the node is not open either.
     pub fn is_open(&self) -> bool {
         !self.closed && self.book.load().as_ref().is_some_and(|book| book.revision == 0 && book.tokens.is_empty())
     }

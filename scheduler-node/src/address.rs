@@ -1,8 +1,8 @@
-//! What a network address says: who counts as one client, and whether a host is this machine.
+//! Facts read from a network address: the addresses that count as one client, and the hosts that are this machine.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// An IPv4 address, or the /64 network that one IPv6 subscriber has.
+/// An IPv4 address, or the /64 network of one IPv6 subscriber.
 pub fn holder(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -13,7 +13,7 @@ pub fn holder(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether a host of a URL, without its port, is this very machine.
+/// Whether the host of a URL, without its port, is this machine.
 pub fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")

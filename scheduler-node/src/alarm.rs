@@ -1,5 +1,7 @@
-//! Wakes at an instant, to some tens of microseconds. The runtime's own timer counts whole milliseconds and rounds up, once for
-//! the timer and once for the poll, which alone would make the median task a millisecond late.
+//! Wakes at an instant, accurate to some tens of microseconds.
+//!
+//! The runtime's own timer counts whole milliseconds and rounds up twice, for the timer and for the poll. That
+//! alone would make the median task a millisecond late.
 
 use std::time::Instant;
 
@@ -14,7 +16,7 @@ pub struct Alarm {
 }
 
 impl Default for Alarm {
-    /// Where the system has no fine timer to give, the runtime's is used.
+    /// Falls back to the runtime's timer when the system offers no fine timer.
     fn default() -> Self {
         #[cfg(target_os = "linux")]
         let fine = Fine::new()
@@ -28,7 +30,7 @@ impl Default for Alarm {
 }
 
 impl Alarm {
-    /// Returns at `instant` or later, never before. May be dropped and asked again.
+    /// Returns at `instant` or later, never before. The caller may drop the future and call again.
     pub async fn at(&self, instant: Instant) {
         while let Some(rest) = instant.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
             #[cfg(target_os = "linux")]
@@ -65,7 +67,7 @@ mod fine {
             Ok(Self(AsyncFd::new(timer)?))
         }
 
-        /// Setting it forgets an earlier setting, and its expiry if nobody has read that.
+        /// Sets the timer. A new setting discards an earlier one and its expiry, even an unread one.
         pub(super) async fn after(&self, rest: Duration) -> io::Result<()> {
             let once = Timespec::try_from(rest).map_err(io::Error::other)?;
             let never = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,5 +1,6 @@
-//! Who did what, noted when the answer is known. A note costs whoever makes it next to nothing: a loop writes them down in
-//! batches ([`crate::loops::auditor`]). What there is no room for is dropped, counted and logged.
+//! The audit log, noted when the answer to a request is known. A note costs the request next to nothing: a loop
+//! writes notes in batches ([`crate::loops::auditor`]). Notes for which there is no room are dropped, counted
+//! and logged.
 
 use std::{
     borrow::Cow,
@@ -15,46 +16,48 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-/// Notes that wait to be written: some seconds of a producer that cancels as fast as it can, or hours of people, while the
-/// database is away. About 300 bytes each.
+/// The most notes that wait to be written while the database is unreachable. That is some seconds of a program
+/// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
 const WAITING: usize = 16_384;
 
-/// Refused attempts of one caller noted in a second: a program with the wrong token would fill the disk otherwise. A caller is a
-/// token, or an address without one, so that a flood of one caller's refusals does not hide another's.
+/// The refused requests of one caller that are noted in a second; a program with the wrong token would fill the
+/// disk otherwise. A caller is a token, or an address without one. A flood of one caller's refusals thus does
+/// not hide another's.
 const REFUSALS_PER_S: u32 = 20;
-/// Answers with payloads to one caller that are noted in a second: a program that polls would fill the disk otherwise.
+/// The answers with payloads to one caller that are noted in a second. A program that polls would fill the disk
+/// otherwise.
 const READS_PER_S: u32 = 20;
-/// Notes of reads may take this part of [`WAITING`], so that no number of readers crowds out what was changed or
-/// refused.
+/// The part of [`WAITING`] that notes of reads may take, so that no number of readers crowds out changes and
+/// refusals.
 const READS_WAITING: usize = WAITING / 2;
-/// Callers that are counted apart in a second; all others share one count.
+/// The callers that are counted separately in a second. All others share one count.
 const CALLERS_APART: usize = 256;
-/// The deeds that are answers with payloads, and nothing else.
+/// The actions that consist of an answer with payloads.
 const READS: [&str; 3] = [TASK_READ, TASK_LIST, SCHEDULE_READ];
 
-/// One task was shown with its data.
+/// A task was shown with its data.
 pub const TASK_READ: &str = "task.read";
 /// A page of tasks was shown with their data.
 pub const TASK_LIST: &str = "task.list";
 /// A schedule was shown with the data of its tasks.
 pub const SCHEDULE_READ: &str = "schedule.read";
 
-/// Longer texts of a note are cut off.
+/// The length at which texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
 
-/// Something that was done or refused.
+/// An action that was taken or refused.
 #[derive(Clone, Debug)]
 pub struct Deed {
     /// The name of the caller's token.
     pub who: Arc<str>,
-    /// The id of that token, if it was made over the API.
+    /// The id of that token, if it was created over the API.
     pub who_id: Option<i64>,
-    /// `task.cancel`, `queue.pause`; see docs/security.md for all of them.
+    /// `task.cancel`, `queue.pause`; docs/security.md lists all of them.
     pub what: Cow<'static, str>,
-    /// What it was done to: an id or a name.
+    /// The object of the action: an id or a name.
     pub target: String,
     pub address: Option<IpAddr>,
-    /// Of HTTP.
+    /// The HTTP status of the answer.
     pub status: u16,
     pub detail: Option<String>,
     pub request_id: Option<String>,
@@ -68,18 +71,18 @@ pub struct Noted {
     pub at: Instant,
 }
 
-/// Why a deed is not noted.
+/// The reason why a deed is not noted.
 #[derive(Clone, Copy, Debug)]
 pub enum Dropped {
-    /// Too many wait to be written.
+    /// Too many notes wait to be written.
     Full,
-    /// Too many refused attempts in this second.
+    /// Too many requests were refused in this second.
     Refusals,
-    /// Too many answers with payloads in this second, or too many that wait.
+    /// Too many answers with payloads were given in this second, or too many notes of them wait.
     Reads,
     /// The database could not be reached before the node stopped.
     Stopped,
-    /// The database would not take it.
+    /// The database refused the note.
     Unwritable,
 }
 
@@ -97,7 +100,7 @@ impl Dropped {
     }
 }
 
-/// How many deeds were noted, and how many were not.
+/// The counts of deeds that were noted and that were not.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
     pub written: IntCounter,
@@ -132,7 +135,7 @@ impl AuditMetrics {
     }
 }
 
-/// Where deeds are noted.
+/// The entry point of the audit log.
 #[derive(Clone, Debug)]
 pub struct Audit {
     sender: mpsc::Sender<Noted>,
@@ -141,10 +144,10 @@ pub struct Audit {
     reads: Arc<Mutex<Counts>>,
 }
 
-/// Deeds of one kind since an instant, by caller.
+/// The counts of one kind of deed since an instant, by caller.
 #[derive(Debug)]
 struct Counts {
-    /// Of one caller in a second.
+    /// The limit of one caller in a second.
     most: u32,
     since: Instant,
     by_caller: HashMap<(Arc<str>, Option<IpAddr>), u32>,
@@ -160,7 +163,7 @@ impl Counts {
         if now.duration_since(self.since) >= Duration::from_secs(1) {
             *self = Self::new(self.most, now);
         }
-        // Who sends no token, or a wrong one, has no name of their own.
+        // A caller without a valid token has no name of their own, so the address tells them apart.
         let address = deed.address.filter(|_| &*deed.who == Caller::ANONYMOUS);
         let caller = (Arc::clone(&deed.who), address);
         let count = if self.by_caller.len() < CALLERS_APART || self.by_caller.contains_key(&caller) {
@@ -174,7 +177,7 @@ impl Counts {
 }
 
 impl Deed {
-    /// A message of the broker that was not let in. RabbitMQ has checked the user, where the message names one.
+    /// A refused message from the broker. RabbitMQ has checked the user, where the message names one.
     pub fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
         Self {
             who: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
@@ -182,7 +185,7 @@ impl Deed {
             what: "refused".into(),
             target,
             address: None,
-            // What HTTP would have answered.
+            // The status that HTTP would have answered.
             status: 403,
             detail: Some(why.to_owned()),
             request_id: None,
@@ -199,14 +202,14 @@ impl Deed {
 }
 
 impl Audit {
-    /// What is noted comes out at the other end.
+    /// Returns the handle, and the receiver of all notes.
     pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {
         let (sender, notes) = mpsc::channel(WAITING);
         let counts = |most| Arc::new(Mutex::new(Counts::new(most, Instant::now())));
         (Self { sender, metrics, refusals: counts(REFUSALS_PER_S), reads: counts(READS_PER_S) }, notes)
     }
 
-    /// Notes what was just answered. Never waits.
+    /// Notes an answer that was just given. Never waits.
     pub fn note(&self, deed: Deed) {
         let now = Instant::now();
         if deed.is_refusal() {
@@ -232,7 +235,7 @@ impl Audit {
     }
 }
 
-/// As PostgreSQL keeps text, and not longer than a note should be.
+/// The text in a form that PostgreSQL stores, cut off at the limit.
 fn fit(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(TEXT_BYTES));
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }

@@ -1,6 +1,6 @@
 //! An error with its causes, for a person who reads one line.
 
-/// After colons. Many libraries' errors repeat their own causes; once is enough.
+/// Joins an error and its causes with colons. Many libraries' errors repeat their own causes; each is written once.
 pub fn explained(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes

@@ -1,4 +1,6 @@
-//! The node's wall clock, the only place that reads it. Due times are compared on the databases' clocks, not on this one.
+//! The node's wall clock. No other module reads it.
+//!
+//! Due times are compared on the databases' clocks, not on this one.
 
 use common::time::UnixMicros;
 

@@ -1,6 +1,7 @@
-//! Errors of our own: a statement that code and schema disagree about, an answer that cannot be read, a handler that panicked.
+//! Duetime's own errors: a statement that does not fit the schema, an unreadable answer, a panic in a handler.
 //!
-//! Asking again does not help with any of them. Each gets an id, which is in the log and in the answer, and is counted.
+//! A retry helps with none of them. Each gets an id, which appears in the log and in the answer, and each is
+//! counted.
 
 use std::{error::Error, sync::LazyLock};
 
@@ -8,13 +9,13 @@ use common::wire::Problem;
 use prometheus::{IntCounterVec, Opts, Registry};
 use uuid::Uuid;
 
-/// Where an error arose: the label of its counter.
+/// The place where an error arose; the label of its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A database refused a statement of ours, or answered what cannot be read.
+    /// A database refused one of Duetime's statements, or its answer cannot be read.
     Database,
     Etcd,
-    /// Everything else: a panic, an answer that cannot be written.
+    /// Everything else: a panic, or an answer that cannot be written.
     Request,
 }
 
@@ -30,7 +31,7 @@ impl Origin {
     }
 }
 
-/// One for the process: an error of our own can arise where no metrics are at hand.
+/// One counter for the whole process, because such an error can arise in code that has no metrics.
 static ERRORS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     let opts = Opts::new(
         "duetime_internal_errors_total",
@@ -47,12 +48,12 @@ pub fn register(registry: &Registry) -> prometheus::Result<()> {
     registry.register(Box::new(ERRORS.clone()))
 }
 
-/// How many there were since the process started.
+/// The number of errors of this origin since the process started.
 pub fn count(origin: Origin) -> u64 {
     ERRORS.with_label_values(&[origin.text()]).get()
 }
 
-/// Logs and counts the error, and makes the answer to the client. `detail` says what was not done.
+/// Logs and counts the error, and builds the answer to the client. `detail` says what was not done.
 pub fn problem(origin: Origin, error: Option<&(dyn Error + 'static)>, detail: &str) -> Problem {
     let error_id = Uuid::now_v7().simple().to_string();
     ERRORS.with_label_values(&[origin.text()]).inc();

@@ -1,4 +1,5 @@
-//! The Duetime node, in reading order. A line of code knows its room by whom it speaks to.
+//! The Duetime node: its modules in reading order. Code belongs to the module of the store, broker or client that
+//! it speaks to.
 
 pub mod node;
 

@@ -1,4 +1,5 @@
-//! `duetime`: parses, loads the configuration, starts logging, binds, runs, and says by its exit code how it went.
+//! `duetime`: parses the command line, loads the configuration, starts logging, binds, runs, and returns the result
+//! as exit code.
 
 use std::process::ExitCode;
 
@@ -14,9 +15,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // One provider for everything that speaks TLS; it fails only where another was installed first.
+    // One provider for all TLS; the call fails only if another one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    // Reads FAILPOINTS where the build has fail points; nothing otherwise.
+    // Reads FAILPOINTS in a build with fail points; does nothing otherwise.
     let _fail_points = fail::FailScenario::setup();
     cli::end(match Cli::parse().command {
         Command::Node(file) => run(&file).await,
@@ -29,12 +30,14 @@ async fn main() -> ExitCode {
     })
 }
 
-/// Each connection takes a file descriptor, and many systems start programs with 1,024 although they allow far more.
+/// Raises the limit of open files. Each connection takes a file descriptor, and many systems start programs with
+/// 1,024 although they allow far more.
 fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // What the system does not allow stays as it is; the connections' own limit then bites later than `accept` does.
+    // If the system refuses, the limit stays; the connections' own limit then takes effect later than a failing
+    // `accept`.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
@@ -44,7 +47,7 @@ async fn run(file: &ConfigFile) -> Result<(), Error> {
     telemetry::start(&config.telemetry, config.node.name.as_str())?;
     let shutdown = cli::stop_on_signal().map_err(Error::Signals)?;
     let address = config.http.listen;
-    // Early, so that an address in use is told before anything else is touched.
+    // Binds early, so that an address in use is reported before anything else is touched.
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), config = config.redacted(), "starting");
     for warning in cli::settings::warnings(&config) {

@@ -1,5 +1,5 @@
-//! What the loops count, one injected struct; the help text says what a number means. Rooms that speak to a store keep
-//! their own (`StoreMetrics`, `BrokerMetrics`, `CoordinationMetrics`, `HttpMetrics`), registered with the same registry.
+//! The metrics of the loops, one injected struct; each help text explains its number. Rooms that speak to a store
+//! keep their own (`StoreMetrics`, `BrokerMetrics`, `CoordinationMetrics`, `HttpMetrics`), in the same registry.
 
 mod sums;
 
@@ -24,10 +24,11 @@ const QUEUE_LABELS: usize = 500;
 
 const OTHER: &str = "other";
 
-/// Where tasks come from.
+/// The sources of tasks.
 const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 
-/// Why something submitted in SQL is no task, by the last part of the problem's type. What is none of these is `other`.
+/// The reasons why a submission in SQL is no task, by the last part of the problem's type. Any other reason is
+/// `other`.
 const INBOX_REASONS: [&str; 5] = ["invalid_field", "payload_too_large", "duplicate", "stale_version", "limit"];
 
 /// Fine enough to read 1 ms and 100 ms off it.
@@ -47,7 +48,7 @@ pub struct Metrics {
     published: IntCounterVec,
     finished: IntCounterVec,
     failed: IntCounterVec,
-    /// Tasks claimed, by how: by their own insert, due, from waiting for room, rescued.
+    /// Tasks claimed, by how: by their own insert, due, after waiting for room, or rescued.
     pub claimed: IntCounterVec,
     pub held_back: IntCounter,
     pub passed_over: IntCounter,
@@ -56,10 +57,10 @@ pub struct Metrics {
     pub publish_unroutable: IntCounter,
     pub publish_dropped: IntCounter,
     pub publish_nacked: IntCounter,
-    /// What was put aside for a person, by what it is.
     pub claim_batch: Histogram,
     pub claim_ahead_s: GaugeVec,
     pub reports_stale: IntCounter,
+    /// Messages kept in the quarantine for a person, by source.
     pub quarantined: IntCounterVec,
     pub submissions_invalid: IntCounter,
     limited: IntCounterVec,
@@ -69,7 +70,7 @@ pub struct Metrics {
     pub lanes_closed: IntGauge,
     pub failure_alert_threshold: IntGaugeVec,
     pub schedules: IntGauge,
-    /// Fire times, by what became of them.
+    /// Fire times, by outcome.
     pub schedule_fires: IntCounterVec,
     pub heap_entries: IntGaugeVec,
     pub in_flight: IntGaugeVec,
@@ -82,7 +83,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Every series that is known beforehand exists from the start, so that alerts on absence work.
+    /// Registers the metrics. Every series that is known beforehand exists from the start, so that alerts on
+    /// absence work.
     pub fn register(registry: &Registry, databases: &[&str]) -> prometheus::Result<Self> {
         let book = Book { registry };
         let metrics = Self {
@@ -264,7 +266,8 @@ impl Metrics {
         self.with_label(queue, |label| self.lateness.with_label_values(&[label]).observe(seconds));
     }
 
-    /// A queue there is. What increases is seen only from a series that was there before, at 0. Answers whether it has a label of its own.
+    /// Begins the series of a queue at 0, because an increase shows only in a series that existed before. Returns
+    /// whether the queue has a label of its own.
     pub fn begin(&self, queue: &QueueName) -> bool {
         if !self.has_label_of_its_own(queue) {
             return false;
@@ -279,7 +282,7 @@ impl Metrics {
         true
     }
 
-    /// Or will get one.
+    /// Whether the queue has a label of its own, or will get one.
     fn has_label_of_its_own(&self, queue: &QueueName) -> bool {
         let known = self.known.read();
         known.len() <= QUEUE_LABELS || known.contains(queue)
@@ -293,7 +296,7 @@ impl Metrics {
         self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
     }
 
-    /// What was refused because that limit is reached.
+    /// Counts refusals because this limit is reached.
     pub fn limited(&self, limit: Limit) -> IntCounter {
         self.limited.with_label_values(&[limit.text()])
     }
@@ -343,7 +346,7 @@ impl Metrics {
     }
 }
 
-/// Makes and registers in one step.
+/// Makes and registers a metric in one step.
 struct Book<'a> {
     registry: &'a Registry,
 }
@@ -391,7 +394,7 @@ impl Book<'_> {
     }
 }
 
-/// What is known of the process itself.
+/// Registers the metrics of the process itself.
 pub(crate) fn register_process(registry: &Registry) -> anyhow::Result<()> {
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     let info = prometheus::IntGauge::with_opts(

@@ -1,4 +1,4 @@
-//! The composition root: the only file that knows every room. It introduces them to one another and stops them in order.
+//! The composition root, the only file that knows every room. It connects the rooms and stops them in order.
 
 mod aside;
 mod end;
@@ -71,7 +71,8 @@ use crate::{
 /// Claimed tasks between the dispatchers and the publisher.
 const DISPATCHES: usize = 8_192;
 
-/// Runs a node on `listener` until `shutdown` is cancelled, then hands over and stops. An error means that it could not go on.
+/// Runs a node on `listener` until `shutdown` is cancelled, then hands over and stops. Fails if the node could not
+/// go on.
 pub async fn run(config: Config, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
     let mut node = Node::build(config, listener).await?;
     let end = node.until_end(&shutdown).await;
@@ -95,7 +96,7 @@ struct Node {
     cluster: Crew,
 }
 
-/// What the loops of all rooms share.
+/// The parts that the loops of all rooms share.
 struct Shared {
     config: Config,
     registry: Registry,
@@ -103,7 +104,7 @@ struct Shared {
     store: Store,
     sites: Sites,
     books: Books,
-    /// This node's copy of the queues is older than one of their policies.
+    /// Wakes the queue reader: this node's copy of the queues is older than one of their policies.
     outdated: Arc<Notify>,
     access: Arc<Access>,
     lanes: Arc<Lanes>,
@@ -115,7 +116,7 @@ struct Shared {
     stop: Stop,
 }
 
-/// What a node knows of the cluster it belongs to.
+/// The node's view of its cluster.
 struct Joined {
     coordination: Coordination,
     views: Views,
@@ -131,7 +132,7 @@ impl Node {
         let crew = || Crew::new(&shared.pulse);
         let (mut intake, mut work, mut cluster) = (crew(), crew(), crew());
         if let Some(exporter) = exporter {
-            // With the last, so that it sends what the others do until their end.
+            // The exporter stops with the last loops, so that it sends the others' spans until their end.
             cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
         }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
@@ -290,7 +291,7 @@ impl Shared {
         Ok((shared, exporter))
     }
 
-    /// The life of an ownership.
+    /// Starts the loops of ownership.
     async fn join(&self, crew: &mut Crew, url: String) -> anyhow::Result<Joined> {
         let metrics = CoordinationMetrics::register(&self.registry)?;
         let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
@@ -343,7 +344,7 @@ impl Shared {
         Ok(Joined { coordination, views, session, mastership, frozen_until })
     }
 
-    /// What looks after the stores and tells nodes of one another's rows.
+    /// Starts the loops that watch the stores and that tell nodes of one another's rows.
     fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) -> mpsc::Receiver<Misfit> {
         let stop = &self.stop.work;
         let (misfit, misfits) = mpsc::channel(1);
@@ -383,7 +384,8 @@ impl Shared {
         misfits
     }
 
-    /// The life of a task, from the heap to the archive. Answers the short way in for those that are due at once.
+    /// Starts the loops of a task's life, from the heap to the archive. Returns the shortcut for tasks that are due
+    /// at once.
     fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> AtOnce {
         let scheduler = &self.config.scheduler;
         let (publisher, dispatches) = mpsc::channel(DISPATCHES);
@@ -447,7 +449,7 @@ impl Shared {
         at_once
     }
 
-    /// What is submitted in SQL, in every database.
+    /// Starts a collector of SQL submissions for every database.
     fn collect(&self, crew: &mut Crew, desk: &Desk, nudger: &Nudger) {
         for index in 0..self.sites.all().len() {
             let collector = Collector {

@@ -1,7 +1,8 @@
 //! Whether this node can do its work, and if not, why.
 //!
-//! A node becomes ready once it has reached everything it needs. What it loses later it names, but stays ready while it can still
-//! accept tasks durably: a broker or an etcd that all nodes lose together must not take the API away with them.
+//! A node becomes ready once it has reached everything it needs. If it loses something later, it names the loss,
+//! but stays ready while it can still accept tasks durably. A broker or an etcd that all nodes lose together must
+//! not take the API away with them.
 
 use std::{
     sync::{
@@ -33,11 +34,11 @@ pub struct Readiness {
     doors: DoorTroubles,
     asides: Asides,
     pulse: Pulse,
-    /// Everything was there at the same time, once.
+    /// Whether everything was reachable at the same time, once.
     complete: Arc<AtomicBool>,
 }
 
-/// What `/readyz` says.
+/// The answer of `/readyz`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub ready: bool,
@@ -78,9 +79,9 @@ impl Readiness {
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
         }
-        // One exchange in the way keeps nobody from the rest.
+        // Trouble with one exchange is named, and does not keep the node from being ready.
         reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
-        // Nor does what a database refuses: the rest goes on.
+        // Rows that a database refuses are named too, and the rest goes on.
         reasons.extend(self.asides.reasons());
         // A stalled loop needs a person; the API of this node still takes tasks.
         reasons.extend(self.pulse.reasons(Instant::now()));

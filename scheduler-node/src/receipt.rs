@@ -1,7 +1,8 @@
-//! Receipts: what a delivery carries so that its report can prove to come from whoever got it.
+//! Receipts. A delivery carries one, so that a report can prove that it comes from the consumer of the delivery.
 //!
-//! A receipt is an HMAC over the message id, made with a key of the cluster. The home database keeps the keys, and every node
-//! reads them (`loops/receipt_reader.rs`). The console derives the key of its sessions from the same keys (`console/session.rs`).
+//! A receipt is an HMAC over the message id, made with a key of the cluster. The home database keeps the keys,
+//! and every node reads them (`loops/receipt_reader.rs`). The console derives the key of its sessions from the
+//! same keys (`console/session.rs`).
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 use tokio::sync::watch;
 
-/// Keys the receipts apart from anything else that is ever made with the same key.
+/// Separates receipts from every other use of the same key.
 const DOMAIN: &[u8] = b"duetime-receipt:1:";
 
 /// The keys as this node knows them; `None` until it has read them.
@@ -21,9 +22,9 @@ pub type Receipts = watch::Receiver<Option<Arc<ReceiptKeys>>>;
 /// The keys of the cluster.
 #[derive(Debug, Default)]
 pub struct ReceiptKeys {
-    /// Receipts are made with it. A cluster without keys makes none.
+    /// The key that makes receipts. A cluster without keys makes none.
     pub making: Option<SecretSlice<u8>>,
-    /// Receipts made with any of them are genuine, so that a key can be changed while tasks are out.
+    /// The keys whose receipts are genuine. Several allow a change of keys while tasks are out.
     pub accepted: Vec<SecretSlice<u8>>,
 }
 
@@ -35,7 +36,7 @@ impl ReceiptKeys {
 
     pub fn is_genuine(&self, of: MessageId, receipt: &str) -> bool {
         let Ok(bytes) = URL_SAFE_NO_PAD.decode(receipt) else { return false };
-        // In constant time each.
+        // Each comparison takes constant time.
         self.accepted.iter().any(|key| mac(key, of).verify_slice(&bytes).is_ok())
     }
 }

@@ -1,7 +1,7 @@
-//! Seals what a browser carries for the nodes: the browser can neither read nor change it.
+//! Seals data that a browser carries for the nodes: the browser can neither read nor change it.
 //!
-//! The key is derived from a secret that all nodes have already, so no store is asked at every click. A new secret ends
-//! what was sealed with the one before.
+//! The key is derived from a secret that all nodes already have, so no click costs a read from a store. A new
+//! secret invalidates everything sealed with the one before.
 
 use aws_lc_rs::{
     aead::{AES_256_GCM_SIV, Aad, Nonce, RandomizedNonceKey},
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 const NONCE_BYTES: usize = 12;
 
-/// What browsers keep in one cookie, with its name; longer ones are none of ours.
+/// The most characters that browsers keep in one cookie, with its name. No seal is longer.
 const SEALED_CHARS: usize = 4_096;
 
-/// Seals for one purpose and opens what was sealed for it, on any node with the same configuration.
+/// Seals for one purpose, and opens what it sealed, on any node with the same configuration.
 pub struct Seal(RandomizedNonceKey);
 
-/// What is inside, until when.
+/// The sealed data and its expiry.
 #[derive(Serialize, Deserialize)]
 struct Sealed<T> {
     ends_s: i64,
@@ -26,7 +26,8 @@ struct Sealed<T> {
 }
 
 impl Seal {
-    /// `purpose` keeps keys apart that are made from one secret; `context` is all that has to be the same where it is opened.
+    /// `purpose` separates keys that are made from one secret. `context` holds everything that must be the same
+    /// where the seal is opened.
     pub fn new(secret: &[u8], purpose: &str, context: &[&[u8]]) -> Self {
         let lengths: Vec<[u8; 8]> = context.iter().map(|part| (part.len() as u64).to_be_bytes()).collect();
         let mut info = vec![purpose.as_bytes()];
@@ -39,7 +40,7 @@ impl Seal {
             .expand(&info, hkdf::HKDF_SHA256)
             .and_then(|expanded| expanded.fill(&mut key))
             .expect("HKDF gives as many bytes as its hash has");
-        // With this cipher nonces may be random without counting what all nodes have sealed.
+        // With this cipher, random nonces are safe without a count of what all nodes have sealed.
         Self(RandomizedNonceKey::new(&AES_256_GCM_SIV, &key).expect("the key is as long as the cipher wants"))
     }
 
@@ -49,7 +50,8 @@ impl Seal {
         URL_SAFE_NO_PAD.encode([nonce.as_ref().as_slice(), &text].concat())
     }
 
-    /// `None` when it was sealed elsewhere, for another purpose or with another configuration, was changed, or has ended.
+    /// `None` when the data was sealed elsewhere, for another purpose or with another configuration, was
+    /// changed, or has expired.
     pub fn open<T: DeserializeOwned>(&self, sealed: &str, now_s: i64) -> Option<T> {
         if sealed.len() > SEALED_CHARS {
             return None;

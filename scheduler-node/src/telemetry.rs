@@ -1,4 +1,4 @@
-//! What the node says about itself while it runs: log lines on standard error, as text or JSON.
+//! The node's log: lines on standard error, as text or JSON.
 
 use std::{fmt, io::IsTerminal};
 
@@ -16,11 +16,12 @@ use tracing_subscriber::{
 
 use crate::config::telemetry::{Format, Telemetry};
 
-/// What others say too loudly. The AMQP client warns of every message the broker returns and of every orderly close; the broker room
-/// counts and handles both itself. Stands before the configured filter, so that naming the target there wins.
+/// Silences a library that logs too much. The AMQP client warns of every message that the broker returns and of
+/// every orderly close; `broker/` counts and handles both itself. The entry precedes the configured filter, so
+/// a filter that names the target wins.
 const QUIETER: &str = "lapin=off";
 
-/// Why nothing can be logged.
+/// The reason why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("`telemetry.log` is no log filter")]
@@ -29,7 +30,7 @@ pub enum Error {
     Started(#[source] TryInitError),
 }
 
-/// Starts logging for the whole process. `node`: who says all this.
+/// Starts logging for the whole process. `node` names the source of the lines.
 pub fn start(telemetry: &Telemetry, node: &str) -> Result<(), Error> {
     use tracing_subscriber::util::SubscriberInitExt;
 
@@ -47,7 +48,7 @@ pub fn start(telemetry: &Telemetry, node: &str) -> Result<(), Error> {
 /// Lines of JSON with the node's name at the end of each.
 struct Named {
     lines: Lines<Json>,
-    /// What comes instead of the closing brace.
+    /// The text in place of the closing brace.
     end: String,
 }
 

@@ -1,12 +1,12 @@
-//! Every command of `duetime` that the documentation shows is one: the program's own parser takes it.
+//! Checks every command of `duetime` that the documentation shows with the program's own parser.
 
 use clap::{Parser, error::ErrorKind};
 use integration_tests::page::Page;
 use scheduler_node::cli::Cli;
 
-/// What a placeholder or a variable may stand for.
+/// The value of a placeholder or a variable.
 const SOME_ID: &str = "0199f3a0-0000-7000-8000-000000000005";
-/// Words of the shell after which another command begins, and those that end one.
+/// Shell words that begin another command, and those that end one.
 const STARTERS: [&str; 10] = ["until", "while", "if", "!", "do", "then", "{", "(", "time", "exec"];
 const ENDERS: [&str; 7] = ["|", "||", "&&", "&", ";", "}", ")"];
 
@@ -58,7 +58,7 @@ fn every_command_in_a_fence_is_taken_by_the_parser() {
     assert!(checked > 80, "only {checked} were found");
 }
 
-/// A sentence may leave out what a command needs, and may not add what it does not know.
+/// A sentence may leave out arguments that a command needs, but may not add any that it does not have.
 #[test]
 fn every_command_named_in_a_sentence_is_taken_by_the_parser() {
     for page in Page::all() {

@@ -1,4 +1,4 @@
-//! The walls between rooms that a compiler does not check: whom a line may speak to.
+//! The walls between rooms that a compiler does not check: which parties a line may speak to.
 
 use std::{
     fs,
@@ -123,7 +123,7 @@ fn the_console_asks_the_desk_and_nobody_else() {
             let mention = code(&text).find(|(_, line)| line.contains(&format!("crate::{room}")));
             assert_eq!(mention, None, "console/{name} speaks to {room}/; it asks the desk");
         }
-        // Who holds a token is told by the gate, the same for both.
+        // The gate authenticates tokens, for the API and the console alike.
         let http = ["http::Caller", "http::Gate", "http::{Caller, Gate}"];
         let mention = code(&text).find(|(_, line)| {
             line.contains("http::") && line.contains("crate") && !http.iter().any(|word| line.contains(word))
@@ -143,7 +143,7 @@ fn common_decides_and_does_nothing() {
         let name = line.split(['.', ' ', '=']).next().expect("a name");
         assert!(allowed.contains(&name), "common may not depend on {name}: it speaks to nobody");
     }
-    // A test may begin at any instant.
+    // A test may read the clock.
     for (name, text) in sources(&root().join("common/src")).into_iter().filter(|(name, _)| !is_test(name)) {
         for word in ["async fn", "Utc::now", "Instant::now", "SystemTime::now", "std::net", "std::fs"] {
             let mention = code(&text).find(|(_, line)| line.contains(word));
@@ -155,7 +155,7 @@ fn common_decides_and_does_nothing() {
 #[test]
 fn only_one_file_spells_the_keys_of_etcd() {
     for word in ["\"nodes/", "\"candidates/", "\"owners/", "/nodes/{", "/owners/{"] {
-        // A path of the API may look like one, and http/ never speaks to etcd.
+        // A path of the API may look like a key of etcd, and http/ never speaks to etcd.
         assert_eq!(strangers(word, &["coordination/keys.rs", "http/"]), Vec::<String>::new());
     }
 }

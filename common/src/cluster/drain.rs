@@ -1,7 +1,7 @@
-//! What becomes of an operator's request to drain a node, or to end that.
+//! An operator's request to drain a node, or to end its drain.
 //!
-//! A drain is of one start of a node: it ends with the process. A pod that comes up again under the same name works, and
-//! nobody has to remember why it does not.
+//! A drain applies to one start of a node and ends with the process. A pod that restarts under the same name thus
+//! owns shards again, and an operator need not remember an old drain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use crate::{
     ids::{NodeId, NodeName},
 };
 
-/// More entries than that are of nodes that are gone for the most part.
+/// The most entries. With more, most of them would be of nodes that are gone.
 const MOST: usize = 256;
 
-/// Who is there and which starts are drained, as of one moment.
+/// The members and the drained starts of nodes, as of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roll {
     pub members: BTreeMap<NodeName, Member>,
@@ -37,7 +37,7 @@ fn listed(names: &[NodeName]) -> String {
 }
 
 impl Roll {
-    /// Which starts are drained once `name` is, or no longer is. The same again changes nothing.
+    /// The set of drained starts after `name` is drained or undrained. Repeating a request changes nothing.
     pub fn set(&self, name: &NodeName, drained: bool) -> Result<BTreeSet<NodeId>, Refused> {
         let Some(member) = self.members.get(name) else {
             return Err(Refused::Unknown { name: name.clone(), there: self.members.keys().cloned().collect() });
@@ -49,7 +49,7 @@ impl Roll {
         if drained && !self.members.values().any(|other| other.node != *node && self.stays(other)) {
             return Err(Refused::Last { name: name.clone() });
         }
-        // Earlier starts of this node are over.
+        // Earlier starts of this node have ended.
         let mut next: BTreeSet<NodeId> = self.drained.iter().filter(|other| other.name != *name).cloned().collect();
         if drained {
             next.insert(node.clone());
@@ -99,7 +99,7 @@ mod tests {
         let mut others = roll(&["a", "b", "c"], &["a"]);
         others.members.get_mut("b").expect("is a member").leaving = true;
         assert_eq!(others.set(&c, true), Err(Refused::Last { name: c.clone() }));
-        // Drained already, as by a race with the end of the others: asked again, it is so.
+        // A repeated drain succeeds on a node that is drained already, even if the other nodes have left meanwhile.
         assert_eq!(names(roll(&["c"], &["c"]).set(&c, true)), ["c"]);
         assert_eq!(names(roll(&["c"], &["c"]).set(&c, false)), Vec::<String>::new());
     }

@@ -1,17 +1,18 @@
 //! When not to trust that nodes are gone.
 //!
-//! All leases run out at once when etcd stalls, while every node is well. Reassigning then would move every shard for
-//! nothing, at the worst moment.
+//! When etcd stalls, all leases run out at once, although every node is well. Reassigning would then move every shard
+//! for no reason, at the worst moment.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{cluster::view::Member, ids::NodeName, time::UnixMicros};
 
-/// Whether the master may act on who is there.
+/// Whether the master may act on the current members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pace {
     Proceed,
-    /// Too many vanished together to believe it. Proceeds at `until`, or earlier when they are back.
+    /// Too many members vanished together to be credible. The master proceeds at `until`, or earlier when they are
+    /// back.
     Frozen {
         until: UnixMicros,
         missing: Vec<NodeName>,
@@ -24,15 +25,17 @@ impl Pace {
     }
 }
 
-/// Remembers who vanished when.
+/// Records which members vanished, and when.
 ///
-/// Two or more members, and more than a third of them, that vanish within one TTL freeze the assignment for two TTLs, or
-/// until so many are back that the rest would not have frozen it. A member that said it was leaving does not count, and
-/// one that vanishes alone never freezes. Every node should observe all the time, not only the master: a master that
-/// comes to office because of such a stall must know who was there before.
+/// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays
+/// frozen for two TTLs, or until so many are back that the rest would not have frozen it. A member that announced its
+/// leaving does not count, and one that vanishes alone never freezes the assignment.
+///
+/// Every node should observe all the time, not only the master. A stall may be the reason that a node becomes master,
+/// and that node must know the members from before the stall.
 #[derive(Clone, Debug, Default)]
 pub struct Freeze {
-    /// Present at the last look and not leaving.
+    /// The members at the last observation that were not leaving.
     present: Vec<NodeName>,
     vanished: BTreeMap<NodeName, UnixMicros>,
     until: Option<UnixMicros>,
@@ -43,7 +46,7 @@ impl Freeze {
         Self::default()
     }
 
-    /// Takes note of who is present now. `ttl` is that of the members' leases.
+    /// Records the current members. `ttl` is that of the members' leases.
     pub fn observe(&mut self, members: &BTreeMap<NodeName, Member>, now: UnixMicros, ttl: Duration) -> Pace {
         self.vanished.retain(|name, _| !members.contains_key(name));
         for name in self.present.drain(..) {
@@ -54,7 +57,7 @@ impl Freeze {
         self.present.extend(members.values().filter(|member| !member.leaving).map(|member| member.node.name.clone()));
         if self.until.is_none_or(|until| until <= now) {
             self.until = None;
-            // Gone for longer than that they are simply gone.
+            // A member that vanished longer ago than the TTL is really gone.
             self.vanished.retain(|_, since| now.since(*since) <= ttl);
         }
         self.pace(now, ttl)

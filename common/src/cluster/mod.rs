@@ -1,4 +1,4 @@
-//! The cluster as one node sees it, and what it makes of it.
+//! The cluster as one node sees it, and the decisions that follow from it.
 
 pub mod drain;
 pub mod membership;

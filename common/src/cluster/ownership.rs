@@ -1,4 +1,4 @@
-//! What a node has to do about its shards, given what it owns and what the cluster looks like.
+//! The actions of a node on its shards, given the fences it holds and its view of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use crate::{
 /// One step towards the assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// Another took it: forget it at once. The fence has moved on or is about to; nothing is drained.
+    /// Another node owns the shard: forget it at once. The fence has moved on or is about to; nothing is drained.
     Drop { shard: ShardId },
-    /// Stop claiming, drain what is in flight, then delete the owner key, if it is still ours.
+    /// Stop claiming, drain the attempts in flight, then delete the owner key, if it is still this node's.
     Release { shard: ShardId },
-    /// The owner key is lost, the shard is not: create the key again, with the epoch as it is.
+    /// The owner key is lost, but not the shard: create the key again, with the same epoch.
     Reregister { shard: ShardId, epoch: Epoch },
-    /// Create the owner key (or find it is ours), then take the fence.
+    /// Create the owner key (or find that it is this node's), then take the fence.
     Acquire { shard: ShardId },
 }
 
@@ -31,24 +31,25 @@ impl Action {
     }
 }
 
-/// What `me` has to do now, in order of shards.
+/// The actions for `me` now, in order of shards.
 ///
-/// `owned` is what it holds the fence of, `unfit` the shards whose database it cannot reach. No view, no action: losing etcd
-/// stops nothing and starts nothing.
+/// `owned` has the shards whose fence the node holds, `unfit` those whose database it cannot reach. Without a view
+/// there is no action: losing etcd stops nothing and starts nothing.
 ///
 /// | owned | owner key | assigned to | action |
 /// |---|---|---|---|
 /// | yes | another's | any | Drop |
-/// | yes | mine | another who is there and stays | Release |
-/// | yes | mine | me, nobody, or one who is gone or going | none; Release if I am leaving and nobody stays |
-/// | yes | absent | another who is there and stays | Release |
-/// | yes | absent | me, nobody, or one who is gone or going | Reregister, once I am a member; Release if I am leaving and nobody stays |
+/// | yes | mine | another that stays | Release |
+/// | yes | mine | me, no node, or one that does not stay | none; Release if I leave last |
+/// | yes | absent | another that stays | Release |
+/// | yes | absent | me, no node, or one that does not stay | Reregister, once I am a member; Release if I leave last |
 /// | no | absent or mine | me | Acquire, if I am a member, not leaving, and fit |
-/// | no | mine | another, nobody, or me while I am leaving | Release: the key of an acquire that was given up |
-/// | no | another's | any | none: it is released first, or its lease runs out |
-/// | no | absent | another or nobody | none |
+/// | no | mine | another, no node, or me while I am leaving | Release: the key of an abandoned acquire |
+/// | no | another's | any | none: its owner releases it first, or its lease runs out |
+/// | no | absent | another or no node | none |
 ///
-/// "There" means that very start of the node is a member; an assignment to an earlier start is not waited for.
+/// A node "stays" if that very start of it is a member and is not leaving; an assignment to an earlier start is not
+/// waited for. A node "leaves last" if it is leaving and no other member stays.
 pub fn step(
     me: &NodeId,
     owned: &BTreeMap<ShardId, Epoch>,
@@ -74,7 +75,7 @@ struct Scene<'a> {
     me: &'a NodeId,
     view: &'a ClusterView,
     leaving: bool,
-    /// Without a registration of its own a node holds no lease to put a key on.
+    /// Whether the node is a member. Without a registration of its own, a node has no lease to put a key on.
     registered: bool,
 }
 
@@ -117,7 +118,7 @@ impl Scene<'_> {
         (key == Key::Mine).then_some(Action::Release { shard })
     }
 
-    /// Assigned to another node that is there and stays.
+    /// Whether the shard is assigned to another node that is a member and stays.
     fn is_for_another(&self, shard: ShardId) -> bool {
         self.view.assigned(shard).is_some_and(|node| node != self.me && self.stays(node))
     }

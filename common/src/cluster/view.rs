@@ -1,4 +1,4 @@
-//! Who is alive, who leads, who should own what and who says he does: one consistent picture of what etcd holds.
+//! The members, the master, the assignment and the owner keys: one consistent picture of what etcd holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,33 +13,33 @@ use crate::{
     time::UnixMicros,
 };
 
-/// Everything under the cluster's prefix as of one revision. A hint, never a permission: the fence decides.
+/// Everything under the cluster's prefix as of one revision. It is a hint, never a permission: the fence decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
     pub revision: i64,
     pub members: BTreeMap<NodeName, Member>,
-    /// Starts of nodes that an operator has drained. One that has ended since drains nothing.
+    /// The starts of nodes that an operator has drained. An entry for a start that has ended has no effect.
     pub drained: BTreeSet<NodeId>,
-    /// By term, so the master is the first.
+    /// The candidates by term, so the master is the first.
     pub candidates: Vec<Candidate>,
     pub assignment: Option<AssignmentRecord>,
     pub owners: BTreeMap<ShardId, OwnerRecord>,
 }
 
-/// What a node says of itself.
+/// A node's record of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub node: NodeId,
-    /// Where its HTTP interface is reached.
+    /// The URL of its HTTP interface.
     #[serde(default)]
     pub url: Option<String>,
-    /// On its way out: gives its shards up and takes no new ones.
+    /// The node is leaving: it gives up its shards and takes no new ones.
     #[serde(default)]
     pub leaving: bool,
-    /// Databases it cannot reach.
+    /// The databases that it cannot reach.
     #[serde(default)]
     pub unfit: BTreeSet<DatabaseName>,
-    /// It cannot reach the broker.
+    /// Whether it cannot reach the broker.
     #[serde(default)]
     pub broker_unfit: bool,
     #[serde(default)]
@@ -48,28 +48,28 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether it could own shards of that database.
+    /// Whether the node could own shards of that database.
     pub fn is_fit_for(&self, database: &DatabaseName) -> bool {
         !self.leaving && !self.broker_unfit && !self.unfit.contains(database)
     }
 }
 
-/// One in the queue for master.
+/// A node in the queue for master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The create revision of its key: its term, once it is master.
+    /// The create revision of its key, which is its term once it is master.
     pub term: Term,
     pub node: NodeId,
 }
 
-/// Which node should own which shard, and under which term that was decided.
+/// Which node should own which shard, and the term of the master that decided it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignmentRecord {
     pub term: Term,
     pub assignment: Assignment,
 }
 
-/// Which node says that it owns a shard. `epoch` is missing until its fence is taken.
+/// The node that has put its owner key on a shard. `epoch` is missing until its fence is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRecord {
     pub node: NodeId,
@@ -83,7 +83,8 @@ impl ClusterView {
         self.candidates.first()
     }
 
-    /// The candidate right before `me`, the only one `me` has to watch. `None` when `me` is master, or not a candidate.
+    /// The candidate right before `me`, the only one that `me` has to watch. `None` when `me` is master, or not a
+    /// candidate.
     pub fn predecessor(&self, me: &NodeId) -> Option<&Candidate> {
         let place = self.candidates.iter().position(|candidate| candidate.node == *me)?;
         self.candidates.get(place.checked_sub(1)?)
@@ -99,9 +100,9 @@ impl ClusterView {
         self.assignment.as_ref()?.assignment.owner(shard)
     }
 
-    /// The question the master has to answer, given which database holds which shards.
+    /// The problem that the master has to solve, given the shards of each database.
     ///
-    /// Drained members are not asked, unless a database has no others: its shards must never be without an owner.
+    /// Drained members are left out, unless a database has no others: its shards must never be without an owner.
     pub fn problem(&self, databases: &[(DatabaseName, ShardRange)]) -> Problem {
         let fit = |database: &DatabaseName| {
             let fit = || self.members.values().filter(|member| member.is_fit_for(database)).map(|member| &member.node);

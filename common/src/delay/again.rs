@@ -1,24 +1,26 @@
-//! When to ask again for a task that a claim passed over.
+//! The entry to push again for a task that a claim passed over.
 
 use std::time::Duration;
 
 use super::heap::{Entry, WakeKind};
 use crate::{ids::TaskId, task::TaskState, time::UnixMicros};
 
-/// Most rows are held by a statement of a few milliseconds.
+/// The shortest pause: most rows are held for only a few milliseconds, by one statement.
 const SOONEST: Duration = Duration::from_millis(5);
 
-/// A row in an open transaction of an application may stay there for minutes, and there may be thousands of them.
+/// The longest pause: an application's open transaction may hold a row for minutes, and there may be thousands of
+/// such rows.
 const LATEST: Duration = Duration::from_millis(500);
 
-/// A task that was published, or is being published, by somebody whose answer is still on its way.
+/// The pause for a task whose publish is under way or unconfirmed: its owner does not know the outcome yet.
 const UNKNOWN: Duration = Duration::from_secs(1);
 
-/// When a claim or a rescue passed over a task in `state` that says it wakes at `wake_at`: the entry to offer instead, if there is any.
-/// `ahead`: how long before its moment an entry is taken out of the heap.
+/// The entry to push for a task that a claim or a rescue passed over; `None` when the task needs no further look. The
+/// task is in `state`, and its row wakes at `wake_at`. `ahead` is how long before its moment an entry leaves the heap.
 ///
-/// A task that is due and was not taken is held by another transaction, or its queue has turned. The pause grows with the time it is
-/// overdue, up to a bound: whatever ends comes back within a fraction of the time that it took.
+/// A due task that was passed over is held by another transaction, or its queue has changed. The pause grows with the
+/// time the task is overdue, up to a bound. A row that becomes free is thus found within a fraction of the time it
+/// was held.
 pub fn again(id: TaskId, state: TaskState, wake_at: UnixMicros, now: UnixMicros, ahead: Duration) -> Option<Entry> {
     let (kind, wake_at) = match state {
         TaskState::Scheduled => {
@@ -26,7 +28,7 @@ pub fn again(id: TaskId, state: TaskState, wake_at: UnixMicros, now: UnixMicros,
             (WakeKind::Claim, wake_at.max(now.plus(ahead + pause)))
         }
         TaskState::Dispatching => (WakeKind::Rescue, now.plus(UNKNOWN)),
-        // Somebody said that it might go.
+        // A nudge said that the task's dependencies may have succeeded.
         TaskState::Waiting => (WakeKind::Look, now),
         TaskState::Delivered | TaskState::Running => (WakeKind::Deadline, wake_at),
         TaskState::Ready

@@ -1,4 +1,4 @@
-//! The heap: what comes due next, of the shards a node owns.
+//! The heap: the next due entries of the shards that a node owns.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,20 @@ use crate::{
     time::UnixMicros,
 };
 
-/// Why a row is to be looked at.
+/// Why a row needs a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WakeKind {
-    /// Due: claim and publish it.
+    /// The task is due: claim and publish it.
     Claim,
-    /// Delivered or running, and its time to answer is over.
+    /// The task is delivered or running, and its deadline has passed.
     Deadline,
-    /// Dispatching, and nobody may be at it any more.
+    /// The task is dispatching, and its owner may be gone.
     Rescue,
-    /// Waiting for others: look whether they have succeeded.
+    /// The task waits for others: check whether they have succeeded.
     Look,
 }
 
-/// A key, never a payload. The shard is in the id.
+/// A key, never a payload. The id contains the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub wake_at: UnixMicros,
@@ -29,41 +29,42 @@ pub struct Entry {
     pub kind: WakeKind,
 }
 
-/// What became of an entry that was pushed.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// It is the next one due now: whoever sleeps until the head must wake up.
+    /// The entry is the next one due: a loop that sleeps until the head must wake up.
     Head,
-    /// It is in, behind others.
+    /// The entry is in, behind others.
     Behind,
-    /// The id was there already and is due no later.
+    /// The id was in the heap already and is due no later.
     Known,
-    /// Not taken: the heap is full of earlier ones.
+    /// The entry was not taken: the heap is full of earlier ones.
     Full,
 }
 
-/// The earliest entries of the shards owned, at most `budget` of them, each id once.
+/// The earliest entries of the owned shards, at most `budget` of them, each id once.
 ///
-/// It is an index of what PostgreSQL holds and nothing more: an entry may be stale, doubled with another node's or gone
-/// without harm, because the claim looks at the row. About 70 bytes an entry.
+/// The heap is only an index of rows in PostgreSQL. An entry may be stale, gone, or also in another node's heap
+/// without harm, because the claim checks the row. An entry takes about 70 bytes.
 ///
-/// When it is full the latest entry makes room for an earlier one, and [`Self::complete_until`] says from which moment on
-/// something may be missing. The preloader reads that part again once there is room.
+/// A full heap drops its latest entry to make room for an earlier one. [`Self::complete_until`] then returns the
+/// moment from which entries may be missing. The preloader reads that part again once there is room.
 #[derive(Clone, Debug)]
 pub struct DelayHeap {
     budget: usize,
-    /// Indexed by slot; free slots keep what they last held.
+    /// The entries by slot; a free slot keeps its last entry.
     slots: Vec<Entry>,
     free: Vec<u32>,
-    /// Every taken slot in the order it comes due.
+    /// Every taken slot, ordered by the moment it is due.
     order: BTreeSet<(UnixMicros, u32)>,
     index: SlotIndex,
-    /// The earliest moment at which an entry was turned away or pushed out since the last reopening.
+    /// The earliest moment of an entry that was turned away or pushed out since the last reopening.
     complete_until: Option<UnixMicros>,
 }
 
 impl DelayHeap {
-    /// `budget`: how many entries it may hold; at least 1, cut to what 32 bits can count.
+    /// Creates a heap for at most `budget` entries. A budget of 0 becomes 1, and a large one is cut to what 32 bits
+    /// can count.
     pub fn new(budget: usize) -> Self {
         let most = usize::try_from(u32::MAX - 1).unwrap_or(usize::MAX);
         Self {
@@ -76,8 +77,9 @@ impl DelayHeap {
         }
     }
 
-    /// Adds an entry. Of two with the same id the earlier stays, because the later one may be what a stale read found; a task that was
-    /// moved to later is offered again by the claim that comes too early. With the same moment too, the kind of the newer counts.
+    /// Adds an entry. Of two entries with the same id the earlier one stays, because the later one may come from a
+    /// stale read. A task that was moved to a later moment gets a new entry from the claim that comes too early. At
+    /// equal moments the newer entry's kind counts.
     pub fn push(&mut self, entry: Entry) -> Pushed {
         if let Some(slot) = self.slot_of(entry.id) {
             return self.advance(slot, entry);
@@ -92,12 +94,12 @@ impl DelayHeap {
         self.place_of(slot)
     }
 
-    /// The moment the next entry comes due.
+    /// The moment at which the next entry is due.
     pub fn next_due(&self) -> Option<UnixMicros> {
         self.order.first().map(|(wake_at, _)| *wake_at)
     }
 
-    /// Takes out what is due at `until`, earliest first, at most `max` entries.
+    /// Removes the entries that are due at `until`, earliest first, at most `max` of them.
     pub fn pop_due(&mut self, until: UnixMicros, max: usize) -> Vec<Entry> {
         let mut due = Vec::new();
         while due.len() < max
@@ -109,13 +111,13 @@ impl DelayHeap {
         due
     }
 
-    /// Takes out the entry of that id.
+    /// Removes the entry of that id.
     pub fn remove(&mut self, id: TaskId) -> Option<Entry> {
         let slot = self.slot_of(id)?;
         Some(self.vacate(slot))
     }
 
-    /// Takes out every entry of a shard and says how many there were. Looks at all entries.
+    /// Removes every entry of a shard and returns their number. Looks at all entries.
     pub fn drop_shard(&mut self, shard: ShardId) -> usize {
         let of_shard = |(_, slot): &(UnixMicros, u32)| self.slots[*slot as usize].id.shard() == shard;
         let slots: Vec<u32> = self.order.iter().filter(|place| of_shard(place)).map(|(_, slot)| *slot).collect();
@@ -141,14 +143,14 @@ impl DelayHeap {
         self.budget
     }
 
-    /// Every entry that was pushed since [`Self::reopen`] and wakes before this moment is in, or was taken out on purpose.
-    /// `None`: none was ever turned away.
+    /// The moment up to which the heap is complete. Every entry that was pushed since [`Self::reopen`] and wakes
+    /// before it is in the heap, or was removed on purpose. `None`: no entry was ever turned away.
     pub fn complete_until(&self) -> Option<UnixMicros> {
         self.complete_until
     }
 
-    /// Forgets that entries were turned away. For whoever is about to push again what comes from
-    /// [`Self::complete_until`] on: call this first, then read.
+    /// Forgets that entries were turned away. A caller that is about to push everything from [`Self::complete_until`]
+    /// on again calls this first, and reads afterwards.
     pub fn reopen(&mut self) {
         self.complete_until = None;
     }
@@ -157,7 +159,7 @@ impl DelayHeap {
         self.index.find(id, |slot| self.slots[slot as usize].id)
     }
 
-    /// Moves the entry in `slot` to an earlier moment, or leaves it.
+    /// Moves the entry in `slot` to an earlier moment; a later moment changes nothing.
     fn advance(&mut self, slot: u32, entry: Entry) -> Pushed {
         let known = &mut self.slots[slot as usize];
         if entry.wake_at == known.wake_at {
@@ -176,7 +178,7 @@ impl DelayHeap {
         if self.order.first().is_some_and(|(_, first)| *first == slot) { Pushed::Head } else { Pushed::Behind }
     }
 
-    /// Pushes the latest entry out if it is later than `wake_at`. Either way something is missing from now on.
+    /// Pushes the latest entry out if it is later than `wake_at`. Either way an entry is missing from now on.
     fn make_room(&mut self, wake_at: UnixMicros) -> bool {
         let (latest, slot) = *self.order.last().expect("a full heap has a last entry");
         let missing = latest.max(wake_at);
@@ -194,7 +196,7 @@ impl DelayHeap {
             return slot;
         }
         if self.slots.len() == self.slots.capacity() {
-            // By a quarter, not by half: doubling would leave up to half of it unused.
+            // Grows by a quarter: doubling would leave up to half of the memory unused.
             let more = (self.slots.len() / 4).clamp(64, self.budget.max(64));
             self.slots.reserve_exact(more);
         }
@@ -215,7 +217,7 @@ impl DelayHeap {
         entry
     }
 
-    /// Gives the memory of a past rush back.
+    /// Gives back the memory of a past peak.
     fn shrink(&mut self) {
         self.free = Vec::new();
         self.slots = Vec::new();

@@ -1,4 +1,4 @@
-//! Finds an id's slot: open addressing over slot numbers, 4 to 8 bytes an entry. A map that kept the ids a second time
+//! Finds an id's slot: open addressing over slot numbers, 4 to 8 bytes an entry. A map with a second copy of the ids
 //! would take more memory than the entries themselves.
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -8,11 +8,11 @@ use crate::ids::TaskId;
 /// Marks a free cell. No slot has this number: the entries would take 128 GiB.
 const FREE: u32 = u32::MAX;
 
-/// Slot numbers by the hash of the id in that slot. The ids themselves stay where they are; every call is handed a way
-/// to look one up.
+/// Slot numbers by the hash of the id in that slot. The ids stay in the slots; every call takes a function that looks
+/// one up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotIndex {
-    /// A power of two long, at most 7/8 full, probed one after another.
+    /// The cells: a power of two of them, at most 7/8 full, with linear probing.
     cells: Vec<u32>,
     len: usize,
 }
@@ -32,7 +32,7 @@ impl SlotIndex {
         self.len += 1;
     }
 
-    /// Takes the slot of `id` out and closes the gap, so that no probe ends too early.
+    /// Removes the slot of `id` and closes the gap, so that no probe ends too early.
     pub(super) fn remove(&mut self, id: TaskId, id_of: impl Fn(u32) -> TaskId) -> Option<u32> {
         let mut gap = self.cell_of(id, &id_of)?;
         let removed = self.cells[gap];
@@ -44,7 +44,7 @@ impl SlotIndex {
             if slot == FREE {
                 break;
             }
-            // May move into the gap only if that is not before the cell where its probe starts.
+            // The slot may move into the gap only if the gap is not before the cell where its probe starts.
             let from_home = cell.wrapping_sub(self.home(id_of(slot))) & mask;
             let from_gap = cell.wrapping_sub(gap) & mask;
             if from_home >= from_gap {

@@ -1,48 +1,52 @@
 //! How long before its due instant a task is claimed.
 //!
-//! A claim that ends after the due instant makes its tasks late, and a task that is claimed can no longer be cancelled. So claims
-//! begin as early as they lately had to, and no earlier. What they lately had to is a peak that fades: it jumps to every claim that
-//! is slower and halves with time, as the "Peak EWMA" of Twitter's Finagle does with the latency of a server.
+//! A claim that ends after the due instant makes its tasks late, and a claimed task can no longer be cancelled.
+//! Claims therefore begin as early as recent claims needed, and no earlier. The estimate is a peak that fades: it
+//! jumps to every claim that is slower, and halves with time, as the "Peak EWMA" of Twitter's Finagle does with the
+//! latency of a server.
 
 #[cfg(test)]
 mod tests;
 
 use std::time::{Duration, Instant};
 
-/// What a claim may take even when all of late were quicker: the first slow one after a quiet time is not yet known.
+/// The least time allowed for a claim, even when all recent ones were quicker: the first slow claim after a quiet
+/// time is unknown.
 const LEAST_PEAK: Duration = Duration::from_millis(20);
 
-/// In this time the memory of a slow claim halves: under load one in some hundred is slow, and it is to be remembered until the
-/// next; ten times as slow as the others, it is forgotten within half a minute.
+/// The half-life of a slow claim's effect. Under load about one claim in a hundred is slow, and its effect must last
+/// until the next. A claim ten times as slow as the others is forgotten within half a minute.
 const HALF_LIFE: Duration = Duration::from_secs(5);
 
-/// Learns from every claim of one database.
+/// The lead of one database's claims; every claim adjusts it.
 #[derive(Clone, Debug)]
 pub struct Lead {
     longest: Duration,
-    /// The slowest claim of late, as of an instant.
+    /// The slowest recent claim, faded up to the instant `at`.
     peak: Duration,
     at: Instant,
 }
 
 impl Lead {
-    /// Never longer than that.
+    /// Creates a lead of at most `longest`.
     pub const fn new(longest: Duration, now: Instant) -> Self {
         Self { longest, peak: Duration::ZERO, at: now }
     }
 
-    /// A claim took this long. One that took longer than any lead may be says no more than that.
+    /// Records how long a claim took. A longer time than `longest` counts as `longest`.
     pub fn took(&mut self, claim: Duration, now: Instant) {
         self.peak = claim.min(self.longest).max(self.faded(now));
         self.at = now;
     }
 
-    /// To be claimed now: what comes due within this time. Time for the slowest claim, and for what comes due until the next one.
+    /// How far ahead to claim: tasks that are due within this time. It covers the slowest claim and the time until
+    /// the next one.
     pub fn ahead(&self, now: Instant) -> Duration {
         (self.faded(now).max(LEAST_PEAK) * 3 / 2).min(self.longest)
     }
 
-    /// Between the beginnings of two claims: what comes due meanwhile goes out in one. Slow claims become fewer and larger by it.
+    /// The time between the beginnings of two claims. Tasks that become due meanwhile share one claim, so slow claims
+    /// become fewer and larger.
     pub fn stride(&self, now: Instant) -> Duration {
         self.ahead(now) / 3
     }

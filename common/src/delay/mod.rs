@@ -1,4 +1,4 @@
-//! What comes due next: the heap, how ids are found in it, how far ahead it is filled, and how far ahead it is emptied.
+//! The next due tasks: the heap, its index of ids, how far ahead it is filled, and how far ahead it is emptied.
 
 mod again;
 pub mod heap;

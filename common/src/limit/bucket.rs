@@ -1,16 +1,16 @@
-//! A rate limit: a bucket that holds the requests of one second, so that a short burst passes.
+//! A rate limit: a token bucket that holds the requests of one second, so that a short burst passes.
 
 use std::time::Instant;
 
-/// Begins full.
+/// A token bucket that starts full.
 #[derive(Clone, Debug, Default)]
 pub struct Bucket {
-    /// Requests left, and the moment of that figure; `None` before the first use.
+    /// The requests left, and the moment at which that was computed; `None` before the first use.
     left: Option<(f64, Instant)>,
 }
 
 impl Bucket {
-    /// Whether one more passes at `now`, of `per_second`.
+    /// Takes one request at `now`, if `per_second` allows it.
     pub fn take(&mut self, per_second: u32, now: Instant) -> bool {
         let most = f64::from(per_second);
         let (left, at) = self.left.unwrap_or((most, now));
@@ -21,7 +21,7 @@ impl Bucket {
         passes
     }
 
-    /// Whether it is as full as a new one.
+    /// Whether the bucket is as full as a new one.
     pub fn is_full(&self, now: Instant) -> bool {
         self.left.is_none_or(|(_, at)| now.saturating_duration_since(at).as_secs_f64() >= 1.0)
     }

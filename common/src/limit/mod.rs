@@ -1,4 +1,4 @@
-//! Limits of a queue and of a token: how much there may be, and how much of it a node believes is used.
+//! Limits of a queue and of a token, and a node's estimate of how much of each is used.
 
 pub mod bucket;
 pub mod tally;
@@ -11,14 +11,14 @@ use crate::{field::FieldError, task::Content};
 pub use bucket::Bucket;
 pub use tally::{Extent, Ruling, Tally};
 
-/// Of tasks, queues and schedules: a bound beyond every real cluster, so that sums never overflow.
+/// The highest limit of tasks, queues and schedules: beyond every real cluster, so that sums never overflow.
 pub const MAX_COUNT: i64 = 1_000_000_000;
-/// A petabyte.
+/// The highest limit of bytes: a petabyte.
 pub const MAX_BYTES: i64 = 1_000_000_000_000_000;
-/// Beyond it a node is busy with refusing.
+/// The highest rate limit. Beyond it a node would be busy with refusing.
 pub const MAX_PER_SECOND: i64 = 100_000;
 
-/// The limits there are. The names are labels of a metric and part of the API.
+/// All kinds of limits. The names are labels of a metric and part of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     QueuePending,
@@ -64,7 +64,7 @@ impl Limit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenLimits {
-    /// On each node.
+    /// The most requests a second, on each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +122,7 @@ impl fmt::Display for TokenLimits {
     }
 }
 
-/// Tasks that are not finished, with their bytes: payload, headers and envelope as stored.
+/// A number of unfinished tasks, with their bytes: payload, headers and envelope as stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub tasks: i64,
@@ -130,7 +130,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// About what one new task adds. PostgreSQL writes headers as `{"a": "b", "c": "d"}`.
+    /// An estimate for one new task. PostgreSQL writes headers as `{"a": "b", "c": "d"}`.
     pub fn of(content: &Content) -> Self {
         let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
         let headers: usize = content.headers.iter().map(pair).sum();
@@ -142,14 +142,14 @@ impl Usage {
         Self { tasks: self.tasks.saturating_add(other.tasks), bytes: self.bytes.saturating_add(other.bytes) }
     }
 
-    /// Never below zero.
+    /// Subtracts `other`, but never below zero.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self { tasks: (self.tasks - other.tasks).max(0), bytes: (self.bytes - other.bytes).max(0) }
     }
 }
 
-/// The most that may be pending. `None`: no limit.
+/// The most tasks and bytes that may be pending. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub tasks: Option<i64>,
@@ -161,7 +161,7 @@ impl Pending {
         self.tasks.is_none() && self.bytes.is_none()
     }
 
-    /// The first limit that `used` and `more` together exceed.
+    /// The first limit that the sum of `used` and `more` exceeds.
     pub fn exceeded(&self, used: Usage, more: Usage) -> Option<Excess> {
         let (total, over) = (used.plus(more), |total: i64, most: Option<i64>| most.filter(|most| total > *most));
         if let Some(most) = over(total.tasks, self.tasks) {
@@ -182,7 +182,7 @@ pub enum Measure {
 pub struct Excess {
     pub by: Measure,
     pub most: i64,
-    /// As far as the node knows; a count stops once it exceeds the limit.
+    /// The usage that the node knows of. A count stops once it exceeds the limit.
     pub used: i64,
 }
 

@@ -1,34 +1,34 @@
-//! What a node knows of the tasks that count towards a limit: the last count, and what it has admitted since.
+//! A node's tally of the tasks that count towards a limit: the last count, plus what the node has admitted since.
 //!
-//! A limit is soft by what other nodes accept between two counts. So a count is never older than [`OUTDATED`] when a
-//! submission is admitted by it, and never older than a moment when one is refused by it.
+//! A limit is soft by what other nodes accept between two counts. A submission is therefore admitted only by a count
+//! younger than [`OUTDATED`], and refused only by a count that is fresh.
 
 use std::time::{Duration, Instant};
 
 use super::{Excess, Pending, Usage};
 
-/// A refusal stands on a count of this age at the most, or on one that took a twentieth of its age: counting then costs
-/// the database 5 % of one connection, however many tasks there are.
+/// A refusal needs a count no older than this, or no older than twenty times what it took. Counting thus costs the
+/// database 5 % of one connection, however many tasks there are.
 const FRESH: Duration = Duration::from_millis(100);
 const COST_SHARE: u32 = 20;
 
-/// A count of this age is renewed while submissions are still admitted by it.
+/// A count of this age is renewed, while submissions are still admitted by it.
 const RENEWED: Duration = Duration::from_secs(1);
 
-/// Nothing is admitted by a count of this age: other nodes may have filled the queue meanwhile.
+/// A count of this age admits nothing: other nodes may have filled the queue meanwhile.
 const OUTDATED: Duration = Duration::from_secs(10);
 
-/// After a count that failed, the last good count decides for this long.
+/// After a failed count, the last good count decides for this long.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// What a submission has to do about a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ruling {
-    /// There is room. It has been taken.
+    /// There is room, and the submission has taken it.
     Fits,
-    /// There is room, it has been taken, and the tasks should be counted again meanwhile.
+    /// There is room, and the submission has taken it; the caller should start a count meanwhile.
     FitsButCount,
-    /// Count first, then ask again.
+    /// The caller must count first, then admit again.
     CountFirst,
     Exceeds(Excess),
 }
@@ -36,35 +36,35 @@ pub enum Ruling {
 #[derive(Clone, Copy, Debug)]
 struct Count {
     usage: Usage,
-    /// When it ended.
+    /// When the count ended.
     at: Instant,
     cost: Duration,
     extent: Extent,
 }
 
-/// What a count is worth.
+/// How much a count covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// It did not stop at a limit.
+    /// The count did not stop at a limit.
     pub whole: bool,
-    /// Bytes were counted too.
+    /// The count includes bytes.
     pub bytes: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     count: Option<Count>,
-    /// Admitted and answered since the count began.
+    /// Tasks admitted and answered since the count began.
     accepted: Usage,
-    /// Admitted, and on the way into the database.
+    /// Tasks admitted and still on the way into the database.
     admitted: Usage,
-    /// The part of `accepted` that the count under way sees, and when that began.
+    /// The part of `accepted` that the running count sees, and when that count began.
     counting: Option<(Usage, Instant)>,
     failed: Option<Instant>,
 }
 
 impl Tally {
-    /// Takes room for `more` within `most` if there is some. `last`: the caller cannot wait for another count.
+    /// Takes room for `more` within `most` if there is some. With `last` the caller cannot wait for another count.
     pub fn admit(&mut self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
         let last = last || self.failed.is_some_and(|at| now.saturating_duration_since(at) < FAILED_FOR);
         let ruling = self.rule(most, more, now, last);
@@ -76,7 +76,7 @@ impl Tally {
 
     fn rule(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
         let Some(count) = self.count else {
-            // A database that cannot be counted in stores nothing either, and the insert answers for that.
+            // A database that cannot be counted stores nothing either, and the insert then reports that.
             return if last { Ruling::Fits } else { Ruling::CountFirst };
         };
         let age = now.saturating_duration_since(count.at);
@@ -85,7 +85,7 @@ impl Tally {
         let is_blind = most.bytes.is_some() && !count.extent.bytes;
         let count_first = match excess {
             Some(_) => age > FRESH.max(pause),
-            // A count that stopped at a lower limit says nothing about this one.
+            // A count that stopped at a lower limit does not cover this limit.
             None => !count.extent.whole || is_blind || age > OUTDATED.max(pause),
         };
         match excess {
@@ -96,17 +96,17 @@ impl Tally {
         }
     }
 
-    /// Takes room whether there is some or not.
+    /// Takes room even when there is none.
     pub fn force(&mut self, more: Usage) {
         self.admitted = self.admitted.plus(more);
     }
 
-    /// Gives room back that was taken and is not needed.
+    /// Gives back room that was taken and is not needed.
     pub fn withdraw(&mut self, taken: Usage) {
         self.admitted = self.admitted.minus(taken);
     }
 
-    /// What was admitted has its answer, and may be stored.
+    /// Notes that admitted tasks have their answer, and may be stored.
     pub fn answered(&mut self, taken: Usage) {
         self.admitted = self.admitted.minus(taken);
         self.accepted = self.accepted.plus(taken);
@@ -125,7 +125,7 @@ impl Tally {
         self.counting = Some((self.accepted, now));
     }
 
-    /// What was answered while it ran may count twice until the next one.
+    /// Stores the result of a count. Tasks answered while it ran may count twice until the next one.
     pub fn counted(&mut self, usage: Usage, extent: Extent, now: Instant) {
         let (seen, began) = self.counting.take().unwrap_or((Usage::default(), now));
         self.accepted = self.accepted.minus(seen);

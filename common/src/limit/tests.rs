@@ -17,7 +17,7 @@ fn tasks(tasks: i64) -> Usage {
     Usage { tasks, bytes: tasks * 100 }
 }
 
-/// Counted at `now`, which took `cost`.
+/// Records a count that ended at `now` and took `cost`.
 fn counted(tally: &mut Tally, usage: Usage, now: Instant, cost: Duration) {
     tally.count_begins(now.checked_sub(cost).expect("the clock is older"));
     tally.counted(usage, ALL, now);

@@ -1,4 +1,4 @@
-//! What an HTTP answer, or the end of a command, says of the task.
+//! The report that follows from an HTTP answer or from the end of a command.
 
 use std::time::Duration;
 
@@ -10,34 +10,36 @@ use crate::{
     wire::report::{ReportStatus, keepable},
 };
 
-/// A target may ask for a pause this long. Longer ones are taken for a mistake: the queue's policy has its own limits.
+/// The longest pause that a target may ask for. A longer one is taken for a mistake: the queue's policy has its own
+/// limits.
 const MAX_RETRY_AFTER: Duration = Duration::from_hours(24);
-/// Of what a target says, this much is kept. As text of control characters it is six times as long, which a report still holds.
+/// The most bytes of a target's output that are kept. As JSON text, control characters take six times as many bytes,
+/// which a report still holds.
 pub const MAX_OUTPUT_BYTES: usize = 32 << 10;
 
-/// The two exit codes of `sysexits.h` that have a meaning of their own. Every other one is a failed attempt.
+/// The two exit codes of `sysexits.h` with a meaning of their own. Every other code is a failed attempt.
 const EX_DATAERR: i32 = 65;
 const EX_OK: i32 = 0;
 
-/// What one call came to.
+/// The result of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: ReportStatus,
     pub retry_in_ms: Option<i64>,
-    /// It says nothing against the target: the next call may do better.
+    /// The target itself works: the next call may succeed.
     pub is_well: bool,
 }
 
 impl Answer {
-    /// Nobody was reached, or nobody answered in time.
+    /// The target was not reached, or did not answer in time.
     pub const NONE: Self = Self { status: ReportStatus::Failed, retry_in_ms: None, is_well: false };
 }
 
-/// An HTTP answer. Redirects are not followed, so they are failures as well.
+/// Judges an HTTP answer. Redirects are not followed, so they are failures as well.
 pub fn of_status(status: u16, retry_after: Option<&str>, now: UnixMicros) -> Answer {
     match status {
         200..=299 => Answer { status: ReportStatus::Succeeded, retry_in_ms: None, is_well: true },
-        // Gone: it will not come back.
+        // 410 Gone: the target will not come back.
         410 => Answer { status: ReportStatus::Discard, retry_in_ms: None, is_well: true },
         _ => Answer {
             status: ReportStatus::Failed,
@@ -47,7 +49,7 @@ pub fn of_status(status: u16, retry_after: Option<&str>, now: UnixMicros) -> Ans
     }
 }
 
-/// The end of a command; without a code it was ended by a signal.
+/// Judges the end of a command. Without a code, a signal ended it.
 pub fn of_exit(code: Option<i32>) -> Answer {
     let status = match code {
         Some(EX_OK) => ReportStatus::Succeeded,
@@ -57,7 +59,7 @@ pub fn of_exit(code: Option<i32>) -> Answer {
     Answer { status, retry_in_ms: None, is_well: true }
 }
 
-/// `Retry-After`: seconds, or a date. `None`: it cannot be read.
+/// Reads `Retry-After`: seconds, or a date. `None` when it is neither.
 fn retry_in_ms(text: &str, now: UnixMicros) -> Option<i64> {
     let text = text.trim();
     let wait = match text.parse() {
@@ -67,7 +69,8 @@ fn retry_in_ms(text: &str, now: UnixMicros) -> Option<i64> {
     i64::try_from(wait.min(MAX_RETRY_AFTER).as_millis()).ok()
 }
 
-/// What a target said, as the result of a task: JSON as it is, anything else as text, cut where it is too long.
+/// Turns a target's output into the result of a task: JSON unchanged, anything else as text, cut where it is too
+/// long.
 pub fn result(output: &[u8]) -> Option<Box<RawValue>> {
     if output.trim_ascii().is_empty() {
         return None;
@@ -77,7 +80,7 @@ pub fn result(output: &[u8]) -> Option<Box<RawValue>> {
     whole.or_else(|| to_raw_value(&text(output, MAX_OUTPUT_BYTES)).ok())
 }
 
-/// The beginning of what a target said, for a person to read.
+/// The beginning of a target's output, for a person to read.
 pub fn text(output: &[u8], most_bytes: usize) -> String {
     String::from_utf8_lossy(&output[..output.len().min(most_bytes)]).into_owned()
 }

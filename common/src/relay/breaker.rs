@@ -1,29 +1,30 @@
-//! When to leave a target alone: a circuit breaker.
+//! A circuit breaker: when to leave a target alone.
 
 use std::time::{Duration, Instant};
 
 /// The first pause; each failed probe doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// A target that is back is found within this time.
+/// The longest pause: a target that is back is found within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How many calls may be out.
+/// How many calls the breaker allows at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     All,
-    /// To find out whether the target is back.
+    /// One call, to find out whether the target is back.
     Probe,
-    /// None before then.
+    /// No call before that moment.
     NoneUntil(Instant),
 }
 
-/// Open after so many failures in a row, then probed by one call at a time.
+/// A breaker that opens after so many failures in a row. Once the pause is over, one call at a time probes the
+/// target.
 #[derive(Clone, Debug)]
 pub struct Breaker {
-    /// Failures in a row that open it.
+    /// The failures in a row that open the breaker.
     limit: u32,
     failures: u32,
-    /// There while it is open.
+    /// Set while the breaker is open.
     open: Option<Open>,
 }
 
@@ -46,7 +47,8 @@ impl Breaker {
         }
     }
 
-    /// A call ended that was begun with this room. What began before it opened says nothing about now.
+    /// Records the end of a call that was begun with this room. A call from before the breaker opened says nothing
+    /// about the target now.
     pub fn ended(&mut self, begun_as: Room, is_well: bool, now: Instant) {
         match (self.open, is_well) {
             (None, true) => self.failures = 0,

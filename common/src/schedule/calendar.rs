@@ -1,9 +1,9 @@
-//! When a schedule fires: a cron expression in a time zone, or every so many milliseconds.
+//! The fire times of a schedule: a cron expression in a time zone, or an interval in milliseconds.
 //!
-//! The wall clock of a time zone skips an hour in spring and repeats one in autumn. An expression that names one moment of the
-//! day fires once on both days: right after the skipped hour if that moment was in it, and in the first of the two hours that
-//! are one. Any other expression follows the clock: what the clock skips does not fire, what it repeats fires twice. This is
-//! what Vixie's cron does.
+//! The wall clock of a time zone skips an hour in spring and repeats one in autumn. An expression that names one
+//! moment of the day fires once on both days. If the skipped hour contains that moment, it fires right after that
+//! hour. If the repeated hour contains it, it fires in the first of the two. Any other expression follows the clock:
+//! skipped times do not fire, and repeated times fire twice. Vixie's cron does the same.
 
 use std::fmt;
 
@@ -16,29 +16,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::{field::FieldError, time::UnixMicros};
 
-/// Nobody writes a longer one by hand.
+/// The longest cron expression; people write shorter ones by hand.
 const MAX_CRON_CHARS: usize = 256;
 
-/// Each fire is a few statements: what comes more often than once a second is a stream, not a schedule.
+/// The shortest interval. Each fire time takes a few statements, and more than one a second is a stream, not a
+/// schedule.
 pub const MIN_EVERY_MS: i64 = 1_000;
 
-/// 366 days.
+/// The longest interval: 366 days.
 pub const MAX_EVERY_MS: i64 = 31_622_400_000;
 
-/// What "no time zone" means.
+/// The time zone of an expression without one.
 pub const DEFAULT_TIME_ZONE: &str = "UTC";
 
-/// A calendar as it is written.
+/// A calendar in its written form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum When {
-    /// Five fields, or six with seconds first.
+    /// A cron expression: five fields, or six with seconds first.
     Cron { cron: String, time_zone: String },
-    /// Counted from 1970-01-01T00:00:00Z, so that it does not matter when the schedule was set.
+    /// The interval counts from 1970-01-01T00:00:00Z, so that the moment of the schedule's creation does not matter.
     Every { every_ms: i64 },
 }
 
-/// A calendar that tells its fire times.
+/// A calendar that computes its fire times.
 #[derive(Clone)]
 pub enum Calendar {
     Cron { cron: Box<Cron>, zone: Tz },
@@ -55,7 +56,7 @@ impl fmt::Debug for Calendar {
 }
 
 impl When {
-    /// The error names the field that is to blame.
+    /// Parses the calendar; the error names the field.
     pub fn calendar(&self) -> Result<Calendar, FieldError> {
         match self {
             Self::Cron { cron, time_zone } => {
@@ -72,7 +73,7 @@ impl When {
         }
     }
 
-    /// The same, refused when it has no fire time after `now`.
+    /// Like [`When::calendar`], but refuses a calendar without a fire time after `now`.
     pub fn calendar_that_fires(&self, now: UnixMicros) -> Result<Calendar, FieldError> {
         let calendar = self.calendar()?;
         if calendar.next_after(now).is_none() {
@@ -93,7 +94,8 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
     if text.chars().count() > MAX_CRON_CHARS {
         return Err(refuse(format!("at most {MAX_CRON_CHARS} characters are read")));
     }
-    // The parser passes over an empty item. A field of nothing else never matches, and the search for a match goes on for minutes.
+    // The parser skips an empty item. A field with no other item never matches, and the search for a match takes
+    // minutes.
     if text.split_whitespace().any(|field| field.split(',').any(str::is_empty)) {
         return Err(refuse("a list has an empty item".to_owned()));
     }
@@ -109,7 +111,7 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
 }
 
 impl Calendar {
-    /// The first fire time after `moment`; `None` when there is none any more.
+    /// The first fire time after `moment`; `None` when there are no more.
     pub fn next_after(&self, moment: UnixMicros) -> Option<UnixMicros> {
         let next = match self {
             Self::Cron { cron, zone } => {
@@ -142,7 +144,7 @@ impl Calendar {
         Some(last).filter(|last| *last < moment)
     }
 
-    /// A cron expression in plain English; `None` where there is none.
+    /// The cron expression in plain English; `None` where there is none.
     pub fn words(&self) -> Option<String> {
         match self {
             Self::Cron { cron, .. } => Some(cron.describe()),
@@ -150,7 +152,7 @@ impl Calendar {
         }
     }
 
-    /// The moment on the clocks of its time zone: `2030-01-31 08:00:00 CET`.
+    /// The moment on the clock of the calendar's time zone: `2030-01-31 08:00:00 CET`.
     pub fn on_the_clock(&self, moment: UnixMicros) -> String {
         let zone = match self {
             Self::Cron { zone, .. } => *zone,

@@ -18,11 +18,11 @@ use crate::{
 pub use calendar::{Calendar, When};
 pub use turn::{Standing, Turn};
 
-/// Of a schedule's payload: it is read at each fire time, and written once more for each task.
+/// The largest payload of a schedule: it is read at each fire time, and written once more for each task.
 pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 
-/// What a schedule says beside its name and its payload. Stored; what is absent where it is read takes its default, so that an
-/// older version's schedule can always be read.
+/// A schedule's definition without its name and its payload. A stored field that is absent takes its default, so that
+/// a schedule of an older version can always be read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rules {
     pub queue: QueueName,
@@ -30,7 +30,7 @@ pub struct Rules {
     pub when: When,
     #[serde(default)]
     pub overlap: Overlap,
-    /// Fire times that were missed by more than this are not made up.
+    /// The longest delay of a fire time that still gets its task; a fire time missed by more gets none.
     pub catch_up_ms: i64,
     pub content_type: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -44,29 +44,29 @@ pub struct Rules {
     pub timeout_ms: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
-    /// From the fire time.
+    /// The time from the fire time to the task's expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_after_ms: Option<i64>,
 }
 
-/// What becomes of a fire time while the schedule's last task is unfinished.
+/// The rule for a fire time while the schedule's last task is unfinished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
-    /// No task.
+    /// The fire time gets no task.
     #[default]
     Skip,
-    /// The first one waits until the last task is finished; further ones come to nothing.
+    /// The first fire time waits until the last task is finished; further ones get no task.
     BufferOne,
-    /// A task all the same.
+    /// The fire time gets a task all the same.
     Allow,
 }
 
-/// One fire time for which a task is made.
+/// A fire time that gets a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fire {
     pub at: UnixMicros,
-    /// It waited for the task before: its task is due when it is made.
+    /// The fire time waited for the previous task: its task is due when it is made.
     pub buffered: bool,
 }
 
@@ -100,7 +100,7 @@ impl Rules {
     }
 }
 
-/// Whether `name` can name a schedule. The key of a task has room for it and a fire time.
+/// Checks that `name` can name a schedule. A task's key has room for the name and a fire time.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) {

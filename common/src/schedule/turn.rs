@@ -1,30 +1,33 @@
-//! What a look at a schedule comes to: the tasks to be made, and where the schedule stands afterwards. Pure; the look is written
-//! by compare-and-set, so that each fire time is decided once, whoever looks and how often.
+//! The decision about a schedule: the tasks to make, and the schedule's state afterwards. Pure. A compare-and-set
+//! writes the decision, so each fire time is decided once, however many nodes look and however often.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::{Calendar, Fire, Overlap, Rules};
 use crate::time::UnixMicros;
 
-/// A fire time is decided this long before it comes, so that its task is there in time in spite of the statements that it
-/// takes, and of a node that dies in between. What is changed, paused or deleted later than that is too late for it.
+/// How long before a fire time it is decided. The task then exists in time, in spite of the statements that it takes,
+/// and even if a node dies meanwhile. A change, a pause or a delete within this time no longer affects the fire time.
 pub const AHEAD: Duration = Duration::from_secs(3);
 
-/// A fire time that waits for the task before it looks for its end this often.
+/// How often a fire time that waits for the previous task checks whether that task has finished.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Tasks of one look; after an outage, the newest are made up. With the largest payloads that is a statement of 6 MiB.
+/// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
+/// statement of 6 MiB.
 pub const MADE_UP_MOST: usize = 100;
 
-/// Fire times that nobody makes up are counted so far, two milliseconds of work; more of them count as so many.
+/// The most missed fire times that are counted one by one, which takes two milliseconds. A longer run counts as this
+/// many.
 const MISSED_COUNTED: u64 = 10_000;
 
-/// Where a schedule stands.
+/// The state of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The first fire time that is not decided.
+    /// The first undecided fire time.
     pub next_at: Option<UnixMicros>,
-    /// Beside `next_at`, only fire times after this are to come: it was decided, changed or resumed then.
+    /// Besides `next_at`, only fire times after this moment can follow. It is the moment of the last decision, change
+    /// or resume.
     pub since: UnixMicros,
     pub paused_at: Option<UnixMicros>,
     /// A fire time that waits until the last task is finished.
@@ -32,12 +35,12 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// Of a schedule that is new at `now`.
+    /// The state of a schedule that is new at `now`.
     pub fn new(calendar: &Calendar, now: UnixMicros) -> Self {
         Self { next_at: calendar.next_after(now), since: now, paused_at: None, buffered_at: None }
     }
 
-    /// From `now` on another calendar counts. The first fire time that has come and is not decided yet stays.
+    /// Changes the calendar from `now` on. A fire time that has come and is not decided yet stays.
     pub fn change(&mut self, calendar: &Calendar, now: UnixMicros) {
         self.since = self.since.max(now);
         self.next_at = self.next_at.filter(|next_at| *next_at <= now);
@@ -46,7 +49,7 @@ impl Standing {
         }
     }
 
-    /// What has come by `now` is still made.
+    /// Pauses the schedule. Fire times that have come by `now` still get their tasks.
     pub fn pause(&mut self, now: UnixMicros) {
         if self.paused_at.is_none() {
             self.paused_at = Some(now);
@@ -54,7 +57,8 @@ impl Standing {
         }
     }
 
-    /// What came during the pause is not made up. A pause in which nobody decided what had come before it was none.
+    /// Resumes the schedule. Fire times during the pause get no tasks. If the fire times from before the pause are
+    /// still undecided, the pause has no effect.
     pub fn resume(&mut self, calendar: &Calendar, now: UnixMicros) {
         if self.paused_at.take().is_some() && self.next_at.is_none() {
             self.since = self.since.max(now);
@@ -62,7 +66,7 @@ impl Standing {
         }
     }
 
-    /// When to look next. `None`: not before somebody changes it.
+    /// When to look next. `None`: not before a change of the schedule.
     pub fn wake_at(&self, now: UnixMicros) -> Option<UnixMicros> {
         let next = self.next_at.map(|next_at| next_at.minus(AHEAD));
         let waiting = self.buffered_at.filter(|_| self.paused_at.is_none()).map(|_| now.plus(LOOK_AGAIN));
@@ -70,28 +74,29 @@ impl Standing {
     }
 }
 
-/// What one look decides.
+/// The decision of one look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// In their order.
+    /// The fire times that get a task, in their order.
     pub fires: Vec<Fire>,
-    /// Fire times that came while the last task was unfinished, and come to nothing.
+    /// The number of fire times that came while the last task was unfinished, and get no task.
     pub skipped: u64,
-    /// Fire times that came while nobody looked, and are not made up.
+    /// The number of fire times that came while no node looked, and get no task.
     pub missed: u64,
     pub standing: Standing,
     pub wake_at: Option<UnixMicros>,
 }
 
 impl Turn {
-    /// `unfinished`: the schedule's last task is. It stays finished once it is, so a fire time may be decided ahead when it is
-    /// finished by then; while it is not, the decision waits for the fire time itself.
+    /// Decides at `now`. `unfinished` says whether the schedule's last task is unfinished. A finished task stays
+    /// finished, so the fire time may then be decided ahead. While the task is unfinished, the decision waits for the
+    /// fire time itself.
     pub fn take(rules: &Rules, calendar: &Calendar, standing: Standing, unfinished: bool, now: UnixMicros) -> Self {
         let turn = Self { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: None };
         turn.buffered(rules.overlap, unfinished).fired(rules, calendar, unfinished, now)
     }
 
-    /// What waits, unless it has to go on waiting.
+    /// Fires the buffered fire time, unless it has to wait longer.
     fn buffered(mut self, overlap: Overlap, unfinished: bool) -> Self {
         let blocked = unfinished && overlap != Overlap::Allow || self.standing.paused_at.is_some();
         if let Some(at) = self.standing.buffered_at.filter(|_| !blocked) {
@@ -123,7 +128,7 @@ impl Turn {
         self
     }
 
-    /// The fire times to be decided now, and the first one after them. Counts those that were missed.
+    /// The fire times to decide now, and the first one after them. Counts the missed ones.
     fn come(
         &mut self,
         rules: &Rules,

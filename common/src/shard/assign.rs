@@ -1,4 +1,4 @@
-//! Which node should own which shard: a pure function of who could own what and of what was decided before.
+//! Which node should own which shard: a pure function of the fit nodes and of the previous assignment.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use crate::{
     shard::ShardRange,
 };
 
-/// Who could own what.
+/// The nodes that could own shards, by database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problem {
     pub groups: Vec<Group>,
@@ -26,11 +26,12 @@ pub struct Group {
     pub fit: BTreeSet<NodeId>,
 }
 
-/// Which node should own each shard. In JSON every node is spelled once: `{"nodes": [...], "owners": [0, 0, 1, null]}`.
+/// The owner that each shard should have. In JSON every node is spelled once:
+/// `{"nodes": [...], "owners": [0, 0, 1, null]}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Compact", into = "Compact")]
 pub struct Assignment {
-    /// Indexed by shard. `None`: nobody was ever fit to own it.
+    /// The owners, indexed by shard. `None`: no node was ever fit to own it.
     pub owners: Vec<Option<NodeId>>,
 }
 
@@ -51,10 +52,12 @@ impl Assignment {
 
 /// The assignment for `problem` that moves the fewest shards away from `previous`.
 ///
-/// Group by group: every shard has an owner, all of them fit, and no two fit nodes differ by more than one shard.
-/// A group that nobody is fit for keeps what it had: an owner in trouble is better than none. The same question always has the
-/// same answer, in whatever order the groups are listed, and asking again with the answer changes nothing.
-/// Where moves do not decide, a node with less load in all groups goes first, then its name.
+/// In each group every shard has an owner, all owners are fit, and no two fit nodes differ by more than one shard. A
+/// group without a fit node keeps its owners: an owner in trouble is better than none.
+///
+/// The same problem always has the same answer, in whatever order the groups are listed. Solving again with the
+/// answer as `previous` changes nothing. Between choices with equally many moves, the node with the least load in all
+/// groups goes first, then the first by name.
 pub fn solve(problem: &Problem, previous: &Assignment) -> Assignment {
     let mut groups: Vec<&Group> = problem.groups.iter().collect();
     groups.sort_by_key(|group| group.shards);
@@ -77,7 +80,8 @@ fn kept<'a>(group: &Group, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> 
     group.shards.iter().map(|shard| previous.owner(shard)).collect()
 }
 
-/// Divides one group's shards among its fit nodes: everyone keeps what fits into its quota, the rest goes where room is.
+/// Divides one group's shards among its fit nodes: each node keeps shards up to its quota, and the rest goes where
+/// room is.
 fn divided<'a>(group: &'a Group, previous: &Assignment, load: &BTreeMap<&'a NodeId, usize>) -> Vec<Option<&'a NodeId>> {
     let held = |shard| previous.owner(shard).and_then(|node| group.fit.get(node));
     let mut room = quotas(group, &held, load);
@@ -99,8 +103,8 @@ fn divided<'a>(group: &'a Group, previous: &Assignment, load: &BTreeMap<&'a Node
     owners
 }
 
-/// How many shards each fit node gets. What does not divide evenly goes first to those that hold more than the even share
-/// already, because every other choice would move a shard more.
+/// The number of shards for each fit node. The remainder of an uneven division goes first to nodes that already hold
+/// more than the even share, because every other choice would move one shard more.
 fn quotas<'a>(
     group: &'a Group,
     held: &impl Fn(ShardId) -> Option<&'a NodeId>,
@@ -117,7 +121,7 @@ fn quotas<'a>(
     order.into_iter().enumerate().map(|(place, (node, _))| (node, even + usize::from(place < uneven))).collect()
 }
 
-/// What changes from one assignment to the next. Display: one line for each pair of nodes.
+/// The changes from one assignment to the next. Its `Display` writes one line for each pair of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignmentDiff {
     pub moves: Vec<Move>,
@@ -188,7 +192,7 @@ impl From<Assignment> for Compact {
     }
 }
 
-/// The record names a node that it does not list.
+/// The error for a record with the index of a node that it does not list.
 #[derive(Debug, thiserror::Error)]
 #[error("shard {shard} is assigned to node number {node}, which is not listed")]
 struct NotListed {

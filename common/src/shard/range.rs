@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{DatabaseName, ShardId};
 
-/// Shards `first..=last`; never empty. Written `0-127`, or `5` for one alone.
+/// Shards `first..=last`; never empty. Written as `0-127`, or as `5` for a single shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ShardRange {
@@ -36,7 +36,7 @@ impl ShardRange {
         ShardId::new(self.last)
     }
 
-    /// How many, at least 1.
+    /// The number of shards, at least 1.
     pub fn count(self) -> usize {
         usize::from(self.last) - usize::from(self.first) + 1
     }
@@ -56,7 +56,7 @@ impl fmt::Display for ShardRange {
     }
 }
 
-/// The text is not a range of shards.
+/// The error for a text that is not a range of shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a range of shards: write `0-127`, the first not above the last, both at most 65535")]
 pub struct NotARange(String);
@@ -85,7 +85,7 @@ impl From<ShardRange> for String {
     }
 }
 
-/// Why databases do not hold every shard exactly once.
+/// Why the databases do not hold every shard exactly once.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoverError {
     #[error("no database holds any shard")]
@@ -98,7 +98,7 @@ pub enum CoverError {
     Beyond { database: DatabaseName, last: u16, count: u32 },
 }
 
-/// Whether `ranges` hold each of the shards 0 to `count - 1` exactly once, in whatever order they are listed.
+/// Checks that `ranges` hold each of the shards 0 to `count - 1` exactly once, in whatever order they are listed.
 pub fn check_cover(ranges: &[(DatabaseName, ShardRange)], count: u32) -> Result<(), CoverError> {
     let mut sorted: Vec<_> = ranges.iter().collect();
     sorted.sort_by_key(|(name, range)| (*range, name));

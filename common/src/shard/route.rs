@@ -1,4 +1,4 @@
-//! Which shard a new task lives on. Fixed for ever once chosen, because the shard is part of the task's id.
+//! Which shard a new task lives on. The choice is final, because the shard is part of the task's id.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     time::UnixMicros,
 };
 
-/// What decides about the shard of a new task.
+/// The inputs that determine the shard of a new task.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing<'a> {
     pub queue: &'a QueueName,
@@ -23,9 +23,9 @@ pub struct Routing<'a> {
     pub horizon: Duration,
     /// The shards that this node owns and claims from.
     pub owned: &'a [ShardId],
-    /// At least 1, at most 65,536.
+    /// The number of shards, 1 to 65,536.
     pub shard_count: u32,
-    /// Any number, evenly spread: picks among shards that are equally good.
+    /// An evenly distributed number, which picks among equally good shards.
     pub dice: u64,
 }
 
@@ -34,7 +34,8 @@ pub struct Routing<'a> {
 /// 1. a queue with `placement = single`: by the queue;
 /// 2. a partition key: by the partition key alone, so that tasks of several queues meet on one shard;
 /// 3. a business key: by queue and key;
-/// 4. due within the horizon: one of the shards this node owns, so that it goes straight into the local heap;
+/// 4. due within the horizon: one of the shards that this node owns, so that the task goes straight into the local
+///    heap;
 /// 5. else any shard.
 pub fn route(routing: &Routing<'_>) -> ShardId {
     let Routing { queue, placement, partition_key, key, shard_count, .. } = *routing;
@@ -48,11 +49,11 @@ pub fn route(routing: &Routing<'_>) -> ShardId {
     of_hash(routing.dice, shard_count)
 }
 
-/// The one shard where such a task must live, whenever and wherever it is submitted: the first three rules of [`route`].
-/// `None`: any will do.
+/// The one shard on which such a task must live, whenever and wherever it is submitted: the first three rules of
+/// [`route`]. `None`: any shard will do.
 ///
-/// A hash is the first 8 bytes of SHA-256, which PostgreSQL has as well: `duetime.shard_of` says the same. They never change: tasks that
-/// must be atomic together find one another by them.
+/// A hash is the first 8 bytes of SHA-256. PostgreSQL has SHA-256 as well, and `duetime.shard_of` computes the same
+/// shard. The hashes never change: tasks that must be atomic together meet on one shard by them.
 pub fn bound_to(
     queue: &QueueName,
     placement: Placement,
@@ -71,7 +72,7 @@ pub fn bound_to(
     Some(of_hash(hash, shard_count))
 }
 
-/// Of these parts, one behind the other.
+/// The hash of the concatenated parts.
 fn hash(parts: &[&str]) -> u64 {
     let mut hasher = Sha256::new();
     parts.iter().for_each(|part| hasher.update(part));

@@ -1,56 +1,56 @@
-//! One thing done to many tasks: which of those that were found it may be done to.
+//! One action on many tasks: which of the found tasks it may apply to.
 //!
-//! The statements that do it check the same on the rows themselves; what is decided here is which rows need not be asked for, and
-//! what a dry run answers.
+//! The SQL statements check the same conditions on the rows themselves. The decision here shows which rows need no
+//! statement, and what a dry run answers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ids::TaskId, task::TaskState, time::UnixMicros};
 
-/// What is done to each task.
+/// The action on each task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Cancel,
-    /// Dead tasks are given new attempts.
+    /// Gives a dead task new attempts.
     Retry,
     Run,
     Move(Target),
 }
 
-/// Where tasks are moved to.
+/// The due time that a move sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To one moment; one that has passed means now.
+    /// Moves all tasks to one moment; a past moment means now.
     At(UnixMicros),
-    /// Each by so many milliseconds from where it is, to no earlier than now.
+    /// Shifts each task by so many milliseconds, to no earlier than now.
     By { shift_ms: i64 },
 }
 
-/// A task as it was found.
+/// A task as the walk found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub id: TaskId,
     pub state: TaskState,
     pub due_at: UnixMicros,
     pub expires_at: Option<UnixMicros>,
-    /// Another task that is not finished has its key and version.
+    /// Another unfinished task has its key and version.
     pub key_taken: bool,
 }
 
-/// Why a task that was found is left as it is.
+/// Why a found task stays unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Left {
-    /// It is claimed, or it has finished.
+    /// The task is claimed, or it has finished.
     InFlight,
-    /// It would expire before it is due.
+    /// The task would expire before it is due.
     WouldExpire,
-    /// A dead task whose key another one has by now.
+    /// Another task has the key of this dead task by now.
     KeyTaken,
 }
 
 impl Act {
-    /// Whether it may be done to a task that is as it was seen.
+    /// Checks whether the action may apply to the task in the state it was found in.
     pub fn check(self, seen: &Seen, now: UnixMicros) -> Result<(), Left> {
         match self {
             Self::Retry if seen.state != TaskState::Dead => Err(Left::InFlight),
@@ -68,7 +68,7 @@ impl Act {
 }
 
 impl Target {
-    /// When a task is due after the move that was due at `due_at` before.
+    /// The due time after the move of a task that was due at `due_at`.
     pub fn of(self, due_at: UnixMicros, now: UnixMicros) -> UnixMicros {
         let moved = match self {
             Self::At(moment) => moment,

@@ -1,4 +1,4 @@
-//! What a task waits for: other tasks, by queue and business key, in its own partition.
+//! Dependencies of a task: other tasks, by queue and business key, in its own partition.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use crate::{
     wire::{Problem, check_key, read},
 };
 
-/// One task may name so many that have to succeed first: each is looked up whenever it is looked at.
+/// The most dependencies of one task: each is looked up at every check of the task.
 pub const MAX_DEPENDENCIES: usize = 100;
 
-/// A task that has to succeed first. Whether it is there already does not matter.
+/// A task that has to succeed first. It need not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Dependency {
     pub queue: QueueName,
@@ -21,19 +21,19 @@ pub struct Dependency {
 }
 
 impl Dependency {
-    /// As it is stored: a queue's name has no blank, so the first one ends it.
+    /// The stored form. A queue's name has no blank, so the first blank ends it.
     pub fn name(&self) -> String {
         format!("{} {}", self.queue, self.key)
     }
 
-    /// Of such a name.
+    /// Reads a stored name.
     pub fn of_name(name: &str) -> Option<Self> {
         let (queue, key) = name.split_once(' ')?;
         Some(Self { queue: QueueName::new(queue), key: key.to_owned() })
     }
 }
 
-/// As it is asked for: a key of the task's own queue, or queue and key.
+/// A dependency in a request: a key of the task's own queue, or queue and key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "a key, or an object with `queue` and `key`")]
 pub enum DependencyRequest {
@@ -49,7 +49,8 @@ pub struct Named {
     pub key: String,
 }
 
-/// Checks what a task of `queue` with `key` says it depends on. Named twice is as good as once.
+/// Checks the dependencies in a request for a task of `queue` with `key`. A dependency that is named twice counts
+/// once.
 pub fn check_dependencies(
     asked: Vec<DependencyRequest>,
     queue: &QueueName,
@@ -79,7 +80,7 @@ pub fn check_dependencies(
     Ok(checked.into_iter().collect())
 }
 
-/// Refuses a task whose dependencies may live on other shards than its own: nobody there would tell it of their success.
+/// Refuses a task whose dependencies may live on other shards than its own: their success would not reach it there.
 pub fn check_colocated(
     depends_on: &[Dependency],
     queue: &QueueName,

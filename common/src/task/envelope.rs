@@ -1,15 +1,16 @@
-//! How a message goes on that only waits here: where to, and everything it said besides its body.
+//! The envelope of a message that waits here for its delay: its target exchange, and everything it carried besides
+//! its body.
 //!
-//! Kept as JSON beside the task. Whatever JSON or PostgreSQL's text cannot hold (bytes that are not text, NUL, NaN) is encoded, so
-//! that it reads back as it was, bit for bit.
+//! The envelope is kept as JSON beside the task. Values that JSON or PostgreSQL's text cannot hold (bytes that are
+//! not text, NUL, NaN) are encoded, so that they read back unchanged, bit for bit.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Tables within tables, as deep as they may go. Beyond some forty levels JSON is not read back.
+/// The deepest nesting of tables. Beyond some forty levels JSON is not read back.
 pub const MAX_DEPTH: usize = 16;
 
-/// Where a message goes when it is due, and what it carries.
+/// Where a message goes when it is due, and its properties.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Envelope {
     pub exchange: String,
@@ -17,7 +18,7 @@ pub struct Envelope {
     pub properties: Properties,
 }
 
-/// The properties of an AMQP message, all of them.
+/// All properties of an AMQP message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Properties {
@@ -35,12 +36,12 @@ pub struct Properties {
     pub correlation_id: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reply_to: Option<Text>,
-    /// In ms, as text.
+    /// The time to live in ms, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expiration: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_id: Option<Text>,
-    /// In seconds.
+    /// A moment in Unix seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<u64>,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
@@ -53,7 +54,8 @@ pub struct Properties {
     pub cluster_id: Option<Text>,
 }
 
-/// Headers with their names, each name once. Pairs: a name may hold what the key of a JSON object may not.
+/// Headers with their names, each name once. They are pairs, because a name may hold bytes that a JSON object's key
+/// may not.
 pub type Table = Vec<(Text, Field)>;
 
 /// A header's value with the type it came with.
@@ -68,7 +70,7 @@ pub enum Field {
     I32(i32),
     U32(u32),
     I64(i64),
-    /// Its bits: JSON has no NaN.
+    /// The bits of the float: JSON has no NaN.
     F32(u32),
     F64(u64),
     Decimal {
@@ -78,14 +80,15 @@ pub enum Field {
     Text(Text),
     Bytes(Text),
     Array(Vec<Self>),
-    /// In seconds.
+    /// A moment in Unix seconds.
     Time(u64),
     Table(Table),
     Void,
 }
 
 impl Field {
-    /// How many tables and arrays lie in one another. Without recursion: it is what decides how deep others may recurse.
+    /// The depth of nested tables and arrays. It uses no recursion, because its result limits how deep other code may
+    /// recurse.
     pub fn depth(&self) -> usize {
         let mut deepest = 0;
         let mut open = vec![(self, 1)];
@@ -101,12 +104,12 @@ impl Field {
     }
 }
 
-/// What AMQP calls text: bytes, mostly UTF-8.
+/// AMQP's text: bytes, mostly UTF-8.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Text(pub Vec<u8>);
 
 impl Text {
-    /// `None`: it is not UTF-8.
+    /// The text, or `None` when it is not UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }

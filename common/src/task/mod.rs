@@ -1,4 +1,4 @@
-//! A task: what is asked for, what is handed over, what is kept.
+//! A task: its request, its delivery and its stored form.
 
 pub mod bulk;
 pub mod dependency;
@@ -25,47 +25,48 @@ use retry::RetryPolicy;
 pub use state::TaskState;
 pub use trace::TraceContext;
 
-/// A task as it is first written. Nothing in it is left to be looked up later but the queue's policy.
+/// A task as it is first written. Only the queue's policy is looked up later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewTask {
     pub id: TaskId,
     pub queue: QueueName,
     pub due_at: UnixMicros,
-    /// Due at once: the database's own time when it is written counts.
+    /// The task is due at once: the database's time of the insert becomes its due time.
     pub asked_now: bool,
     pub content: Content,
     pub priority: i16,
     pub keyed: Option<Keyed>,
     pub partition_key: Option<String>,
-    /// What has to succeed first; empty: nothing.
+    /// The tasks that have to succeed first; empty when there are none.
     pub depends_on: Vec<Dependency>,
-    /// `None`: as the queue's policy says when it is needed. So for `timeout_ms` and `retry`.
+    /// The task's own budget; `None` uses the queue's policy at the time of use. `timeout_ms` and `retry` work alike.
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub expires_at: Option<UnixMicros>,
-    /// How it goes on as the message it came as; `None`: as its queue says.
+    /// The envelope of a message that continues unchanged; `None` for a message in its queue's form.
     pub envelope: Option<Box<Envelope>>,
 }
 
 impl NewTask {
-    /// It is decided upon when it is written: its key may be there, or what it waits for may wait for it.
+    /// Whether the insert has to decide about the task: its key may exist already, or its dependencies may depend on
+    /// it.
     pub const fn is_put(&self) -> bool {
         self.keyed.is_some() || !self.depends_on.is_empty()
     }
 
-    /// Where it stands in a trace that is recorded.
+    /// The task's place in a trace, if that trace is recorded.
     pub fn trace(&self) -> Option<TraceContext> {
         TraceContext::carried(&self.content.headers, self.envelope.as_deref()).filter(TraceContext::is_sampled)
     }
 
-    /// When it is due, if the database wrote it at `asked_at`.
+    /// The due time, if the database wrote the task at `asked_at`.
     pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
         if self.asked_now { asked_at } else { self.due_at }
     }
 }
 
-/// A business key: at most one task that is not finished has it, in its queue and partition.
+/// A business key: at most one unfinished task has it, in its queue and partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyed {
     pub key: String,
@@ -73,18 +74,18 @@ pub struct Keyed {
     pub on_duplicate: OnDuplicate,
 }
 
-/// What becomes of a submission whose key is there already.
+/// The rule for a submission whose key exists already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDuplicate {
-    /// It is answered with the task that is there.
+    /// The answer is the existing task.
     #[default]
     Keep,
-    /// It is refused.
+    /// The submission is refused.
     Reject,
-    /// It takes the place of the task that is there, unless that is claimed.
+    /// The new task replaces the existing one, unless that one is claimed.
     Replace,
-    /// The newer version counts.
+    /// The task with the newer version wins.
     Version,
 }
 
@@ -101,7 +102,7 @@ impl OnDuplicate {
     }
 }
 
-/// What the consumer gets, byte for byte as it was submitted.
+/// The message body and headers for the consumer, byte for byte as submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub payload: Vec<u8>,
@@ -114,10 +115,10 @@ pub struct Content {
 pub struct Delivery {
     pub id: TaskId,
     pub attempt: Attempt,
-    /// Where the present budget of attempts began.
+    /// The attempt at which the present budget of attempts began.
     pub attempts_base: Attempt,
     pub queue: QueueName,
-    /// The moment this attempt is due on the database's clock; never published before it.
+    /// The due time of this attempt, on the database's clock. The message is never published before it.
     pub due_at: UnixMicros,
     pub content: Content,
     pub priority: i16,

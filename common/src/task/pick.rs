@@ -1,20 +1,20 @@
-//! Which of the tasks that wait for room go first: how many of each priority.
+//! Which of the tasks that wait for room start first: how many of each priority.
 
-/// Priorities, 1 (first) to 5.
+/// The number of priorities, 1 (first) to 5.
 pub const LEVELS: usize = 5;
 
-/// One number a priority, the first one's first.
+/// One number for each priority, the highest priority first.
 pub type Levels = [usize; LEVELS];
 
-/// Unless a queue weighs its priorities: this part of the picks is of the highest priority that has tasks waiting, the rest of the
-/// lowest, so that nothing waits for ever.
+/// The default split: this part of the picks goes to the highest priority with waiting tasks, the rest to the lowest,
+/// so that no task waits for ever.
 const TO_THE_HIGHEST: f64 = 0.8;
 
-/// How many to take of each priority: `room` in all, or everything that is `ready` when that is less. A priority that has nothing
-/// (left) gives its share to the others at once.
+/// How many tasks to take of each priority: `room` in all, or every `ready` task when there are fewer. A priority
+/// without remaining tasks leaves its share to the others at once.
 ///
-/// `weights`: a priority is drawn as often as its weight says, among those that have tasks; priorities beyond the last weight have
-/// the last one's. `dice01` is rolled once for each task, 0 <= roll < 1.
+/// `weights`: a priority is drawn in proportion to its weight, among those with tasks; priorities beyond the last
+/// weight use the last one. `dice01` rolls once for each task, 0 <= roll < 1.
 pub fn shares(ready: Levels, room: usize, weights: Option<&[u32]>, mut dice01: impl FnMut() -> f64) -> Levels {
     let mut shares = [0; LEVELS];
     for _ in 0..room {

@@ -1,12 +1,12 @@
-//! How many tasks a queue with a rate may start: a bucket that permits drip into.
+//! How many tasks a queue with a rate may start: a token bucket of permits.
 
 use std::time::{Duration, Instant};
 
-/// The most that may be saved up: a permit, or at high rates what drips in within this time. One look at the database takes
-/// a few milliseconds; what drips in meanwhile must not be spilt.
+/// The most that a bucket saves: one permit, or at high rates the permits of this time. One round trip to the
+/// database takes a few milliseconds, and permits of that time must not be lost.
 const SAVED: Duration = Duration::from_millis(50);
 
-/// Begins empty: nobody knows what an owner before has just started.
+/// A token bucket that starts empty: the starts of the previous owner are unknown.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     permits: f64,
@@ -27,12 +27,13 @@ impl Bucket {
         self.permits.max(0.0) as usize
     }
 
-    /// So many were started.
+    /// Takes the permits of the tasks that were started.
     pub fn take(&mut self, started: usize) {
         self.permits -= started as f64;
     }
 
-    /// When to ask again: at the next permit, or at high rates when a few have come together. The longest wait is `most`.
+    /// When to ask again: at the next permit, or at high rates once a few permits have come together. The longest
+    /// wait is `most`.
     pub fn ask_again_at(&self, per_second: f64, most: Duration) -> Instant {
         let wanted = (SAVED.as_secs_f64() * per_second / 4.0).max(1.0);
         let wait = (wanted - self.permits).max(0.0) / per_second;

@@ -1,4 +1,4 @@
-//! When a failed attempt is tried again, and when not any more.
+//! When a failed attempt is tried again, and when the retries end.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{field::FieldError, time::UnixMicros, wire::read};
 
-/// Ten years: longer waits than this are mistakes.
+/// The longest wait: ten years. A longer one is a mistake.
 const LONGEST_MS: i64 = 315_360_000_000;
 
 /// How long to wait after a failure. `n` counts the failures before this one, from 0.
@@ -17,8 +17,8 @@ pub enum RetryPolicy {
     /// about 16.6 days in all.
     #[default]
     Polynomial,
-    /// `base_ms * factor^n`, at most `max_ms`, then shortened by a random part of it: `jitter` 0.2 takes away up to a
-    /// fifth, so that `max_ms` is never exceeded.
+    /// `base_ms * factor^n`, at most `max_ms`, then shortened by a random part: `jitter` 0.2 takes away up to a
+    /// fifth. The wait thus never exceeds `max_ms`.
     Exponential { base_ms: i64, factor: f64, max_ms: i64, jitter: f64 },
     /// Always the same wait.
     Fixed { delay_ms: i64 },
@@ -26,7 +26,7 @@ pub enum RetryPolicy {
     Immediate,
 }
 
-/// What becomes of a task after a failed attempt.
+/// The result of a failed attempt for the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Retry { at: UnixMicros },
@@ -34,8 +34,8 @@ pub enum Fate {
 }
 
 impl RetryPolicy {
-    /// The wait after a failure that `failures` others came before. `rand01` is a die roll in 0..=1.
-    /// Saturates instead of overflowing, whatever `failures` is.
+    /// The wait after a failure that `failures` others preceded. `rand01` is a die roll in 0..=1. Saturates instead
+    /// of overflowing, whatever `failures` is.
     pub fn delay(&self, failures: u32, rand01: f64) -> Duration {
         let n = f64::from(failures);
         let rand01 = rand01.clamp(0.0, 1.0);
@@ -51,8 +51,8 @@ impl RetryPolicy {
         }
     }
 
-    /// Retry or bury, after attempt number `attempt_in_budget` (from 1) of `max_attempts` has failed at `now`.
-    /// `retry_in_ms` is the consumer's own wish and overrides the back-off, not the budget.
+    /// Decides to retry or bury, after attempt number `attempt_in_budget` (from 1) of `max_attempts` has failed at
+    /// `now`. `retry_in_ms` is the consumer's own wish. It overrides the back-off, not the budget.
     pub fn decide(
         &self,
         attempt_in_budget: i32,
@@ -71,7 +71,7 @@ impl RetryPolicy {
         Fate::Retry { at: now.plus(wait) }
     }
 
-    /// Whether the parameters make sense. Apart from reading them, so that what was once stored can always be read.
+    /// Checks the parameters. Separate from reading, so that a stored policy can always be read.
     pub fn validate(&self) -> Result<(), FieldError> {
         match *self {
             Self::Polynomial | Self::Immediate => Ok(()),
@@ -86,13 +86,13 @@ impl RetryPolicy {
     }
 }
 
-/// A `Duration` of so many seconds; the longest there is when they do not fit.
+/// A `Duration` of so many seconds, or the longest one when they do not fit.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }
 
-/// The policy as JSON spells it: `{"kind": "exponential", "base_ms": 500, ...}`. One flat struct, because then a parameter
-/// that does not belong to the kind is noticed for every kind.
+/// The policy in JSON: `{"kind": "exponential", "base_ms": 500, ...}`. One flat struct, so that every kind refuses a
+/// parameter that belongs to another kind.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -138,7 +138,7 @@ impl Kind {
     }
 }
 
-/// The errors name the field from the outside, `retry.delay_ms`, as those of [`RetryPolicy::validate`] do.
+/// The errors name the field with its path, `retry.delay_ms`, like those of [`RetryPolicy::validate`].
 impl TryFrom<read::Object<Fields>> for RetryPolicy {
     type Error = String;
 

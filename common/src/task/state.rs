@@ -1,4 +1,4 @@
-//! The one table of task states and what may follow what.
+//! The one table of task states and their transitions.
 
 use std::fmt;
 
@@ -6,21 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Attempt;
 
-/// Where a task stands. Only [`transition`] leads from one state to another.
+/// The state of a task. Only [`transition`] leads from one state to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// Depends on tasks that have not finished.
+    /// Depends on tasks that have not succeeded.
     Waiting,
     /// Waits for its due time, also between retries.
     Scheduled,
     /// Due, but its queue is paused, full or at its limit.
     Ready,
-    /// Claimed by an owner, if due at once by its very insert; publish not yet confirmed. Published again in place until it is.
+    /// Claimed by an owner, or by its own insert if due at once; publish not yet confirmed. Published again in place
+    /// until it is.
     Dispatching,
-    /// The broker confirmed; outcome open until the deadline.
+    /// The broker confirmed; the outcome is open until the deadline.
     Delivered,
-    /// A consumer said it started; heartbeats move the deadline.
+    /// A consumer reported that it started; heartbeats move the deadline.
     Running,
     Succeeded,
     Dead,
@@ -30,7 +31,7 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    /// In the order of the SQL enum.
+    /// All states, in the order of the SQL enum.
     pub const ALL: [Self; 11] = [
         Self::Waiting,
         Self::Scheduled,
@@ -62,22 +63,23 @@ impl TaskState {
         }
     }
 
-    /// The state of that label, `None` when there is none.
+    /// The state with that label, or `None`.
     pub fn parse(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.text() == label)
     }
 
-    /// Nothing happens to the task any more by itself. Kept for the retention time, then dropped.
+    /// Whether the task is finished and does not change by itself any more. It is kept for the retention time, then
+    /// dropped.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Dead | Self::Cancelled | Self::Superseded | Self::Expired)
     }
 
-    /// Claimed and not finished: a copy is or may be with the broker or a consumer.
+    /// Whether the task is claimed and not finished: a copy is or may be with the broker or a consumer.
     pub const fn is_in_flight(self) -> bool {
         matches!(self, Self::Dispatching | Self::Delivered | Self::Running)
     }
 
-    /// Not claimed, not finished: due time, payload and the rest may still be changed.
+    /// Whether the task is neither claimed nor finished, so that its due time, payload and the rest may still change.
     pub const fn may_be_changed(self) -> bool {
         matches!(self, Self::Waiting | Self::Scheduled | Self::Ready)
     }
@@ -86,7 +88,7 @@ impl TaskState {
         matches!(self, Self::Scheduled | Self::Ready)
     }
 
-    /// The same states as those that may be changed. What the caller is promised is [`cancel_outcome`].
+    /// The same states as those that may be changed. [`cancel_outcome`] says what a cancel promises.
     pub const fn may_be_cancelled(self) -> bool {
         self.may_be_changed()
     }
@@ -98,38 +100,38 @@ impl fmt::Display for TaskState {
     }
 }
 
-/// What can happen to a task.
+/// An event in a task's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
-    /// Everything it depends on has succeeded.
+    /// Everything that the task depends on has succeeded.
     Unblock,
-    /// Due, but there is no room for it: it waits for room instead of a moment.
+    /// The task is due, but there is no room: from now on it waits for room instead of a moment.
     Hold,
-    /// Its due time or its content was changed by hand, or it is to run now.
+    /// A caller changed its due time or its content, or wants it to run now.
     Move,
-    /// An owner takes it to publish it.
+    /// An owner claims it, to publish it.
     Claim,
-    /// The publish was not confirmed, or its owner is gone: published again in place, same attempt.
+    /// The publish was not confirmed, or its owner is gone: it is published again in place, same attempt.
     Rescue,
     /// The broker confirmed, and the outcome stays open.
     Deliver,
-    /// A consumer says it works on it.
+    /// A consumer reports that it works on the task.
     Start,
-    /// The attempt did what it was for; with `settle = confirm`, the confirm itself.
+    /// The attempt succeeded; with `settle = confirm`, by the confirm itself.
     Succeed,
     /// The attempt failed and another one is left.
     Retry,
     /// The attempt failed and none is left, or it was discarded.
     Bury,
-    /// Cancelled before any claim of this attempt.
+    /// The task is cancelled before any claim of this attempt.
     Cancel,
-    /// The consumer that ran it stopped because it was told to.
+    /// The consumer that ran the task stopped on request.
     Stop,
-    /// A newer version took its place.
+    /// A newer version replaced the task.
     Supersede,
-    /// Not claimed before it expired.
+    /// The task expired before a claim.
     Expire,
-    /// A dead task is given new attempts by hand.
+    /// A caller gives a dead task new attempts.
     Revive,
 }
 
@@ -179,7 +181,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// That event means nothing in that state.
+/// The event is not allowed in the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a {state} task cannot {event}")]
 pub struct Refused {
@@ -191,17 +193,25 @@ pub struct Refused {
 ///
 /// | state | meaning | next |
 /// |---|---|---|
-/// | `waiting` | depends on tasks that have not finished | scheduled, cancelled, superseded, expired |
-/// | `scheduled` | waits for its due time (also between retries) | dispatching, ready, cancelled, superseded, expired |
-/// | `ready` | due, but its queue is paused, full or at its limit | dispatching, scheduled (moved by hand), cancelled, superseded, expired |
-/// | `dispatching` | claimed by an owner; publish not yet confirmed; stays here, published again in place, until it is | delivered, succeeded, and on an early result or rejection whatever that means: running, scheduled, dead, cancelled |
-/// | `delivered` | broker confirmed; outcome open until the deadline | running, succeeded, scheduled (retry), dead, cancelled |
-/// | `running` | a consumer said it started; heartbeats move the deadline | succeeded, scheduled (retry), dead, cancelled |
-/// | `succeeded` `dead` `cancelled` `superseded` `expired` | final; kept for the retention time, then dropped | dead -> scheduled by hand |
+/// | `waiting` | depends on tasks that have not succeeded | scheduled, cancelled, superseded, expired |
+/// | `scheduled` | waits for its due time | dispatching, ready, cancelled, superseded, expired |
+/// | `ready` | due, waits for room | dispatching, scheduled (moved by hand), cancelled, superseded, expired |
+/// | `dispatching` | claimed, publish not confirmed | delivered, succeeded, running, scheduled, dead, cancelled |
+/// | `delivered` | outcome open until the deadline | running, succeeded, scheduled (retry), dead, cancelled |
+/// | `running` | heartbeats move the deadline | succeeded, scheduled (retry), dead, cancelled |
+/// | `succeeded` `dead` `cancelled` `superseded` `expired` | final | `dead` -> scheduled by hand |
 ///
-/// Besides: the success of an earlier attempt that arrives late finishes a task that is `scheduled` or `ready` for its
-/// next one. Nothing leads from a claimed state to one where the task could be cancelled as if it had never been
-/// claimed: what may be promised then is [`cancel_outcome`]'s to say, by the attempt.
+/// - `scheduled` also covers the time between retries.
+/// - `ready`: the queue is paused, full or at its limit.
+/// - `dispatching`: an owner has claimed the task. It stays here, published again in place, until the publish is
+///   confirmed. An early result or rejection leads to `running`, `scheduled`, `dead` or `cancelled`, as it would
+///   after the confirm.
+/// - `delivered`: the broker confirmed. `running`: a consumer reported that it started.
+/// - A final state is kept for the retention time, then dropped.
+///
+/// The late success of an earlier attempt also finishes a task that is `scheduled` or `ready` for its next one. No
+/// transition leads from a claimed state to one where the task could be cancelled as if it had never been claimed.
+/// [`cancel_outcome`] decides by the attempt what a cancel may promise then.
 pub fn transition(state: TaskState, event: Event) -> Result<TaskState, Refused> {
     use Event as E;
     use TaskState as S;
@@ -228,29 +238,30 @@ pub fn transition(state: TaskState, event: Event) -> Result<TaskState, Refused> 
     Ok(next)
 }
 
-/// What a cancel that succeeded may promise.
+/// The promise of a successful cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelOutcome {
-    /// Never claimed: nothing is delivered afterwards.
+    /// The task was never claimed: nothing is delivered afterwards.
     Cancelled,
-    /// Between two attempts: no other one starts, but a copy of an earlier one may still be with the broker.
+    /// The task is between two attempts: no other attempt starts, but a copy of an earlier one may still be with the
+    /// broker.
     NoFurtherAttempts,
-    /// Out, and asked to stop: its consumer hears of it with its next sign of life.
+    /// The task is in flight and its consumer is asked to stop: the answer to its next report or heartbeat says so.
     Stopping,
 }
 
-/// Too late to cancel: claimed, or finished in another way.
+/// The cancel came too late: the task is claimed, or finished in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the task is {state}")]
 pub struct InFlight {
     pub state: TaskState,
 }
 
-/// What a cancel of a task in `state` that has been claimed `attempt` times may answer.
+/// The answer to a cancel of a task in `state` that has been claimed `attempt` times.
 ///
-/// The number of attempts decides, not the state: it never goes back, so a task that was once claimed is never again
-/// promised to be undelivered. To cancel a cancelled task again repeats the first answer.
+/// The number of attempts decides, not the state. It never decreases, so a task that was once claimed is never again
+/// promised to be undelivered. A second cancel of a cancelled task repeats the first answer.
 pub fn cancel_outcome(state: TaskState, attempt: Attempt) -> Result<CancelOutcome, InFlight> {
     if !state.may_be_cancelled() && state != TaskState::Cancelled {
         return Err(InFlight { state });

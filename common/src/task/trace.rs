@@ -1,5 +1,5 @@
-//! A task's place in a trace, as W3C Trace Context writes it. It travels with the task, so that whoever has the task can go on with its
-//! trace: another node, another start of this one, a consumer.
+//! A task's place in a trace, as W3C Trace Context writes it. It is stored with the task, so that another node, a
+//! restarted node or a consumer can continue the trace.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,17 +8,17 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::envelope::{Envelope, Field};
 use crate::wire::amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE, MessageId};
 
-/// Beyond this a `tracestate` may be cut off by anybody, so a longer one is not taken.
+/// The longest `tracestate` that is kept: the standard lets any system cut off a longer one.
 const MAX_TRACESTATE_BYTES: usize = 512;
 
-/// The last bit of the flags: whoever began the trace wants it recorded.
+/// The last bit of the flags: the system that began the trace wants it recorded.
 const SAMPLED: u8 = 1;
 
-/// All hops of one task, and whatever happened around them.
+/// The id of a trace: all hops of one task, and the work around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(pub u128);
 
-/// One hop.
+/// The id of one hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub u64);
 
@@ -34,7 +34,7 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Where a trace stands: the hop that the next one hangs below.
+/// A place in a trace: the hop that is the parent of the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace_id: TraceId,
@@ -43,13 +43,13 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// One that is recorded.
+    /// The context of a hop that is recorded.
     pub const fn sampled(trace_id: TraceId, span_id: SpanId) -> Self {
         Self { trace_id, span_id, flags: SAMPLED }
     }
 
-    /// Reads a `traceparent`. What is malformed names no trace, as the standard says; a version of later days is read as far as it is
-    /// known.
+    /// Reads a `traceparent`. A malformed one names no trace, as the standard says; a later version is read as far as
+    /// it is known.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let version = hex(parts.next()?, 2)?;
@@ -66,7 +66,7 @@ impl TraceContext {
         })
     }
 
-    /// The context that a task carries: in its headers, else in those of the message it came as.
+    /// The context that a task carries: in its own headers, or else in those of its envelope.
     pub fn carried(headers: &BTreeMap<String, String>, envelope: Option<&Envelope>) -> Option<Self> {
         headers.get(HEADER_TRACEPARENT).and_then(|text| Self::parse(text)).or_else(|| {
             let mut fields = envelope?.properties.headers.iter().flatten();
@@ -81,15 +81,16 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// Another hop of the same trace.
+    /// The context of another hop of the same trace.
     pub const fn at(self, span_id: SpanId) -> Self {
         Self { span_id, ..self }
     }
 
-    /// The hop that hands one attempt over. It follows from the attempt's name, so that whoever hears of the attempt knows it: every copy
-    /// of the attempt says the same, and what a consumer of any of them reports finds its place.
+    /// The hop that hands one attempt over. Its id is a hash of the attempt's message id, so that every process that
+    /// knows the attempt also knows the hop. All copies of the attempt have the same hop, and the report of a
+    /// consumer of any copy finds its parent.
     pub fn handing_over(self, message: MessageId) -> Self {
-        // Never 0, which names no hop.
+        // Never 0, which is not a valid hop.
         self.at(SpanId(xxh3_64(message.to_string().as_bytes()).max(1)))
     }
 }
@@ -100,7 +101,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// Where whoever calls stands in a trace, in the words it used.
+/// The caller's place in a trace, with the caller's own `tracestate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
     pub context: TraceContext,
@@ -108,14 +109,14 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// `None`: it stands in none.
+    /// Reads the headers of a request; `None` when the caller is in no trace.
     pub fn of(traceparent: Option<&str>, tracestate: Option<&str>) -> Option<Self> {
         let context = TraceContext::parse(traceparent?)?;
         let tracestate = tracestate.filter(|text| text.len() <= MAX_TRACESTATE_BYTES).map(ToOwned::to_owned);
         Some(Self { context, tracestate })
     }
 
-    /// Says so in a task's headers, unless those name a trace themselves.
+    /// Writes the context into a task's headers, unless those name a trace themselves.
     pub(crate) fn put_into(self, headers: &mut BTreeMap<String, String>) {
         if TraceContext::carried(headers, None).is_some() {
             return;
@@ -128,7 +129,7 @@ impl Upstream {
     }
 }
 
-/// `digits` of lower case, as the standard asks for.
+/// Reads exactly `digits` lower-case digits, as the standard asks for.
 fn hex(text: &str, digits: usize) -> Option<u128> {
     let is_hex = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     (text.len() == digits && is_hex).then(|| u128::from_str_radix(text, 16).ok())?

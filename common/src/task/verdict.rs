@@ -1,7 +1,7 @@
-//! What an event means for a task that was claimed: the confirm of its publish, a deadline that passed in silence, a
+//! The verdict on an event of a claimed task: the confirm of its publish, a deadline that passed in silence, a
 //! rejection, a consumer's report.
 //!
-//! Events come late, twice and out of order. Each names the attempt it speaks of; what no longer applies is ignored.
+//! Events come late, twice and out of order. Each names its attempt; an event that no longer applies is ignored.
 
 use std::{fmt, time::Duration};
 
@@ -16,34 +16,34 @@ use crate::{
     wire::report::{ReportStatus, ResultBody},
 };
 
-/// How a task stands when something happens to it: its row, and its queue's policy for what the row leaves open.
+/// A task at the moment of an event: its row, and its queue's policy for what the row leaves open.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing<'a> {
     pub state: TaskState,
     /// The newest attempt.
     pub attempt: Attempt,
-    /// Attempts before the present budget of `max_attempts` began.
+    /// The number of attempts before the present budget of `max_attempts` began.
     pub attempts_base: Attempt,
     pub max_attempts: Option<i32>,
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
-    /// Its consumer was asked to stop: a failure is the end.
+    /// Its consumer was asked to stop: a failure ends the task.
     pub stopping: bool,
     pub policy: &'a QueuePolicy,
 }
 
-/// Why an attempt failed. The text is what history and metrics show.
+/// Why an attempt failed. History and metrics show the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureReason {
-    /// Silence until the deadline, where a report was due.
+    /// No report came until the deadline, although one was due.
     Timeout,
-    /// Rejected without requeue, or dead-lettered.
+    /// A consumer rejected the message without requeue, or the broker dead-lettered it.
     Rejected,
-    /// Reported as failed.
+    /// The consumer reported a failure.
     Failed,
-    /// Reported as not worth another attempt.
+    /// The consumer reported that another attempt is not worth it.
     Discarded,
-    /// The broker had no queue for its message.
+    /// The broker had no queue for the message.
     Unroutable,
 }
 
@@ -67,18 +67,18 @@ impl fmt::Display for FailureReason {
     }
 }
 
-/// What is to be written.
+/// The change to write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Finished as `state`; `reason` when its last attempt failed.
+    /// The task finished as `state`; `reason` is set when its last attempt failed.
     Archive { state: TaskState, reason: Option<FailureReason> },
     /// The attempt failed; the next one is due `at`.
     RetryAt { at: UnixMicros, reason: FailureReason },
-    /// With the broker; open until `deadline`.
+    /// The message is with the broker; the outcome is open until `deadline`.
     Deliver { deadline: UnixMicros },
-    /// A consumer works on it; open until `deadline`. What it did not say stays as it was.
+    /// A consumer works on the task; the outcome is open until `deadline`. A field that is `None` stays unchanged.
     Extend { deadline: UnixMicros, progress: Option<i16>, worker: Option<String> },
-    /// Says nothing about the task as it stands: late, early or doubled.
+    /// The event does not apply to the task as it stands: it came late, early or twice.
     Ignore,
 }
 
@@ -108,13 +108,13 @@ impl Standing<'_> {
         }
     }
 
-    /// The deadline passed and nothing was heard.
+    /// The deadline passed without a report.
     pub fn after_deadline(&self, now: UnixMicros, rand01: f64) -> Verdict {
         if !matches!(self.state, TaskState::Delivered | TaskState::Running) {
             return Verdict::Ignore;
         }
         match self.policy.settle {
-            // Nobody objected. `Confirm` is met when the policy was changed after the publish.
+            // No consumer rejected the message. `Confirm` occurs here when the policy changed after the publish.
             Settle::Confirm | Settle::Reject => Verdict::SUCCEEDED,
             Settle::Result => self.failed(FailureReason::Timeout, now, rand01, None),
         }
@@ -128,8 +128,8 @@ impl Standing<'_> {
         self.failed(FailureReason::Rejected, now, rand01, None)
     }
 
-    /// The broker has returned the publish of `attempt`: no queue is bound for it. Nothing of this copy was delivered, and of an
-    /// earlier copy nothing was heard, for then the task would not be `dispatching`.
+    /// The broker has returned the publish of `attempt`: no queue is bound for it. Nothing of this copy was
+    /// delivered. An earlier copy had no report or rejection either, for then the task would not be `dispatching`.
     pub fn after_return(&self, attempt: Attempt, rule: Unroutable) -> Verdict {
         if self.state != TaskState::Dispatching || attempt != self.attempt {
             return Verdict::Ignore;
@@ -144,8 +144,8 @@ impl Standing<'_> {
         }
     }
 
-    /// A consumer reported on `attempt`. The success of any attempt finishes the task; everything else counts only for
-    /// the newest one. May overtake the confirm of its own publish.
+    /// A consumer reported on `attempt`. The success of any attempt finishes the task; every other report counts only
+    /// for the newest one. A report may overtake the confirm of its own publish.
     pub fn after_report(&self, attempt: Attempt, report: &ResultBody, now: UnixMicros, rand01: f64) -> Verdict {
         match report.status {
             ReportStatus::Succeeded if self.may_still_succeed(attempt) => Verdict::SUCCEEDED,
@@ -164,7 +164,7 @@ impl Standing<'_> {
         }
     }
 
-    /// `attempt` is the newest one, and it is out.
+    /// Whether `attempt` is the newest one and is in flight.
     fn is_current(&self, attempt: Attempt) -> bool {
         self.state.is_in_flight() && attempt == self.attempt
     }

@@ -1,20 +1,21 @@
-//! Whether a message that came back from the broker may say anything about a task.
+//! Whether a message that came back from the broker may change a task.
 //!
-//! Everyone who may write to RabbitMQ can write such a message. Two things vouch for it: the queue that its routing key named,
-//! which RabbitMQ's topic permissions have checked, and the receipt that only the attempt's own delivery carried.
+//! Any user with write access to RabbitMQ can write such a message. Two things vouch for it: the queue that its
+//! routing key named, which RabbitMQ's topic permissions have checked, and the receipt that only the attempt's own
+//! delivery carried.
 
 use crate::{
     ids::QueueName,
     queue::{QueuePolicy, ReceiptPolicy},
 };
 
-/// What a report or a rejection brought with it.
+/// The evidence that a report or a rejection carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Voucher {
     /// The queue that its routing key in `duetime.in` named; `None` for a message that came another way.
     pub queue: Option<String>,
     pub receipt: Receipt,
-    /// The user of RabbitMQ who published it, where the message says so: RabbitMQ has checked it.
+    /// The RabbitMQ user who published it, if the message names one: RabbitMQ has checked it.
     pub user: Option<String>,
 }
 
@@ -23,13 +24,13 @@ pub struct Voucher {
 pub enum Receipt {
     #[default]
     Absent,
-    /// It is of another attempt, of another cluster, or made up.
+    /// The receipt belongs to another attempt or another cluster, or is made up.
     Wrong,
     Genuine,
 }
 
 impl Voucher {
-    /// Refuses a message about a task of `queue` that nothing vouches for, and says why.
+    /// Refuses a message about a task of `queue` that nothing vouches for; the error gives the reason.
     pub fn check(&self, queue: &QueueName, policy: &QueuePolicy) -> Result<(), String> {
         if let Some(named) = self.queue.as_deref().filter(|named| *named != queue.as_str()) {
             return Err(format!("its routing key names the queue `{named}`, and its task is in `{queue}`"));

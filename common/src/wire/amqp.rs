@@ -1,4 +1,4 @@
-//! What a message says besides its body: names, the message id, headers.
+//! The AMQP names, the message id and the headers of messages.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -7,29 +7,29 @@ use crate::{
     task::Delivery,
 };
 
-/// The exchange every queue is bound to.
+/// The exchange that every queue is bound to.
 pub const EXCHANGE: &str = "duetime";
-/// Where consumers report to.
+/// The queue for the reports of consumers.
 pub const RESULTS: &str = "duetime.results";
-/// Where rejected and dead-lettered messages come back.
+/// The exchange for rejected and dead-lettered messages, and the queue bound to it.
 pub const REJECTED: &str = "duetime.rejected";
-/// Where tasks are submitted.
+/// The queue for submitted tasks.
 pub const SUBMIT: &str = "duetime.submit";
-/// Where messages go that cannot be tasks.
+/// The queue for messages that cannot be tasks.
 pub const INVALID: &str = "duetime.submit.invalid";
 
-/// A topic exchange in front of two of these: `result.<queue>` leads to [`RESULTS`], `submit.<queue>` to [`SUBMIT`], so that
-/// RabbitMQ's topic permissions can say who may report and submit for which queues.
+/// A topic exchange in front of two of these: `result.<queue>` leads to [`RESULTS`], `submit.<queue>` to [`SUBMIT`].
+/// With it, RabbitMQ's topic permissions can restrict a user's reports and submissions to certain queues.
 pub const IN: &str = "duetime.in";
 const RESULT_KEY: &str = "result.";
 const SUBMIT_KEY: &str = "submit.";
 
-/// The routing key in [`IN`] of reports on a queue's tasks; `#` stands for every queue.
+/// The routing key in [`IN`] of reports on a queue's tasks; `#` matches every queue.
 pub fn result_key(queue: &str) -> String {
     format!("{RESULT_KEY}{queue}")
 }
 
-/// The routing key in [`IN`] of tasks for a queue; `#` stands for every queue.
+/// The routing key in [`IN`] of tasks for a queue; `#` matches every queue.
 pub fn submit_key(queue: &str) -> String {
     format!("{SUBMIT_KEY}{queue}")
 }
@@ -47,19 +47,19 @@ pub const HEADER_KEY: &str = "duetime-key";
 pub const HEADER_PARTITION_KEY: &str = "duetime-partition-key";
 pub const HEADER_VERSION: &str = "duetime-version";
 pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
-/// Names the attempt on a message that keeps the message id it came with.
+/// The attempt, on a message that keeps its original message id.
 pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";
-/// Proves that its sender has got the attempt: only a node can make it.
+/// The receipt, which proves that the sender of a report received the attempt. Only a node can make it.
 pub const HEADER_RECEIPT: &str = "duetime-receipt";
-/// Why a message cannot be a task.
+/// The reason why a message cannot be a task.
 pub const HEADER_ERROR: &str = "duetime-error";
-/// The properties of a message that no client can parse, as they came over the wire, in base64.
+/// The original properties of a message that no client can parse, in base64.
 pub const HEADER_PROPERTIES: &str = "duetime-properties";
-/// A place in a trace, and what tracing systems add to it: W3C Trace Context.
+/// The place in a trace, and the additions of tracing systems: W3C Trace Context.
 pub const HEADER_TRACEPARENT: &str = "traceparent";
 pub const HEADER_TRACESTATE: &str = "tracestate";
 
-/// How the publishers of an exchange expect it to route.
+/// The type that publishers to an exchange expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExchangeType {
@@ -69,7 +69,7 @@ pub enum ExchangeType {
     Headers,
 }
 
-/// Names one attempt, `<task id>:<attempt>`: the same in every copy of it.
+/// The name of one attempt, `<task id>:<attempt>`: the same in every copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId {
     pub id: TaskId,
@@ -100,7 +100,7 @@ impl FromStr for MessageId {
     }
 }
 
-/// The three types of header value that every client reads.
+/// The three types of header values that every client reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderValue {
     LongString(String),
@@ -115,8 +115,8 @@ impl Delivery {
         MessageId { id: self.id, attempt: self.attempt }
     }
 
-    /// All headers of the message. `max_attempts` is the budget that counts for the task: its own, or its queue's. The
-    /// header tells the number of the last attempt, which is higher for a task that was given a new budget by hand.
+    /// All headers of the message. `max_attempts` is the task's effective budget: its own, or its queue's. The header
+    /// holds the number of the last attempt, which is higher for a task that was given a new budget by hand.
     pub fn headers(&self, max_attempts: i32) -> Vec<Header> {
         let last_attempt = i64::from(self.attempts_base.number()) + i64::from(max_attempts);
         let mut headers: Vec<Header> = vec![
@@ -137,12 +137,13 @@ impl Delivery {
         headers
     }
 
-    /// RabbitMQ counts the other way round: 5 for the tasks of priority 1, 1 for those of priority 5.
+    /// The priority in RabbitMQ, where a higher number goes first: 5 for tasks of priority 1, 1 for those of priority
+    /// 5.
     pub fn amqp_priority(&self) -> u8 {
         u8::try_from(6 - self.priority.clamp(1, 5)).expect("1 to 5")
     }
 
-    /// AMQP timestamps are whole seconds.
+    /// The due time in whole seconds, as AMQP timestamps are.
     pub fn amqp_timestamp_s(&self) -> u64 {
         u64::try_from(self.due_at.micros().div_euclid(1_000_000)).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! What was done, by whom and how it was answered, as it is shown.
+//! The audit: what callers did or tried to do, and the answers.
 
 use std::{fmt, str::FromStr};
 
@@ -15,17 +15,17 @@ use crate::{
     },
 };
 
-/// Which deeds. Everything given must apply.
+/// A filter of deeds. A deed must match every given field.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditFilter {
     pub who: Option<String>,
     pub what: Option<String>,
     pub target: Option<String>,
-    /// Not before.
+    /// The earliest moment, inclusive.
     #[serde(deserialize_with = "moment")]
     pub after: Option<UnixMicros>,
-    /// Before, not at.
+    /// The latest moment, exclusive.
     #[serde(deserialize_with = "moment")]
     pub before: Option<UnixMicros>,
     #[serde(deserialize_with = "number")]
@@ -34,7 +34,7 @@ pub struct AuditFilter {
 }
 
 impl AuditFilter {
-    /// Refuses what can find nothing; the problem names the field.
+    /// Refuses a filter that cannot match anything; the problem names the field.
     pub fn validate(&self) -> Result<(), Problem> {
         for (field, text) in [("who", &self.who), ("what", &self.what), ("target", &self.target)] {
             if let Some(text) = text {
@@ -48,7 +48,7 @@ impl AuditFilter {
         self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 
-    /// Only what comes before this, in the order of (moment, id).
+    /// The place in the order of (moment, id) before which the page begins.
     pub fn edge(&self) -> AuditCursor {
         let before = self.before.map(|at| AuditCursor { at, id: Uuid::nil() });
         let edges = [self.cursor, before].into_iter().flatten().min();
@@ -56,7 +56,7 @@ impl AuditFilter {
     }
 }
 
-/// Something that was done, or was refused.
+/// One action, done or refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeedView {
     pub at: UnixMicros,
@@ -69,17 +69,17 @@ pub struct DeedView {
     pub target: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Of HTTP.
+    /// The HTTP status of the answer.
     pub status: u16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// That answered.
+    /// The node that answered.
     pub node: String,
 }
 
-/// The last deed of the page before. Opaque to clients.
+/// The last deed of the previous page. Opaque to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AuditCursor {
     pub at: UnixMicros,
@@ -92,7 +92,7 @@ impl fmt::Display for AuditCursor {
     }
 }
 
-/// The text was not given out as a cursor.
+/// The error for a text that is not a cursor of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the cursor is not one that a list answered with")]
 pub struct NotACursor;
@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for AuditCursor {
     }
 }
 
-/// One page, newest first. Without `next_cursor` it is the last.
+/// One page, newest first. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditList {
     pub deeds: Vec<DeedView>,

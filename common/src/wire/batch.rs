@@ -7,14 +7,14 @@ use crate::wire::{Problem, TaskReceipt, read};
 
 pub const MAX_TASKS: usize = 10_000;
 
-/// The tasks of a batch, not yet read: one that cannot be read does not fail the others.
+/// The tasks of a batch, still unparsed: a task that cannot be read does not fail the others.
 #[derive(Debug)]
 pub struct BatchRequest<'a> {
     pub tasks: Vec<&'a RawValue>,
 }
 
 impl<'a> BatchRequest<'a> {
-    /// Takes `{"tasks": [...]}` or a bare array apart. Each element goes through [`crate::wire::TaskRequest::parse`].
+    /// Splits `{"tasks": [...]}` or a bare array. [`crate::wire::TaskRequest::parse`] reads each element.
     pub fn split(raw: &'a str) -> Result<Self, Problem> {
         let tasks =
             if raw.trim_start().starts_with('[') { read::json(raw)? } else { read::json::<Wrapped<'a>>(raw)?.tasks };
@@ -33,7 +33,7 @@ struct Wrapped<'a> {
     tasks: Vec<&'a RawValue>,
 }
 
-/// In the order of the request.
+/// The answers, in the order of the request.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct BatchAnswer {
     pub results: Vec<BatchResult>,

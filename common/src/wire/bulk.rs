@@ -1,4 +1,4 @@
-//! One thing done to all tasks that a filter finds, so many a request.
+//! One action on all tasks that a filter finds, a limited number for each request.
 
 mod cursor;
 
@@ -25,13 +25,13 @@ use crate::{
 
 pub use self::cursor::{BulkCursor, Edge, NotACursor, Place, Position};
 
-/// Tasks one request may find: about as many as are done in the time an answer should take.
+/// The most tasks that one request may find: about as many as an action covers in the time that an answer may take.
 pub const MAX_LIMIT: u32 = 100_000;
 pub const DEFAULT_LIMIT: u32 = 10_000;
-/// A hundred years: longer shifts than this are mistakes.
+/// The longest shift: a hundred years. A longer one is a mistake.
 const LONGEST_SHIFT_MS: i64 = 3_155_760_000_000;
 
-/// Which tasks. Everything given must apply; nothing given means all.
+/// A filter of tasks. A task must match every given field; an empty filter matches all tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TaskFilter {
@@ -39,13 +39,13 @@ pub struct TaskFilter {
     pub state: Option<TaskState>,
     pub key: Option<String>,
     pub partition_key: Option<String>,
-    /// Not before.
+    /// The earliest due time, inclusive.
     #[serde(deserialize_with = "moment")]
     pub due_after: Option<UnixMicros>,
-    /// Before, not at.
+    /// The latest due time, exclusive.
     #[serde(deserialize_with = "moment")]
     pub due_before: Option<UnixMicros>,
-    /// Part of what was said of the last attempt that failed.
+    /// A part of the error text of the last failed attempt.
     pub error: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl TaskFilter {
         *self == Self::default()
     }
 
-    /// Refuses what can find nothing; the problem names the field.
+    /// Refuses a filter that cannot match anything; the problem names the field.
     pub fn validate(&self) -> Result<(), Problem> {
         if let Some(name) = &self.queue {
             queue::check_name(name.as_str())?;
@@ -68,7 +68,7 @@ impl TaskFilter {
     }
 }
 
-/// What is asked for.
+/// The kinds of bulk actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -89,22 +89,22 @@ impl fmt::Display for Action {
     }
 }
 
-/// A request as it comes.
+/// A bulk request as it arrives.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     pub action: Action,
     #[serde(default, deserialize_with = "read::object_or_default")]
     pub filter: TaskFilter,
-    /// With an empty filter: every task there is, and that is meant.
+    /// Confirms that an empty filter is meant to match every task.
     #[serde(default, deserialize_with = "read::or_default")]
     pub all: bool,
-    /// Count, and change nothing.
+    /// Counts the tasks, and changes nothing.
     #[serde(default, deserialize_with = "read::or_default")]
     pub dry_run: bool,
     #[serde(default, deserialize_with = "read::whole")]
     pub limit: Option<u32>,
-    /// Go on where the answer before ended; everything else as in that request.
+    /// Continues where the previous answer ended; all other fields must be as in that request.
     #[serde(default)]
     pub cursor: Option<String>,
     #[serde(default)]
@@ -115,16 +115,16 @@ pub struct BulkRequest {
     pub shift_ms: Option<i64>,
 }
 
-/// A request that can be done.
+/// A checked bulk request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidBulk {
     pub action: Action,
     pub act: Act,
     pub filter: TaskFilter,
     pub dry_run: bool,
-    /// Tasks that it may find.
+    /// The most tasks that it may find.
     pub limit: usize,
-    /// When the first request of the series came.
+    /// The moment of the first request of the series.
     pub began_at: UnixMicros,
     pub cursor: Option<BulkCursor>,
 }
@@ -173,7 +173,8 @@ impl BulkRequest {
         }
     }
 
-    /// A delay counts from the first request of the series, so that all tasks go to one moment.
+    /// The action to apply. A delay counts from the first request of the series, so that all tasks move to one
+    /// moment.
     fn act(&self, began_at: UnixMicros) -> Result<Act, Problem> {
         let target = match (due(self.due_at, self.delay_ms, began_at)?, self.shift_ms) {
             (None, None) => None,
@@ -211,27 +212,28 @@ fn shift(shift_ms: i64) -> Result<Target, Problem> {
     Ok(Target::By { shift_ms })
 }
 
-/// Whether the action can mean tasks in that state. Those in flight can be found, to be counted as refused.
+/// Whether the action can apply to tasks in that state. Tasks in flight are found too, and counted as refused.
 fn fits(action: Action, state: TaskState) -> bool {
     if action == Action::Retry { state == TaskState::Dead } else { !state.is_final() }
 }
 
-/// What became of the tasks that one request found.
+/// The result of one request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BulkAnswer {
     pub action: Action,
     pub dry_run: bool,
     pub matched: u64,
-    /// Done; of a dry run: what could be.
+    /// The number of changed tasks; in a dry run, of tasks that could be changed.
     pub done: u64,
-    /// Of those done, cancelled between two attempts: a copy of an earlier one may still be with the broker.
+    /// The part of `done` that was cancelled between two attempts: a copy of an earlier attempt may still be with the
+    /// broker.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub no_further_attempts: u64,
-    /// Left as they are, by reason.
+    /// The numbers of unchanged tasks, by reason.
     pub refused: BTreeMap<Left, u64>,
-    /// There may be more. `None`: that was all.
+    /// Set when there may be more tasks. `None`: the walk is complete.
     pub next_cursor: Option<BulkCursor>,
-    /// It ended early. The cursor goes on with the batch that failed.
+    /// The problem that ended the request early. The cursor continues with the batch that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<Problem>,
 }

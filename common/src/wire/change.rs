@@ -14,8 +14,8 @@ use crate::{
     },
 };
 
-/// What is to change; what is absent stays. `payload: null` sets the payload to JSON's null, `expires_at: null` takes the
-/// expiry away.
+/// The fields to change; an absent field stays unchanged. `payload: null` sets the payload to JSON's null,
+/// `expires_at: null` removes the expiry.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChangeRequest {
@@ -35,18 +35,18 @@ pub struct ChangeRequest {
     pub expires_after_ms: Option<i64>,
 }
 
-/// A change that can be written; at least one of its parts is there.
+/// A checked change, with at least one field set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValidChange {
-    /// Never before the moment of the check.
+    /// The new due time, never before the moment of the check.
     pub due_at: Option<UnixMicros>,
     pub payload: Option<Vec<u8>>,
-    /// There exactly when `payload` is.
+    /// Set exactly when `payload` is.
     pub content_type: Option<String>,
     pub priority: Option<i16>,
-    /// All headers, not additional ones.
+    /// The complete set of headers, not additional ones.
     pub headers: Option<BTreeMap<String, String>>,
-    /// `Some(None)`: it shall not expire.
+    /// `Some(None)` removes the expiry.
     pub expires_at: Option<Option<UnixMicros>>,
 }
 
@@ -55,8 +55,8 @@ impl ChangeRequest {
         read::object(raw)
     }
 
-    /// Checks what can be checked without the task. That it does not expire before it is due is checked here only when
-    /// both are changed; else by whoever has the task before him.
+    /// Checks everything that needs no look-up of the task. The expiry is compared with the due time only when the
+    /// request changes both; otherwise the caller that has the task compares them.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidChange, Problem> {
         let due_at = due(self.due_at, self.delay_ms, now)?.map(|(due_at, _)| due_at);
         let expires_at = match (self.expires_at, self.expires_after_ms) {

@@ -1,4 +1,4 @@
-//! The checks that requests share: moments, payloads, names, headers.
+//! Shared checks of requests: moments, payloads, names, headers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,20 +9,20 @@ use crate::{field::FieldError, time::UnixMicros, wire::Problem};
 
 pub const JSON: &str = "application/json";
 pub const BYTES: &str = "application/octet-stream";
-/// 1 MiB: what no configuration may exceed.
+/// The most that the configuration may allow: 1 MiB.
 pub const HARD_MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// Names and values together.
+/// The most bytes of all header names and values together.
 pub const MAX_HEADERS_BYTES: usize = 8 << 10;
 pub const MAX_HEADERS: usize = 64;
 pub const MAX_KEY_CHARS: usize = 256;
 pub const DEFAULT_PRIORITY: i16 = 3;
-/// AMQP writes the length of a header's name, and of a content type, into one byte.
+/// AMQP's limit: the length of a header's name, and of a content type, is one byte.
 const MAX_SHORT_BYTES: usize = 255;
 
-/// What the configuration limits.
+/// The limits of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of the payload as it is delivered.
+    /// The limit of the payload as delivered.
     pub max_payload_bytes: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for Limits {
     }
 }
 
-/// The due time asked for, never before `now`, and whether that is now. `None`: none was asked for.
+/// The requested due time, never before `now`, and whether it means now. `None` when the request has none.
 pub(super) fn due(
     due_at: Option<UnixMicros>,
     delay_ms: Option<i64>,
@@ -59,7 +59,7 @@ pub(super) fn expiry(
     }
 }
 
-/// The longest delay, in milliseconds: 7,922 years, so that it ends before the year 10000 whenever it begins.
+/// The longest delay, in milliseconds: 7,922 years, so that it ends before the year 10000 in every case.
 const LONGEST_DELAY_MS: u64 = 250_000_000_000_000;
 
 /// `now` plus so many milliseconds; `None` when that is too long.
@@ -80,7 +80,7 @@ fn both(field: &'static str, other: &'static str) -> Problem {
     Problem::invalid_field(field, format!("give either `{field}` or `{other}`, not both"))
 }
 
-/// Payload and content type. `None`: no payload was given.
+/// The payload and its content type. `None` when the request has no payload.
 pub(super) fn body(
     payload: Option<Box<RawValue>>,
     payload_base64: Option<String>,
@@ -137,13 +137,13 @@ pub(super) fn check_priority(priority: i16) -> Result<(), Problem> {
     Ok(FieldError::within("priority", priority, 1, 5)?)
 }
 
-/// What PostgreSQL cannot keep in text, whatever the field.
+/// Whether the text has a NUL, which PostgreSQL cannot keep in text of any field.
 fn has_nul(text: &str) -> bool {
     text.as_bytes().contains(&0)
 }
 
 pub fn check_key(field: &'static str, key: &str) -> Result<(), Problem> {
-    // Bytes first: most keys are short and need no counting.
+    // The number of bytes comes first: most keys are short and need no counting of characters.
     let fits = !key.is_empty() && (key.len() <= MAX_KEY_CHARS || key.chars().count() <= MAX_KEY_CHARS);
     if fits && !has_nul(key) {
         return Ok(());
@@ -185,6 +185,6 @@ pub(super) fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Pr
 
 fn is_reserved(name: &str) -> bool {
     let begins = |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
-    // RabbitMQ routes copies by the last two, and refuses text in them by closing the channel.
+    // RabbitMQ routes copies by `CC` and `BCC`, and closes the channel when they hold text.
     begins("duetime-") || begins("x-") || ["CC", "BCC"].contains(&name)
 }

@@ -1,4 +1,4 @@
-//! The cluster as `GET /v1/cluster` shows it: what is intended beside what is.
+//! The cluster in `GET /v1/cluster`: the intended state beside the actual one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
     time::UnixMicros,
 };
 
-/// As one node sees it.
+/// The cluster as one node sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterReport {
     /// The node that answers.
@@ -19,10 +19,10 @@ pub struct ClusterReport {
     pub nodes: Vec<NodeReport>,
     pub master: Option<MasterReport>,
     pub shards: Vec<ShardReport>,
-    /// Too many nodes vanished together: nothing is reassigned until then.
+    /// Set after too many nodes vanished together: the master reassigns nothing until then.
     pub frozen_until: Option<UnixMicros>,
     pub lag: Lag,
-    /// What could not be found out, and why.
+    /// The parts that could not be found out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -33,10 +33,10 @@ pub struct NodeReport {
     pub incarnation: Incarnation,
     pub url: Option<String>,
     pub leaving: bool,
-    /// An operator has drained it: it owns no shards until that is undone or it starts again.
+    /// An operator has drained the node: it owns no shards until the drain is undone or the node restarts.
     #[serde(default)]
     pub drained: bool,
-    /// Databases it cannot reach.
+    /// The databases that the node cannot reach.
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
     pub version: String,
@@ -50,7 +50,7 @@ pub struct MasterReport {
     pub term: Term,
 }
 
-/// `assigned` and `owner` differ while a shard is on its way, or when something is wrong.
+/// One shard. `assigned` and `owner` differ while the shard moves, or when something is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardReport {
     pub shard: ShardId,
@@ -60,17 +60,17 @@ pub struct ShardReport {
     pub epoch: Option<Epoch>,
 }
 
-/// How far behind things are. Absent: this node does not know.
+/// How far the cluster is behind. Absent: this node does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lag {
-    /// Since etcd last confirmed what is shown here.
+    /// The time since etcd last confirmed the view shown here.
     pub view_age_ms: Option<i64>,
-    /// How long the task that is longest overdue on this node's shards has been due.
+    /// How long the most overdue task on this node's shards has been due.
     pub oldest_overdue_ms: Option<i64>,
 }
 
 impl ClusterReport {
-    /// The report of `view`, without any lag. `None` for the view: this node has not reached etcd yet.
+    /// The report of `view`, without any lag. Without a view, this node has not reached etcd yet.
     pub fn of(
         me: &NodeId,
         view: Option<&ClusterView>,

@@ -1,4 +1,4 @@
-//! Tasks as they are exported: one JSON object a line, with everything that a submission can say, and how far each has come.
+//! Exported tasks: one JSON object a line, with every field of a submission, and the progress of each task.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{
     wire::{AttemptView, read::present},
 };
 
-/// One task. What does not apply is left out.
+/// One exported task. Fields that do not apply are left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExportedTask {
     pub id: TaskId,
@@ -20,17 +20,17 @@ pub struct ExportedTask {
     pub state: TaskState,
     pub due_at: UnixMicros,
     pub created_at: UnixMicros,
-    /// How many times it was claimed.
+    /// The number of claims.
     pub attempt: Attempt,
     pub priority: i16,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Of a task with a key.
+    /// The version of a task with a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
-    /// Byte for byte as submitted. Either this or `payload_base64`.
+    /// The payload, byte for byte as submitted. Either this or `payload_base64` is set.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,17 +40,17 @@ pub struct ExportedTask {
     pub headers: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMicros>,
-    /// Its own; without one, the queue's. So for `timeout_ms` and `retry`.
+    /// The task's own value; without one, the queue's applies. `timeout_ms` and `retry` work alike.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
-    /// What it still waits for: others that have not succeeded.
+    /// The dependencies that have not succeeded yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<Dependency>,
-    /// Of a message that waits here for a delay exchange. It cannot be submitted as a task.
+    /// The envelope of a message that waits here for a delay exchange. Such a message cannot be submitted as a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envelope: Option<Box<Envelope>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,14 +71,14 @@ pub struct ExportedTask {
     pub attempts: Vec<AttemptView>,
 }
 
-/// The last line: without it the export was cut off.
+/// The last line: an export without it is incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportEnd {
     pub exported: u64,
 }
 
-/// An exported task as it is submitted again.
+/// The submission that recreates an exported task.
 #[derive(Debug, Serialize)]
 pub struct Resubmission<'a> {
     pub queue: &'a QueueName,
@@ -110,7 +110,7 @@ pub struct Resubmission<'a> {
 }
 
 impl ExportedTask {
-    /// What a submission of it says. `key_from_id`: a task without a key is given its old id as one.
+    /// The submission of this task. With `key_from_id`, a task without a key gets its old id as key.
     pub fn resubmission(&self, key_from_id: bool) -> Resubmission<'_> {
         let own_id = || key_from_id.then(|| self.id.to_string());
         Resubmission {

@@ -1,24 +1,24 @@
-//! What a message looks like to consumers that expect one of another system: its queue's `format`.
+//! The shape of messages for the consumers of another system: the queue's `format`.
 //!
-//! Bytes in, bytes and headers out. A payload that cannot have the format is refused where it comes in; one that came in
-//! before its queue got the format is given up when it is due.
+//! Each format turns the task's bytes into a body and headers. A payload that does not fit the format is refused when
+//! it is submitted. If it was submitted before its queue got the format, its task is given up when it is due.
 
 mod celery;
 mod cloudevents;
 
 use crate::{field::FieldError, queue::Format, task::Delivery, wire::amqp::Header};
 
-/// What takes the place of the body and the content type as they were submitted.
+/// The body and the content type that replace those of the submission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shaped {
     pub body: Vec<u8>,
     pub content_type: &'static str,
     pub content_encoding: &'static str,
-    /// Beside those that every message has; they go before the task's own of the same name.
+    /// Headers in addition to those of every message; they override the task's own headers of the same name.
     pub headers: Vec<Header>,
 }
 
-/// Refuses a payload that cannot have the format; the error names what is wrong with it.
+/// Refuses a payload that does not fit the format; the error says why.
 pub fn check(format: Format, payload: &[u8]) -> Result<(), FieldError> {
     match format {
         // Any bytes can be the data of an event.
@@ -27,7 +27,7 @@ pub fn check(format: Format, payload: &[u8]) -> Result<(), FieldError> {
     }
 }
 
-/// The message of this attempt in the format; `None`: as it was submitted.
+/// The attempt's message in the format; `None` leaves the message as submitted.
 pub fn shape(format: Format, delivery: &Delivery) -> Result<Option<Shaped>, FieldError> {
     match format {
         Format::Raw => Ok(None),

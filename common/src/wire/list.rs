@@ -18,7 +18,7 @@ use crate::{
 pub const DEFAULT_LIMIT: u32 = 100;
 pub const MAX_LIMIT: u32 = 1_000;
 
-/// Which tasks to list. Everything given must apply.
+/// A filter of tasks. A task must match every given field.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListFilter {
@@ -26,20 +26,20 @@ pub struct ListFilter {
     pub state: Option<TaskState>,
     pub key: Option<String>,
     pub partition_key: Option<String>,
-    /// Not before.
+    /// The earliest due time, inclusive.
     #[serde(deserialize_with = "moment")]
     pub due_after: Option<UnixMicros>,
-    /// Before, not at.
+    /// The latest due time, exclusive.
     #[serde(deserialize_with = "moment")]
     pub due_before: Option<UnixMicros>,
-    /// Part of what was said of the last attempt that failed.
+    /// A part of the error text of the last failed attempt.
     pub error: Option<String>,
     #[serde(deserialize_with = "number")]
     pub limit: Option<u32>,
     pub cursor: Option<Cursor>,
 }
 
-/// Beside queue and key: which task is meant.
+/// The fields that identify a task in addition to its queue and key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeyQuery {
@@ -47,7 +47,7 @@ pub struct KeyQuery {
 }
 
 impl ListFilter {
-    /// Refuses what no list can answer; the problem names the field.
+    /// Refuses a filter that no list can answer; the problem names the field.
     pub fn validate(&self) -> Result<(), Problem> {
         if let Some(key) = &self.key {
             check_key("key", key)?;
@@ -69,7 +69,7 @@ impl ListFilter {
     }
 }
 
-/// A moment as JSON or a query string writes it: RFC 3339, or digits.
+/// Reads a moment in JSON or in a query string: RFC 3339, or digits.
 pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -91,7 +91,7 @@ fn of_text(text: &str) -> Option<UnixMicros> {
     if let Ok(millis) = text.parse::<i64>() {
         return UnixMicros::from_millis(millis);
     }
-    // A `+` in a query string is a blank: the offset of a time zone comes as one.
+    // A `+` in a query string decodes to a blank, so the offset of a time zone arrives with one.
     let read = chrono::DateTime::parse_from_rfc3339(&text.replace(' ', "+"));
     read.ok().map(|time| UnixMicros::from(time.to_utc()))
 }
@@ -101,16 +101,17 @@ pub(super) fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     text.parse().map(Some).map_err(|_| serde::de::Error::custom(format!("`{text}` is not a number")))
 }
 
-/// Where the next page begins: after the task due then with that id. Opaque to clients.
+/// Where the next page begins: after the task with that due time and id. Opaque to clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor {
     pub due_at: UnixMicros,
     pub id: TaskId,
-    /// A list of very many queues goes through blocks of them, each in the order of due times. `None`: all queues at once.
+    /// The block of queues. A list of very many queues goes through blocks, each in the order of due times. `None`:
+    /// all queues at once.
     pub block: Option<Block>,
 }
 
-/// Queues that are listed together: by the bytes of their names, after the one and up to the other.
+/// Queues that are listed together: those whose names are after `after` and not after `up_to`, in byte order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Empty: from the first queue on.
@@ -131,7 +132,7 @@ impl fmt::Display for Cursor {
         bytes.extend_from_slice(&self.due_at.micros().to_be_bytes());
         bytes.extend_from_slice(self.id.uuid().as_bytes());
         if let Some(block) = &self.block {
-            // No queue's name has a blank in it.
+            // A queue's name has no blank.
             bytes.extend_from_slice(block.after.as_bytes());
             bytes.push(b' ');
             bytes.extend_from_slice(block.up_to.as_deref().unwrap_or_default().as_bytes());
@@ -140,7 +141,7 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// The text was not given out as a cursor.
+/// The error for a text that is not a cursor of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the cursor is not one that a list answered with")]
 pub struct NotACursor;
@@ -152,7 +153,7 @@ impl FromStr for Cursor {
         let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| NotACursor)?;
         let (due_at, rest) = bytes.split_first_chunk::<8>().ok_or(NotACursor)?;
         let (id, rest) = rest.split_first_chunk::<16>().ok_or(NotACursor)?;
-        // No task is due outside these years, so there the list begins or ends.
+        // No task is due outside these years, so the list begins or ends there.
         let due_at = UnixMicros::new(i64::from_be_bytes(*due_at)).clamp(UnixMicros::FIRST, UnixMicros::LAST);
         let id = TaskId::from_uuid(Uuid::from_bytes(*id));
         let block = if rest.is_empty() { None } else { Some(block(rest).ok_or(NotACursor)?) };
@@ -179,7 +180,7 @@ impl<'de> Deserialize<'de> for Cursor {
     }
 }
 
-/// One page. Without `next_cursor` it is the last.
+/// One page. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ListAnswer {
     pub tasks: Vec<TaskView>,

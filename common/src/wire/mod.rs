@@ -1,7 +1,7 @@
-//! What is said over HTTP and AMQP: the shapes of requests, answers, reports and headers.
+//! The JSON and AMQP shapes of requests, answers, reports and headers.
 //!
-//! Requests are read strictly: an unknown field is an error that names it. What other nodes and versions wrote is read
-//! leniently.
+//! Requests are read strictly: an unknown field is an error that names it. Data that other nodes and versions wrote
+//! is read leniently.
 
 pub mod amqp;
 pub mod audit;

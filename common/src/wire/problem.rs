@@ -1,4 +1,4 @@
-//! Errors as RFC 9457 tells them: `application/problem+json`.
+//! Errors in the form of RFC 9457: `application/problem+json`.
 
 use std::{borrow::Cow, fmt};
 
@@ -17,24 +17,24 @@ use crate::{
 /// The media type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// Why a request was not done, for a person (`title`, `detail`) and for a program (`type`, `field`, `state`, `index`).
+/// Why a request failed, for a person (`title`, `detail`) and for a program (`type`, `field`, `state`, `index`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// `urn:duetime:problem:<slug>`; the same kind of problem always has the same.
+    /// `urn:duetime:problem:<slug>`; every problem of one kind has the same slug.
     #[serde(rename = "type")]
     pub kind: Cow<'static, str>,
     pub title: Cow<'static, str>,
     /// The HTTP status.
     pub status: u16,
-    /// A whole sentence: what is wrong with this very request, and what to do.
+    /// A whole sentence: the fault of this very request, and what to do.
     pub detail: String,
-    /// The field that is to blame, as it is spelled in the request.
+    /// The field that caused the problem, spelled as in the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<Cow<'static, str>>,
-    /// The state of the task that does not allow it.
+    /// The state of the task, which does not allow the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<TaskState>,
-    /// Which element of a batch, from 0.
+    /// The index of the element in a batch, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     /// The limit that is reached.
@@ -43,7 +43,7 @@ pub struct Problem {
     /// When to try again, in seconds; also the `Retry-After` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
-    /// Of an error of Duetime's own: under which id the node's log has its reason.
+    /// For an internal error: the id under which the node's log has the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_id: Option<String>,
 }
@@ -51,15 +51,15 @@ pub struct Problem {
 /// A limit that leaves no room.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reached {
-    /// [`Limit::text`].
+    /// The name from [`Limit::text`].
     pub name: Cow<'static, str>,
     pub most: i64,
-    /// Absent for a rate.
+    /// The usage; absent for a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
 }
 
-/// Kind, title and status of a problem; the wording is the product's and never changes.
+/// The kind, title and status of each problem. The wording is part of the API and never changes.
 macro_rules! problems {
     ($($(#[$doc:meta])* $name:ident = $status:literal, $slug:literal, $title:literal;)*) => {
         $(
@@ -84,19 +84,19 @@ macro_rules! problems {
 
 impl Problem {
     problems! {
-        /// Not JSON, or not in the shape of a request at all.
+        /// The body is not JSON, or does not have the shape of a request at all.
         malformed = 400, "malformed", "The request cannot be read";
-        /// No credentials, or unknown ones.
+        /// The credentials are missing or unknown.
         unauthorized = 401, "unauthorized", "Credentials are missing or wrong";
-        /// The credentials are good, but not for this.
+        /// The credentials are valid, but do not permit this request.
         forbidden = 403, "forbidden", "These credentials do not allow it";
         not_found = 404, "not_found", "There is no such thing";
         method_not_allowed = 405, "method_not_allowed", "This cannot be done to it";
         /// The client did not send its request in time.
         request_timeout = 408, "timeout", "The request did not arrive in time";
-        /// What is there stands against it.
+        /// The existing state conflicts with the request.
         conflict = 409, "conflict", "The present state does not allow it";
-        /// The report is about an attempt that is no longer the newest, or a task that is not out.
+        /// The report is about an attempt that is no longer the newest, or about a task that is not in flight.
         stale_attempt = 409, "stale_attempt", "The attempt is not out any more";
         payload_too_large = 413, "payload_too_large", "The payload is too large";
         unsupported_media_type = 415, "unsupported_media_type", "The content type is not understood";
@@ -105,11 +105,11 @@ impl Problem {
         /// A limit of a queue or of a token is reached.
         limited = 429, "limit", "A limit is reached";
         internal = 500, "internal", "Something broke that should not";
-        /// It could not be made durable, or what it needs cannot be reached. Nothing was accepted.
+        /// The request could not be made durable, or a store it needs cannot be reached. Nothing was accepted.
         unavailable = 503, "unavailable", "It cannot be done at the moment";
     }
 
-    /// One field is missing, unknown or impossible.
+    /// The problem of a field that is missing, unknown or impossible.
     pub fn invalid_field(field: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:invalid_field"),
@@ -119,12 +119,12 @@ impl Problem {
         }
     }
 
-    /// A field of the agreed interface whose behaviour does not exist yet.
+    /// The problem of a field of the agreed interface whose behaviour does not exist yet.
     pub fn not_available(field: impl Into<Cow<'static, str>>) -> Self {
         FieldError::not_available(field).into()
     }
 
-    /// Too late: the task is claimed, or it has finished.
+    /// The problem of a change that came too late: the task is claimed, or it has finished.
     pub fn in_flight(state: TaskState) -> Self {
         let detail = if state.is_final() {
             format!("the task has finished, it is {state}")
@@ -139,7 +139,7 @@ impl Problem {
         }
     }
 
-    /// A task with this key is there, and stands against this one.
+    /// The problem of a task whose key an existing task has.
     pub fn duplicate(id: TaskId, state: TaskState) -> Self {
         let detail = format!("task {id} has this key already and is {state}");
         Self {
@@ -150,7 +150,7 @@ impl Problem {
         }
     }
 
-    /// A dead task cannot live again beside another with its key and version.
+    /// The problem of a retry by hand: another task has the key and version of the dead one.
     pub fn key_taken(id: TaskId) -> Self {
         let detail = format!(
             "another task with the key of {id} stands against it: one that is not finished, or a newer version of it"
@@ -163,7 +163,7 @@ impl Problem {
         }
     }
 
-    /// A newer version of the task is known.
+    /// The problem of a submission that is older than the known version of its task.
     pub fn stale_version(id: TaskId, version: i64, state: TaskState) -> Self {
         let detail = format!("task {id} has this key with the newer version {version} and is {state}");
         Self {
@@ -178,7 +178,7 @@ impl Problem {
         Self { state: Some(state), ..self }
     }
 
-    /// Which element of a batch it is about.
+    /// Adds the index of the element in a batch.
     pub fn at(self, index: usize) -> Self {
         Self { index: u32::try_from(index).ok(), ..self }
     }
@@ -187,7 +187,7 @@ impl Problem {
         Self { retry_after_s: Some(seconds), ..self }
     }
 
-    /// The limit that is reached, with its figures.
+    /// Adds the limit that is reached, with its figures.
     pub fn of_limit(self, limit: Limit, most: i64, used: Option<i64>) -> Self {
         let reached = Reached { name: Cow::Borrowed(limit.text()), most, used };
         Self { limit: Some(Box::new(reached)), ..self }

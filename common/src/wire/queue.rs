@@ -1,4 +1,4 @@
-//! A queue as it is set and shown.
+//! Queues in requests and answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,11 +15,11 @@ use crate::{
     },
 };
 
-/// A queue's policy as it is asked for. What is absent or null takes its default, not what it had before.
+/// A queue's policy in a request. An absent or null field takes its default, not its previous value.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueueRequest {
-    /// Absent: stays as it is.
+    /// Absent: stays unchanged.
     pub paused: Option<bool>,
     pub settle: Option<Settle>,
     #[serde(deserialize_with = "read::whole")]
@@ -66,7 +66,7 @@ impl QueueRequest {
         read::object(raw)
     }
 
-    /// The policy asked for, checked; the problem names the field that is to blame.
+    /// The requested policy, checked; the problem names the field.
     pub fn into_policy(self) -> Result<QueuePolicy, Problem> {
         let default = QueuePolicy::default();
         let policy = QueuePolicy {
@@ -101,7 +101,7 @@ impl QueueRequest {
     }
 }
 
-/// A queue with its policy and how many tasks it has in which state.
+/// A queue with its policy and the number of its tasks in each state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueView {
     pub name: QueueName,
@@ -109,7 +109,7 @@ pub struct QueueView {
     pub paused: bool,
     #[serde(default)]
     pub counts: Counts,
-    /// Absent for a queue that nobody has set or used.
+    /// Absent for a queue that was never set or used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<UnixMicros>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,7 +129,7 @@ impl QueueView {
     }
 }
 
-/// How many tasks are in each state that is not final.
+/// The number of tasks in each state that is not final.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {
@@ -139,7 +139,7 @@ pub struct Counts {
     pub dispatching: i64,
     pub delivered: i64,
     pub running: i64,
-    /// Counting stopped early, or a database could not be asked: there are at least so many.
+    /// The figures are lower bounds: the count stopped early, or a database could not be reached.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub at_least: bool,
 }
@@ -149,12 +149,12 @@ impl Counts {
         self.waiting + self.scheduled + self.ready + self.in_flight()
     }
 
-    /// Handed over, or about to be, and not finished.
+    /// The number of tasks that are handed over, or about to be, and not finished.
     pub fn in_flight(&self) -> i64 {
         self.dispatching + self.delivered + self.running
     }
 
-    /// Adds to the count of a state; those that are final are not counted.
+    /// Adds to the count of a state. Final states are not counted.
     pub fn add(&mut self, state: TaskState, tasks: i64) {
         let count = match state {
             TaskState::Waiting => &mut self.waiting,
@@ -173,22 +173,22 @@ impl Counts {
     }
 }
 
-/// Every queue there is.
+/// A page of queues.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueList {
     pub queues: Vec<QueueView>,
-    /// `None`: this is the last page.
+    /// `None` on the last page.
     #[serde(default)]
     pub next_cursor: Option<String>,
 }
 
-/// Which page of queues.
+/// The page of queues to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueuePage {
     #[serde(deserialize_with = "number")]
     pub limit: Option<u32>,
-    /// The last name of the page before.
+    /// The last name of the previous page.
     pub cursor: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Reads JSON and says what is wrong with it in the reader's terms: which field, not which column.
+//! Reads JSON and explains errors in the sender's terms: by field, not by column.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
@@ -10,12 +10,13 @@ use serde_json::{error::Category, value::RawValue};
 
 use crate::wire::Problem;
 
-/// Reads a request body. What is not JSON is a 400, what is JSON but not such a request a 422 that names the field.
+/// Reads a request body. A body that is not JSON is a 400. JSON that is not such a request is a 422 that names the
+/// field.
 pub fn json<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     serde_json::from_str(raw).map_err(|error| explain(raw, &error))
 }
 
-/// As [`json`], of an object only: serde would read the fields from an array as well, in their order.
+/// Like [`json`], but for an object only: serde would also read the fields from an array, in their order.
 pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     if raw.trim_ascii_start().starts_with('[') {
         let _: serde::de::IgnoredAny = json(raw)?;
@@ -27,7 +28,7 @@ pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     json(raw)
 }
 
-/// For what reads a query string or anything else whose error is only a message: names the field if the message does.
+/// Explains an error that is only a message, for example of a query string. Names the field if the message does.
 pub fn explain_text(message: &str) -> Problem {
     match named(message) {
         Some(field) => Problem::invalid_field(field.to_owned(), message),
@@ -35,7 +36,8 @@ pub fn explain_text(message: &str) -> Problem {
     }
 }
 
-/// For `deserialize_with`: a struct from an object only. Serde would read its fields from an array as well, in their order.
+/// For `deserialize_with`: reads a struct from an object only. Serde would also read its fields from an array, in
+/// their order.
 pub(crate) fn only_object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -58,7 +60,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// A struct inside a request, from an object only: see [`only_object`].
+/// A struct inside a request that is read from an object only: see [`only_object`].
 pub(crate) struct Object<T>(pub(crate) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -67,7 +69,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// For `deserialize_with`: as [`only_object`], and `null` is the same as absent.
+/// For `deserialize_with`: like [`only_object`], with `null` read as absent.
 pub(crate) fn object_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -76,7 +78,7 @@ where
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(read)| read).unwrap_or_default())
 }
 
-/// For `deserialize_with`: tells `null` from absent.
+/// For `deserialize_with`: distinguishes `null` from absent.
 pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -85,8 +87,8 @@ where
     T::deserialize(deserializer).map(Some)
 }
 
-/// For `deserialize_with`: a whole number, absent or `null`. JSON has one kind of number, so `72.0` is as whole as `72`: that is
-/// how some languages write it.
+/// For `deserialize_with`: reads a whole number, absent or `null`. JSON has one kind of number, and some languages
+/// write `72` as `72.0`, so both are read.
 pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -95,7 +97,7 @@ where
     Ok(Option::<Whole<T>>::deserialize(deserializer)?.map(|Whole(number)| number))
 }
 
-/// As [`whole`], where `null` is refused.
+/// Like [`whole`], but `null` is refused.
 pub(crate) fn whole_present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -104,13 +106,13 @@ where
     Whole::deserialize(deserializer).map(|Whole(number)| Some(number))
 }
 
-/// As [`whole`], for a list of numbers.
+/// Like [`whole`], for a list of numbers.
 pub(crate) fn wholes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u32>>, D::Error> {
     let numbers = Option::<Vec<Whole<u32>>>::deserialize(deserializer)?;
     Ok(numbers.map(|numbers| numbers.into_iter().map(|Whole(number)| number).collect()))
 }
 
-/// For `deserialize_with`: `null` is the same as absent.
+/// For `deserialize_with`: reads `null` as absent.
 pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -119,11 +121,11 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A number without a fraction, however it is written. What does not fit into `T` is refused while the number is read: an error that
-/// comes later no longer knows where it stood.
+/// A number without a fraction, in any spelling. A number that does not fit into `T` is refused while it is read,
+/// because a later error would not know the field.
 pub(crate) struct Whole<T>(pub(crate) T);
 
-/// Every whole number up to here is a float of its own.
+/// The largest bound below which a float holds every whole number exactly.
 const LAST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 impl<'de, T: TryFrom<i64>> Deserialize<'de> for Whole<T> {
@@ -166,7 +168,7 @@ fn explain(raw: &str, error: &serde_json::Error) -> Problem {
     let text = message.split(" at line ").next().unwrap_or(&message);
     let around = field_at(raw, offset(raw, error));
     let field = match (around, named(text)) {
-        // The inner name may come with its path already.
+        // The inner name may include its path already.
         (Some(outer), Some(inner)) if !inner.contains('.') => Some(format!("{outer}.{inner}")),
         (Some(outer), None) => Some(outer),
         (_, inner) => inner.map(str::to_owned),
@@ -180,7 +182,7 @@ fn explain(raw: &str, error: &serde_json::Error) -> Problem {
     }
 }
 
-/// The field that serde's own words name.
+/// The field that serde's message names.
 fn named(message: &str) -> Option<&str> {
     ["unknown field `", "missing field `", "duplicate field `"]
         .into_iter()
@@ -188,14 +190,14 @@ fn named(message: &str) -> Option<&str> {
         .and_then(|rest| rest.split('`').next())
 }
 
-/// Where serde_json stopped, in bytes from the start.
+/// The place where serde_json stopped, in bytes from the start.
 fn offset(raw: &str, error: &serde_json::Error) -> usize {
     let lines = error.line().saturating_sub(1);
     let before: usize = raw.split_inclusive('\n').take(lines).map(str::len).sum();
     before + error.column()
 }
 
-/// The top-level field whose value serde_json was reading when it had come to `offset`.
+/// The top-level field whose value serde_json was reading at `offset`.
 fn field_at(raw: &str, offset: usize) -> Option<String> {
     let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(raw).ok()?;
     let start_of = |value: &RawValue| value.get().as_ptr() as usize - raw.as_ptr() as usize;
@@ -290,12 +292,12 @@ mod tests {
         assert_eq!(explain_text("something else").status, 400);
     }
 
-    /// What a request with this body is refused with.
+    /// The problem that refuses a request with this body.
     fn refused<T: de::DeserializeOwned>(raw: &str) -> Option<Problem> {
         object::<T>(raw).err()
     }
 
-    /// The names of the objects with fields that `schema` leads to.
+    /// Collects the names of the objects with fields that `schema` refers to.
     fn objects(schemas: &serde_json::Value, schema: &serde_json::Value, found: &mut Vec<String>) {
         match schema {
             serde_json::Value::Object(fields) => {
@@ -331,7 +333,7 @@ mod tests {
                 let mut found = Vec::new();
                 objects(schemas, schema, &mut found);
                 for name in found {
-                    // As serde would read its fields.
+                    // The array that serde would read as this struct.
                     let array = match name.as_str() {
                         "RetryPolicy" => r#"["immediate"]"#,
                         "Filter" | "LimitsRequest" => "[]",

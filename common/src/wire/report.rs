@@ -1,4 +1,4 @@
-//! What a consumer reports about an attempt, over AMQP or HTTP.
+//! A consumer's report about an attempt, over AMQP or HTTP.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -9,25 +9,25 @@ use crate::{
     wire::{Problem, read},
 };
 
-/// Longer texts are cut, not refused: the outcome matters more than the words about it.
+/// The longest text. A longer one is cut, not refused: the outcome matters more than the text about it.
 const MAX_TEXT_CHARS: usize = 4_096;
-/// Of the result itself.
+/// The largest result.
 pub const MAX_RESULT_BYTES: usize = 256 << 10;
 
-/// How the attempt stands.
+/// The status of the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportStatus {
     Succeeded,
-    /// To be tried again, if attempts are left.
+    /// The attempt failed; the task is tried again if attempts are left.
     Failed,
-    /// Still at it: moves the deadline.
+    /// The consumer still works on it; the report moves the deadline.
     Running,
-    /// Not worth another attempt.
+    /// The attempt failed, and another one is not worth it.
     Discard,
 }
 
-/// One report. What it holds can be kept in PostgreSQL as `jsonb` and text.
+/// One report. PostgreSQL can keep its fields as `jsonb` and text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResultBody {
     pub status: ReportStatus,
@@ -37,19 +37,19 @@ pub struct ResultBody {
     pub status_msg: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
-    /// Overrides the back-off.
+    /// The wait before the next attempt; it overrides the back-off.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole")]
     pub retry_in_ms: Option<i64>,
-    /// In per cent.
+    /// The progress in per cent.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole")]
     pub progress: Option<i16>,
-    /// Who works on it.
+    /// The name of the worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// Over HTTP: which attempt it is about; over AMQP a header says so.
+    /// The number of the attempt in a report over HTTP; over AMQP a header holds it.
     #[serde(default, skip_serializing, deserialize_with = "read::whole")]
     pub attempt: Option<i32>,
-    /// Where its sender stands in a trace; said beside the body.
+    /// The sender's place in a trace; it comes beside the body.
     #[serde(skip)]
     pub trace: Option<TraceContext>,
 }
@@ -58,7 +58,7 @@ const FIELDS: [&str; 8] =
     ["status", "status_code", "status_msg", "result", "retry_in_ms", "progress", "worker", "attempt"];
 
 impl ResultBody {
-    /// Nothing but how the attempt stands.
+    /// A report with a status and nothing else.
     pub const fn new(status: ReportStatus) -> Self {
         Self {
             status,
@@ -73,13 +73,13 @@ impl ResultBody {
         }
     }
 
-    /// Not worth another attempt, and why.
+    /// A report that another attempt is not worth it, with the reason.
     pub fn discard(why: String) -> Self {
         Self { status_msg: Some(why), ..Self::new(ReportStatus::Discard) }
     }
 
-    /// Reads a report from the broker. Fields it does not know are passed over: a consumer's library may be newer than
-    /// this node, and a success that is refused would be done again.
+    /// Reads a report from the broker and ignores unknown fields. A consumer's library may be newer than this node,
+    /// and a refused success would be done again.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
         let mut body: Self = read::object(raw)?;
         if let Some(progress) = body.progress {
@@ -95,7 +95,7 @@ impl ResultBody {
         Ok(body)
     }
 
-    /// Reads a report that is a request: an unknown field is an error.
+    /// Reads a report in a request: an unknown field is an error.
     pub fn parse_request(raw: &str) -> Result<Self, Problem> {
         let body = Self::parse(raw)?;
         let fields: std::collections::BTreeMap<String, serde::de::IgnoredAny> = read::json(raw)?;
@@ -109,7 +109,7 @@ impl ResultBody {
     }
 }
 
-/// Takes out what text in PostgreSQL cannot hold, and cuts what is too long.
+/// Removes characters that PostgreSQL's text cannot hold, and cuts text that is too long.
 fn tidy(text: &mut String) {
     if text.contains('\0') {
         *text = text.replace('\0', "\u{fffd}");
@@ -119,8 +119,8 @@ fn tidy(text: &mut String) {
     }
 }
 
-/// The result if `jsonb` can hold it: not too long, not too deep, numbers and characters that exist. An escaped NUL,
-/// the one character `jsonb` refuses, becomes U+FFFD.
+/// The result if `jsonb` can hold it: not too long, not too deep, with valid numbers and characters. An escaped NUL,
+/// the one character that `jsonb` refuses, becomes U+FFFD.
 pub fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
     let refuse = |detail: String| Problem::invalid_field("result", detail);
     if result.get().len() > MAX_RESULT_BYTES {

@@ -1,4 +1,4 @@
-//! A schedule as it is put and shown.
+//! Schedules in requests and answers.
 
 use std::collections::BTreeMap;
 
@@ -20,19 +20,20 @@ use crate::{
 };
 
 const DEFAULT_CATCH_UP_MS: i64 = 60_000;
-/// Below what a node needs to notice that another has died, a fire time is late and not missed.
+/// The least catch-up. A node needs this long to notice that another has died, and until then a fire time is late,
+/// not missed.
 const MIN_CATCH_UP_MS: i64 = 10_000;
-/// A week: every fire time within it is looked at after an outage.
+/// The longest catch-up: a week. After an outage every fire time within it is looked at.
 const MAX_CATCH_UP_MS: i64 = 604_800_000;
 const DEFAULT_NEXT: u32 = 5;
-/// A month of days and some.
+/// The most fire times to show: more than a month of days.
 const MAX_NEXT: u32 = 100;
 
-/// A schedule as it is asked for. What is absent or null takes its default, not what it had before.
+/// A schedule in a request. An absent or null field takes its default, not its previous value.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleRequest {
-    /// Absent: stays as it is.
+    /// Absent: stays unchanged.
     pub paused: Option<bool>,
     pub queue: String,
     pub cron: Option<String>,
@@ -58,7 +59,7 @@ pub struct ScheduleRequest {
     pub expires_after_ms: Option<i64>,
 }
 
-/// A schedule that can be written.
+/// A checked schedule.
 #[derive(Debug)]
 pub struct ValidSchedule {
     pub rules: Rules,
@@ -72,7 +73,7 @@ impl ScheduleRequest {
         read::object(raw)
     }
 
-    /// Checks everything that can be checked without looking anything up; its tasks are checked as submissions are.
+    /// Checks everything that needs no look-up. The tasks of the schedule are checked like submissions.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidSchedule, Problem> {
         let when = when(self.cron, self.every_ms, self.time_zone)?;
         let calendar = when.calendar_that_fires(now)?;
@@ -126,7 +127,7 @@ fn when(cron: Option<String>, every_ms: Option<i64>, time_zone: Option<String>) 
     }
 }
 
-/// Beside a schedule's name: how many of its next fire times to show.
+/// How many of the next fire times to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NextQuery {
@@ -142,13 +143,13 @@ impl NextQuery {
     }
 }
 
-/// A page of schedules.
+/// The page of schedules to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulePage {
     #[serde(deserialize_with = "number")]
     pub limit: Option<u32>,
-    /// The last name of the page before.
+    /// The last name of the previous page.
     pub cursor: Option<String>,
 }
 
@@ -166,7 +167,7 @@ impl SchedulePage {
     }
 }
 
-/// A schedule as it stands. What does not apply is left out.
+/// The current state of a schedule. Fields that do not apply are left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScheduleView {
     pub name: ScheduleName,
@@ -178,10 +179,10 @@ pub struct ScheduleView {
     pub payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
-    /// The caller's role shows no data: payload and headers are left out.
+    /// The payload and headers are left out, because the caller's role shows no data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub data_hidden: bool,
-    /// None while it is paused.
+    /// Empty while the schedule is paused.
     pub next_fire_times: Vec<UnixMicros>,
     /// A fire time that waits until the last task is finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -201,7 +202,7 @@ impl ScheduleView {
         self
     }
 
-    /// Leaves the data of its tasks out.
+    /// Leaves out the data of its tasks.
     #[must_use]
     pub fn without_data(self) -> Self {
         let rules = Rules { headers: BTreeMap::new(), ..self.rules };
@@ -209,7 +210,7 @@ impl ScheduleView {
     }
 }
 
-/// One page of schedules, by name. Without `next_cursor` it is the last.
+/// One page of schedules, by name. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScheduleList {
     pub schedules: Vec<ScheduleView>,

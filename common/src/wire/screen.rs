@@ -1,31 +1,32 @@
-//! Looks at what the broker sends before the AMQP client parses it.
+//! Screens the broker's bytes before the AMQP client parses them.
 //!
-//! The client's parser recurses into nested headers without a limit, and gives a whole connection up over one short string that is
-//! not UTF-8. The screen walks the same bytes without recursion and replaces what the client could not take: the message then arrives
-//! with empty properties, and a note of its own says what it was. It also knows the size of a body before the body comes, and
-//! can leave it out.
+//! The client's parser recurses into nested headers without a limit. It also gives up a whole connection over one
+//! short string that is not UTF-8. The screen walks the same bytes without recursion and replaces what the client
+//! could not parse. The message then arrives with empty properties, and a note beside it holds the original ones. The
+//! screen also knows the size of a body before the body comes, and can leave it out.
 //!
-//! It reads frames as they come, in pieces of any size, and does no I/O.
+//! It reads frames in pieces of any size, and does no I/O.
 
 mod properties;
 
 use std::collections::HashMap;
 
-/// Nested tables and arrays. Twice as deep as a delayed message may be; the client needs some 2 KiB of stack a level.
+/// The deepest nesting of tables and arrays. It is twice that of a delayed message; the client needs some 2 KiB of
+/// stack for each level.
 pub const MAX_NESTING: usize = 32;
-/// Values in the headers of one message. In memory a value is many times as large as on the wire.
+/// The most values in the headers of one message. In memory a value is many times as large as on the wire.
 pub const MAX_VALUES: usize = 10_000;
-/// Of a header or method frame: what a broker negotiates by default. RabbitMQ adds headers of its own to a message that it dead-letters,
-/// and may so send more than it negotiated; the client ends the connection over that.
+/// The largest header or method frame: the size that a broker negotiates by default. RabbitMQ adds headers of its own
+/// to a dead-lettered message, so it may send more than it negotiated. The client would end the connection over that.
 pub const MAX_FRAME_BYTES: usize = (128 << 10) - 8;
-/// Of a body: the largest payload in the widest format (base64 within JSON) is smaller.
+/// The largest body: the largest payload in the widest format (base64 within JSON) is smaller.
 pub const MAX_BODY_BYTES: u64 = 2 << 20;
-/// Of the properties that are kept for a person to look at. As base64 they fit into one frame.
+/// The most bytes of the properties that are kept for a person to look at. In base64 they fit into one frame.
 pub const KEPT_BYTES: usize = 64 << 10;
 
-/// What a message takes in memory besides its bytes.
+/// The memory of a message besides its bytes.
 const MESSAGE_BYTES: usize = 1 << 10;
-/// What one value of the headers takes in memory, in each of the forms it is kept in.
+/// The memory of one header value, in all the forms in which it is kept.
 const VALUE_BYTES: usize = 160;
 
 const METHOD: u8 = 1;
@@ -33,29 +34,29 @@ const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
 const FRAME_END: u8 = 0xCE;
-/// Type, channel, size.
+/// The head of a frame: type, channel, size.
 const HEAD_BYTES: usize = 7;
-/// Class, weight, size of the body.
+/// The head of a content header: class, weight, size of the body.
 const CONTENT_BYTES: usize = 12;
 
-/// Why the client does not get a message as it is.
+/// Why the client does not receive a message unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     pub reason: String,
     pub kind: TroubleKind,
-    /// As they came, up to [`KEPT_BYTES`]; empty where the client has got them.
+    /// The original properties, up to [`KEPT_BYTES`]; empty where the client receives them.
     pub properties: Vec<u8>,
-    /// The message's own, which the client sees with other characters; only where it is not UTF-8.
+    /// The original routing key. Set when the names are not UTF-8, so that the client sees other characters.
     pub routing_key: Option<Vec<u8>>,
-    /// Something of the message is neither here nor with the client.
+    /// Part of the message is kept neither here nor by the client.
     pub is_cut: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TroubleKind {
-    /// The client cannot parse it.
+    /// The client cannot parse the message.
     Unreadable,
-    /// Its body is larger than anything Duetime takes.
+    /// The body is larger than any that Duetime takes.
     TooLarge,
 }
 
@@ -63,9 +64,9 @@ pub enum TroubleKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     pub channel: u16,
-    /// `None`: it comes back to its publisher.
+    /// `None` for a message that the broker returns to its publisher.
     pub delivery_tag: Option<u64>,
-    /// About what it takes in memory.
+    /// The estimated memory of the message.
     pub weight: usize,
     pub trouble: Option<Trouble>,
 }
@@ -74,11 +75,11 @@ pub struct Arrival {
 #[derive(Debug, Default)]
 pub struct Screen {
     state: State,
-    /// The head of a frame, and what is gathered of its payload.
+    /// The head of a frame, and the gathered part of its payload.
     frame: Vec<u8>,
-    /// What the last method of a channel announced.
+    /// The announcement in the last method of each channel.
     announced: HashMap<u16, Announced>,
-    /// How much of a body is still to be left out.
+    /// How many bytes of a channel's body are still to be left out.
     leaving_out: HashMap<u16, u64>,
 }
 
@@ -86,26 +87,26 @@ pub struct Screen {
 enum State {
     #[default]
     Head,
-    /// Gathers so much, then passes over so much.
+    /// Gathers `keep` bytes, then skips `then_skip` bytes.
     Gather { keep: usize, then_skip: usize },
-    /// So much goes on as it is.
+    /// Passes so many bytes on unchanged.
     Pass(usize),
-    /// So much is left out.
+    /// Leaves so many bytes out.
     Skip(usize),
-    /// No frames that the screen knows: everything goes on as it is.
+    /// The bytes are no frames that the screen knows: everything passes unchanged.
     Raw,
 }
 
 #[derive(Debug, Default)]
 struct Announced {
     delivery_tag: Option<u64>,
-    /// What is wrong with its names, and the routing key as it came.
+    /// The fault in the names, and the original routing key.
     trouble: Option<(&'static str, Vec<u8>)>,
 }
 
 impl Screen {
-    /// Takes what came over the connection and adds to `out` what the client is to see of it. `take` hears of each message that begins
-    /// and says whether its body is wanted now.
+    /// Screens bytes from the connection, and adds the bytes for the client to `out`. `take` receives each message
+    /// that begins, and returns whether its body is wanted now.
     pub fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>, mut take: impl FnMut(Arrival) -> bool) {
         while !input.is_empty() {
             match &mut self.state {
@@ -115,7 +116,7 @@ impl Screen {
                     let (head, rest) = input.split_at(missing.min(input.len()));
                     self.frame.extend_from_slice(head);
                     input = rest;
-                    // The first byte alone says whether this is a frame.
+                    // The first byte alone shows whether this is a frame.
                     if self.frame.len() == HEAD_BYTES || !matches!(self.frame[0], METHOD | HEADER | BODY | HEARTBEAT) {
                         self.begin(out);
                     }
@@ -146,7 +147,7 @@ impl Screen {
         }
     }
 
-    /// The head of a frame is complete.
+    /// Decides what to do with a frame whose head is complete.
     fn begin(&mut self, out: &mut Vec<u8>) {
         let Some((kind, channel, size)) = head(&self.frame) else {
             out.append(&mut self.frame);
@@ -185,7 +186,7 @@ impl Screen {
         self.state = if then_skip > 0 { State::Skip(then_skip) } else { State::Head };
         let Some((kind, channel, size)) = head(&frame) else { return };
         if kind == METHOD {
-            // A channel sends nothing else before a body is complete.
+            // A channel sends nothing else before a body is complete, so an earlier body is over.
             self.leaving_out.remove(&channel);
             self.announced.remove(&channel);
             let announced = names(&mut frame[HEAD_BYTES..HEAD_BYTES + size]);
@@ -194,17 +195,17 @@ impl Screen {
             }
             out.append(&mut frame);
         } else if size < CONTENT_BYTES {
-            // Not even the client's own framing: it gives the connection up, and rightly so.
+            // Too short for the client's own framing. The client rightly gives the connection up.
             out.append(&mut frame);
         } else {
             self.content(channel, size, &frame[HEAD_BYTES..], out, take);
         }
         frame.clear();
-        // Its memory is used again.
+        // Keeps the memory for the next frame.
         self.frame = frame;
     }
 
-    /// The header of a message: class, weight, size of the body, properties.
+    /// Handles the header of a message: class, weight, size of the body, properties.
     fn content(
         &mut self,
         channel: u16,
@@ -241,7 +242,7 @@ impl Screen {
     }
 }
 
-/// How many values the headers hold, and what keeps the client from taking the message, if something does.
+/// The number of header values, and the reason why the client cannot receive the message unchanged, if any.
 fn judge(
     size: usize,
     properties: &[u8],
@@ -275,14 +276,14 @@ fn judge(
     (0, Some(trouble))
 }
 
-/// Type, channel and size of a frame. `None`: it is none.
+/// The type, channel and size of a frame; `None` when the bytes are no frame.
 fn head(frame: &[u8]) -> Option<(u8, u16, usize)> {
     let [kind @ (METHOD | HEADER | BODY | HEARTBEAT), c0, c1, s0, s1, s2, s3, ..] = *frame else { return None };
     let size = u32::from_be_bytes([s0, s1, s2, s3]);
     Some((kind, u16::from_be_bytes([c0, c1]), usize::try_from(size).unwrap_or(usize::MAX)))
 }
 
-/// Class and method of what carries text from outside, and where the text is.
+/// The class and method of frames with text from outside, and the place of that text.
 const TEXTS: [((u16, u16), &[Part]); 6] = [
     ((10, 50), &[Part::Skip(2), Part::Text]),
     ((10, 60), &[Part::Text]),
@@ -301,7 +302,7 @@ enum Part {
     Text,
 }
 
-/// Replaces what is not UTF-8 in the texts of a method, in place. Says what is announced, if it is a message.
+/// Replaces text that is not UTF-8 in a method, in place. Returns the announcement if the method announces a message.
 fn names(method: &mut [u8]) -> Option<Announced> {
     let [c0, c1, m0, m1, arguments @ ..] = method else { return None };
     let id = (u16::from_be_bytes([*c0, *c1]), u16::from_be_bytes([*m0, *m1]));
@@ -320,7 +321,7 @@ fn names(method: &mut [u8]) -> Option<Announced> {
             Part::Tag => announced.delivery_tag = Some(u64::from_be_bytes(field.try_into().ok()?)),
             Part::Text => {
                 let text = &mut field[1..];
-                // The routing key is the last of them.
+                // The routing key is the last text of the method, so its bytes are the ones that stay.
                 announced.trouble = match announced.trouble {
                     _ if std::str::from_utf8(text).is_err() => {
                         let as_it_came = text.to_vec();
@@ -337,7 +338,7 @@ fn names(method: &mut [u8]) -> Option<Announced> {
     matches!(id, RETURN | DELIVER | GET_OK).then_some(announced)
 }
 
-/// Puts a question mark in the place of each byte that does not belong.
+/// Replaces each byte that is not part of valid UTF-8 with a question mark.
 fn make_utf8(mut text: &mut [u8]) {
     while let Err(error) = std::str::from_utf8(text) {
         let bad = text.len() - error.valid_up_to();

@@ -1,4 +1,5 @@
-//! A task as it is submitted in an AMQP message: its own kind, or one that only waits on its way to another exchange.
+//! A task that is submitted as an AMQP message: one in Duetime's own form, or a message that waits on its way to
+//! another exchange.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +16,19 @@ use crate::{
     },
 };
 
-/// Properties and headers of a message that waits, as JSON: below what fits into one frame when it goes on (128 KiB), with
-/// our own headers.
+/// The most bytes of JSON for the properties and headers of a waiting message. Together with Duetime's own headers
+/// they must fit into one frame (128 KiB) when the message is published.
 const MAX_ENVELOPE_BYTES: usize = 64 << 10;
 
-/// Waiting times as the delayed-message plugin and its successors spell them. The first that is there counts.
+/// The delay headers of the delayed-message plugin and its successors. The first one that is present counts.
 const X_DELAY: &str = "x-delay";
 const X_DELIVERY_TIME: &str = "x-opt-delivery-time";
 const X_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
 
-/// What our own queue adds when it hands a message out again.
+/// Headers that Duetime's own queue adds when it redelivers a message.
 const OF_THE_QUEUE: [&str; 2] = ["x-delivery-count", "x-acquired-count"];
 
-/// A message as the broker brought it. Anyone with access to the broker may have written it.
+/// A message from the broker. Any client with access to the broker may have written it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     pub routing_key: String,
@@ -37,17 +38,17 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// What becomes of what is published to a delay exchange.
+/// The route of messages that are published to a delay exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayWay {
-    /// Under which it is listed while it waits.
+    /// The queue that lists the message while it waits.
     pub queue: QueueName,
-    /// The exchange it goes on to.
+    /// The exchange that receives the message afterwards.
     pub deliver_to: String,
 }
 
 impl DelayWay {
-    /// The queue has the exchange's name, as far as a queue's name allows.
+    /// Creates the route. The queue takes the exchange's name, as far as a queue's name allows.
     pub fn new(exchange: &str, deliver_to: &str) -> Self {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let name: String = exchange.chars().map(|c| if allowed(c) { c } else { '_' }).take(128).collect();
@@ -56,7 +57,7 @@ impl DelayWay {
 }
 
 impl Message {
-    /// A task of the message's own kind: headers `duetime-...` say what, the body is the payload.
+    /// The task of a message in Duetime's own form: `duetime-...` headers hold the fields, the body is the payload.
     pub fn submitted(&self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         let mut request = TaskRequest::default();
         let mut own = BTreeMap::new();
@@ -67,7 +68,7 @@ impl Message {
             } else if [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY].contains(&name) {
                 return Err(refuse(name, format!("`{name}` counts only in a delay exchange; say `duetime-delay-ms`")));
             } else if !name.starts_with("x-") {
-                // What begins with `x-` the broker adds on the way.
+                // The broker adds headers that begin with `x-` on the way.
                 own.insert(name.to_owned(), text(name, field)?.to_owned());
             }
         }
@@ -82,7 +83,7 @@ impl Message {
             return Err(refuse("duetime-queue", "the header `duetime-queue` is missing: it names the queue"));
         }
         if request.key.is_none() {
-            // So that a message that comes twice is one task.
+            // The message id becomes the key, so that a message that arrives twice is one task.
             request.key =
                 self.properties.message_id.as_ref().and_then(Text::as_str).filter(|id| !id.is_empty()).map(Into::into);
         }
@@ -98,7 +99,7 @@ impl Message {
         Ok(task)
     }
 
-    /// A task that is this very message, on its way to another exchange.
+    /// The task that is this very message, on its way to another exchange.
     pub fn delayed(&self, way: &DelayWay, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         check_size(self.body.len(), limits)?;
         let mut properties = self.properties.clone();
@@ -145,7 +146,7 @@ impl Message {
     }
 }
 
-/// One `duetime-` header.
+/// Reads one `duetime-` header.
 fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Problem> {
     let name = format!("duetime-{option}");
     let whole = || integer(field).ok_or_else(|| refuse(&name, format!("`{name}` must be a whole number")));
@@ -188,8 +189,8 @@ fn on_duplicate(name: &str, asked: &str) -> Result<OnDuplicate, Problem> {
     known.ok_or_else(|| refuse(name, format!("`{name}` is keep, reject, replace or version, not `{asked}`")))
 }
 
-/// When the message is due, and the waiting time turned negative, so that a second delay exchange on its way does not delay it
-/// again and its consumer sees that it has waited. `None`: it does not wait.
+/// The due time of the message; `None` when it does not wait. The delay in the header is negated: a second delay
+/// exchange then does not delay the message again, and its consumer sees that it has waited.
 fn take_delay(headers: &mut [(Text, Field)], now: UnixMicros) -> Result<Option<UnixMicros>, Problem> {
     for name in [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY] {
         let Some((_, field)) = headers.iter_mut().find(|(of, _)| of.as_str() == Some(name)) else { continue };
@@ -210,8 +211,8 @@ fn take_delay(headers: &mut [(Text, Field)], now: UnixMicros) -> Result<Option<U
     Ok(None)
 }
 
-/// Milliseconds as the delayed-message plugin reads them. `None`: a type it takes for no delay. Text that is no number is refused,
-/// where the plugin would not delay.
+/// The delay in milliseconds, as the delayed-message plugin reads it. `None` for a type that the plugin takes for no
+/// delay. Text that is not a number is refused, where the plugin would not delay.
 fn waiting(name: &str, field: &Field) -> Result<Option<i64>, Problem> {
     let float = match field {
         Field::F32(bits) => f64::from(f32::from_bits(*bits)),
@@ -226,7 +227,7 @@ fn waiting(name: &str, field: &Field) -> Result<Option<i64>, Problem> {
     if float.is_nan() {
         return Err(refuse(name, format!("`{name}` is not a number")));
     }
-    // Truncated towards zero; what is too large for the type leads past the year 9999 all the same.
+    // Truncated towards zero; a value too large for the type is past the year 9999 in any case.
     Ok(Some(float as i64))
 }
 

@@ -1,4 +1,4 @@
-//! A task as it is submitted.
+//! A submitted task.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ use crate::{
     },
 };
 
-/// A task as it is asked for. Absent and `null` mean the same.
+/// A task in a request. Absent and `null` mean the same.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskRequest {
     pub queue: String,
-    /// Kept byte for byte.
+    /// The payload; it is kept byte for byte.
     #[serde(default)]
     pub payload: Option<Box<RawValue>>,
     #[serde(default)]
@@ -63,18 +63,18 @@ pub struct TaskRequest {
     pub on_duplicate: Option<OnDuplicate>,
     #[serde(default)]
     pub depends_on: Option<Vec<DependencyRequest>>,
-    /// Who asks, where that is said beside the task.
+    /// The caller's place in a trace, if the request names one beside the task.
     #[serde(skip)]
     pub upstream: Option<Upstream>,
 }
 
-/// A task that can be written once it has an id.
+/// A checked task, which only lacks an id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidTask {
     pub queue: QueueName,
-    /// Never before the moment of the check: a due time that has passed means now.
+    /// The due time, never before the moment of the check: a past due time means now.
     pub due_at: UnixMicros,
-    /// It is due at once.
+    /// The task is due at once.
     pub asked_now: bool,
     pub content: Content,
     pub priority: i16,
@@ -85,17 +85,17 @@ pub struct ValidTask {
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub expires_at: Option<UnixMicros>,
-    /// Of a message that goes on as it came.
+    /// The envelope of a message that continues unchanged.
     pub envelope: Option<Box<Envelope>>,
 }
 
 impl TaskRequest {
-    /// Reads one task; the problem names the field that is to blame.
+    /// Reads one task; the problem names the field.
     pub fn parse(raw: &str) -> Result<Self, Problem> {
         read::object(raw)
     }
 
-    /// Checks everything that can be checked without looking anything up. `now` is the moment of the submission.
+    /// Checks everything that needs no look-up. `now` is the moment of the submission.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         queue::check_name(&self.queue)?;
         let (due_at, asked_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
@@ -148,7 +148,7 @@ impl TaskRequest {
     }
 }
 
-/// The versions of a key count from 0.
+/// The key of a task, with its version. The versions of a key count from 0.
 fn keyed(
     key: Option<String>,
     version: Option<i64>,

@@ -1,4 +1,4 @@
-//! A token as it is asked for and shown. The token itself is told once, by the answer to its making.
+//! Tokens in requests and answers. Only the answer that creates a token contains its secret.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +15,13 @@ use crate::{
     },
 };
 
-/// A token as it is asked for.
+/// A token in a request.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenRequest {
     pub name: String,
     pub role: Role,
-    /// Names of queues, or starts of names and `*`. Absent: all queues.
+    /// Names of queues, or prefixes of names followed by `*`. Absent: all queues.
     #[serde(default)]
     pub queues: Option<Vec<String>>,
     #[serde(default, deserialize_with = "super::list::moment")]
@@ -50,7 +50,7 @@ pub struct LimitsRequest {
 }
 
 impl LimitsRequest {
-    /// The limits asked for, checked; the error names the field.
+    /// The requested limits, checked; the error names the field.
     pub fn validate(self) -> Result<TokenLimits, FieldError> {
         let Self { requests_per_second, pending, pending_bytes, queues, schedules } = self;
         let limits = TokenLimits { requests_per_second, pending, pending_bytes, queues, schedules };
@@ -58,7 +58,7 @@ impl LimitsRequest {
     }
 }
 
-/// A token that can be made.
+/// A checked token request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidToken {
     pub name: String,
@@ -73,7 +73,7 @@ impl TokenRequest {
         read::object(raw)
     }
 
-    /// Refuses what can be no token; the problem names the field.
+    /// Refuses values that no token may have; the problem names the field.
     pub fn validate(self, now: UnixMicros) -> Result<ValidToken, Problem> {
         check_name(&self.name)?;
         if self.name == Caller::ANONYMOUS {
@@ -92,7 +92,7 @@ impl TokenRequest {
     }
 }
 
-/// Whether `name` can name a token.
+/// Checks that `name` can name a token.
 pub fn check_name(name: &str) -> Result<(), FieldError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.bytes().all(allowed) {
@@ -101,20 +101,20 @@ pub fn check_name(name: &str) -> Result<(), FieldError> {
     Err(FieldError::new("name", "a token's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"))
 }
 
-/// Where a token is kept.
+/// The place where a token is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenSource {
-    /// Made over the API, in force on every node.
+    /// Made over the API, and valid on every node.
     Api,
-    /// In the configuration of the node that answers.
+    /// Listed in the configuration of the node that answers.
     Configuration,
 }
 
-/// A token as it stands. What does not apply is left out.
+/// The current state of a token. Fields that do not apply are left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenView {
-    /// Of a token that was made over the API; the audit names it beside the name.
+    /// The id of a token that was made over the API; the audit shows it beside the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
     pub name: String,
@@ -136,12 +136,12 @@ pub struct TokenView {
     /// Absent: no limits of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<TokenLimits>,
-    /// Only in the answer to its making.
+    /// The secret, only in the answer that creates the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
 }
 
-/// Which page of tokens.
+/// The page of tokens to show.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenPage {
@@ -160,7 +160,7 @@ impl TokenPage {
     }
 }
 
-/// The token that was made just after those of the next page. Opaque to clients.
+/// The id of the last token of the previous page; the next page has older ones. Opaque to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCursor(pub i64);
 
@@ -178,7 +178,7 @@ impl<'de> Deserialize<'de> for TokenCursor {
     }
 }
 
-/// One page, newest first; on the first one those of the configuration come before the others.
+/// One page, newest first. The first page begins with the tokens of the configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenList {
     pub tokens: Vec<TokenView>,

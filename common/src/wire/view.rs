@@ -1,4 +1,4 @@
-//! A task as it is shown.
+//! Tasks in answers.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     wire::{check::JSON, read::present},
 };
 
-/// One task with its attempts and its result. What does not apply is left out.
+/// One task with its attempts and its result. Fields that do not apply are left out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskView {
     pub id: TaskId,
@@ -21,19 +21,19 @@ pub struct TaskView {
     pub state: TaskState,
     pub due_at: UnixMicros,
     pub created_at: UnixMicros,
-    /// How many times it was claimed.
+    /// The number of claims.
     pub attempt: Attempt,
     pub max_attempts: i32,
     pub priority: i16,
     pub shard: ShardId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Of a task with a key.
+    /// The version of a task with a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
-    /// Byte for byte as submitted. Either this or `payload_base64`; see [`Body`].
+    /// The payload, byte for byte as submitted. Either this or `payload_base64` is set; see [`Body`].
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,36 +47,38 @@ pub struct TaskView {
     pub delivered_at: Option<UnixMicros>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<UnixMicros>,
-    /// What the consumer reported last, as it sent it.
+    /// The last result that the consumer reported, unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_code: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
-    /// In per cent, by the last heartbeat.
+    /// The progress in per cent, from the last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<i16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<AttemptView>,
-    /// What a waiting task waits for, and how that stands.
+    /// The dependencies of a waiting task, and their states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<DependencyView>,
-    /// Payload, headers, result and error texts are left out: the caller's role shows none, or this answers a report.
+    /// The payload, headers, result and error texts are left out: the caller's role shows no data, or this answers a
+    /// report.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub data_hidden: bool,
-    /// Its consumer is to stop. A consumer that beats over HTTP reads it here.
+    /// The consumer is to stop. A consumer that sends heartbeats over HTTP reads it here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopping: bool,
-    /// The request asked for a task that was there already.
+    /// The request submitted a task that existed already.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub duplicate: bool,
 }
 
 impl TaskView {
-    /// A task that has just been written and waits for no other. `max_attempts` is what counts for it: its own, or its queue's.
+    /// The view of a task that has just been written and waits for no other. `max_attempts` is its effective budget:
+    /// its own, or its queue's.
     pub fn of_new(task: &NewTask, created_at: UnixMicros, max_attempts: i32) -> Self {
         let body = Body::of(task.content.payload.clone(), &task.content.content_type);
         Self {
@@ -112,9 +114,9 @@ impl TaskView {
         }
     }
 
-    /// Leaves the data out: what the task carries, what its consumers answered and what they said of failures. What
-    /// stays tells how the task stands: names, keys, moments, numbers, `worker`, and the reason of each attempt in a
-    /// fixed word.
+    /// Leaves out the data: the task's content, the results of its consumers and the error texts of its attempts. The
+    /// rest shows the task's progress: names, keys, moments, numbers, `worker`, and the fixed reason word of each
+    /// attempt.
     #[must_use]
     pub fn without_data(self) -> Self {
         let attempts = self.attempts.into_iter().map(|attempt| AttemptView { error: None, ..attempt }).collect();
@@ -131,7 +133,7 @@ impl TaskView {
     }
 }
 
-/// A payload as JSON shows it: as it is when it is JSON, else in base64. One of the two is set.
+/// A payload in JSON: unchanged when it is JSON, else in base64. Exactly one of the two fields is set.
 #[derive(Clone, Debug)]
 pub struct Body {
     pub payload: Option<Box<RawValue>>,
@@ -149,7 +151,7 @@ impl Body {
                 Ok(json) if json.get().len() == text.len() => {
                     Self { payload: Some(json.to_owned()), payload_base64: None }
                 }
-                // Not JSON after all, or with blanks around it that must not be lost.
+                // The payload is not JSON after all, or has blanks around it that must not be lost.
                 _ => encoded(text.as_bytes()),
             },
             Err(not_text) => encoded(not_text.as_bytes()),
@@ -157,13 +159,13 @@ impl Body {
     }
 }
 
-/// One task that has to succeed first.
+/// One dependency of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DependencyView {
     pub queue: QueueName,
     pub key: String,
-    /// Of the newest task with that key; left out while nothing with it is known. `dead`, `cancelled`, `expired` and
-    /// `superseded`: the task waits until that one is retried or a new one with its key has succeeded.
+    /// The state of the newest task with that key, if there is one. `dead`, `cancelled`, `expired` and `superseded`
+    /// do not end the wait: that task must be retried, or a new one with its key must succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<TaskState>,
 }
@@ -179,10 +181,10 @@ pub struct AttemptView {
     /// `timeout`, `rejected`, `failed`, `discarded` or `unroutable`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What the consumer said about it.
+    /// The consumer's error text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The user of RabbitMQ who reported it, where the message said so.
+    /// The RabbitMQ user who reported it, if the message named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -200,7 +202,7 @@ pub struct TaskReceipt {
 }
 
 impl TaskReceipt {
-    /// Of a task that has just been written.
+    /// The receipt of a task that has just been written.
     pub fn of_new(task: &NewTask) -> Self {
         Self {
             id: task.id,
@@ -213,7 +215,7 @@ impl TaskReceipt {
     }
 }
 
-/// The answer to a cancel that was done.
+/// The answer to a successful cancel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CancelAnswer {
     pub id: TaskId,

@@ -1,10 +1,10 @@
-//! What the ledger keeps. Only facts: what was asked, answered, seen.
+//! The ledger's data. Only facts: requests, answers, arrivals.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Number;
 
-/// One message as a consumer took it, written down before it is answered.
+/// One message as a consumer received it, recorded before it is answered.
 #[derive(Clone, Debug, Default)]
 pub struct Delivery {
     pub at_us: i64,
@@ -17,16 +17,16 @@ pub struct Delivery {
     pub marked: bool,
     /// RabbitMQ says it has handed this very message out before.
     pub by_broker: bool,
-    /// From the payload; `None` for what the ledger did not submit.
+    /// From the payload; `None` for a task that the ledger did not submit.
     pub number: Option<Number>,
 }
 
-/// What is known of one submission.
+/// The record of one submission.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) queue: String,
     pub(super) invoked_us: i64,
-    /// The earliest moment at which it may arrive, as far as anyone has promised.
+    /// The earliest moment at which it may arrive, by the due times acknowledged so far.
     pub(super) due_us: i64,
     pub(super) answer: Answer,
     pub(super) cancel: Cancel,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
     pub(super) may_lapse: bool,
     /// Its place in a sequence that must be kept.
     pub(super) order: Option<(String, u64)>,
-    /// What must have succeeded before it starts.
+    /// The submissions that must have succeeded before it starts.
     pub(super) after: Vec<Number>,
 }
 
@@ -50,14 +50,14 @@ pub(super) enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cancel {
     Never,
-    /// Acknowledged as `cancelled`: nothing may ever arrive.
+    /// Acknowledged as `cancelled`: no message may ever arrive.
     Final,
-    /// Acknowledged as `no_further_attempts`: it has arrived and may again.
+    /// Acknowledged as `no_further_attempts`: it has arrived and may arrive again.
     NoFurther,
     Unknown,
 }
 
-/// A span of time in which something was broken on purpose.
+/// A span of time in which a part was broken on purpose.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) what: String,
@@ -74,7 +74,7 @@ pub(super) struct History {
     pub(super) entries: Vec<Entry>,
     pub(super) by_task: HashMap<String, Number>,
     pub(super) deliveries: Vec<Delivery>,
-    /// Numbers that have arrived, to know cheaply when all have.
+    /// Numbers that have arrived, for a cheap check whether all have.
     pub(super) arrived: BTreeSet<Number>,
     pub(super) windows: Vec<Window>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,

@@ -1,4 +1,4 @@
-//! The questions. Pure: history in, verdict out.
+//! The judge's questions. Pure: history in, verdict out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -48,10 +48,10 @@ fn count(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// Finds the submission of each message; what has none, or another's, was not asked for.
+/// Finds the submission of each message. A message without one, or with another task's, is unexpected.
 fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number, Vec<&'a Delivery>> {
     let mut by_number: HashMap<Number, Vec<&Delivery>> = HashMap::new();
-    // A submission without an answer may exist, but as one task.
+    // A submission without an answer may exist, but as one task only.
     let mut unknown_tasks: HashMap<Number, &str> = HashMap::new();
     for delivery in &history.deliveries {
         let known =
@@ -100,7 +100,8 @@ fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], verdict: 
         });
     }
     for delivery in arrived {
-        // The header is whole milliseconds, rounded down: its own start is the latest moment it can promise.
+        // The header is in whole milliseconds, rounded down: the start of its millisecond is the latest moment that
+        // it can promise.
         let due_us = delivery.due_ms.map_or(i64::MIN, |due_ms| due_ms * 1_000).max(entry.due_us);
         if delivery.at_us < due_us {
             verdict.early.add(|| {
@@ -114,7 +115,8 @@ fn judge_arrival(number: Number, entry: &Entry, arrived: &[&Delivery], verdict: 
     }
 }
 
-/// Attempts begin at 1, leave none out, stay within the limit, and each arrives first after the one before it has.
+/// Attempts begin at 1, have no gap, and stay within the limit. Each arrives for the first time after the one before
+/// it has.
 fn judge_attempts(number: Number, entry: &Entry, arrived: &[&Delivery], may_miss: bool, verdict: &mut Verdict) {
     let mut first_arrivals: BTreeMap<u32, i64> = BTreeMap::new();
     for delivery in arrived {
@@ -139,7 +141,7 @@ fn judge_attempts(number: Number, entry: &Entry, arrived: &[&Delivery], may_miss
     }
 }
 
-/// Of the copies of one attempt at most one may be without a mark, and a copy needs a fault near it.
+/// Of the copies of one attempt at most one may be unmarked, and a copy needs a fault near it.
 fn judge_copies(history: &History, grace_us: i64, verdict: &mut Verdict) {
     let mut copies: HashMap<&str, Vec<&Delivery>> = HashMap::new();
     for delivery in history.deliveries.iter().filter(|delivery| !delivery.by_broker) {
@@ -191,7 +193,7 @@ fn judge_order(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, v
     }
 }
 
-/// A task that waits for others arrives after the attempt of each with which it succeeded: its last.
+/// A task with dependencies arrives after the attempt with which each of them succeeded: its last.
 fn judge_dependencies(history: &History, by_number: &HashMap<Number, Vec<&Delivery>>, verdict: &mut Verdict) {
     for (entry, number) in history.entries.iter().zip(0..) {
         let Some(first) = by_number.get(&number).and_then(|arrived| arrived.first()) else { continue };
@@ -208,7 +210,7 @@ fn judge_dependencies(history: &History, by_number: &HashMap<Number, Vec<&Delive
     }
 }
 
-/// A day: what is later counts as this late.
+/// A day: longer lateness is recorded as this.
 const LONGEST_US: u64 = 86_400_000_000;
 
 pub(super) fn lateness(history: &History, from_us: i64, until_us: i64) -> Lateness {
@@ -217,7 +219,7 @@ pub(super) fn lateness(history: &History, from_us: i64, until_us: i64) -> Latene
     for delivery in &history.deliveries {
         let Some(number) = delivery.number else { continue };
         let Some(entry) = usize::try_from(number).ok().and_then(|index| history.entries.get(index)) else { continue };
-        // Nothing can arrive before it was asked for: a due time in the past means now.
+        // A task cannot arrive before its submission: a due time in the past means now.
         let due_us = entry.due_us.max(entry.invoked_us);
         if delivery.attempt == 1 && (from_us..until_us).contains(&due_us) && seen.insert(number) {
             histogram.saturating_record(u64::try_from(delivery.at_us - due_us).unwrap_or(0));

@@ -1,9 +1,13 @@
-//! The oracle every scenario ends with.
+//! The oracle that ends every scenario.
 //!
-//! The ledger writes down what was asked, what was answered and what arrived, each as it happens, and knows nothing of
-//! how the nodes work. [`Ledger::judge`] then asks always the same questions: is anything lost, was anything early, did
-//! anything arrive that nobody asked for or that was cancelled, are copies marked and near a fault, do attempts follow
-//! one another, did two nodes ever own one shard in one epoch.
+//! The ledger records each request, each answer and each arrival as it happens, and knows nothing of how the nodes
+//! work. [`Ledger::judge`] then always asks the same questions:
+//!
+//! - Is a task lost, or early?
+//! - Did a message arrive that was never submitted, or that was cancelled?
+//! - Are copies marked, and near a fault?
+//! - Do attempts follow one another?
+//! - Did two nodes ever own one shard in one epoch?
 
 mod history;
 mod judge;
@@ -38,7 +42,7 @@ pub struct Progress {
     pub delivered: usize,
 }
 
-/// Who wrote what down when. Shared by everything in a scenario that asks or hears.
+/// The record of a scenario, shared by all its clients and consumers.
 #[derive(Debug)]
 pub struct Ledger {
     history: Mutex<History>,
@@ -59,7 +63,7 @@ impl Ledger {
         }
     }
 
-    /// A task is about to be asked for; to be called before the request is sent. The number goes into its payload.
+    /// Records a submission; to be called before the request is sent. The number goes into its payload.
     pub fn submitting(&self, queue: &str, due_ms: i64) -> Number {
         let mut history = self.history.lock();
         history.entries.push(Entry {
@@ -86,7 +90,7 @@ impl Ledger {
         self.history.lock().entry(number).answer = Answer::Refused;
     }
 
-    /// No answer: it may exist or not.
+    /// Records that there was no answer: the task may exist or not.
     pub fn unknown(&self, number: Number) {
         self.history.lock().entry(number).answer = Answer::Unknown;
     }
@@ -96,7 +100,7 @@ impl Ledger {
         self.history.lock().entry(number).max_attempts = Some(most);
     }
 
-    /// It need not arrive.
+    /// The task need not arrive.
     pub fn may_lapse(&self, number: Number) {
         self.history.lock().entry(number).may_lapse = true;
     }
@@ -106,12 +110,12 @@ impl Ledger {
         self.history.lock().entry(number).order = Some((sequence.to_owned(), place));
     }
 
-    /// It must not arrive before the last attempt of each of `others` has.
+    /// The task must not arrive before the last attempt of each of `others` has.
     pub fn expect_after(&self, number: Number, others: &[Number]) {
         self.history.lock().entry(number).after = others.to_vec();
     }
 
-    /// A cancel was acknowledged with this outcome.
+    /// Records a cancel that was acknowledged with this outcome.
     pub fn cancelled(&self, number: Number, outcome: &str) {
         self.history.lock().entry(number).cancel =
             if outcome == "cancelled" { Cancel::Final } else { Cancel::NoFurther };
@@ -121,12 +125,13 @@ impl Ledger {
         self.history.lock().entry(number).cancel = Cancel::Unknown;
     }
 
-    /// A new due time was acknowledged.
+    /// Records a new due time that was acknowledged.
     pub fn moved(&self, number: Number, due_ms: i64) {
         self.history.lock().entry(number).due_us = due_ms * 1_000;
     }
 
-    /// It may now arrive from `due_ms` on if that is earlier: a move whose outcome is unknown, or a run asked for.
+    /// The task may now arrive from `due_ms` on if that is earlier: after a move whose outcome is unknown, or a
+    /// requested run.
     pub fn may_move(&self, number: Number, due_ms: i64) {
         let mut history = self.history.lock();
         let entry = history.entry(number);
@@ -141,24 +146,24 @@ impl Ledger {
         history.deliveries.push(delivery);
     }
 
-    /// Something is about to be broken.
+    /// Opens the window of a fault that is about to be injected.
     pub fn fault(&self, what: &str) -> Fault {
         let mut history = self.history.lock();
         history.windows.push(Window { what: what.to_owned(), from_us: now_us(), until_us: None });
         Fault(history.windows.len() - 1)
     }
 
-    /// It is whole again.
+    /// Closes the window of a fault that is healed.
     pub fn heal(&self, fault: Fault) {
         self.history.lock().windows[fault.0].until_us = Some(now_us());
     }
 
-    /// Someone was seen to own `shard` in `epoch`.
+    /// Records that a node was seen to own `shard` in `epoch`.
     pub fn owner_seen(&self, shard: u32, epoch: i64, owner: &str) {
         self.history.lock().owners.entry((shard, epoch)).or_default().insert(owner.to_owned());
     }
 
-    /// The scenario takes messages out of RabbitMQ, so that attempts may be missing. Tasks may not.
+    /// The scenario takes messages out of RabbitMQ, so attempts may be missing. Tasks may not.
     pub fn messages_may_vanish(&self) {
         self.history.lock().messages_may_vanish = true;
     }
@@ -171,17 +176,17 @@ impl Ledger {
         }
     }
 
-    /// Everything that has arrived for one submission, in order.
+    /// All deliveries of one submission, in order.
     pub fn deliveries(&self, number: Number) -> Vec<Delivery> {
         self.history.lock().deliveries.iter().filter(|delivery| delivery.number == Some(number)).cloned().collect()
     }
 
-    /// Everything that has arrived.
+    /// All deliveries.
     pub fn arrivals(&self) -> Vec<Delivery> {
         self.history.lock().deliveries.clone()
     }
 
-    /// Waits until `count` messages of one submission have arrived, or fails with what has.
+    /// Waits until `count` messages of one submission have arrived, or fails with those that have.
     pub async fn wait_delivered(
         &self,
         number: Number,
@@ -201,7 +206,7 @@ impl Ledger {
         }
     }
 
-    /// Waits until all that must arrive has, at most `within`. What is then missing is for the judge.
+    /// Waits until all tasks that must arrive have, at most `within`. The judge then finds the missing ones.
     pub async fn wait_all(&self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
         while self.outstanding() > 0 {
@@ -213,7 +218,7 @@ impl Ledger {
         true
     }
 
-    /// How many must arrive and have not.
+    /// How many tasks must arrive and have not.
     pub fn outstanding(&self) -> usize {
         let history = self.history.lock();
         history
@@ -224,7 +229,7 @@ impl Ledger {
             .count()
     }
 
-    /// Where things stand, for a live view.
+    /// The current counts, for a live view.
     pub fn progress(&self) -> Progress {
         let history = self.history.lock();
         let now_us = now_us();
@@ -242,8 +247,8 @@ impl Ledger {
         judge::judge(&self.history.lock(), self.grace_us)
     }
 
-    /// How late messages were whose due time lies in `[from_us, until_us)`, by the consumer's clock; first arrivals of
-    /// first attempts only.
+    /// The lateness of messages whose due time lies in `[from_us, until_us)`, by the consumer's clock; first arrivals
+    /// of first attempts only.
     pub fn lateness(&self, from_us: i64, until_us: i64) -> Lateness {
         judge::lateness(&self.history.lock(), from_us, until_us)
     }

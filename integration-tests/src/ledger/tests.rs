@@ -1,10 +1,10 @@
-//! A ledger that cannot fail is worth nothing: each question gets a history that violates it, and it alone.
+//! Tests of the judge: each question gets a history that violates it, and no other question.
 
 use super::{verdict::Findings, *};
 
 const DUE_MS: i64 = 1_000;
 
-/// A made-up history: times are whatever the test says.
+/// A made-up history; the test chooses the times.
 struct Story {
     ledger: Ledger,
 }
@@ -51,7 +51,7 @@ impl Story {
     }
 }
 
-/// Exactly this one question is answered with one violation.
+/// Checks that exactly this one question has one violation.
 fn only(verdict: &Verdict, pick: impl Fn(&mut Verdict) -> &mut Findings) {
     let mut rest = verdict.clone();
     let found = std::mem::take(pick(&mut rest));

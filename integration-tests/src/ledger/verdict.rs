@@ -1,11 +1,11 @@
-//! What the judge found, for people and for tests.
+//! The judge's findings, for people and for tests.
 
 use std::fmt;
 
-/// How many examples of each violation are kept. The first few tell; the count says the rest.
+/// How many examples of each violation are kept. The first few explain it; the count gives the rest.
 const EXAMPLES: usize = 5;
 
-/// One question and its violations.
+/// The violations of one question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     pub count: usize,
@@ -21,7 +21,7 @@ impl Findings {
     }
 }
 
-/// Milliseconds from due to arrival, by the consumer's clock.
+/// Milliseconds from due time to arrival, by the consumer's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lateness {
     pub count: u64,
@@ -54,26 +54,26 @@ pub struct Verdict {
     /// Tasks that have arrived at least once.
     pub delivered: usize,
     pub messages: usize,
-    /// Copies that say so, near a fault: allowed.
+    /// Marked copies near a fault, which are allowed.
     pub marked_copies: usize,
-    /// Messages RabbitMQ handed out again by itself: not ours.
+    /// Messages that RabbitMQ itself handed out again: not Duetime's copies.
     pub broker_copies: usize,
 
     /// Accepted, never arrived.
     pub lost: Findings,
-    /// Arrived without having been asked for, or not as it was asked.
+    /// Arrived without a submission, or not as submitted.
     pub unexpected: Findings,
     /// Arrived before its due time.
     pub early: Findings,
     /// Arrived although a cancel was acknowledged as final.
     pub after_cancel: Findings,
-    /// A copy that does not say that it may be one.
+    /// An unmarked copy.
     pub unmarked: Findings,
-    /// A copy although nothing was broken.
+    /// A copy without a fault near it.
     pub outside: Findings,
     /// Attempts with a gap, out of order, or more than allowed.
     pub attempts: Findings,
-    /// Arrived out of the order that was asked for.
+    /// Arrived out of the required order.
     pub order: Findings,
     /// Two owners of one shard in one epoch.
     pub owners: Findings,
@@ -89,7 +89,7 @@ impl Verdict {
     /// Ends a scenario.
     ///
     /// # Panics
-    /// With the whole verdict, when anything is wrong.
+    /// With the whole verdict, when it has any violation.
     pub fn assert_holds(&self) {
         assert!(self.holds(), "{self}");
     }

@@ -1,4 +1,4 @@
-//! Which user runs a store. PostgreSQL refuses root, and RabbitMQ's scripts expect their own user.
+//! The user that runs a store. PostgreSQL refuses root, and RabbitMQ's scripts expect their own user.
 
 use std::{
     fs,
@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The user a process runs as.
+/// The user that a process runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Account {
-    /// Whoever runs this.
+    /// The user of this process.
     Own,
     Other {
         uid: u32,
@@ -20,7 +20,7 @@ pub(super) enum Account {
 }
 
 impl Account {
-    /// Ourselves, unless we are root: then the first of `names` that this machine knows.
+    /// The current user, unless that is root: then the first of `names` that this machine knows.
     pub(super) fn unprivileged(names: &[&str]) -> Result<Self> {
         if !is_root()? {
             return Ok(Self::Own);
@@ -39,7 +39,7 @@ impl Account {
         bail!("none of the users {names:?} exists; integration-tests/install sets them up")
     }
 
-    /// Makes `path` and hands it to this user. Every folder above must let the user through.
+    /// Makes `path` and gives it to this user. Every folder above must let the user through.
     pub(super) fn own_folder(&self, path: &Path) -> Result<()> {
         fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))?;
         self.own(path)?;
@@ -54,7 +54,7 @@ impl Account {
         Ok(())
     }
 
-    /// What `setpriv` needs to become this user.
+    /// The arguments with which `setpriv` becomes this user.
     pub(super) fn setpriv(&self) -> Vec<String> {
         match self {
             Self::Own => Vec::new(),
@@ -65,7 +65,7 @@ impl Account {
     }
 }
 
-/// Whether a process of any user gets through to `path`. Only root, who starts stores as others, need care.
+/// Whether processes of any user can reach `path`. This matters to root only, who starts stores as other users.
 pub fn all_may_enter(path: &Path) -> bool {
     let Ok(path) = path.canonicalize() else { return false };
     !is_root().unwrap_or(false)

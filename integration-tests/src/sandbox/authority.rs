@@ -1,4 +1,4 @@
-//! A certificate authority of a test's own.
+//! A certificate authority for tests.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes one, with its files in `folder`.
+    /// Makes an authority with its files in `folder`.
     pub fn new(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let own = CertificateFiles { cert: folder.join("ca.pem"), key: folder.join("ca.key") };
@@ -36,12 +36,12 @@ impl Authority {
         &self.own.cert
     }
 
-    /// A server at 127.0.0.1, which is called `localhost` too.
+    /// Makes the certificate of a server at 127.0.0.1 and `localhost`.
     pub fn server(&self) -> Result<CertificateFiles> {
         self.sign("localhost", "subjectAltName=DNS:localhost,IP:127.0.0.1")
     }
 
-    /// A client whose common name is `name`.
+    /// Makes the certificate of a client whose common name is `name`.
     pub fn client(&self, name: &str) -> Result<CertificateFiles> {
         self.sign(name, "extendedKeyUsage=clientAuth")
     }

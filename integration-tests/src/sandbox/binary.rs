@@ -1,4 +1,4 @@
-//! Where the node's program is, and how to run it to its end.
+//! Finds the node's program, and runs it to its end.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use tokio::io::AsyncWriteExt;
 
-/// `DUETIME_BIN`, or the one built beside this test, built now if it is not there.
+/// The program in `DUETIME_BIN`, or the one built beside this test, built now if it is missing.
 pub fn binary() -> Result<&'static Path> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match FOUND.get_or_init(|| find().map_err(|error| format!("{error:#}"))) {
@@ -18,12 +18,12 @@ pub fn binary() -> Result<&'static Path> {
     }
 }
 
-/// Runs `duetime` with these words and waits for it.
+/// Runs `duetime` with these arguments and waits for it.
 pub async fn run(words: &[&str]) -> Result<Output> {
     run_with(words, &[], "").await
 }
 
-/// The same with these variables set and `input` to read.
+/// Like `run`, with these variables and this standard input.
 pub async fn run_with(words: &[&str], env: &[(&str, &str)], input: &str) -> Result<Output> {
     let name = format!("duetime {}", words.join(" "));
     let mut child = tokio::process::Command::new(binary()?)
@@ -36,7 +36,7 @@ pub async fn run_with(words: &[&str], env: &[(&str, &str)], input: &str) -> Resu
         .spawn()
         .with_context(|| format!("starting {name}"))?;
     let mut stdin = child.stdin.take().context("a pipe to it")?;
-    // It may end, or print, before it has read everything.
+    // The program may end, or print, before it has read everything.
     let (_, output) = tokio::join!(
         async move {
             stdin.write_all(input.as_bytes()).await.ok();

@@ -1,4 +1,4 @@
-//! What a sandbox shall be, and how it comes to be.
+//! The builder of a sandbox.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,10 +11,10 @@ use super::{
     scratch, secret, shared,
 };
 
-/// One scenario at a time: they share stores, cores and the patience of lateness figures.
+/// One scenario at a time: they share the stores and the cores, and lateness depends on both.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// What a sandbox shall be.
+/// The settings of a sandbox.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(super) nodes: usize,
@@ -46,7 +46,7 @@ impl Builder {
         self
     }
 
-    /// One or two, each on a server of its own, with half of the shards each.
+    /// One or two databases, each on a server of its own with half of the shards.
     pub fn databases(mut self, count: usize) -> Self {
         self.databases = count;
         self
@@ -57,7 +57,7 @@ impl Builder {
         self
     }
 
-    /// Puts a proxy into each way from a node to a store: see [`Sandbox::links`].
+    /// Puts a proxy into each link from a node to a store: see [`Sandbox::links`].
     pub fn proxied(mut self) -> Self {
         self.proxied = true;
         self
@@ -69,13 +69,13 @@ impl Builder {
         self
     }
 
-    /// Appended to each node's configuration file.
+    /// Appends TOML to each node's configuration file.
     pub fn config(mut self, toml: &str) -> Self {
         self.more.push_str(toml);
         self
     }
 
-    /// Nobody asks the nodes again and again who owns what, which costs them a little.
+    /// Does not poll the nodes for the owners of shards, which costs the nodes a little.
     pub fn unwatched(mut self) -> Self {
         self.watched = false;
         self

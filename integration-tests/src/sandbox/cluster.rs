@@ -1,4 +1,4 @@
-//! A cluster of nodes on stores that are divided among the tests of this process.
+//! A cluster of nodes on stores that the tests of this process share.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,19 +21,19 @@ use crate::{
     ledger::{Fault, Ledger},
 };
 
-/// As many as `duetime migrate` makes.
+/// The number of shards that `duetime migrate` makes.
 const SHARDS: u32 = 128;
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A queue's policy is in force on every node this long after its answer: what the contract promises, so no test may expect
-/// it sooner.
+/// A queue's policy applies on every node this long after its answer. The contract promises no less, so no test may
+/// expect it sooner.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A cluster for one scenario: its own databases, etcd prefix and virtual host, its own nodes. Dropping it ends them.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// What every part of the scenario writes down.
+    /// The record of every part of the scenario.
     pub ledger: Arc<Ledger>,
     pub(super) shape: Builder,
     pub(super) name: String,
@@ -51,7 +51,7 @@ pub struct Sandbox {
     pub(super) _turn: MutexGuard<'static, ()>,
 }
 
-/// A node's ways to its stores, when they lead through proxies.
+/// A node's links to its stores, when they lead through proxies.
 #[derive(Debug)]
 pub struct Links {
     pub databases: Vec<Proxy>,
@@ -65,7 +65,7 @@ impl Sandbox {
         Builder::default()
     }
 
-    /// One more node, configured and not started.
+    /// Adds one more node, configured and not started.
     pub async fn add_node(&mut self) -> Result<usize> {
         let number = self.nodes.len();
         let links = if self.shape.proxied { Some(self.lay_links().await?) } else { None };
@@ -99,7 +99,7 @@ impl Sandbox {
         &self.nodes[number]
     }
 
-    /// The ways of one node to its stores; only when the sandbox was built `proxied`.
+    /// The links of one node to its stores; only when the sandbox was built `proxied`.
     pub fn links(&self, node: usize) -> &Links {
         &self.links[node]
     }
@@ -108,7 +108,7 @@ impl Sandbox {
         self.nodes[number].client()
     }
 
-    /// One client a node.
+    /// One client for each node.
     pub fn clients(&self) -> Vec<Client> {
         self.nodes.iter().map(Node::client).collect()
     }
@@ -125,7 +125,7 @@ impl Sandbox {
         self.databases[database].0
     }
 
-    /// Where applications find one of the databases.
+    /// The URL of a database for applications.
     pub fn database_url(&self, database: usize) -> String {
         let (server, name) = &self.databases[database];
         server.url(name)
@@ -144,7 +144,7 @@ impl Sandbox {
         self.shape.lease_ttl
     }
 
-    /// Sets a queue's policy and attaches a consumer to it, ready when this returns.
+    /// Sets a queue's policy and attaches a consumer to it; the consumer is ready when this returns.
     pub async fn consume(
         &self,
         queue: &str,
@@ -154,7 +154,7 @@ impl Sandbox {
         self.put_queues(&[(queue, policy.clone())]).await?;
         let script: Script = Arc::new(script);
         let consumer = Consumer::scripted(&self.amqp_url(), queue, &self.ledger, script);
-        // The queue exists at the latest when something has been published to it.
+        // The queue exists at the latest when a message has been published to it.
         let number = self.ledger.submitting(queue, now_ms());
         let task = json!({ "queue": queue, "payload": { "n": number, "warm_up": true } });
         self.ledger.accepted(number, &self.live()?.submit(&task).await?.id);
@@ -163,7 +163,7 @@ impl Sandbox {
         self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
     }
 
-    /// Sets queues' policies, and waits until they are in force on every node: so long after the last answer.
+    /// Sets queues' policies, and waits until they apply on every node: a fixed time after the last answer.
     pub async fn put_queues(&self, queues: &[(&str, Value)]) -> Result<()> {
         let client = self.live()?;
         for (queue, policy) in queues {
@@ -173,12 +173,12 @@ impl Sandbox {
         Ok(())
     }
 
-    /// A consumer that acks everything.
+    /// Attaches a consumer that acks everything.
     pub async fn consume_and_ack(&self, queue: &str, policy: &Value) -> Result<()> {
         self.consume(queue, policy, |_| Answer::ack()).await
     }
 
-    /// The number of the node that says it is master.
+    /// The number of the node that reports itself as master.
     pub async fn master(&self) -> Result<usize> {
         let deadline = Instant::now() + SETTLED_WITHIN;
         loop {
@@ -209,7 +209,7 @@ impl Sandbox {
         }
     }
 
-    /// How many shards each running node says it owns.
+    /// How many shards each running node reports to own.
     pub async fn owned(&self) -> Vec<f64> {
         let mut owned = Vec::new();
         for node in self.nodes.iter().filter(|node| node.is_running()) {
@@ -218,14 +218,14 @@ impl Sandbox {
         owned
     }
 
-    /// SIGKILL, written down as a fault.
+    /// Kills a node with SIGKILL, recorded as a fault.
     pub fn kill(&self, number: usize) {
         let fault = self.ledger.fault(&format!("{} killed", self.nodes[number].name()));
         self.nodes[number].kill();
         self.ledger.heal(fault);
     }
 
-    /// SIGSTOP, written down as a fault until [`Self::resume`].
+    /// Stops a node with SIGSTOP, recorded as a fault until [`Self::resume`].
     pub fn pause(&self, number: usize) -> Result<()> {
         let fault = self.ledger.fault(&format!("{} frozen", self.nodes[number].name()));
         self.open_faults.lock().insert(number, fault);
@@ -246,7 +246,7 @@ impl Sandbox {
         self.nodes[number].wait_ready(READY_WITHIN).await
     }
 
-    /// A client of a node that runs.
+    /// A client of a running node.
     pub fn live(&self) -> Result<Client> {
         Ok(self.nodes.iter().find(|node| node.is_running()).context("no node runs")?.client())
     }
@@ -279,7 +279,7 @@ impl Sandbox {
         Ok(Links { databases, etcd, rabbit: Proxy::start(self.rabbit.port()).await? })
     }
 
-    /// Asks every node, again and again, who owns what, for the ledger.
+    /// Polls every node for the owners of shards, for the ledger.
     pub(super) fn watch_owners(&self) -> JoinHandle<()> {
         let (ledger, clients) = (Arc::clone(&self.ledger), self.clients());
         tokio::spawn(async move {
@@ -295,7 +295,7 @@ impl Sandbox {
     }
 }
 
-/// Writes down who the cluster's report says owns each shard, and in which epoch.
+/// Records each shard's owner and epoch from the cluster's report.
 fn note_owners(ledger: &Ledger, report: &Value) {
     for shard in report["shards"].as_array().into_iter().flatten() {
         let (Some(id), Some(epoch)) = (shard["shard"].as_u64(), shard["epoch"].as_i64()) else { continue };
@@ -321,7 +321,7 @@ impl Drop for Sandbox {
 }
 
 impl Sandbox {
-    /// For whoever looks into a failed scenario.
+    /// Keeps the logs and prints their ends, for a person who examines a failed scenario.
     #[expect(clippy::print_stderr, reason = "a failing test tells on standard error")]
     fn leave_traces(&self) {
         scratch::keep(scratch::scratch());

@@ -35,7 +35,7 @@ struct Member {
 }
 
 impl Etcd {
-    /// Sets up `members` in `folder`, or starts those that are already there.
+    /// Sets up `members` in `folder`, or starts those that already exist there.
     pub async fn start(folder: &Path, members: usize, tether: Tether) -> Result<Self> {
         let members = (0..members).map(|number| Member::in_folder(folder, number)).collect::<Result<_>>()?;
         let cluster = Self { members, tether };
@@ -46,7 +46,7 @@ impl Etcd {
         Ok(cluster)
     }
 
-    /// One client URL a member.
+    /// One client URL for each member.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(Member::url).collect()
     }
@@ -60,7 +60,7 @@ impl Etcd {
         self.members.iter().filter_map(|member| member.process.lock().as_ref().map(Process::pid)).collect()
     }
 
-    /// SIGKILL.
+    /// Kills a member with SIGKILL.
     pub fn kill(&self, member: usize) {
         if let Some(process) = self.members[member].process.lock().take() {
             process.kill();
@@ -73,7 +73,7 @@ impl Etcd {
         }
     }
 
-    /// SIGSTOP: connections stay open and silent.
+    /// Stops a member with SIGSTOP: connections stay open and silent.
     pub fn pause(&self, member: usize) -> Result<()> {
         self.members[member].signal(Signal::Stop)
     }
@@ -92,7 +92,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Starts whatever does not run, and waits until all members answer.
+    /// Starts the members that do not run, and waits until all answer.
     pub async fn restart_all(&self) -> Result<()> {
         for number in 0..self.members.len() {
             self.restart(number)?;
@@ -158,7 +158,7 @@ impl Member {
         self.process.lock().as_ref().with_context(|| format!("{} does not run", self.name))?.signal(signal)
     }
 
-    /// Healthy: it answers and knows a leader.
+    /// A healthy member answers and knows a leader.
     async fn wait_healthy(&self) -> Result<()> {
         let deadline = Instant::now() + START_WITHIN;
         let url = format!("{}/health", self.url());

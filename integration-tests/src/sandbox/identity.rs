@@ -1,4 +1,4 @@
-//! Processes that outlive whoever started them.
+//! Processes that may outlive the process that started them.
 
 use std::{fs, time::Duration};
 
@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::process::{Signal, send};
 
-/// A process someone else started, or we did in an earlier life: its number and when it began, which together are never
-/// another's.
+/// A process that another process started, or an earlier run of this one. Its id and its start time together are
+/// unique.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub name: String,
@@ -19,7 +19,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a process that runs now.
+    /// The identity of a running process.
     pub fn of(name: &str, pid: u32) -> Result<Self> {
         let began = began(pid).with_context(|| format!("{name} (pid {pid}) has already ended"))?;
         Ok(Self { name: name.to_owned(), pid, began })
@@ -29,7 +29,8 @@ impl Identity {
         began(self.pid) == Some(self.began)
     }
 
-    /// Sends `signal` and waits for the end; SIGKILL when that does not come in time. Nothing if it has ended before.
+    /// Sends `signal` and waits for the end; SIGKILL when that does not come in time. Does nothing if the process has
+    /// ended before.
     pub async fn end(&self, signal: Signal, within: Duration) -> Result<()> {
         if !self.is_running() {
             return Ok(());
@@ -56,7 +57,7 @@ impl Identity {
     }
 }
 
-/// When a process began; `None` when it has ended, though nobody may have buried it yet.
+/// When a process began; `None` when it has ended, even if it is still a zombie.
 fn began(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the name in parentheses and may hold anything; the third is the state, the 22nd the start.

@@ -1,4 +1,4 @@
-//! Private instances of the real stores and nodes, and their faults as verbs.
+//! Private instances of the real stores and nodes, with their faults as methods.
 
 mod account;
 mod authority;

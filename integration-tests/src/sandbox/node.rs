@@ -1,4 +1,4 @@
-//! One node: its configuration file, its process and what may happen to it.
+//! One node: its configuration file, its process and its faults.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::client::Client;
 
-/// One `[[database]]` as a node sees it.
+/// One `[[database]]` of a node's configuration.
 #[derive(Clone, Debug)]
 pub struct DatabaseConfig {
     pub name: String,
@@ -27,7 +27,7 @@ pub struct DatabaseConfig {
     pub shards: String,
 }
 
-/// What a node's configuration file says.
+/// The content of a node's configuration file.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     pub name: String,
@@ -39,7 +39,7 @@ pub struct NodeConfig {
     pub port: u16,
     /// The operator's token; the file keeps only its hash.
     pub token: String,
-    /// TOML appended as it is.
+    /// TOML to append unchanged.
     pub more: String,
 }
 
@@ -81,12 +81,12 @@ pub struct Node {
     folder: PathBuf,
     tether: Tether,
     process: Mutex<Option<Process>>,
-    /// Of its environment, from its next start on.
+    /// Variables of its environment, from its next start on.
     variables: Mutex<Vec<(String, String)>>,
 }
 
 impl Node {
-    /// Writes its configuration into `folder`. It does not run yet.
+    /// Writes the node's configuration into `folder`. The node does not run yet.
     pub fn new(folder: &Path, config: NodeConfig, tether: Tether) -> Result<Self> {
         let file = folder.join(format!("{}.toml", config.name));
         process::write_secret(&file, &config.toml(), &Account::Own)?;
@@ -121,17 +121,17 @@ impl Node {
         Client::new(&self.url(), Some(&self.config.token))
     }
 
-    /// Sets a variable of its environment, in force from its next start on: `DUETIME_SECTION__NAME` overrides its file.
+    /// Sets a variable of the node's environment from its next start on: `DUETIME_SECTION__NAME` overrides its file.
     pub fn set(&self, name: &str, value: &str) {
         self.variables.lock().push((name.to_owned(), value.to_owned()));
     }
 
-    /// Starts it; it is ready when [`Self::wait_ready`] says so.
+    /// Starts the node; [`Self::wait_ready`] waits until it is ready.
     pub fn start(&self) -> Result<()> {
         self.start_with_failpoints("")
     }
 
-    /// The same with fail points set, for instance `after_claim=20*off->return`.
+    /// Like `start`, with fail points set, for instance `after_claim=20*off->return`.
     pub fn start_with_failpoints(&self, failpoints: &str) -> Result<()> {
         let mut env = vec![("RUST_BACKTRACE".to_owned(), "1".to_owned())];
         env.extend(self.variables.lock().iter().cloned());
@@ -159,7 +159,7 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until the node reports that it is ready.
     pub async fn wait_ready(&self, within: Duration) -> Result<()> {
         let client = self.client();
         let deadline = Instant::now() + within;
@@ -176,14 +176,14 @@ impl Node {
         }
     }
 
-    /// SIGKILL.
+    /// Kills the node with SIGKILL.
     pub fn kill(&self) {
         if let Some(process) = self.process.lock().as_ref() {
             process.kill();
         }
     }
 
-    /// SIGSTOP: it is there and does nothing.
+    /// Stops the node with SIGSTOP: its connections stay open and silent.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::Stop)
     }
@@ -192,13 +192,13 @@ impl Node {
         self.signal(Signal::Cont)
     }
 
-    /// SIGTERM, and waits until it has left in order.
+    /// Sends SIGTERM and waits until the node has left in order.
     pub async fn stop(&self, within: Duration) -> Result<ExitStatus> {
         self.signal(Signal::Term)?;
         self.wait_ended(within).await
     }
 
-    /// Waits for it to end, by itself or after a signal.
+    /// Waits for the node to end, by itself or after a signal.
     pub async fn wait_ended(&self, within: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
@@ -226,7 +226,7 @@ impl Node {
         self.process.lock().as_ref().filter(|process| process.is_running()).map(Process::pid)
     }
 
-    /// Everything it printed, over all its starts.
+    /// The log of everything it printed, over all its starts.
     pub fn log(&self) -> PathBuf {
         self.folder.join(format!("{}.log", self.config.name))
     }
@@ -240,7 +240,7 @@ impl Node {
     }
 }
 
-/// What a configuration keeps of a token.
+/// The hash that a configuration keeps of a token.
 pub fn hex_sha256(token: &str) -> String {
     Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }

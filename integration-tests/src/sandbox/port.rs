@@ -6,14 +6,15 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Below the kernel's ephemeral range, so that no outgoing connection takes a port while its server is being restarted.
+/// Below the kernel's ephemeral range, so that no outgoing connection takes a port while its server is being
+/// restarted.
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A port of 127.0.0.1 that nobody listens on now. Processes begin at different places, so that two of them side by
-/// side seldom meet.
+/// A port of 127.0.0.1 without a listener. Processes begin at different places, so that two at the same time seldom
+/// collide.
 pub fn free_port() -> u16 {
     let start = process::id().wrapping_mul(131);
     for _ in 0..COUNT {

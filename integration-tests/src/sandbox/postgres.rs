@@ -21,7 +21,7 @@ use super::{
 
 const START_WITHIN: Duration = Duration::from_secs(60);
 
-/// As durable as in production: what is committed stays, whatever is killed.
+/// As durable as in production: committed data survives any kill.
 const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -48,7 +48,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Sets one up in `folder`, or starts the one that is already there.
+    /// Sets up a server in `folder`, or starts the one that already exists there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
@@ -73,12 +73,12 @@ impl Postgres {
         Ok(server)
     }
 
-    /// Where clients find `database`.
+    /// The URL of `database`.
     pub fn url(&self, database: &str) -> String {
         self.url_through(self.port, database)
     }
 
-    /// The same by another port of 127.0.0.1, which leads here.
+    /// The URL of `database` through another port of 127.0.0.1, which leads here.
     pub fn url_through(&self, port: u16, database: &str) -> String {
         format!("postgres://postgres:{}@127.0.0.1:{port}/{database}", self.password)
     }
@@ -87,13 +87,13 @@ impl Postgres {
         self.port
     }
 
-    /// Makes an empty database and answers its URL.
+    /// Creates an empty database and returns its URL.
     pub async fn create_database(&self, name: &str) -> Result<String> {
         self.execute(&format!("CREATE DATABASE \"{name}\"")).await?;
         Ok(self.url(name))
     }
 
-    /// Makes the database unless it is there.
+    /// Creates the database unless it exists.
     pub async fn ensure_database(&self, name: &str) -> Result<String> {
         let mut connection = PgConnection::connect(&self.url("postgres")).await?;
         let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
@@ -103,12 +103,12 @@ impl Postgres {
         if there { Ok(self.url(name)) } else { self.create_database(name).await }
     }
 
-    /// Drops a database with whoever is still in it.
+    /// Drops a database and the connections to it.
     pub async fn drop_database(&self, name: &str) -> Result<()> {
         self.execute(&format!("DROP DATABASE IF EXISTS \"{name}\" WITH (FORCE)")).await
     }
 
-    /// Runs one statement as the superuser, outside any database of ours.
+    /// Runs one statement as the superuser, outside the nodes' databases.
     pub async fn execute(&self, statement: &str) -> Result<()> {
         let mut connection = PgConnection::connect(&self.url("postgres")).await?;
         sqlx::query(AssertSqlSafe(statement.to_owned()))
@@ -131,7 +131,7 @@ impl Postgres {
         self.execute("SELECT pg_reload_conf()").await
     }
 
-    /// SIGKILL to the server and each of its processes at once: what a crash of the machine's memory would leave.
+    /// Sends SIGKILL to the server and each of its processes at the same time, as if the machine crashed.
     pub fn kill(&self) {
         if let Some(process) = self.process.lock().take() {
             let workers = process::children(process.pid());
@@ -142,17 +142,17 @@ impl Postgres {
         }
     }
 
-    /// Ends at once without a checkpoint; clients are told.
+    /// Stops at once without a checkpoint; clients are notified.
     pub async fn stop_immediately(&self) -> Result<()> {
         self.end(Signal::Quit).await
     }
 
-    /// Ends in order: clients are cut off, everything is written.
+    /// Stops in order: clients are disconnected, all data is written.
     pub async fn stop(&self) -> Result<()> {
         self.end(Signal::Int).await
     }
 
-    /// SIGSTOP: clients stay connected and hear nothing.
+    /// Stops the processes with SIGSTOP: clients stay connected and hear nothing.
     pub fn pause(&self) -> Result<()> {
         self.signal_all(Signal::Stop)
     }
@@ -249,7 +249,8 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // QUIT lets the server take its shared memory and its workers with it; the handle's own drop would not.
+        // On QUIT the server ends its workers and releases its shared memory; the handle's own drop would not do
+        // that.
         if self.tether == Tether::Tethered
             && let Some(process) = self.process.lock().take()
             && process.signal(Signal::Quit).is_ok()

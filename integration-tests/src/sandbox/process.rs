@@ -16,16 +16,16 @@ use tokio::time::Instant;
 
 use super::{account::Account, spawner};
 
-/// Whether a process ends with us.
+/// Whether a child ends with this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tether {
-    /// Killed when its handle is dropped, and by the kernel when we die.
+    /// Killed when its handle is dropped, and by the kernel when this process dies.
     Tethered,
-    /// In a session of its own; outlives us and the shell we were started from.
+    /// In a session of its own; outlives this process and the shell that started it.
     Detached,
 }
 
-/// What may be sent to a process, by the names `kill` knows.
+/// The signals to send, by the names that `kill` knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     Kill,
@@ -58,10 +58,10 @@ pub(super) struct Launch {
     pub env: Vec<(String, String)>,
     pub account: Account,
     pub folder: PathBuf,
-    /// Everything it prints, appended over restarts.
+    /// The file for all its output, appended over restarts.
     pub log: PathBuf,
     pub tether: Tether,
-    /// What the kernel sends it when we die; PostgreSQL cleans up behind itself on QUIT.
+    /// The signal that the kernel sends it when this process dies; on QUIT PostgreSQL cleans up behind itself.
     pub on_death: Signal,
 }
 
@@ -75,7 +75,8 @@ impl Launch {
             .with_context(|| format!("opening {}", self.log.display()))?;
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         if self.tether == Tether::Tethered {
-            // A group of its own: the terminal's Ctrl-C is for us, and we stop what we started in order.
+            // A process group of its own: the terminal's Ctrl-C reaches this process alone, which then stops its
+            // children in order.
             command.process_group(0);
         }
         let child = spawner::spawn(command).with_context(|| format!("starting {}", self.program.display()))?;
@@ -83,7 +84,8 @@ impl Launch {
         Ok(Process { name: self.name, pid, log: self.log, tether: self.tether, child: Mutex::new(child) })
     }
 
-    /// `setpriv` becomes the user and ties the process to us, then turns into the program: the process id stays.
+    /// `setpriv` becomes the user and ties the process to its parent, then executes the program: the process id
+    /// stays.
     fn command(&self) -> Result<Command> {
         let mut words: Vec<String> = Vec::new();
         if self.tether == Tether::Detached {
@@ -127,7 +129,7 @@ impl Process {
         &self.log
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has ended.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.child.lock().try_wait().ok().flatten()
     }
@@ -137,7 +139,7 @@ impl Process {
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        // Looked at under the lock: once it is reaped, its number may be someone else's.
+        // Checked under the lock: once the child is reaped, another process may have its id.
         let mut child = self.child.lock();
         if child.try_wait()?.is_some() {
             bail!("{} has already ended", self.name);
@@ -145,7 +147,7 @@ impl Process {
         send(self.pid, signal)
     }
 
-    /// SIGKILL, and waits until it is gone. Nothing when it has already ended.
+    /// Sends SIGKILL and waits for the end. Does nothing when the child has already ended.
     pub fn kill(&self) {
         let mut child = self.child.lock();
         child.kill().ok();
@@ -166,7 +168,7 @@ impl Process {
         }
     }
 
-    /// The end of what it printed.
+    /// The last lines of its output.
     pub fn tail(&self, lines: usize) -> String {
         tail(&self.log, lines)
     }
@@ -202,7 +204,7 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
     Ok(())
 }
 
-/// The processes that `pid` started and that are still there.
+/// The running processes that `pid` started.
 pub(super) fn children(pid: u32) -> Vec<u32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
         .unwrap_or_default()
@@ -217,7 +219,7 @@ pub(super) fn tail(log: &Path, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Runs a command to its end and gives back what it printed; its errors carry all of that.
+/// Runs a command to its end and returns its output; an error carries the output too.
 pub(super) async fn run(what: &str, mut command: tokio::process::Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -233,7 +235,7 @@ pub(super) async fn run(what: &str, mut command: tokio::process::Command) -> Res
     Ok(stdout.into_owned())
 }
 
-/// A file that only its owner reads.
+/// Writes a file that only its owner can read.
 pub(super) fn write_secret(path: &Path, text: &str, account: &Account) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     fs::remove_file(path).ok();

@@ -1,4 +1,4 @@
-//! A private Prometheus: it scrapes what it is told to, evaluates rules, and says which alerts fire.
+//! A private Prometheus: it scrapes the given targets, evaluates rules, and reports which alerts fire.
 
 use std::{
     collections::BTreeSet,
@@ -47,7 +47,7 @@ impl Prometheus {
                 "file_sd_configs": [{ "files": [target_file], "refresh_interval": "1s" }],
             }],
         });
-        // JSON is YAML.
+        // JSON is valid YAML.
         let config_file = folder.join("prometheus.yaml");
         fs::write(&config_file, config.to_string())?;
         write_targets(&target_file, targets)?;
@@ -73,7 +73,7 @@ impl Prometheus {
         Ok(server)
     }
 
-    /// From some seconds on these are all there is to scrape.
+    /// Replaces the targets; it takes some seconds to apply.
     pub fn scrape_only(&self, targets: &[String]) -> Result<()> {
         write_targets(&self.target_file, targets)
     }
@@ -89,13 +89,13 @@ impl Prometheus {
         Ok(firing.collect())
     }
 
-    /// No alert fires, and none is about to.
+    /// Whether no alert is firing or pending.
     pub async fn is_calm(&self) -> Result<bool> {
         let answer = self.ask("alerts").await?;
         Ok(answer["data"]["alerts"].as_array().context("Prometheus lists no alerts")?.is_empty())
     }
 
-    /// What is wrong with the rules that it evaluates, one line each.
+    /// The errors of the rules that it evaluates, one line each.
     pub async fn faults(&self) -> Result<Vec<String>> {
         let answer = self.ask("rules").await?;
         let groups = answer["data"]["groups"].as_array().context("Prometheus lists no rules")?;
@@ -106,7 +106,7 @@ impl Prometheus {
             .collect())
     }
 
-    /// How many series answer this query now.
+    /// How many series this query returns now.
     pub async fn count(&self, query: &str) -> Result<usize> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let answer = self.ask(&format!("query?query={encoded}")).await.with_context(|| query.to_owned())?;
@@ -119,7 +119,7 @@ impl Prometheus {
         Ok(serde_json::from_str(&answer.text().await?)?)
     }
 
-    /// Ready: it has scraped. That begins some seconds after it answers, and until then everything is absent.
+    /// Waits until it has scraped. That begins some seconds after it answers, and until then every series is absent.
     async fn wait_ready(&self) -> Result<()> {
         let deadline = Instant::now() + START_WITHIN;
         loop {
@@ -135,7 +135,7 @@ impl Prometheus {
     }
 }
 
-/// Put into its place as a whole: it may be read at any moment.
+/// Replaces the file as a whole, because Prometheus may read it at any moment.
 fn write_targets(file: &Path, targets: &[String]) -> Result<()> {
     let fresh = file.with_extension("fresh");
     fs::write(&fresh, json!([{ "targets": targets }]).to_string())?;

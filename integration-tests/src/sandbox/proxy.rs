@@ -17,7 +17,7 @@ use tokio::{
 use super::port::free_port;
 
 const CHUNK_BYTES: usize = 64 * 1_024;
-/// Chunks on their way in one direction while the link is slow.
+/// Chunks in flight in one direction while the link is slow.
 const IN_FLIGHT: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,9 @@ struct Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// Nothing passes, nothing is closed: a cable pulled out.
+    /// No byte passes and no connection is closed, as if the cable were pulled out.
     Cut,
-    /// Connections are closed and new ones are closed at once: a process gone.
+    /// Connections are closed, and new ones are closed at once, as if the process were gone.
     Refused,
 }
 
@@ -61,22 +61,22 @@ impl Proxy {
         self.port
     }
 
-    /// Silence in both directions; connections stay open, new ones are taken and hear nothing.
+    /// Silences both directions; connections stay open, new ones are accepted and hear nothing.
     pub fn cut(&self) {
         self.set(State::Cut);
     }
 
-    /// Every connection is closed, and new ones at once.
+    /// Closes every connection, and new ones at once.
     pub fn refuse(&self) {
         self.set(State::Refused);
     }
 
-    /// All passes again, also what was held back while the link was cut.
+    /// Lets everything pass again, including the bytes held back while the link was cut.
     pub fn heal(&self) {
         self.link.send_replace(Link { state: State::Open, delay: Duration::ZERO });
     }
 
-    /// Each direction takes this much longer.
+    /// Adds this delay to each direction.
     pub fn delay(&self, delay: Duration) {
         self.link.send_modify(|link| link.delay = delay);
     }
@@ -107,7 +107,7 @@ async fn carry(client: TcpStream, target: u16, mut link: watch::Receiver<Link>) 
     }
 }
 
-/// One direction. Ending either ends the connection: nothing spoken here uses half-closed connections.
+/// Copies one direction. The end of either ends the connection: no protocol here uses half-closed connections.
 async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut link: watch::Receiver<Link>) -> io::Result<()> {
     let (held, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(IN_FLIGHT);
     let delays = link.clone();
@@ -149,7 +149,7 @@ async fn refused(link: &mut watch::Receiver<Link>) {
 mod tests {
     use super::*;
 
-    /// Answers each byte with itself.
+    /// A server that echoes each byte.
     async fn echo() -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -23,8 +23,8 @@ const GREETS_WITHIN: Duration = Duration::from_secs(5);
 const START_WITHIN: Duration = Duration::from_secs(90);
 const SCRIPTS: &str = "/usr/lib/rabbitmq/bin";
 
-/// Erlang's schedulers spin while they wait; on a machine shared with everything else they must not. The distribution
-/// port listens on loopback only.
+/// Erlang's schedulers spin while they wait, which they must not on a shared machine. The distribution port listens
+/// on loopback only.
 const ERLANG: &str = "-noinput +sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}";
 
 /// One broker with its own node name, cookie, name server (epmd) and ports, and no plugins. It survives `kill` and
@@ -40,18 +40,18 @@ pub struct Rabbit {
     tether: Tether,
     broker: Mutex<Option<Process>>,
     epmd: Mutex<Option<Process>>,
-    /// Virtual hosts nobody needs any more; removed together with the next that is added, to save a slow call.
+    /// Virtual hosts that no test needs any more. The next addition removes them all, to save a slow call.
     retired: Mutex<Vec<String>>,
 }
 
 impl Rabbit {
-    /// Sets one up in `folder`, or starts the one that is already there.
+    /// Sets up a broker in `folder`, or starts the one that already exists there.
     pub async fn start(folder: &Path, tether: Tether) -> Result<Self> {
         Self::start_with(folder, tether, None).await
     }
 
-    /// The same, and beside its plain port it has one for TLS. There it takes clients with a certificate of `authority` only; one
-    /// that asks for EXTERNAL is the user whom its certificate names.
+    /// Like `start`, with a port for TLS beside the plain one. There it accepts only clients with a certificate of
+    /// `authority`. A client that asks for EXTERNAL becomes the user whom its certificate names.
     pub async fn start_encrypted(folder: &Path, tether: Tether, authority: &Authority) -> Result<Self> {
         Self::start_with(folder, tether, Some(authority)).await
     }
@@ -89,17 +89,17 @@ impl Rabbit {
         Ok(broker)
     }
 
-    /// Where clients find `vhost`; the default one is `/`.
+    /// The URL of `vhost`; the default one is `/`.
     pub fn url(&self, vhost: &str) -> String {
         self.url_through(self.port, vhost)
     }
 
-    /// The same by another port of 127.0.0.1, which leads here.
+    /// The URL of `vhost` through another port of 127.0.0.1, which leads here.
     pub fn url_through(&self, port: u16, vhost: &str) -> String {
         format!("amqp://guest:guest@127.0.0.1:{port}/{}", vhost.replace('/', "%2f"))
     }
 
-    /// Where clients find the virtual host `/` by TLS. `login` is `user:password@`, or empty.
+    /// The URL of the virtual host `/` over TLS. `login` is `user:password@`, or empty.
     pub fn tls_url(&self, login: &str) -> String {
         format!("amqps://{login}127.0.0.1:{}/%2f", self.tls_port.expect("it was started with an authority"))
     }
@@ -112,7 +112,7 @@ impl Rabbit {
         [&self.broker, &self.epmd].iter().filter_map(|process| process.lock().as_ref().map(Process::pid)).collect()
     }
 
-    /// Makes an empty virtual host and answers its URL.
+    /// Creates an empty virtual host and returns its URL.
     pub async fn add_vhost(&self, name: &str) -> Result<String> {
         let retired: Vec<String> = std::mem::take(&mut *self.retired.lock());
         let mut steps: Vec<String> =
@@ -126,12 +126,12 @@ impl Rabbit {
         Ok(self.url(name))
     }
 
-    /// The virtual host may go, with all that is in it.
+    /// Allows the removal of the virtual host with its whole content.
     pub fn retire_vhost(&self, name: String) {
         self.retired.lock().push(name);
     }
 
-    /// `rabbitmqctl` with these words; takes about half a second.
+    /// Runs `rabbitmqctl` with these arguments; takes about half a second.
     pub async fn ctl(&self, words: &[&str]) -> Result<String> {
         let mut command = tokio::process::Command::new("setpriv");
         command
@@ -144,7 +144,8 @@ impl Rabbit {
         process::run(&format!("rabbitmqctl {}", words.join(" ")), command).await
     }
 
-    /// Puts RabbitMQ's own programs for operators into `folder`: they ask this broker, and `rabbitmqctl` this virtual host.
+    /// Puts RabbitMQ's own programs for operators into `folder`: they talk to this broker, and `rabbitmqctl` to this
+    /// virtual host.
     pub fn programs(&self, folder: &Path, vhost: &str) -> Result<()> {
         fs::create_dir_all(folder)?;
         let variables: String = self.environment().iter().map(|(name, value)| format!(" '{name}={value}'")).collect();
@@ -158,14 +159,14 @@ impl Rabbit {
         Ok(())
     }
 
-    /// SIGKILL. Its name server stays: it holds nothing.
+    /// Kills the broker with SIGKILL. Its name server stays, because it holds no state.
     pub fn kill(&self) {
         if let Some(process) = self.broker.lock().take() {
             process.kill();
         }
     }
 
-    /// SIGKILL to the broker and to its name server.
+    /// Sends SIGKILL to the broker and to its name server.
     pub fn kill_all(&self) {
         self.kill();
         if let Some(process) = self.epmd.lock().take() {
@@ -173,7 +174,7 @@ impl Rabbit {
         }
     }
 
-    /// SIGSTOP: connections stay open and silent.
+    /// Stops the broker with SIGSTOP: connections stay open and silent.
     pub fn pause(&self) -> Result<()> {
         self.broker.lock().as_ref().context("rabbitmq does not run")?.signal(Signal::Stop)
     }
@@ -186,7 +187,7 @@ impl Rabbit {
         self.broker.lock().as_ref().is_some_and(Process::is_running)
     }
 
-    /// Ends in order.
+    /// Stops in order.
     pub async fn stop(&self) -> Result<()> {
         let Some(process) = self.broker.lock().take() else { return Ok(()) };
         process.signal(Signal::Term)?;
@@ -194,7 +195,7 @@ impl Rabbit {
         Ok(())
     }
 
-    /// Starts it unless it runs, and waits until it takes connections.
+    /// Starts it unless it runs, and waits until it accepts connections.
     pub async fn restart(&self) -> Result<()> {
         {
             let mut epmd = self.epmd.lock();
@@ -221,7 +222,7 @@ impl Rabbit {
         }
     }
 
-    /// A broker that has just started may accept a connection and never greet it.
+    /// Checks with a timeout: a broker that has just started may accept a connection and never greet it.
     async fn look(&self) -> Result<()> {
         let url = self.url("/");
         let connecting = Connection::connect(&url, ConnectionProperties::default());
@@ -231,7 +232,7 @@ impl Rabbit {
     }
 
     fn launch(&self, name: &str, program: PathBuf, mut env: Vec<(String, String)>) -> Result<Process> {
-        // An epmd we own: the one Erlang would start by itself is a daemon that nobody stops.
+        // An epmd of this process: the one that Erlang would start by itself is a daemon that no test stops.
         env.push(("ERL_EPMD_PORT".into(), self.epmd_port.to_string()));
         env.push(("ERL_EPMD_ADDRESS".into(), "127.0.0.1".into()));
         Launch {
@@ -277,7 +278,8 @@ impl Rabbit {
             ("RABBITMQ_SCHEMA_DIR", below("schema")),
             ("RABBITMQ_PLUGINS_EXPAND_DIR", below("plugins")),
             ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", ERLANG.into()),
-            // The script then becomes the Erlang machine instead of watching over it, so the process we know is the broker.
+            // The script then turns into the Erlang machine instead of supervising it, so the known process id is the
+            // broker's.
             ("RABBITMQ_ALLOW_INPUT", "1".into()),
         ]
         .into_iter()
@@ -286,7 +288,7 @@ impl Rabbit {
     }
 }
 
-/// Writes what RabbitMQ needs to listen for TLS on a port of its own, which is answered.
+/// Writes the settings and files for TLS on a port of its own; returns the port.
 fn encrypt(folder: &Path, account: &Account, authority: &Authority) -> Result<u16> {
     let port = secret::remembered_port(&folder.join("tls-port"))?;
     let server = authority.server()?;

@@ -1,4 +1,4 @@
-//! The folder of this process for everything temporary, and who tidies it up.
+//! The temporary folder of this process, and its removal.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use anyhow::{Context, Result};
 
 use super::account;
 
-/// Outlives us by a moment: when its standard input ends because we did, it waits until nobody works in the folder any
-/// more and removes it, unless a file `keep` says otherwise.
+/// Runs slightly longer than this process. Its standard input ends when this process does; it then retries until the
+/// folder can be removed, unless a file `keep` says otherwise.
 const JANITOR: &str = r#"
 cat >/dev/null
 [ -e "$1/keep" ] && exit 0
@@ -39,8 +39,8 @@ static SCRATCH: OnceLock<Scratch> = OnceLock::new();
 static BASE: OnceLock<PathBuf> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Has [`scratch`] made below `base` and not in the system's folder for such things, if the stores' users can get there.
-/// Only before its first call.
+/// Puts [`scratch`] below `base` and not in the system's temporary folder, if the stores' users can get there. Only
+/// before its first call.
 pub fn scratch_below(base: &Path) -> Result<()> {
     fs::create_dir_all(base).with_context(|| format!("making {}", base.display()))?;
     if account::all_may_enter(base) {
@@ -85,7 +85,7 @@ pub(super) fn fresh(name: &str) -> PathBuf {
     path
 }
 
-/// Leaves the temporary folder behind for a person to look at; `DUETIME_KEEP=1` does so from outside.
+/// Leaves the temporary folder behind for inspection; `DUETIME_KEEP=1` does so from outside.
 pub(super) fn keep(path: &Path) {
     fs::write(path.join("keep"), "").ok();
 }

@@ -1,4 +1,4 @@
-//! Passwords and ports that a folder remembers, so that what was started in it can be started again.
+//! Passwords and ports that a folder keeps, so that its processes can be started again.
 
 use std::{fs, path::Path};
 
@@ -22,7 +22,7 @@ pub(super) fn remembered(file: &Path, account: &Account) -> Result<String> {
     Ok(fresh)
 }
 
-/// The same for a secret of our own.
+/// Like `remembered`, for a secret of the current user.
 pub fn remembered_own(file: &Path) -> Result<String> {
     remembered(file, &Account::Own)
 }

@@ -1,5 +1,5 @@
-//! The stores that all tests of one process share: slow to start, cheap to divide. Each is started when first asked for
-//! and ends with the process. A test takes a database, a prefix, a virtual host of its own.
+//! The stores that all tests of one process share: slow to start, cheap to divide. Each starts at its first use and
+//! ends with the process. A test takes a database, a prefix, a virtual host of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +13,7 @@ static SECOND: OnceCell<Postgres> = OnceCell::const_new();
 static ETCD: OnceCell<Etcd> = OnceCell::const_new();
 static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
 
-/// A name nobody in this process has had: `<stem>_<number>`.
+/// A name that is unique in this process: `<stem>_<number>`.
 pub fn unique(stem: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     format!("{stem}_{}", NEXT.fetch_add(1, Ordering::Relaxed))
@@ -29,7 +29,7 @@ pub async fn postgres() -> Result<&'static Postgres> {
     Ok(server)
 }
 
-/// A second server, for what happens when one of two is gone.
+/// A second server, for scenarios in which one of two is gone.
 pub async fn second_postgres() -> Result<&'static Postgres> {
     let server = SECOND
         .get_or_try_init(|| async { Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await })

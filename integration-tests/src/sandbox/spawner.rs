@@ -1,7 +1,7 @@
 //! One thread that starts every process, and stays.
 //!
-//! A parent-death signal goes out when the *thread* that forked ends. Tests run on threads that come and go, so
-//! whatever must live as long as the test binary is started from here.
+//! The kernel sends a parent-death signal when the *thread* that forked ends. Tests run on threads that come and go,
+//! so a process that must live as long as the test binary is started from here.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ pub(super) fn spawn(command: Command) -> io::Result<Child> {
             .spawn(move || {
                 for mut order in incoming {
                     let child = order.command.spawn();
-                    // Whoever asked has a stack frame waiting; should it be gone, the child has no owner and must end.
+                    // The requester waits for the answer. If it is gone, the child has no owner and must end.
                     if let Err(mpsc::SendError(Ok(mut orphan))) = order.answer.send(child) {
                         orphan.kill().ok();
                     }

@@ -1,4 +1,4 @@
-//! Many tasks at once: cancelled and moved while they come due, carried to another place and back.
+//! Bulk operations: tasks cancelled and moved while they come due, exported to another cluster and back.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{command::Terminal, confirm, id_of, in_state, scenario, submit};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// So many tasks, due evenly from `first_ms` on.
+/// Submits this many tasks, due evenly from `first_ms` on.
 async fn fill(
     client: &Client,
     ledger: &Ledger,
@@ -42,7 +42,8 @@ async fn fill(
     Ok(numbers)
 }
 
-/// Request after request to one node after the other; the sum of what they answered: matched, done, in flight.
+/// Sends request after request, to one node after the other; returns the sum of their answers: matched, done, in
+/// flight.
 async fn bulk(sandbox: &Sandbox, request: &Value) -> Result<(u64, u64, u64)> {
     let (mut sum, mut request) = ((0, 0, 0), request.clone());
     for turn in 0.. {
@@ -98,10 +99,10 @@ async fn of_many_tasks_cancelled_while_they_come_due_none_that_was_cancelled_arr
                 kept += 1;
             }
         }
-        // Nothing was missed: what was not cancelled had been claimed before its turn came.
+        // No task was missed: those not cancelled had been claimed before their turn came.
         ensure!(kept as u64 + done == 50_000 && done >= 45_000 && kept > 0, "{done} cancelled, {kept} not");
         ensure!(ledger.wait_all(SOON).await, "tasks are outstanding");
-        // What was cancelled near its due time had its chance to arrive by now.
+        // By now each task cancelled near its due time would have arrived.
         for number in others {
             ledger.wait_delivered(number, 1, SOON).await?;
         }
@@ -138,7 +139,7 @@ async fn tasks_moved_and_run_together_arrive_on_time_whoever_owns_them() {
     .await;
 }
 
-/// What an exported task says as a submission.
+/// The fields of an exported task that a submission has.
 fn said(task: &Value) -> Value {
     let fields = [
         "queue",
@@ -200,7 +201,7 @@ async fn what_is_exported_and_imported_is_what_was_submitted() {
             ensure!(said(first) == said(second) && first["id"] != second["id"], "{first}\n{second}");
         }
 
-        // Once more: the one with a key is there; the others are, too, once their old ids are their keys.
+        // Imports once more: the task with a key exists; the others do too, once their old ids are their keys.
         for there in [1, 3] {
             let (out, _) = terminal.ends(0, &["import", "-", "--key-from-id"], &before).await?;
             ensure!(out.contains(&format!("{there} there already")), "{out}");

@@ -1,4 +1,4 @@
-//! A broker that takes clients with a certificate only: nodes and relays have one, and say so where they lack it.
+//! A broker that accepts only clients with a certificate. Nodes and relays present one, and report a missing one.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{in_state, scenario, until};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// The variables by which a process shows the certificate of `name` and logs in by it.
+/// The variables by which a process presents the certificate of `name` and logs in by it.
 fn variables(authority: &Authority, rabbit: &Rabbit, name: &str) -> Result<Vec<(&'static str, String)>> {
     let files = authority.client(name)?;
     Ok(vec![
@@ -67,7 +67,7 @@ async fn with_certificates_tasks_are_delivered_and_without_one_the_node_says_why
         let _relay = relay.kill_on_drop(true).spawn()?;
         let id = client.submit(&json!({ "queue": "jobs" })).await?.id;
         in_state(&client, &id, "succeeded").await?;
-        // Before the broker that it speaks to goes.
+        // Stopped before its broker goes.
         node.stop(SOON).await.map(drop)
     })
     .await;

@@ -1,5 +1,5 @@
-//! The command line as a person or a script uses it: the real program against a real cluster, judged by what it prints and by its
-//! exit code: 0 done, 1 refused, 2 usage, 3 unreachable.
+//! The command line as a person or a script uses it: the real program against a real cluster, judged by its output
+//! and its exit code: 0 done, 1 refused, 2 usage, 3 unreachable.
 
 use std::{process::Output, time::Duration};
 
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use crate::{in_state, scenario};
 
-/// No task has it.
+/// An id that no task has.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
 
-/// A terminal from which all commands go to the same cluster.
+/// A terminal whose commands all go to the same cluster.
 pub(crate) struct Terminal {
     urls: String,
     token: String,
 }
 
 impl Terminal {
-    /// The first address is one where nobody listens: every command passes it over.
+    /// The first address has no listener: every command skips it.
     pub(crate) fn of(sandbox: &Sandbox) -> Self {
         let urls: Vec<String> = sandbox.nodes().iter().map(|node| node.url()).collect();
         Self {
@@ -35,7 +35,7 @@ impl Terminal {
         Ok(output)
     }
 
-    /// What it prints when it ends with `code`.
+    /// The standard output and error of a command that must end with `code`.
     pub(crate) async fn ends(&self, code: i32, words: &[&str], input: &str) -> Result<(String, String)> {
         let output = self.typed(words, input).await?;
         let (out, error) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
@@ -43,12 +43,12 @@ impl Terminal {
         Ok((out, error))
     }
 
-    /// What a person reads.
+    /// The output for a person.
     pub(crate) async fn text(&self, words: &[&str]) -> Result<String> {
         Ok(self.ends(0, words, "").await?.0)
     }
 
-    /// What a program reads.
+    /// The output for a program.
     pub(crate) async fn json(&self, words: &[&str]) -> Result<Value> {
         let (out, _) = self.ends(0, &[words, &["--output", "json"]].concat(), "").await?;
         serde_json::from_str(&out).with_context(|| format!("{words:?}: {out}"))
@@ -59,7 +59,7 @@ impl Terminal {
         out.lines().map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
     }
 
-    /// What it says on standard error when the node refuses.
+    /// The text on standard error when the node refuses.
     pub(crate) async fn refused(&self, words: &[&str]) -> Result<String> {
         Ok(self.ends(1, words, "").await?.1)
     }
@@ -113,7 +113,8 @@ async fn of_the_api(sandbox: &Sandbox, id: &str) -> Result<Value> {
 async fn a_task_is_run_reported_and_tried_again_by_hand() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         let (terminal, client) = (Terminal::of(sandbox), sandbox.client(0));
-        // No longer than what has succeeded: a new database has no place yet for what is kept for two weeks.
+        // No longer than succeeded tasks are kept: a new database has no partition yet for tasks that are kept for
+        // two weeks.
         terminal.text(&["queue", "set", "work", "settle=result", "keep_dead_ms=86400000"]).await?;
         let id = terminal.submitted(&["work", "--delay", "1h", "--max-attempts", "1", "--header", "a=b"]).await?;
         terminal.text(&["run", &id]).await?;
@@ -266,7 +267,7 @@ async fn the_cluster_and_a_picture_of_it_at_work_are_shown() {
         let nodes = picture["nodes"].as_array().context("nodes")?;
         ensure!(nodes.len() == 2 && nodes.iter().all(|node| node["figures"]["heap_entries"].is_number()), "{picture}");
         ensure!(shown.contains("PUBLISHED/S") && shown.contains("mail") && shown.contains("p99"), "{shown}");
-        // A single address: the nodes are found where the cluster says they are.
+        // With a single address, the cluster's report names the addresses of the nodes.
         let one = Terminal { urls: sandbox.node(1).url(), token: terminal.token };
         let picture = one.json(&["top", "--once"]).await?;
         let nodes = picture["nodes"].as_array().context("nodes")?;
@@ -306,7 +307,7 @@ async fn what_cannot_be_reached_or_was_never_answered_is_said_to_be_so() {
         }
         lone.ends(3, &["submit", "--batch", "-"], "{\"queue\":\"q\"}\n").await?;
 
-        // A node that takes the question and does not answer it.
+        // A node that receives the request and does not answer it.
         sandbox.node(0).pause()?;
         let (_, error) = terminal.ends(3, &["run", NOBODY, "--timeout", "1s"], "").await?;
         let (_, of_batch) = terminal.ends(3, &["submit", "--batch", "-", "--timeout", "1s"], "1\n2\n").await?;
@@ -317,7 +318,7 @@ async fn what_cannot_be_reached_or_was_never_answered_is_said_to_be_so() {
         let stranger = Terminal { urls: terminal.urls.clone(), token: "guess".into() };
         let error = stranger.refused(&["list"]).await?;
         ensure!(error.contains("DUETIME_TOKEN"), "{error}");
-        // Wherever the token would be read on its way, it is said.
+        // A command warns before it sends the token where others can read it.
         let away = Terminal { urls: "http://192.0.2.1:1".into(), token: terminal.token.clone() };
         let error = away.ends(3, &["list", "--timeout", "200ms"], "").await?.1;
         ensure!(error.contains("warning") && error.contains("https"), "{error}");

@@ -1,4 +1,4 @@
-//! The console in a real browser: signed in to, looked at, worked with.
+//! The console in a real browser: signing in, reading, working.
 
 use anyhow::{Result, ensure};
 use integration_tests::{client::Client, clock::now_ms, sandbox::Sandbox};
@@ -8,13 +8,13 @@ use tokio::process::Command;
 
 use crate::{in_state, language, scenario};
 
-/// Set to write the pictures of docs/img anew.
+/// If set, the pictures of docs/img are written anew.
 const SHOOT: &str = "DUETIME_CONSOLE_SHOTS";
 
-/// Of one group, enough to see that all of it is taken.
+/// Dead tasks of one group, enough to see that an action takes all of it.
 const DEAD: usize = 3;
 
-/// Due so late that it stays where it is.
+/// Submits a task that is due too late to come due during the scenario.
 pub(crate) async fn put_off(client: &Client, queue: &str, key: &str, payload: &str) -> Result<String> {
     // As text, because a number must arrive as it is written.
     let json = format!(
@@ -26,7 +26,7 @@ pub(crate) async fn put_off(client: &Client, queue: &str, key: &str, payload: &s
     Ok(answer["id"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Handed over, and given up by whoever took it.
+/// Makes a task that was handed over and then given up by its consumer.
 async fn die(client: &Client, queue: &str, why: &str) -> Result<()> {
     let id = client.submit(&json!({ "queue": queue, "payload": { "to": "nobody" } })).await?.id;
     in_state(client, &id, "delivered").await?;
@@ -63,7 +63,7 @@ async fn a_person_finds_what_is_wrong_and_puts_it_right_in_a_browser() {
     .await;
 }
 
-/// Lets the browser do what a person would, as the script says.
+/// Lets the browser run the script, which acts like a person.
 pub(crate) async fn look(sandbox: &Sandbox, script: &str, tasks: &Value) -> Result<()> {
     let folder = language::root().join("integration-tests/tests/it/console");
     let mut fetch = Command::new("npm");

@@ -7,7 +7,7 @@ use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
 
 use crate::{confirm, load, scenario, until};
 
-/// Above the lease a takeover may take this long on a machine that does other things too; `make bench` measures.
+/// The limit of a takeover beyond the lease, on a busy machine; `make bench` measures the real time.
 const TAKEOVER: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,14 +44,14 @@ async fn kill_under_load(sandbox: &Sandbox, victim: usize) -> Result<()> {
     let during = sandbox.ledger.lateness(killed_us, whole_us + 2_000_000);
     let most_ms = (sandbox.lease_ttl() + TAKEOVER).as_secs_f64() * 1e3;
     ensure!(during.max_ms <= most_ms, "after the kill: {during}; a lease and {TAKEOVER:?} are {most_ms} ms");
-    // And back again, as another incarnation.
+    // The node comes back as another incarnation.
     sandbox.restart(victim).await?;
     sandbox.settled().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_after_an_insert_that_claimed_loses_nothing() {
-    // In the past means now.
+    // A due time in the past means now.
     crash_under("after_submit=20*off->return", Load::new("mail", 150).due_in_ms(-20..0)).await;
 }
 
@@ -79,7 +79,7 @@ async fn crash_at(failpoint: &str) {
     crash_under(failpoint, Load::new("mail", 150)).await;
 }
 
-/// The first node dies by itself while it works, and comes back.
+/// The first node dies at the fail point while it works, and comes back.
 async fn crash_under(failpoint: &str, work: Load) {
     let nodes = Sandbox::builder().failpoints(0, failpoint);
     scenario(nodes, async |sandbox| {
@@ -101,7 +101,7 @@ async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 150), Duration::from_secs(14));
-        // The third takes its first shards' fences and dies of it.
+        // The third node acquires its first shards, and dies at that fail point.
         let fault = sandbox.ledger.fault("after_fence");
         let third = sandbox.add_node().await?;
         sandbox.node(third).start_with_failpoints("after_fence=return")?;

@@ -1,4 +1,4 @@
-//! A node that lives and is cut off from one of its stores: its shards go to where they can be worked on.
+//! A running node that is cut off from one of its stores: its shards move to nodes that can work on them.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn cut(what: &str, ways: fn(&Links) -> Vec<&Proxy>, within: Duration) {
     .await;
 }
 
-/// By the cluster's own report, as the other nodes give it.
+/// Waits until the other nodes own all shards, by the cluster's report as those nodes give it.
 async fn owned_by(sandbox: &Sandbox, others: [usize; 2], within: Duration) -> Result<()> {
     let names: Vec<String> = others.iter().map(|number| sandbox.node(*number).name().to_owned()).collect();
     until("the others own all shards", within, || async {

@@ -1,4 +1,5 @@
-//! What the delayed-message plugin promises its users, against a delay exchange of ours: the cases of its own test suite.
+//! The behaviour of the delayed-message plugin, on a delay exchange of Duetime: the cases of the plugin's own test
+//! suite.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::{scenario, until};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// An application at the broker: its own exchange `orders`, and a hand on the delay exchange before it.
+/// An application at the broker: its own exchange `orders`, and a publisher to the delay exchange in front of it.
 pub(super) struct Shop {
     channel: Channel,
     _connection: Connection,
@@ -67,7 +68,7 @@ impl Shop {
         Ok(Self { channel, _connection: connection })
     }
 
-    /// A queue behind `orders`.
+    /// Binds a queue to `orders`.
     pub(super) async fn queue(&self, queue: &str, routing_key: &str, arguments: FieldTable) -> Result<Consumer> {
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
@@ -77,7 +78,7 @@ impl Shop {
         Ok(self.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?)
     }
 
-    /// Confirmed by the broker, and routed.
+    /// Publishes, and checks that the broker confirmed and routed the message.
     pub(super) async fn publish(
         &self,
         exchange: &str,
@@ -137,7 +138,7 @@ async fn a_message_goes_on_as_it_came_and_only_its_delay_is_turned_round() {
         .with_timestamp(1_234)
         .with_type("t".into())
         .with_app_id("shop".into());
-        // The broker checks the user's name, so nobody can send another's: ours stays.
+        // The broker checks the user id, so a client can only send its own, which stays.
         let user = sandbox.amqp_url().split("//").nth(1).and_then(|rest| rest.split(':').next()).map(str::to_owned);
         let sent = sent.with_user_id(user.context("the URL names a user")?.into());
         let before_ms = now_ms();
@@ -148,7 +149,7 @@ async fn a_message_goes_on_as_it_came_and_only_its_delay_is_turned_round() {
             ensure!(got.data == body && got.exchange.as_str() == "orders" && got.routing_key.as_str() == "eu.paid");
             ensure!(header(&got, "x-delay") == Some(&AMQPValue::LongInt(-800)), "{:?}", got.properties);
             ensure!(header(&got, "duetime-message-id").is_some(), "it does not name its attempt");
-            // The rest of the headers, and every property, as sent.
+            // All other headers, and every property, arrive as sent.
             let mut kept = got.properties.headers().clone().context("it has headers")?.inner().clone();
             kept.retain(|name, _| !name.as_str().starts_with("duetime-"));
             kept.insert("x-delay".into(), AMQPValue::LongInt(800));
@@ -245,7 +246,7 @@ async fn exchanges_bound_to_one_another_delay_once() {
         ensure!(now_ms() - before_ms >= 600 && got.routing_key.as_str() == "k");
         shop.publish("front", "k", b"nodelay", BasicProperties::default()).await?;
         ensure!(text(&next(&mut queue).await?) == "nodelay");
-        // What has waited once does not wait again.
+        // A message that has waited once does not wait again.
         let waited = got.properties.clone().with_expiration("60000".into());
         let before_ms = now_ms();
         shop.publish_delayed("k", "again", waited).await?;
@@ -266,7 +267,7 @@ async fn nodes_that_die_before_and_after_the_due_time_lose_no_message() {
         for number in 0..3 {
             sandbox.kill(number);
         }
-        // Taken by the broker while no node is there.
+        // The broker accepts it while no node is running.
         shop.publish_delayed("k", "meanwhile", delay(2_000)).await?;
         tokio::time::sleep(Duration::from_secs(4)).await;
         for number in 0..3 {
@@ -286,7 +287,7 @@ async fn a_delayed_message_is_listed_and_cancelled_like_any_task() {
     scenario(delaying("topic"), async |sandbox| {
         let shop = Shop::open(sandbox, ExchangeKind::Topic).await?;
         let mut queue = shop.queue("a", "#", FieldTable::default()).await?;
-        // Half a year: beyond what the plugin holds.
+        // Half a year: beyond the plugin's limit.
         let far = AMQPValue::LongLongInt(15_552_000_000);
         shop.publish_delayed("k", "far", headers(&[("x-delay", far)])).await?;
         shop.publish_delayed("k", "cancelled", delay(2_500)).await?;
@@ -300,7 +301,7 @@ async fn a_delayed_message_is_listed_and_cancelled_like_any_task() {
     .await;
 }
 
-/// What waits behind the delay exchange, soonest first.
+/// The messages that wait behind the delay exchange, soonest first.
 async fn listed(sandbox: &Sandbox, count: usize) -> Result<Vec<integration_tests::client::Task>> {
     until("the messages are tasks", SOON, || async {
         let tasks = sandbox.live().ok()?.list("queue=orders.delayed&state=scheduled").await.ok()?;

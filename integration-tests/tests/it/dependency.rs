@@ -1,4 +1,4 @@
-//! Tasks that wait for others: none starts before all it depends on have succeeded, in whatever order they come.
+//! Tasks with dependencies: none starts before all of them have succeeded, in whatever order they come.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{id_of, in_state, scenario, submit};
 
-/// The queues of the scenarios. Every third task fails at its first attempt.
+/// Starts the consumers of the scenarios. Every third task fails at its first attempt.
 async fn consume(sandbox: &mut Sandbox) -> Result<()> {
     let policy = json!({
         "settle": "result", "max_attempts": 5, "timeout_ms": 20_000, "retry": { "kind": "fixed", "delay_ms": 100 },
@@ -29,7 +29,7 @@ async fn consume(sandbox: &mut Sandbox) -> Result<()> {
         };
         sandbox.consume(queue, &policy, script).await?;
     }
-    // A success without a report lets go as well.
+    // A success without a report releases dependents too.
     sandbox.consume_and_ack("ship", &json!({ "settle": "confirm" })).await?;
     sandbox.consume_and_ack("mail", &json!({ "settle": "confirm" })).await
 }
@@ -68,7 +68,7 @@ async fn chains_and_joins_are_kept_in_whatever_order_they_come_across_retries_an
     .await;
 }
 
-/// The task, with all that is shown of it.
+/// The task with all its fields.
 async fn shown(client: &Client, id: &str) -> Result<Value> {
     Ok(client.call(Method::GET, &format!("/v1/tasks/{id}"), None).await?)
 }

@@ -1,7 +1,8 @@
-//! The documentation as a reader follows it: every `sh` and `sql` fence of these pages is typed into one shell, in order, beside a cluster
-//! such as `make up` starts. Each command has to end well, and to print what the page shows in the `text` fence after it.
+//! The documentation as a reader follows it. Every `sh` and `sql` fence of these pages is typed into one shell, in
+//! order, beside a cluster such as `make up` starts. Each command must succeed and print what the page shows in the
+//! `text` fence after it.
 //!
-//! What a reader of a page has before is in `docs/before/`: files, a queue, tasks for the words in capitals.
+//! `docs/before/` holds the state that a page assumes: files, a queue, tasks for the words in capitals.
 
 mod follow;
 
@@ -18,19 +19,19 @@ use tokio::time::Instant;
 
 use crate::{language::is_here, scenario};
 
-/// As the Prometheus of the sandbox does.
+/// The scrape interval of the sandbox's Prometheus.
 const SCRAPED_EVERY: Duration = Duration::from_secs(1);
-/// A rate is told after two scrapes that differ.
+/// A rate is known after two scrapes that differ.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 /// More than a node's drain takes.
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A cluster of its own for each page: a reader of one has not read the others.
+/// Follows a page on a cluster of its own, because its reader need not have read the others.
 async fn page(name: &str) {
     pages(&[(name, "")]).await;
 }
 
-/// Pages that ask little of a cluster share one. Beside each is what its reader has done before.
+/// Follows pages that need little of a cluster on a shared one. Beside each is the page's `before`.
 async fn pages(pages: &[(&str, &str)]) {
     scenario(Sandbox::builder(), async |sandbox| {
         // For a page that starts a node by hand.
@@ -74,7 +75,7 @@ async fn the_way_from_cron_can_be_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operations_can_be_followed() {
-    // Epochs go back with the databases, which a watcher would take for two owners.
+    // Epochs go back with the restored databases, which the watcher would take for two owners.
     scenario(Sandbox::builder().unwatched(), async |sandbox| {
         sandbox.add_node().await?;
         let page = ("docs/operations.md", include_str!("docs/before/operations.sh"));
@@ -117,7 +118,7 @@ async fn the_examples_and_kubernetes_can_be_followed() {
     pages(&[("examples/README.md", ""), ("docs/kubernetes.md", "")]).await;
 }
 
-/// All in one cluster, which is well: what they look at is there, and what they do does it no harm.
+/// All runbooks share one healthy cluster: their subject exists there, and their commands do it no harm.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_runbooks_can_be_followed() {
     let mut names = Page::below("docs/runbooks");
@@ -126,7 +127,7 @@ async fn the_runbooks_can_be_followed() {
     pages(&names.iter().map(|name| (name.as_str(), before)).collect::<Vec<_>>()).await;
 }
 
-/// Each tells something of a cluster that works, but for those that ask for trouble and find none.
+/// Each query returns something on a healthy cluster, except those that search for faults and find none.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_queries_of_the_runbooks_are_answered() {
     if !is_here("prometheus") {

@@ -1,4 +1,4 @@
-//! The examples in `examples/`, as a reader would run them: they submit to a real cluster and work on its tasks.
+//! The examples in `examples/`, run as a reader would: they submit to a real cluster and work on its tasks.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,12 +14,12 @@ use tokio::process::{Child, Command};
 
 use crate::{language, scenario, until};
 
-/// All languages at once on a small machine, one of them with a virtual machine to start.
+/// All languages run at the same time on a small machine, one of them with a virtual machine to start.
 const SOON: Duration = Duration::from_secs(60);
-/// Less than an example works on a task: its reports of `running` carry it.
+/// Shorter than an example works on a task: its reports of `running` extend it.
 const TIMEOUT_MS: i64 = 3_000;
 
-/// A language's example, made ready to run.
+/// A language's example, ready to run.
 struct Example {
     language: &'static str,
     producer: Vec<String>,
@@ -30,7 +30,7 @@ fn folder(language: &str) -> PathBuf {
     language::root().join("examples").join(language)
 }
 
-/// `program` with words, in the folder of the example.
+/// The words of a command: `program` with its arguments, in the folder of the example.
 fn words(program: impl Into<PathBuf>, more: &[&str]) -> Vec<String> {
     let program = program.into().to_string_lossy().into_owned();
     [program].into_iter().chain(more.iter().map(|word| (*word).to_owned())).collect()
@@ -45,11 +45,11 @@ impl Example {
 
     async fn go() -> Result<Self> {
         let kept = language::kept("go")?;
-        // Two programs: Go wants the folder to be there.
+        // Two programs: Go requires the folder to exist.
         let bin = language::kept("go/bin")?;
         let mut build = Command::new("go");
         build.args(["build", "-o"]).arg(&bin).arg("./...").current_dir(folder("go"));
-        // Module caches are read-only otherwise, and then nobody can remove them.
+        // Otherwise module caches are read-only and cannot be removed.
         build.env("GOFLAGS", "-modcacherw").env("GOMODCACHE", kept.join("mod")).env("GOCACHE", kept.join("cache"));
         language::run(&mut build).await?;
         let run = |file| words(bin.join(file), &[]);
@@ -92,7 +92,7 @@ impl Example {
         language::start(self.command(sandbox, &self.consumer).arg(queue), &log)
     }
 
-    /// Submits `n` under the key `order<n>`, and answers how the task ends.
+    /// Submits `n` under the key `order<n>`, and returns the task in its final state.
     async fn end_of(&self, sandbox: &Sandbox, queue: &str, n: i64) -> Result<Task> {
         let key = format!("order{n}");
         let mut producer = self.command(sandbox, &self.producer);
@@ -109,7 +109,7 @@ impl Example {
         let (results, plain) = (format!("{}-results", self.language), format!("{}-plain", self.language));
         let _consumers = [self.consume(sandbox, &results)?, self.consume(sandbox, &plain)?];
         tokio::try_join!(attached(sandbox, &results), attached(sandbox, &plain))?;
-        // One after the other: a consumer works on one task at a time.
+        // One after the other, because a consumer works on one task at a time.
         let both = async |queue: &str| {
             anyhow::Ok((self.end_of(sandbox, queue, -7).await?, self.end_of(sandbox, queue, 7).await?))
         };
@@ -124,7 +124,8 @@ impl Example {
     }
 }
 
-/// Queues that are there for consumers, of each language: RabbitMQ's come with the first task.
+/// Creates the queues of each language before its consumers start: a queue of RabbitMQ comes into being with the
+/// first task.
 async fn open_queues(sandbox: &Sandbox, examples: &[Example]) -> Result<()> {
     let policy = |settle: &str| {
         let retry = json!({ "kind": "fixed", "delay_ms": 200 });
@@ -149,7 +150,7 @@ async fn open_queues(sandbox: &Sandbox, examples: &[Example]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until somebody consumes from the queue.
+/// Waits until the queue has a consumer.
 async fn attached(sandbox: &Sandbox, queue: &str) -> Result<()> {
     let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;

@@ -37,7 +37,7 @@ async fn an_unmodified_celery_worker_runs_each_task_once_and_a_failed_one_again(
         sandbox.put_queues(&[("sums", json!({ "format": "celery", "retry": retry }))]).await?;
         let call = json!({ "task": "app.add", "args": [2, 3], "kwargs": { "text": "é=" } });
         let sum = submitted(sandbox, "sums", json!({ "payload": call, "headers": { "task": "mine" } })).await?;
-        // The worker declares nothing, so the queue must be there before it.
+        // The worker declares nothing, so the queue must exist before it starts.
         in_state(&sandbox.client(0), &sum, "delivered").await?;
 
         let runs = scratch().join(format!("runs-{sum}"));
@@ -114,7 +114,7 @@ async fn a_payload_that_cannot_have_its_queues_format_is_refused_or_given_up_wit
         let dead = in_state(&client, &early, "dead").await?;
         let attempt = &dead.rest["attempts"][0];
         ensure!(attempt["reason"] == "discarded" && attempt["error"].to_string().contains("celery"), "{dead:?}");
-        // Given a queue it can be sent in, it goes.
+        // Once the queue's format fits the payload, the task is delivered.
         sandbox.put_queues(&[("sums", json!({ "settle": "confirm" }))]).await?;
         client.retry(&early).await?;
         in_state(&client, &early, "succeeded").await?;

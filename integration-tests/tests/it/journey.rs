@@ -17,7 +17,7 @@ async fn a_steady_stream_arrives_on_time_and_once() {
         load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(10)).await?;
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
         let lateness = sandbox.ledger.judge().lateness;
-        // That it is alive, not how fast: a machine that runs tests does other things too. `make bench` measures.
+        // Checks progress, not speed: a machine that runs tests is busy with other things. `make bench` measures.
         ensure!(lateness.p99_ms < 5_000.0, "{lateness}");
         Ok(())
     })
@@ -83,7 +83,7 @@ async fn a_task_is_found_and_listed_until_and_after_it_is_done() {
         ensure!(number.is_ok(), "{number:?}");
         let number = number?;
         let id = id_of(&sandbox.ledger, number)?;
-        // Whichever node is asked.
+        // Every node gives the same answer.
         let task = other.get(&id).await?;
         ensure!(task.state == "scheduled" && task.queue == "mail", "{task:?}");
         ensure!(task.rest["payload"] == json!({ "n": number }) && task.rest["priority"] == 2, "{task:?}");
@@ -102,7 +102,7 @@ async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled(
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &json!({})).await?;
         let ledger = &sandbox.ledger;
-        // Far ahead, near, and right at the moment of the cancel: whoever wins, the answer must be true.
+        // Far ahead, near, and right at the moment of the cancel: whichever wins, the answer must be true.
         for ahead_ms in [60_000, 2_000, 400, 40, 20, 10, 5, 0, -5] {
             for node in 0..3 {
                 let client = sandbox.client(node);
@@ -120,7 +120,7 @@ async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled(
             }
         }
         ensure!(ledger.wait_all(SOON).await, "tasks are outstanding");
-        // Whatever was cancelled near its due time had its chance to arrive by now.
+        // By now each task cancelled near its due time would have arrived.
         let number = submit_now(&sandbox.client(0), ledger, "mail", &Value::Null).await?;
         ledger.wait_delivered(number, 1, SOON).await?;
         let failure = sandbox.client(1).cancel(&id_of(ledger, number)?).await;

@@ -1,4 +1,4 @@
-//! Business keys: one task for each, whoever submits, wherever and how often.
+//! Business keys: one task for each key, however many submitters, nodes and repetitions there are.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::{confirm, in_state, scenario};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// One submission with a key: its number and the answer. The ledger hears of it as accepted only when it is a task of its own.
+/// Submits with a key; returns the number and the answer. The ledger counts it as accepted only when it becomes a
+/// task of its own.
 async fn submit(
     client: &Client,
     ledger: &Ledger,
@@ -76,7 +77,7 @@ async fn a_key_is_kept_refused_replaced_or_superseded_as_asked() {
         let refused = refused.expect_err("the key is taken");
         ensure!(refused.status() == Some(409) && refused.problem("state") == "scheduled", "{refused:?}");
 
-        // In place: the same task, and it is what is delivered now.
+        // Replaced in place: the same task, now delivered with the new content.
         let due_ms = now_ms() + 500;
         ledger.moved(first, due_ms);
         let replaced: Value = other

@@ -1,4 +1,4 @@
-//! What queues with an order, a limit or a rate hold to, and who goes first where tasks wait.
+//! Queues with an order, a limit or a rate, and the order of dispatch among waiting tasks.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 
 use crate::{id_of, scenario, until};
 
-/// Submits one batch to the first node; `more` says what each task has besides.
+/// Submits one batch to the first node; `more` gives the other fields of each task.
 async fn submit_all(
     sandbox: &Sandbox,
     queue: &str,
     count: usize,
     more: impl Fn(Number, i64) -> Value,
 ) -> Result<Vec<Number>> {
-    // Ahead: what is due in the past is due when it is written, which may be after its successors.
+    // Due ahead of now: a past due time becomes the time of the write, which may come after a successor's.
     submit_to(sandbox, 0, queue, count, 500, more).await
 }
 
@@ -64,7 +64,7 @@ async fn turn(sandbox: &Sandbox, queue: &str, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until `count` tasks of the queue wait for room.
+/// Waits until `count` tasks of the queue are `ready`.
 async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
     until("they wait for room", Duration::from_secs(20), || async {
         let view = sandbox.client(0).queue(queue).await.ok()?;
@@ -73,7 +73,7 @@ async fn until_ready(sandbox: &Sandbox, queue: &str, count: i64) -> Result<()> {
     .await
 }
 
-/// What has arrived of these, in order.
+/// The deliveries of these tasks, in order.
 fn arrived(sandbox: &Sandbox, numbers: &[Number]) -> Vec<Delivery> {
     let mine: HashSet<Number> = numbers.iter().copied().collect();
     let is_mine = |delivery: &Delivery| delivery.number.is_some_and(|number| mine.contains(&number));
@@ -92,7 +92,7 @@ async fn owner_of(sandbox: &Sandbox, task: &str) -> Result<usize> {
 
 const KEYS: u64 = 4;
 
-/// What a consumer of an ordered queue sees: which task of each key is open.
+/// The open task of each key, as a consumer of an ordered queue sees it.
 #[derive(Debug, Default)]
 struct Order {
     open: HashMap<u64, Number>,
@@ -211,7 +211,7 @@ async fn a_limit_is_never_exceeded_and_always_used_across_a_takeover() {
     .await;
 }
 
-/// The most tasks that were worked on at one moment. Copies of a task are one piece of work.
+/// The most tasks that were worked on at one moment. Copies of a task count once.
 fn high_water(arrived: &[Delivery], work: Duration) -> usize {
     let work_us = i64::try_from(work.as_micros()).expect("it is short");
     let open_at = |at_us: i64| {
@@ -230,7 +230,7 @@ async fn a_rate_is_kept_and_used() {
         let numbers = submit_all(sandbox, "slow", RATE * 4, |_, _| Value::Null).await?;
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
         let at_us: Vec<i64> = arrived(sandbox, &numbers).iter().map(|delivery| delivery.at_us).collect();
-        // What was saved up, and what a busy machine hands over a little later than it was started.
+        // The rate, the burst that was saved up, and the tasks that a busy machine hands over slightly late.
         let most = RATE + RATE / 20 + RATE / 5;
         for from in &at_us {
             let second = at_us.iter().filter(|at| (*from..*from + 1_000_000).contains(*at)).count();

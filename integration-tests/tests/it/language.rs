@@ -1,4 +1,4 @@
-//! Programs in other languages beside the cluster, with their libraries in a folder that is kept from one run to the next.
+//! Programs in other languages beside the cluster. Their libraries lie in a folder that is kept between runs.
 
 use std::{
     fs,
@@ -10,22 +10,22 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tokio::process::{Child, Command};
 
-/// What comes over the network the first time: a few megabytes a language.
+/// The limit of the first download: a few megabytes for each language.
 const FETCHED_WITHIN: Duration = Duration::from_secs(300);
 
-/// The repository.
+/// The repository's root.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate lies in its workspace").to_owned()
 }
 
-/// The folder for what `name` fetches and builds; git ignores it.
+/// The folder for the downloads and builds of `name`; git ignores it.
 pub(crate) fn kept(name: &str) -> Result<PathBuf> {
     let folder = root().join(".local/languages").join(name);
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     Ok(folder)
 }
 
-/// Whether `program` can be run here. A scenario that needs it is left out where it cannot, and says so.
+/// Whether `program` can be run here. Otherwise a scenario that needs it is skipped with a message.
 pub(crate) fn is_here(program: &str) -> bool {
     let found = std::process::Command::new("sh")
         .args([
@@ -41,7 +41,7 @@ pub(crate) fn is_here(program: &str) -> bool {
     is_here
 }
 
-/// Runs it to its end and gives back what it printed; the error has everything.
+/// Runs a command to its end and returns its output; an error carries the output too.
 pub(crate) async fn run(command: &mut Command) -> Result<String> {
     let output = tokio::time::timeout(FETCHED_WITHIN, command.stdin(Stdio::null()).kill_on_drop(true).output());
     let output = output.await.with_context(|| format!("{command:?} takes too long"))??;
@@ -50,14 +50,14 @@ pub(crate) async fn run(command: &mut Command) -> Result<String> {
     Ok(out.into_owned())
 }
 
-/// Starts it beside the scenario; it ends with its handle. What it says goes to `log`.
+/// Starts a command beside the scenario; it ends with its handle. Its output goes to `log`.
 pub(crate) fn start(command: &mut Command, log: &Path) -> Result<Child> {
     let log = fs::File::options().create(true).append(true).open(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
     command.spawn().with_context(|| format!("starting {command:?}"))
 }
 
-/// A virtual environment with exactly what the file of requirements names; made anew when the file changes.
+/// A virtual environment with exactly the packages of the requirements file; created again when the file changes.
 pub(crate) async fn python(requirements: &Path, name: &str) -> Result<PathBuf> {
     let folder = kept(name)?;
     let (bin, mark) = (folder.join("bin"), folder.join("installed"));

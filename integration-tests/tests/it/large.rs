@@ -1,5 +1,5 @@
-//! In the large: millions of rows, tens of thousands of queues. Everything that a person or a program can ask for answers within a bound that
-//! does not grow with them.
+//! Large scale: millions of rows, tens of thousands of queues. Every request of a person or a program is answered
+//! within a bound that does not grow with them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,14 +17,14 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::{scenario, until};
 
-/// One answer, on a machine that does much else. Most take some 10 ms. One that grows with the rows fails before: PostgreSQL gives each of
-/// its statements up after 5 s.
+/// The bound of one answer on a busy machine. Most take some 10 ms. A request that grows with the rows fails earlier,
+/// because PostgreSQL cancels each of its statements after 5 s.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Requests of one walk: each looks for a second, or answers a page of hits.
+/// Requests of one walk: each searches for a second, or returns a page of hits.
 const PAGES: usize = 1_000;
 
-/// Runs `$fill` with the indexes of `duetime.task` and `duetime.archive` out of the way: it takes a quarter of the time.
+/// Runs `$fill` without the indexes of `duetime.task` and `duetime.archive`, which takes a quarter of the time.
 fn in_bulk(fill: &str) -> String {
     format!(
         "SET synchronous_commit = off;
@@ -43,12 +43,12 @@ fn in_bulk(fill: &str) -> String {
     )
 }
 
-/// The id of row `g`: later ids are larger, and its shard is one there is.
+/// The id of row `g`: later ids are larger, and the shard exists.
 const ID: &str =
     "(lpad(to_hex(1700000000000 + g), 12, '0') || '7000800000000000' || lpad(to_hex(g % 128), 4, '0'))::uuid";
 
-/// 1,000,000 live and 1,000,000 finished tasks of 200 queues. Most have neither key nor partition key; `rare` is the partition key of 7
-/// tasks of either table, and `often` a key that q199 used for each of its finished tasks.
+/// 1,000,000 live and 1,000,000 finished tasks of 200 queues. Most have neither key nor partition key. `rare` is the
+/// partition key of 7 tasks of either table, and `often` a key that q199 used for each of its finished tasks.
 fn two_million() -> String {
     in_bulk(&format!(
         "INSERT INTO duetime.queue (name, policy)
@@ -74,10 +74,11 @@ fn two_million() -> String {
     ))
 }
 
-/// Days of the archive that a node makes at its start: today, the 14 that dead tasks are kept, one more, and three to spare.
+/// The days of the archive that a node creates at its start: today, the 14 for which dead tasks are kept, one more,
+/// and three to spare.
 const PARTITIONS: i64 = 19;
 
-/// Runs it once the archive's partitions are there.
+/// Runs a statement once the archive's partitions exist.
 async fn run_sql(sandbox: &Sandbox, sql: &str) -> Result<()> {
     let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
     let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass";
@@ -87,18 +88,18 @@ async fn run_sql(sandbox: &Sandbox, sql: &str) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.context("the tables are filled")?;
-    // As autovacuum leaves them: what is read first would otherwise write every page of them.
+    // As autovacuum leaves the tables: otherwise the first reader would write every page that it reads.
     sqlx::raw_sql("VACUUM (ANALYZE) duetime.task").execute(&mut connection).await?;
     sqlx::raw_sql("VACUUM (ANALYZE) duetime.archive").execute(&mut connection).await?;
     Ok(())
 }
 
-/// Asks, and times what it asks.
+/// Sends requests and measures their time.
 struct Asker {
     client: Client,
-    /// What took longest, for the log.
+    /// The slowest requests, for the log.
     slowest: BTreeMap<Duration, String>,
-    /// Of a browser that is signed in.
+    /// The cookie of a browser that is signed in.
     cookie: String,
     browser: reqwest::Client,
 }
@@ -139,7 +140,7 @@ impl Asker {
         self.ask(Method::GET, path, None).await
     }
 
-    /// Text that is no JSON, whole.
+    /// A whole answer as text.
     async fn text(&mut self, path: &str) -> Result<String> {
         let started = Instant::now();
         let answer = self.client.send(Method::GET, path, None).await?;
@@ -160,7 +161,7 @@ impl Asker {
         Ok(html)
     }
 
-    /// Page after page of what is listed under `name`.
+    /// All pages of the list under `name`.
     async fn walk(&mut self, path: &str, name: &str) -> Result<Vec<Value>> {
         let (mut found, mut cursor) = (Vec::new(), String::new());
         let with = if path.contains('?') { '&' } else { '?' };
@@ -175,10 +176,10 @@ impl Asker {
         bail!("{path}: no end after {PAGES} pages")
     }
 
-    /// A bulk operation, step after step: how many were matched, and done.
+    /// Runs a bulk operation step by step; returns how many tasks were matched, and done.
     async fn bulk(&mut self, mut request: Value) -> Result<(u64, u64)> {
         let mut sum = (0, 0);
-        // A step answers after 5 s at the latest, and is one request.
+        // A step is one request, and answers within 5 s.
         for _ in 0..PAGES {
             let answer: Value = self.client.call(Method::POST, "/v1/tasks/bulk", Some(&request)).await?;
             ensure!(answer.get("interrupted").is_none(), "{answer}");
@@ -198,7 +199,7 @@ async fn played(builder: Builder, story: impl AsyncFnOnce(&mut Asker, &Sandbox) 
         let mut asker = Asker::new(sandbox).await?;
         let told = story(&mut asker, sandbox).await;
         println!("the slowest answers: {:#?}", asker.slowest);
-        // Whichever scenario kills this server next does not wait until it has recovered these rows.
+        // The next scenario that kills this server must not wait for the recovery of these rows.
         sandbox.postgres(0).execute("CHECKPOINT").await?;
         told
     })
@@ -223,7 +224,7 @@ async fn among_two_million_tasks_everything_answers_within_a_bound() {
     .await;
 }
 
-/// The first page of every filter, alone and with others, that hits all, some or nothing.
+/// The first page of every filter, alone and combined, with all, some or no hits.
 async fn lists(asker: &mut Asker) -> Result<()> {
     const STATES: [&str; 11] = [
         "waiting",
@@ -255,7 +256,7 @@ async fn lists(asker: &mut Asker) -> Result<()> {
         "&queue=q007&error=nothing&key=nothing",
     ];
     for filter in FILTERS {
-        // A page that finds nothing looks on for a second: not each filter with each state.
+        // A page without hits searches on for a second, so not every filter is combined with every state.
         let states: &[&str] = if ["", "&queue=q007"].contains(&filter) { &STATES } else { &["ready", "dead"] };
         for state in states.iter().map(|state| format!("&state={state}")).chain([String::new()]) {
             let page = asker.get(&format!("/v1/tasks?limit=100{filter}{state}")).await?;
@@ -269,7 +270,7 @@ async fn lists(asker: &mut Asker) -> Result<()> {
     Ok(())
 }
 
-/// Walks to their ends, which find everything there is.
+/// Walks lists to their ends, and checks that they return every task.
 async fn walks(asker: &mut Asker) -> Result<()> {
     let all = asker.walk("/v1/tasks?queue=q007&limit=1000", "tasks").await?;
     let ids: BTreeSet<&str> = all.iter().filter_map(|task| task["id"].as_str()).collect();
@@ -307,7 +308,8 @@ async fn exports(asker: &mut Asker) -> Result<()> {
         let last: Value = serde_json::from_str(lines.lines().last().context("an end")?)?;
         ensure!(last["exported"] == tasks && lines.lines().count() == tasks + 1, "{filter}: {last}");
     }
-    // Found among two million, so the end may take long; the answer begins at once, and says nothing until it has something to say.
+    // Hits are rare among two million, so the end may take long; the answer begins at once, and stays empty until the
+    // first hit.
     let started = Instant::now();
     let answer = asker.client.send(Method::GET, "/v1/tasks/export?partition_key=rare", None).await?;
     asker.took("the head of an export", started)?;
@@ -363,7 +365,7 @@ async fn everything_else(asker: &mut Asker) -> Result<()> {
     Ok(())
 }
 
-/// Each action, first looked at and then done; what is filtered is found among everything.
+/// Each action, first as a dry run and then for real; the filter's hits lie among all other tasks.
 async fn bulk(asker: &mut Asker) -> Result<()> {
     let request = |action: &str, filter: Value, dry_run: bool| {
         let mut request = json!({ "action": action, "filter": filter, "dry_run": dry_run });
@@ -380,7 +382,7 @@ async fn bulk(asker: &mut Asker) -> Result<()> {
         ("retry", json!({ "queue": "q007", "state": "dead", "due_after": "2000-01-01T00:00:00Z" }), 100),
         ("retry", json!({ "error": "rare error" }), 1),
     ] {
-        // The second look at all that is dead is one at what the first retry has left.
+        // The second dry run on all dead tasks sees those that the first retry has left.
         for dry_run in [true, false] {
             let (matched, done) = asker.bulk(request(action, filter.clone(), dry_run)).await?;
             ensure!(
@@ -392,10 +394,10 @@ async fn bulk(asker: &mut Asker) -> Result<()> {
     Ok(())
 }
 
-/// So many queues that no node may read, list or label all of them at once.
+/// Too many queues for a node to read, list or label all of them at once.
 const QUEUES: usize = 50_000;
 
-/// Two live and two finished tasks of each; the last queue's are of the partition `rare`.
+/// Two live and two finished tasks of each queue; those of the last queue are of the partition `rare`.
 fn many_queues() -> String {
     in_bulk(&format!(
         "INSERT INTO duetime.queue (name, policy)
@@ -426,7 +428,7 @@ async fn among_fifty_thousand_queues_everything_answers_within_a_bound() {
         ensure!(queues.len() == QUEUES, "{} queues", queues.len());
         let tasks = asker.walk("/v1/tasks?limit=1000", "tasks").await?;
         let ids: BTreeSet<&str> = tasks.iter().filter_map(|task| task["id"].as_str()).collect();
-        // The same ids are not used in both tables.
+        // The two tables share no ids.
         ensure!((tasks.len(), ids.len()) == (4 * QUEUES, 4 * QUEUES), "{} tasks, {} ids", tasks.len(), ids.len());
         ensure!(asker.walk("/v1/tasks?key=k777", "tasks").await?.len() == 1);
         ensure!(asker.walk("/v1/tasks?state=running", "tasks").await?.is_empty());
@@ -452,7 +454,7 @@ async fn among_fifty_thousand_queues_everything_answers_within_a_bound() {
     .await;
 }
 
-/// A queue that is made or changed is in force on the other node, which reads it and not all of them.
+/// A queue that is created or changed on one node applies on the other, which reads that queue and not all.
 async fn changes(asker: &mut Asker, sandbox: &Sandbox) -> Result<()> {
     let other = sandbox.client(1);
     let reads = async || {

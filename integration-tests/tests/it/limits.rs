@@ -1,4 +1,4 @@
-//! Limits of queues and tokens: a tenant at its limit is refused on every way in, and no other is.
+//! Limits of queues and tokens: every way in refuses a tenant at its limit, and no other tenant.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn later(queue: &str) -> Value {
     json!({ "queue": queue, "delay_ms": 3_600_000, "payload": "x" })
 }
 
-/// A token that every node knows.
+/// A client on each node, with a token that every node knows.
 async fn tenant(sandbox: &Sandbox, token: &Value) -> Result<Vec<Client>> {
     let made: Value = sandbox.client(0).call(Method::POST, "/v1/tokens", Some(token)).await?;
     let token = made["token"].as_str().context("the token is told")?;
@@ -31,7 +31,7 @@ async fn tenant(sandbox: &Sandbox, token: &Value) -> Result<Vec<Client>> {
     Ok(clients)
 }
 
-/// The name of the limit that refuses a task; `None`: it is accepted.
+/// The name of the limit that refuses a task; `None` if it is accepted.
 async fn refused(client: &Client, queue: &str) -> Result<Option<String>> {
     let answer = client.send(Method::POST, "/v1/tasks", Some(later(queue).to_string().into_bytes())).await?;
     let (status, retry_after) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
@@ -74,7 +74,7 @@ async fn a_tenant_at_its_limit_is_refused_by_every_node_while_another_goes_on() 
         ensure!(refused(&shop[1], "shop.b").await?.as_deref() == Some("token.pending"), "the other node counts too");
         ensure!(refused(&sandbox.client(1), "mail").await?.is_none(), "another tenant goes on");
 
-        // Tasks that are gone make room, on whichever node it is asked for.
+        // Finished tasks free capacity, on whichever node the next one is submitted.
         for id in &ids[..3] {
             shop[0].cancel(id).await?;
         }

@@ -1,4 +1,4 @@
-//! The scenarios: real stores, real nodes, one thing happening to them, and the ledger's verdict.
+//! The scenarios: real stores, real nodes, one fault or feature each, and the ledger's verdict.
 //!
 //! Run one after another (`make test` does): each takes the whole machine.
 #![allow(clippy::disallowed_methods, reason = "what is spawned here dies with its scenario")]
@@ -56,10 +56,10 @@ use integration_tests::{
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// When everything that was accepted must have arrived, counted from the end of the story.
+/// The limit for all accepted tasks to arrive, counted from the end of the story.
 const DRAINED_WITHIN: Duration = Duration::from_secs(90);
 
-/// Plays a story on a fresh cluster and ends with the judge. Fails with the nodes' last words.
+/// Plays a story on a fresh cluster and ends with the judge. A failure prints the last lines of the nodes' logs.
 async fn scenario(builder: Builder, story: impl AsyncFnOnce(&mut Sandbox) -> Result<()>) {
     let mut sandbox = builder.start().await.expect("the sandbox starts");
     if let Err(error) = story(&mut sandbox).await {
@@ -75,12 +75,12 @@ async fn scenario(builder: Builder, story: impl AsyncFnOnce(&mut Sandbox) -> Res
     }
 }
 
-/// Fire and forget: what most scenarios need of a queue.
+/// Settled by the confirm: the policy that most scenarios need.
 fn confirm() -> Value {
     json!({ "settle": "confirm" })
 }
 
-/// Submits one task for `queue`, due at `due_ms`, with more fields if wanted; answers its number.
+/// Submits one task for `queue`, due at `due_ms`, with the fields of `more`; returns its number.
 async fn submit(client: &Client, ledger: &Ledger, queue: &str, due_ms: i64, more: &Value) -> Result<Number> {
     let number = ledger.submitting(queue, due_ms);
     let mut task = json!({ "queue": queue, "due_at": due_ms, "payload": { "n": number } });
@@ -91,7 +91,7 @@ async fn submit(client: &Client, ledger: &Ledger, queue: &str, due_ms: i64, more
     Ok(number)
 }
 
-/// One task due now.
+/// Submits one task that is due now.
 async fn submit_now(client: &Client, ledger: &Ledger, queue: &str, more: &Value) -> Result<Number> {
     submit(client, ledger, queue, now_ms(), more).await
 }
@@ -101,14 +101,14 @@ fn id_of(ledger: &Ledger, number: Number) -> Result<String> {
     ledger.task(number).with_context(|| format!("task {number} was not accepted"))
 }
 
-/// Sends `load` to these nodes for `time`, beside whatever else happens.
+/// Sends `load` to these nodes for `time`, in a task beside the scenario.
 fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinHandle<Vec<Number>> {
     let clients: Vec<Client> = nodes.iter().map(|number| sandbox.client(*number)).collect();
     let ledger = Arc::clone(&sandbox.ledger);
     tokio::spawn(async move { load.run(&clients, &ledger, time).await })
 }
 
-/// Waits until `check` answers something.
+/// Waits until `check` returns a value.
 async fn until<T, F>(what: &str, within: Duration, mut check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Option<T>>,
@@ -123,7 +123,7 @@ where
     }
 }
 
-/// Waits until the task is in this state, and answers it.
+/// Waits until the task is in this state, and returns it.
 async fn in_state(client: &Client, id: &str, state: &str) -> Result<Task> {
     until(&format!("task {id} is {state}"), Duration::from_secs(30), || async {
         client.get(id).await.ok().filter(|task| task.state == state)

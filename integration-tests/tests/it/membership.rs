@@ -1,4 +1,4 @@
-//! Nodes that come and go in order: nothing is lost, nothing comes twice, nothing waits long.
+//! Nodes that join and leave in order: no task is lost, comes twice or waits long.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{command::Terminal, confirm, load, scenario, until};
 const GAP_MS: f64 = 2_000.0;
 const STOP_WITHIN: Duration = Duration::from_secs(30);
 
-/// The whole story without a fault window: a copy anywhere in it is a violation.
+/// Runs the whole story without a fault window: a copy anywhere in it is a violation.
 async fn no_gap(sandbox: &Sandbox) -> Result<()> {
     ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "tasks are outstanding");
     let lateness = sandbox.ledger.judge().lateness;
@@ -90,7 +90,7 @@ async fn all_nodes_may_be_killed_at_once() {
     .await;
 }
 
-/// How many shards a node says it owns, and whether it says that it is drained.
+/// How many shards a node reports to own, and whether it reports that it is drained.
 async fn shards_of(sandbox: &Sandbox, node: usize) -> Result<(f64, bool)> {
     let client = sandbox.client(node);
     let figure = async |name| anyhow::Ok(client.metric(name).await?.unwrap_or(-1.0));
@@ -147,7 +147,7 @@ async fn a_node_stays_drained_when_the_master_dies_and_is_drained_no_more_when_i
         sandbox.kill(master);
         all_with(sandbox, other).await?;
         ensure!(shards_of(sandbox, drained).await? == (0.0, true), "{name} took shards of the master");
-        // The last one is not drained, whoever asks; nor is one that is not there.
+        // The last node cannot be drained, through any node; nor can one that does not exist.
         let last = sandbox.node(other).name();
         let refused = terminal.refused(&["cluster", "drain", last]).await?;
         ensure!(refused.contains(last) && refused.contains("last"), "{refused}");

@@ -1,4 +1,4 @@
-//! Signing in to the console with an identity provider, on three nodes that remember nothing.
+//! Signing in to the console with an identity provider, on three nodes without session state.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use crate::{console::look, language, scenario, tokens::noted};
 
 const CALLBACK: &str = "/console/sign-in/oidc/callback";
 
-/// The one address that the provider knows, before any of the nodes: what a load balancer is.
+/// The one address in front of all nodes that the provider knows, as with a load balancer.
 struct Front {
     address: String,
-    /// Where it leads to.
+    /// The node that it forwards to.
     node: Arc<OnceLock<String>>,
     task: JoinHandle<()>,
 }
@@ -57,7 +57,7 @@ fn cluster(idp: &IdentityProvider, front: &Front) -> Builder {
     ))
 }
 
-/// As much of a browser as this needs: the cookies of one host, and one step at a time.
+/// A minimal browser: the cookies of one host, and one step at a time.
 struct Browser {
     http: reqwest::Client,
     cookies: BTreeMap<String, String>,
@@ -84,7 +84,7 @@ impl Browser {
         self.send(Method::GET, url, None).await
     }
 
-    /// Where that page leads.
+    /// Follows the link of a page.
     async fn led(&mut self, url: &str) -> Result<String> {
         let answer = self.get(url).await?;
         let place = answer.headers().get(header::LOCATION).with_context(|| format!("{url}: {}", answer.status()))?;
@@ -120,7 +120,7 @@ async fn a_sign_in_begins_on_one_node_ends_on_another_and_is_good_on_a_third() {
             let name = sandbox.node(node).name();
             ensure!(by == (Some("oidc:ann-7"), Some(target), Some(name)), "{deed}, not {target} on {name}");
         }
-        // The code was good once, and what is left in the browser of the sign-in is nothing.
+        // The code was good once, and the browser keeps nothing of the sign-in.
         let again = browser.get(&landed).await?;
         ensure!(again.status() == 400, "{}", again.text().await?);
         ensure!(idp.given() == 1);

@@ -1,5 +1,5 @@
-//! The OpenAPI document against real nodes: every operation is called, with good and with bad requests, and every answer fits what
-//! is described. An operation that is described and not called here fails the scenario.
+//! The OpenAPI document against real nodes. Every operation is called, with good and with bad requests, and every
+//! answer fits its description. A described operation that is not called here fails the scenario.
 
 #[path = "../openapi/document.rs"]
 mod document;
@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use crate::{in_state, language, scenario, until};
 
-/// No task has it.
+/// An id that no task has.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
-/// Nothing comes due by itself while the scenario runs.
+/// Later than the scenario ends, so that no task comes due by itself.
 const LATER_MS: i64 = 3_600_000;
 
-/// Asks, and holds each answer against the document.
+/// Sends requests, and checks each answer against the document.
 struct Asker {
     client: Client,
     document: Document,
@@ -49,7 +49,7 @@ impl Asker {
         Ok((operation, status, serde_json::from_str(&answer.text).unwrap_or(Value::Null)))
     }
 
-    /// A request that is described, and done.
+    /// Sends a described request, which must succeed.
     async fn does(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let (operation, status, answer) = self.asked(method, path, body).await?;
         ensure!(status < 400, "{method} {path} {body:?}: {status} {answer}");
@@ -59,7 +59,7 @@ impl Asker {
         Ok(answer)
     }
 
-    /// A request that is not done.
+    /// Sends a described request, which must be refused.
     async fn refuses(&self, expected: u16, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let (_, status, answer) = self.asked(method, path, body).await?;
         ensure!(status == expected, "{method} {path} {body:?}: {status} instead of {expected}: {answer}");
@@ -67,7 +67,7 @@ impl Asker {
         Ok(answer)
     }
 
-    /// A body that neither the document allows nor a node takes.
+    /// Sends a body that neither the document nor a node allows.
     async fn refuses_body(&self, method: &str, path: &str, body: &Value) -> Result<()> {
         let answer = self.refuses(422, method, path, Some(body)).await?;
         let schema = self.document.operation(method, path)?.request().context("it takes a body")?;
@@ -75,7 +75,7 @@ impl Asker {
         Ok(())
     }
 
-    /// A new task of a queue, that waits unless `more` says otherwise.
+    /// Submits a task of a queue, which waits unless `more` says otherwise.
     async fn task(&self, queue: &str, more: &Value) -> Result<String> {
         let mut task = json!({ "queue": queue, "delay_ms": LATER_MS });
         for (name, value) in more.as_object().into_iter().flatten() {
@@ -85,7 +85,7 @@ impl Asker {
         Ok(task["id"].as_str().context("an id")?.to_owned())
     }
 
-    /// A new task that is out: attempt 1 is with the broker.
+    /// Submits a task and waits until it is delivered: attempt 1 is with the broker.
     async fn delivered(&self) -> Result<String> {
         let id = self.task("work", &json!({ "delay_ms": 0, "max_attempts": 1 })).await?;
         in_state(&self.client, &id, "delivered").await?;
@@ -99,7 +99,8 @@ async fn every_operation_answers_as_the_document_says() {
         let asker = Asker::of(sandbox.client(1)).await?;
         let kept = std::fs::read_to_string(language::root().join("scheduler-node/src/http/openapi.json"))?;
         ensure!(asker.document.0 == serde_json::from_str::<Value>(&kept)?, "a node answers with another document");
-        // No longer than what has succeeded: a new database has no place yet for what is kept for two weeks.
+        // No longer than succeeded tasks are kept: a new database has no partition yet for tasks that are kept for
+        // two weeks.
         let work = json!({ "settle": "result", "keep_dead_ms": 86_400_000 });
         sandbox.put_queues(&[("work", work)]).await?;
 
@@ -115,7 +116,7 @@ async fn every_operation_answers_as_the_document_says() {
         let all: BTreeSet<String> = asker.document.operations().iter().map(ToString::to_string).collect();
         let silent: Vec<_> = all.difference(&asker.done.borrow()).cloned().collect();
         ensure!(silent.is_empty(), "described and not called here: {silent:?}");
-        // They take nothing that could be wrong; without a token they are refused like all others.
+        // These take no input that could be wrong, and need no token.
         let willing: Vec<_> = all.difference(&asker.refused.borrow()).cloned().collect();
         ensure!(willing == ["GET /healthz", "GET /readyz"], "described and never refused here: {willing:?}");
         Ok(())
@@ -123,7 +124,7 @@ async fn every_operation_answers_as_the_document_says() {
     .await;
 }
 
-/// Every request that the document shows is sent as it stands, to things made for it.
+/// Sends every request example of the document unchanged, to objects made for it.
 async fn the_examples_are_accepted(asker: &Asker) -> Result<()> {
     for operation in asker.document.operations() {
         let reported = asker.delivered().await?;
@@ -195,7 +196,7 @@ async fn keys_and_many_tasks_are_described(asker: &Asker) -> Result<()> {
     let batch = json!([{ "queue": "many", "delay_ms": LATER_MS }, { "queue": "many", "priority": 9 }, { "queue": "many", "delay_ms": LATER_MS, "retry": { "kind": "immediate" }, "max_attempts": 2 }]);
     let answers = asker.client.batch(batch.as_array().context("a list")?).await?;
     ensure!(answers.iter().map(Result::is_ok).collect::<Vec<_>>() == [true, false, true], "{answers:?}");
-    // The one that is refused is not described, so the whole request is asked without being held against its schema.
+    // The refused task violates the schema, so the whole request skips the check against it.
     let (_, status, _) = asker.asked("post", "/v1/tasks/batch", Some(&batch)).await?;
     ensure!(status == 200, "{status}");
     asker.does("get", "/v1/tasks/export?queue=many&error=x", None).await?;
@@ -223,7 +224,7 @@ async fn queues_and_schedules_are_described(asker: &Asker) -> Result<()> {
     asker.does("put", "/v1/queues/gone", Some(&json!({}))).await?;
     asker.does("delete", "/v1/queues/gone", None).await?;
 
-    // Put again: it was there.
+    // A second put: the schedule exists already.
     asker
         .does("put", "/v1/schedules/s1", Some(&json!({ "queue": "beats", "every_ms": LATER_MS, "paused": false })))
         .await?;
@@ -271,10 +272,10 @@ async fn the_node_is_described(asker: &Asker, sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// What is well said and cannot be done.
+/// Valid requests that cannot be carried out.
 async fn refusals_are_described(asker: &Asker) -> Result<()> {
     for operation in asker.document.operations().into_iter().filter(|operation| operation.path.contains('{')) {
-        // Those that make what is not there.
+        // These create the missing object.
         if operation.method == "put" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Stores that go and come back.
+//! Stores that fail and come back.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn losing_all_of_etcd_stops_no_owner() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let outage = sandbox.lease_ttl() * 4;
-        // No window is opened: nothing that etcd does may make a copy.
+        // No fault window is opened: no failure of etcd may cause a copy.
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), outage + Duration::from_secs(10));
         tokio::time::sleep(Duration::from_secs(2)).await;
         sandbox.etcd().kill_all();
@@ -47,7 +47,7 @@ async fn a_frozen_etcd_moves_no_shard() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let freeze = sandbox.lease_ttl() * 3;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), freeze + Duration::from_secs(8));
-        // When it wakes it may find every lease run out at once.
+        // When etcd wakes, every lease may have expired at once.
         sandbox.etcd().pause(0)?;
         tokio::time::sleep(freeze).await;
         sandbox.etcd().resume(0)?;
@@ -126,7 +126,7 @@ async fn a_killed_database_loses_nothing_that_was_accepted() {
         let back_us = now_us();
         stream.await?;
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
-        // 5 s after it takes connections all is as before.
+        // 5 s after the store accepts connections, lateness is back to normal.
         let after = sandbox.ledger.lateness(back_us + 5_000_000, i64::MAX);
         ensure!(after.max_ms < 2_000.0, "long after: {after}");
         sandbox.settled().await

@@ -1,4 +1,5 @@
-//! Whatever anyone publishes to a queue that nodes read: it is a task, quarantined or set aside, and the nodes go on.
+//! Arbitrary messages in the queues that nodes read: each becomes a task, is quarantined or is set aside, and the
+//! nodes go on.
 
 use std::time::Duration;
 
@@ -19,12 +20,12 @@ use sqlx::{Connection as _, PgConnection};
 use crate::{confirm, load, scenario, until};
 
 const DELAY_EXCHANGE: &str = "\n[[delay_exchange]]\nname = \"late\"\ntype = \"topic\"\ndeliver_to = \"orders\"\n";
-/// Long enough for a machine that does much else.
+/// Long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(60);
-/// Hand-made messages, beside those that are known to be hard.
+/// The number of random messages, beside those that are known to be hard.
 const MESSAGES: usize = 400;
 
-/// What is published by hand.
+/// Counts of the messages published by hand.
 #[derive(Debug, Default)]
 struct Published {
     /// To be a task, or to be set aside.
@@ -33,7 +34,7 @@ struct Published {
     reported: i64,
 }
 
-/// Where a message goes: exchange and routing key.
+/// The target of a message: exchange and routing key.
 const TARGETS: [(&str, &[u8]); 5] = [
     ("", b"duetime.submit"),
     ("", b"duetime.results"),
@@ -42,7 +43,7 @@ const TARGETS: [(&str, &[u8]); 5] = [
     ("late", b"caf\xe9.key"),
 ];
 
-/// Properties that were found to be hard, each with a body.
+/// Properties that have proved hard, each with a body.
 fn hard() -> Vec<(Vec<u8>, Vec<u8>)> {
     use raw_amqp::{deepest, headers, message_id, nested, text};
     let queue = text(b"duetime-queue", b"fuzzed");
@@ -79,7 +80,7 @@ async fn publish(
     Ok(())
 }
 
-/// The exchange that delayed messages go on to, and a queue that takes all of them.
+/// Declares the exchange that delayed messages go on to, and a queue that takes all of them.
 async fn declare_orders(sandbox: &Sandbox) -> Result<()> {
     let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
@@ -148,7 +149,7 @@ async fn frames_made_by_hand_cost_no_node_and_no_neighbour_anything() {
     .await;
 }
 
-/// Every message is a task, quarantined or set aside.
+/// Checks that every message became a task, was quarantined or was set aside.
 async fn account(sandbox: &Sandbox, published: &Published) -> Result<()> {
     let mut database = PgConnection::connect(&sandbox.database_url(0)).await?;
     let deadline = tokio::time::Instant::now() + SOON;
@@ -174,7 +175,7 @@ async fn account(sandbox: &Sandbox, published: &Published) -> Result<()> {
     }
 }
 
-/// What a process takes in memory at its peak, in bytes.
+/// The peak memory of a process, in bytes.
 fn peak(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("Linux says it")?;
@@ -189,7 +190,8 @@ async fn a_flood_of_large_messages_takes_a_bounded_part_of_a_nodes_memory() {
         let pid = sandbox.node(0).pid().context("the node runs")?;
         let before = peak(pid)?;
         let properties = raw_amqp::headers(&raw_amqp::text(b"duetime-queue", b"fuzzed"));
-        // What a node cannot store it holds: while PostgreSQL is away, prefetch alone would let it hold all of these.
+        // A node holds messages that it cannot store: while PostgreSQL is away, prefetch alone would let it hold all
+        // of these.
         sandbox.postgres(0).pause()?;
         let large = vec![b'x'; 8 << 20];
         for _ in 0..24 {

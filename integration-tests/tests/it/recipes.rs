@@ -1,4 +1,5 @@
-//! The recipes for least rights of docs/security.md, typed as they stand: what is allowed works, and what is not is refused.
+//! The least-privilege recipes of docs/security.md, typed as they stand: permitted actions work, and all others are
+//! refused.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use crate::{
 const SOON: Duration = Duration::from_secs(60);
 const PASSWORD: &str = "PASSWORD";
 
-/// The commands of the recipe that has this word in it, a line each.
+/// The commands of the recipe that contains this word, a line each.
 fn recipe(word: &str) -> Vec<String> {
     let fences = Page::read("docs/security.md").fences();
     let of = fences.iter().find(|fence| fence.no_test().is_some() && fence.text.contains(word)).expect("a recipe");
@@ -33,7 +34,7 @@ fn recipe(word: &str) -> Vec<String> {
     lines.filter(|line| !line.starts_with('#') && !line.starts_with("--")).map(ToOwned::to_owned).collect()
 }
 
-/// A shell would take the quotes away.
+/// Splits a line into words and removes quotes as a shell does.
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
@@ -45,7 +46,7 @@ async fn restart(sandbox: &Sandbox) -> Result<()> {
     node.wait_ready(SOON).await
 }
 
-/// RabbitMQ has closed the channel over it.
+/// Checks that RabbitMQ closed the channel over it.
 fn refused<T>(outcome: Result<T>) -> Result<()> {
     let said = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(said.contains("ACCESS_REFUSED"), "it is not refused: {said}");
@@ -72,7 +73,7 @@ async fn may_not_read(sandbox: &Sandbox, user: &str, queue: &str) -> Result<()> 
 async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
         for user in ["duetime", "shop-producer", "shop-consumer"] {
-            // Of a run before.
+            // The user of an earlier run.
             sandbox.rabbit().ctl(&["delete_user", user]).await.ok();
         }
         for line in recipe("rabbitmqctl").iter().filter(|line| !line.contains("add_vhost")) {
@@ -125,7 +126,7 @@ async fn the_recipe_for_rabbitmq_allows_what_each_program_needs_and_nothing_else
         let id = client.submit(&json!({ "queue": "shop.jobs" })).await?.id;
         in_state(&client, &id, "succeeded").await?;
 
-        // A node reaches no queue of others, whatever is submitted.
+        // A node cannot reach the queues of others, whatever is submitted.
         let bank = Hand::open(&sandbox.amqp_url()).await?;
         let durable = QueueDeclareOptions { durable: true, ..Default::default() };
         bank.channel.queue_declare("bank.orders".into(), durable, FieldTable::default()).await?;

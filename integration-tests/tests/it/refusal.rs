@@ -1,4 +1,4 @@
-//! Bad input and wrong credentials: a clear answer that says what is wrong.
+//! Bad input and wrong credentials: a clear answer that names the mistake.
 
 use anyhow::{Result, ensure};
 use integration_tests::{
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::scenario;
 
-/// The status and, if it is about a field, its name.
+/// The status, and the name of the field if the problem is about one.
 type Expected = (u16, Option<&'static str>);
 
 #[tokio::test(flavor = "multi_thread")]

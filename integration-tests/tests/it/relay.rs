@@ -1,4 +1,4 @@
-//! A relay between a queue and an HTTP server, or a command: what the end of a call comes to.
+//! A relay between a queue and an HTTP server, or a command: the outcomes of its calls.
 
 use std::{path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{in_state, language, scenario, until};
 const SOON: Duration = Duration::from_secs(30);
 const LOOPBACK: [&str; 2] = ["--allow-network", "127.0.0.0/8"];
 
-/// An application's server: it answers as the payload says, and remembers what it was asked.
+/// An application's server: it answers as the payload says, and records the requests.
 #[derive(Clone, Default)]
 struct Hooks {
     calls: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
@@ -34,7 +34,7 @@ impl Hooks {
         Ok(tokio::spawn(async move { drop(axum::serve(listener, app).await) }))
     }
 
-    /// What was said in the calls with this payload, one header each.
+    /// One header's values in the calls with this payload.
     fn said(&self, payload: &Value, header: &str) -> Vec<String> {
         let calls = self.calls.lock();
         let of = calls.iter().filter(|(_, body)| body == payload);
@@ -68,7 +68,7 @@ impl Relay {
         Self::start_as(sandbox, Command::new(binary()?), queue, words)
     }
 
-    /// `command` runs the program with the words it is given.
+    /// Starts the relay by `command`, which runs the program with the arguments it is given.
     fn start_as(sandbox: &Sandbox, mut command: Command, queue: &str, words: &[&str]) -> Result<Self> {
         let log = scratch().join(format!("relay-{}-{queue}-{}", sandbox.vhost(), free_port()));
         command.args(["relay", "--queue", queue]).args(words).env("DUETIME_AMQP__URL", sandbox.amqp_url());
@@ -80,7 +80,7 @@ impl Relay {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// SIGTERM, and how it ends.
+    /// Sends SIGTERM and returns the exit code.
     async fn stop(&mut self) -> Result<Option<i32>> {
         let id = self.child.id().context("it runs")?.to_string();
         Command::new("kill").args(["-s", "TERM", &id]).stdin(Stdio::null()).status().await?;
@@ -173,14 +173,15 @@ async fn a_target_that_is_down_is_left_alone_until_it_is_back() {
         }
         let down = || async { relay.log().contains("the target is down").then_some(()) };
         until("the breaker has opened", SOON, down).await?;
-        // The second probe: meanwhile nothing else was tried.
+        // After the second probe; no other call was made meanwhile.
         let probed = || async { (relay.log().matches("whether the target is back").count() >= 2).then_some(()) };
         until("it is probed", SOON, probed).await?;
         let mut failed = 0;
         for id in &ids {
             failed += reasons(&sandbox.client(0).get(id).await?).len();
         }
-        // Three opened it, as many were out beside them, and a few probes while we looked.
+        // Three failures opened the breaker, as many calls were in flight beside them, and a few probes came during
+        // the check.
         ensure!((3..=3 + 3 + 4).contains(&failed), "{failed} attempts were spent on a target that is down");
 
         let _server = hooks.serve(port).await?;
@@ -204,7 +205,7 @@ async fn an_address_that_is_not_public_is_not_called() {
             let output = run_with(&words, &[("DUETIME_AMQP__URL", &url)], "").await?;
             ensure!(output.status.code() == Some(2), "{literal}: {output:?}");
         }
-        // A name is looked up with each connection.
+        // A name is resolved for each connection.
         let _relay = Relay::start(sandbox, "hooks", &["--to", &format!("http://localhost:{port}/hook")])?;
         let id = submitted(sandbox, "hooks", &json!({})).await?;
         let failed = || async { sandbox.client(0).get(&id).await.ok().filter(|task| !reasons(task).is_empty()) };
@@ -216,7 +217,7 @@ async fn an_address_that_is_not_public_is_not_called() {
     .await;
 }
 
-/// What a shell is told to do; the first line of the payload is `"<word>"`.
+/// The shell's script; the first line of the payload is `"<word>"`.
 const SCRIPT: &str = r#"
 read -r word
 case "$word" in
@@ -232,7 +233,7 @@ esac
 async fn a_command_gets_the_payload_and_its_end_is_the_outcome() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let mut policy = policy("result");
-        // Shorter than the longest run: heartbeats carry it.
+        // Shorter than the longest run: heartbeats extend it.
         policy["timeout_ms"] = 1_500.into();
         policy["max_attempts"] = 2.into();
         sandbox.put_queues(&[("runs", policy)]).await?;
@@ -308,7 +309,7 @@ async fn work_whose_connection_was_lost_is_reported_over_the_next_and_not_done_a
         for (queue, settles_as) in [("runs", "succeeded"), ("acks", "delivered")] {
             let done = scratch().join(format!("done-{}-{queue}", sandbox.vhost()));
             let done = done.to_str().context("a path")?;
-            // Every run leaves a line at its beginning, and ends when it is told to.
+            // Every run writes a line at its beginning, and ends when the file appears.
             let script = format!("echo run >> {done}; while ! [ -e {done}.end ]; do sleep 0.05; done");
             let relay = Relay::start(sandbox, queue, &["--command", "/bin/sh", "--", "-c", &script])?;
             let runs = || std::fs::read_to_string(done).unwrap_or_default().lines().count();
@@ -356,7 +357,7 @@ async fn a_message_that_wants_its_report_elsewhere_is_not_worked_on() {
     .await;
 }
 
-/// What a command can find out of the relay that runs it.
+/// A script that tries to read everything of the relay that runs it.
 const SPY: &str = r#"
 echo "uid $(id -u) home $HOME asked $ASKED secret $DUETIME_AMQP__URL other $OTHER"
 echo "files $(ls /proc/self/fd | tr '\n' ' ')"
@@ -371,7 +372,7 @@ async fn a_command_finds_nothing_of_its_relay_neither_as_the_same_user_nor_as_an
         sandbox.put_queues(&[("same", policy("result")), ("other", policy("result"))]).await?;
         let program = binary()?.to_str().context("a path")?;
         let words = ["--env", "ASKED", "--command", "/bin/sh", "--", "-c", SPY];
-        // File 7 is left open by whoever starts the relay.
+        // The parent of the relay leaves file descriptor 7 open.
         let start = |queue: &str, user: &str, words: &[&str]| {
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", &format!("exec 7< /etc/passwd; exec {user} {program} \"$@\""), "sh"]);

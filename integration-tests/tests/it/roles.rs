@@ -1,4 +1,4 @@
-//! What each role may do on a running node, and what the audit tells of payloads that were shown.
+//! The permissions of each role on a running node, and the audit's notes of payloads that were shown.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,13 +18,13 @@ const ROLES: [&str; 7] = ["metrics", "submitter", "reporter", "observer", "viewe
 /// The roles whose answers have no data of tasks.
 const WITHOUT_DATA: [&str; 4] = ["metrics", "submitter", "reporter", "observer"];
 
-/// It is in everything that is data.
+/// A mark in every piece of data.
 const MARK: &str = "SECRET-7";
 
 /// The queue is idle and all stores are near.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A client for each role, in force.
+/// A client for each role, once its token is valid.
 async fn clients(operator: &Client) -> Result<BTreeMap<&'static str, Client>> {
     let mut clients = BTreeMap::new();
     for role in ROLES {

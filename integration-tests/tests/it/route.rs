@@ -1,4 +1,4 @@
-//! Queues in trouble: they must not trouble others.
+//! Queues in trouble, which must not affect others.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn a_full_queue_waits_and_delays_no_other() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("free", &confirm()).await?;
         sandbox.client(0).put_queue("stuck", &json!({ "settle": "confirm", "max_length": 5 })).await?;
-        // Nobody consumes it, and far more is due than it holds.
+        // The queue has no consumer, and far more tasks are due than it holds.
         let stuck = Load::new("stuck", 200).due_in_ms(0..500);
         load(sandbox, &[0, 1, 2], stuck, Duration::from_secs(3)).await?;
         let began_us = now_ms() * 1_000;
@@ -37,7 +37,7 @@ async fn a_full_queue_waits_and_delays_no_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
     scenario(Sandbox::builder(), async |sandbox| {
-        // What was in the queue goes with it: only a result tells that a task was done.
+        // The queue's messages go with it, so only a result tells that a task was done.
         sandbox.ledger.messages_may_vanish();
         let policy = json!({
             "settle": "result", "timeout_ms": 3_000, "max_attempts": 5, "retry": { "kind": "fixed", "delay_ms": 200 },

@@ -1,6 +1,7 @@
-//! Schedules: one task for each fire time, whatever dies, and none that should not be.
+//! Schedules: one task for each fire time, whichever part fails, and no other task.
 //!
-//! Their tasks are nobody's submissions, so the sandbox's ledger does not know them; each story looks at all of them itself.
+//! Their tasks are not submitted by the sandbox's clients, so the ledger does not know them; each story checks all of
+//! them itself.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -19,7 +20,7 @@ use crate::{confirm, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A queue of that name with a consumer, and what arrives there.
+/// Creates a queue of that name with a consumer; returns a ledger of its arrivals.
 async fn consume(
     sandbox: &Sandbox,
     queue: &str,
@@ -32,7 +33,7 @@ async fn consume(
     Ok((consumer, arrivals))
 }
 
-/// A schedule that fires each second.
+/// Puts a schedule that fires each second.
 async fn put(client: &Client, name: &str, queue: &str, more: &Value) -> Result<Value> {
     let mut schedule = json!({ "queue": queue, "every_ms": 1_000, "payload": { "of": name } });
     for (field, value) in more.as_object().into_iter().flatten() {
@@ -62,14 +63,14 @@ async fn made(client: &Client, name: &str, queue: &str) -> Result<BTreeMap<i64, 
     Ok(made)
 }
 
-/// The seconds between the first and the last for which nothing was made.
+/// The seconds between the first and the last that have no task.
 fn left_out(made: &BTreeMap<i64, Task>) -> Vec<i64> {
     let (first, last) = (made.keys().next(), made.keys().next_back());
     let all = first.zip(last).map(|(first, last)| *first..=*last).into_iter().flatten();
     all.filter(|second| !made.contains_key(second)).collect()
 }
 
-/// Waits until something has been made for a second that has not come yet.
+/// Waits until there is a task for a second that has not come yet.
 async fn goes_on(client: &Client, name: &str, queue: &str) -> Result<()> {
     let now_s = integration_tests::clock::now_ms() / 1_000;
     until("the schedule goes on", SOON, || async {
@@ -79,7 +80,7 @@ async fn goes_on(client: &Client, name: &str, queue: &str) -> Result<()> {
     .await
 }
 
-/// Every task has arrived, and nothing else.
+/// Checks that every task has arrived, and nothing else.
 async fn arrived(arrivals: &Ledger, made: &BTreeMap<i64, Task>) -> Result<()> {
     until("every task has arrived", Duration::from_secs(60), || async {
         let deliveries = arrivals.arrivals();
@@ -106,7 +107,8 @@ async fn when_the_master_is_killed_each_fire_time_has_one_task_and_in_time() {
         turn(&client, "s", "pause").await?;
         let made = made(&client, "s", "pulse").await?;
         ensure!(left_out(&made).is_empty() && made.len() >= 9, "left out: {:?} of {made:?}", left_out(&made));
-        // Not even while there was no master; the first ones of a new schedule are in a hurry.
+        // On time even while there was no master. The first tasks of a new schedule are skipped, because they had no
+        // lead.
         for (second, task) in made.iter().skip(3) {
             let created = seconds(task.rest["created_at"].as_str().unwrap_or_default())?;
             ensure!(created <= *second, "made too late: {task:?}");
@@ -146,12 +148,12 @@ async fn a_death_after_deciding_and_one_after_making_neither_lose_nor_double_a_f
         .failpoints(0, "after_fire=3*off->return")
         .failpoints(1, "after_fire_made=3*off->return");
     scenario(builder, async |sandbox| {
-        // Nothing but the id of a task tells that it was made before.
+        // Only the id of a task shows that it was made before.
         let policy = json!({ "settle": "confirm", "dedup_window_ms": 0 });
         let (_consumer, arrivals) = consume(sandbox, "pulse", &policy, |_| Answer::ack()).await?;
         put(&sandbox.client(0), "s", "pulse", &json!({ "overlap": "allow" })).await?;
         let fault = sandbox.ledger.fault("nodes die as they fire");
-        // The master first, then whoever stands in for it.
+        // The master first, then the node that stands in for it.
         until("both nodes die", Duration::from_secs(60), || async {
             sandbox.nodes().iter().all(|node| !node.is_running()).then_some(())
         })
@@ -190,7 +192,7 @@ async fn after_an_outage_of_all_nodes_fire_times_are_made_up_as_far_back_as_the_
         goes_on(&client, "short", "short").await?;
         turn(&client, "long", "pause").await?;
         turn(&client, "short", "pause").await?;
-        // What a node has decided and not made is made by another a little later.
+        // Another node makes the tasks that a dead node has decided, a little later.
         until("everything decided is made", SOON, || async {
             made(&client, "long", "long").await.ok().filter(|long| left_out(long).is_empty()).map(drop)
         })

@@ -1,5 +1,6 @@
-//! Requests that a program makes up from the OpenAPI document, good ones and bad ones, against a real node. No answer is a 5xx or outside
-//! the document, no request that violates the document is accepted, and none that fits it is refused for a reason that is not told.
+//! Requests that a program generates from the OpenAPI document, good ones and bad ones, against a real node. No
+//! answer is a 5xx or outside the document. No request that violates the document is accepted, and a valid one is
+//! refused only for a documented reason.
 
 use std::process::Stdio;
 
@@ -9,7 +10,7 @@ use tokio::process::Command;
 
 use crate::{language, scenario};
 
-/// What the run may take at most, in seconds: two minutes are enough on two cores of their own.
+/// The limit of the run, in seconds: two minutes are enough on two cores of their own.
 const WITHIN_S: u64 = 600;
 
 #[tokio::test(flavor = "multi_thread")]

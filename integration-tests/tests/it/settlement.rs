@@ -1,4 +1,4 @@
-//! How an attempt ends: by the confirm, by a rejection, by a report, by silence.
+//! The ends of an attempt: by the confirm, a rejection, a report, or silence.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{id_of, in_state, scenario, submit_now};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Retries after 300 ms, at most `attempts` times in all.
+/// Retries after 300 ms, at most `attempts` attempts in all.
 fn policy(settle: &str, attempts: u32, timeout_ms: i64) -> Value {
     json!({
         "settle": settle, "max_attempts": attempts, "timeout_ms": timeout_ms,
@@ -35,7 +35,7 @@ async fn submit_some(sandbox: &Sandbox, queue: &str, count: usize, most: u32) ->
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rejected_attempt_is_retried_after_its_back_off() {
     scenario(Sandbox::builder(), async |sandbox| {
-        // The third attempt is taken.
+        // The third attempt is accepted.
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt < 3 { Answer::reject() } else { Answer::ack() }
         };
@@ -118,7 +118,7 @@ async fn a_reported_failure_is_retried_when_the_consumer_says_and_a_discard_is_f
 #[tokio::test(flavor = "multi_thread")]
 async fn silence_past_the_deadline_is_a_failed_attempt() {
     scenario(Sandbox::builder(), async |sandbox| {
-        // Taken and never reported on, the first time.
+        // Acked and never reported on, the first time.
         let script = |delivery: &integration_tests::ledger::Delivery| {
             if delivery.attempt == 1 { Answer::ack() } else { Answer::report("succeeded") }
         };

@@ -1,4 +1,5 @@
-//! Submitting in SQL: a task exists exactly when the transaction commits that submitted it, whatever becomes of the nodes.
+//! Submitting in SQL: a task exists exactly when the transaction that submitted it commits, whatever happens to the
+//! nodes.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::{confirm, outage::shard_of, scenario, until};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Submits one task inside whatever transaction is open.
+/// Submits one task inside the transaction that is open.
 async fn submit(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -36,8 +37,8 @@ async fn submit(
     Ok((number, id))
 }
 
-/// A stream of transactions on one database, one task each: every third has a key and every third a partition key, so that half of
-/// those belong to the other database. Every fifth transaction is rolled back.
+/// A stream of transactions on one database, one task each. Every third has a key and every third a partition key, so
+/// that half of those belong to the other database. Every fifth transaction is rolled back.
 async fn stream(url: String, ledger: &Ledger, name: &str, time: Duration) -> Result<()> {
     let mut connection = PgConnection::connect(&url).await?;
     let until = Instant::now() + time;
@@ -53,7 +54,7 @@ async fn stream(url: String, ledger: &Ledger, name: &str, time: Duration) -> Res
             ledger.refused(number);
             transaction.rollback().await?;
         } else {
-            // Known from here on: a commit that is not answered would fail the story.
+            // The ledger counts it from here on: a commit without an answer would fail the story.
             ledger.accepted(number, &id);
             transaction.commit().await?;
         }
@@ -131,7 +132,7 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
     .await;
 }
 
-/// Prints how long it takes from a commit until the task is there.
+/// Prints the time from a commit until the task exists.
 async fn how_soon(sandbox: &Sandbox) -> Result<()> {
     let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
     let mut took_ms = Vec::new();
@@ -156,7 +157,7 @@ async fn how_soon(sandbox: &Sandbox) -> Result<()> {
         "from the commit to the task: p50 {:.1} ms, p90 {:.1} ms, max {:.1} ms",
         took_ms[50], took_ms[90], took_ms[99]
     );
-    // Who only looked now and then would take a quarter of a second.
+    // Polling alone would take a quarter of a second.
     ensure!(took_ms[50] < 150.0, "the notification is not heard");
     Ok(())
 }
@@ -207,7 +208,7 @@ async fn what_is_for_a_database_that_is_away_waits_and_stands_in_nobodys_way() {
         sandbox.postgres(1).stop_immediately().await?;
         let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
         let (mut here, mut away) = (Vec::new(), Vec::new());
-        // More than one pass reads, so that those which wait would fill it.
+        // More than one pass reads, so that the waiting ones could fill it.
         for count in 0..600 {
             let options = json!({ "partition_key": format!("customer {count}") });
             let (number, id) = submit(&mut connection, &sandbox.ledger, now_ms(), None, options).await?;
@@ -225,7 +226,7 @@ async fn what_is_for_a_database_that_is_away_waits_and_stands_in_nobodys_way() {
             numbers.iter().filter_map(of).max().unwrap_or(0)
         };
         println!("here: at the most {} ms late", late(&here));
-        // Every few seconds a pass waits for the one that is away.
+        // Every few seconds a pass waits for the unreachable database.
         ensure!(late(&here) < 8_000, "those that are for this database wait for the other one");
         ensure!(away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()), "they have come from nowhere");
         sandbox.postgres(1).restart().await?;
@@ -311,7 +312,7 @@ async fn what_is_submitted_and_cancelled_in_one_transaction_is_shown_as_cancelle
         let mut transaction = connection.begin().await?;
         let mut ids = Vec::new();
         for number in 0..20 {
-            // Its key decides about its shard: half of them are in the other database.
+            // Its key decides its shard: half of the keys are in the other database.
             let id: String = sqlx::query_scalar(
                 "SELECT duetime.submit('mail', '{}', now() + interval '1 hour', key => 'k' || $1::int)::text",
             )

@@ -1,4 +1,4 @@
-//! A running task that is asked to stop: its consumer hears of it with its next sign of life.
+//! A running task that is asked to stop: its consumer learns of it with its next heartbeat.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn a_consumer_is_told_over_http_and_over_amqp_and_the_task_ends_cancelled(
         ensure!(stop(&sandbox.client(1), &id).await? == "stopping", "it is out");
         ensure!(client.report(&id, &beat).await?["stopping"] == true, "told over HTTP");
 
-        // The same for one that beats over AMQP.
+        // The same stop, with a consumer that sends heartbeats over AMQP.
         let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };

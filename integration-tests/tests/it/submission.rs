@@ -45,7 +45,7 @@ impl Producer {
         Ok(())
     }
 
-    /// One task, confirmed by the broker: from then on it may not be lost.
+    /// Submits one task, confirmed by the broker: from then on it may not be lost.
     async fn submit(&self, sandbox: &Sandbox, queue: &str, due_ms: i64) -> Result<Number> {
         let number = sandbox.ledger.submitting(queue, due_ms);
         let body = json!({ "n": number }).to_string();
@@ -59,7 +59,7 @@ fn long(text: &str) -> AMQPValue {
     AMQPValue::LongString(text.into())
 }
 
-/// A message's task has its id from the node, so that the ledger learns it from the delivery.
+/// Waits until the tasks arrive. The node gives a message's task its id, so the ledger learns it from the delivery.
 async fn arrive(sandbox: &Sandbox, numbers: &[Number]) -> Result<()> {
     for number in numbers {
         let first = until(&format!("task {number} arrives"), SOON, || async {
@@ -122,7 +122,7 @@ async fn a_message_that_cannot_be_a_task_is_set_aside_with_the_reason() {
             };
             ensure!(error.to_string().contains(reason), "{error} does not name {reason}");
             ensure!(aside.data == body && said.inner().len() >= headers.len(), "{said:?}");
-            // It would vanish with its time to live.
+            // With an expiration it would vanish.
             ensure!(
                 aside.properties.expiration().is_none()
                     && said.contains_key("duetime-expiration")
@@ -139,7 +139,7 @@ async fn a_message_that_cannot_be_a_task_is_set_aside_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_dies_between_the_commit_and_the_ack_loses_nothing() {
-    // The message comes again and becomes a second task: at least once is the promise.
+    // The message is delivered again and becomes a second task: the promise is at least once.
     scenario(Sandbox::builder().failpoints(0, "after_receive=2*off->return"), async |sandbox| {
         let fault = sandbox.ledger.fault("a node dies between commit and ack");
         sandbox.consume_and_ack("mail", &confirm()).await?;

@@ -1,4 +1,4 @@
-//! Several tenants at one broker: who may say what of which task.
+//! Several tenants at one broker, and their permission to report on tasks.
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use crate::{in_state, scenario, until};
 const SOON: Duration = Duration::from_secs(30);
 const SUCCEEDED: &[u8] = br#"{"status":"succeeded"}"#;
 
-/// Somebody at the broker.
+/// A tenant's client at the broker.
 pub(super) struct Hand {
     pub(super) channel: Channel,
     url: String,
     _connection: Connection,
 }
 
-/// A delivery that was taken, as far as a report needs it.
+/// The parts of a delivery that a report needs.
 pub(super) struct Taken {
     pub(super) message: BasicGetMessage,
     pub(super) task: String,
     pub(super) receipt: Option<String>,
-    /// Closed, it would give the message back.
+    /// Kept open, because closing it would return the message.
     _way: (Channel, Connection),
 }
 
@@ -56,7 +56,8 @@ impl Hand {
     }
 
     pub(super) async fn take(&self, queue: &str) -> Result<Taken> {
-        // A queue is there with its first message, and may answer a moment later: either costs the connection.
+        // A queue comes into being with its first message, and may answer slightly later; either error closes the
+        // connection.
         let (message, way) = until(&format!("a message in {queue}"), SOON, || async {
             let connection = Connection::connect(&self.url, ConnectionProperties::default()).await.ok()?;
             let channel = connection.create_channel().await.ok()?;
@@ -77,7 +78,7 @@ fn header<'a>(properties: &'a BasicProperties, name: &str) -> Option<&'a AMQPVal
     properties.headers().as_ref()?.inner().get(name)
 }
 
-/// A report on the first attempt of a task.
+/// The properties of a report on the first attempt of a task.
 pub(super) fn report(task: &str, receipt: Option<&str>) -> BasicProperties {
     let mut headers = FieldTable::default();
     headers.insert("duetime-attempt".into(), AMQPValue::LongInt(1));
@@ -93,7 +94,7 @@ pub(super) fn for_queue(queue: &str) -> BasicProperties {
     BasicProperties::default().with_headers(headers)
 }
 
-/// Until so many messages have been quarantined on all nodes together.
+/// Waits until this many messages have been quarantined on all nodes together.
 async fn quarantined(sandbox: &Sandbox, count: f64) -> Result<()> {
     until(&format!("{count} messages are quarantined"), SOON, || async {
         let mut sum = 0.0;
@@ -143,7 +144,7 @@ async fn a_report_counts_with_its_receipt_and_for_the_queue_it_is_addressed_to()
         hand.publish("duetime.in", "result.strict", SUCCEEDED, report(&id, Some(receipt))).await?;
         in_state(&sandbox.client(0), &id, "succeeded").await?;
 
-        // A rejection brings the receipt back by itself.
+        // A rejection returns the receipt by itself.
         let id = submitted(sandbox, "strict").await?;
         let rejected = hand.take("strict").await?;
         rejected.message.reject(BasicRejectOptions { requeue: false }).await?;
@@ -160,7 +161,7 @@ async fn a_report_counts_with_its_receipt_and_for_the_queue_it_is_addressed_to()
         third.message.ack(BasicAckOptions::default()).await?;
         sandbox.client(0).report(&id, &json!({ "attempt": 3, "status": "succeeded" })).await?;
 
-        // Where no receipt is required, anyone who may write to the results may report.
+        // Where no receipt is required, any client that may write to the results may report.
         let id = submitted(sandbox, "loose").await?;
         hand.publish("", "duetime.results", SUCCEEDED, report(&id, None)).await?;
         in_state(&sandbox.client(0), &id, "succeeded").await?;
@@ -199,7 +200,7 @@ async fn with_the_default_door_closed_everything_comes_by_the_exchange_that_perm
 }
 
 impl Hand {
-    /// Why the next message that cannot be a task was set aside.
+    /// The reason for which the next message was set aside.
     pub(super) async fn take_aside(&self) -> Result<String> {
         let queue = "duetime.submit.invalid";
         let message = until("a message is set aside", SOON, || async {

@@ -1,4 +1,4 @@
-//! Tokens that are made while the cluster runs, and the audit of who did what.
+//! Tokens that are created and revoked while the cluster runs, and the audit of who did what.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::{command::Terminal, scenario, until};
 
-/// Within this a token is in force, or out of it, on every node.
+/// The limit for a new or revoked token to take effect on every node.
 pub(crate) const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 
-/// A note is written a tenth of a second after its answer; this machine has other things to do.
+/// A note is written a tenth of a second after its answer; a busy machine needs longer.
 const NOTED_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn make(operator: &Client, token: &Value) -> Result<String> {
@@ -20,7 +20,7 @@ pub(crate) async fn make(operator: &Client, token: &Value) -> Result<String> {
     Ok(made["token"].as_str().context("the token is told")?.to_owned())
 }
 
-/// Waits until `client` is answered with `status`; `None`: it is let in.
+/// Waits until `client` gets `status`; `None`: it is let in.
 pub(crate) async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -97,7 +97,7 @@ async fn while_the_database_is_away_known_tokens_work_and_deeds_wait() {
         let fault = sandbox.ledger.fault("database away");
         sandbox.postgres(0).kill();
         for client in &watch {
-            // A viewer is refused because he is known; a stranger would be told that he is not.
+            // A viewer is refused for lack of permission (403); an unknown caller would get 401.
             let refused = client.call::<Value>(Method::POST, "/v1/queues/mail/pause", None).await;
             ensure!(refused.as_ref().err().and_then(|failure| failure.status()) == Some(403), "{refused:?}");
             let stranger = client.with_token(Some("nobody")).call::<Value>(Method::GET, "/v1/queues", None).await;

@@ -1,4 +1,4 @@
-//! One trace for each task, over nodes and their ends; and log lines that name it.
+//! One trace for each task, across nodes and their failures, and log lines that name it.
 
 mod collector;
 
@@ -22,7 +22,7 @@ use crate::{in_state, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Longer than a node gathers spans for.
+/// Longer than a node's export interval for spans.
 const EXPORTED: Duration = Duration::from_secs(3);
 
 fn config(endpoint: &str) -> String {
@@ -38,7 +38,7 @@ fn trace_id(traceparent: &str) -> &str {
     &traceparent[3..35]
 }
 
-/// Submits with the caller's place in a trace, if it has one; answers the id.
+/// Submits with the caller's trace context, if given; returns the id.
 async fn submit(sandbox: &Sandbox, node: usize, caller: Option<&str>, task: &Value) -> Result<String> {
     let config = sandbox.node(node).config();
     let mut request = integration_tests::http::plain()
@@ -62,7 +62,7 @@ async fn submit_batch(sandbox: &Sandbox, caller: &str, tasks: &[Value]) -> Resul
     Ok(())
 }
 
-/// A consumer that goes on with the trace of what it takes.
+/// A consumer that continues the trace of the messages it takes.
 struct Hand {
     url: String,
     _connection: Connection,
@@ -81,14 +81,15 @@ impl Hand {
         Ok(Self { url, _connection: connection, channel })
     }
 
-    /// The next message of `queue`, which comes into being with its first one.
+    /// Takes the next message of `queue`, which comes into being with its first one.
     async fn take(&mut self, queue: &str) -> Result<BasicGetMessage> {
         let deadline = Instant::now() + SOON;
         while Instant::now() < deadline {
             match self.channel.basic_get(queue.into(), BasicGetOptions::default()).await {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => {}
-                // Not there yet. A connection whose channels the broker closes one after the other is soon closed as a whole.
+                // The queue does not exist yet. The client reconnects, because the broker soon closes a connection
+                // whose channels fail repeatedly.
                 Err(_) => *self = Self::connect(self.url.clone()).await?,
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -103,7 +104,7 @@ impl Hand {
         Ok(())
     }
 
-    /// Reports, naming its own place in the trace if it has one, and acks.
+    /// Reports with its own trace context, if given, and acks.
     async fn answer(&self, message: &BasicGetMessage, caller: Option<&str>, report: &Value) -> Result<()> {
         let mut headers = FieldTable::default();
         let attempt = header(message, "duetime-attempt").context("an attempt")?;
@@ -130,7 +131,7 @@ fn traceparent_of(message: &BasicGetMessage) -> Option<String> {
     }
 }
 
-/// Waits until the trace has `count` spans, and answers them.
+/// Waits until the trace has `count` spans, and returns them.
 async fn spans(collector: &Collector, caller: &str, count: usize) -> Result<Vec<Span>> {
     until("the trace is whole", SOON, || async {
         Some(collector.of_trace(trace_id(caller))).filter(|spans| spans.len() >= count)
@@ -139,7 +140,7 @@ async fn spans(collector: &Collector, caller: &str, count: usize) -> Result<Vec<
     .with_context(|| format!("{:#?}", collector.of_trace(trace_id(caller))))
 }
 
-/// Every span hangs below another one, or below the caller's.
+/// Checks that every span's parent is another span of the trace, or the caller's.
 fn ensure_one_tree(caller: &str, spans: &[Span]) -> Result<()> {
     let root = &caller[36..52];
     for span in spans {
@@ -165,7 +166,8 @@ async fn the_trace_of_a_task_is_one_tree_although_its_owner_dies() {
         let caller = traceparent(1);
         let task = json!({ "queue": "sums", "delay_ms": 6_000, "payload": 1 });
         let id = submit(sandbox, 0, Some(&caller), &task).await?;
-        // Due soon, it lives on a shard of the node that took it, which tells of the submission and dies.
+        // The task is due soon, so it lives on a shard of the node that accepted it. That node exports the span of
+        // the submission and dies.
         until("the submission is told", SOON, || async { (!collector.of_task(&id).is_empty()).then_some(()) }).await?;
         sandbox.kill(0);
 
@@ -209,7 +211,7 @@ async fn the_trace_of_a_task_is_one_tree_although_its_owner_dies() {
     .await;
 }
 
-/// The names that the page on logs promises.
+/// Checks the field names that the page on logs promises.
 fn log_lines(sandbox: &Sandbox, trace_id: &str, task: &str) -> Result<()> {
     let mut traced = Vec::new();
     for node in sandbox.nodes() {
@@ -274,7 +276,7 @@ async fn a_message_carries_its_trace_in_and_each_attempt_is_a_hop_of_it() {
         headers.insert("tracestate".into(), AMQPValue::LongString("vendor=7".into()));
         let properties = BasicProperties::default().with_headers(headers);
         hand.publish("duetime.submit", &json!(1), properties).await?;
-        // Neither report names a trace: the attempt says where it belongs.
+        // Neither report names a trace: the attempt decides where it belongs.
         let first = hand.take("sums").await?;
         hand.answer(&first, None, &json!({ "status": "failed", "status_msg": "not today" })).await?;
         let second = hand.take("sums").await?;
@@ -353,7 +355,7 @@ async fn a_batch_is_a_hop_above_its_tasks_and_linked_to_those_of_other_traces() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_never_answers_slows_and_stops_nobody() {
-    // It takes connections and says nothing.
+    // A collector that accepts connections and never answers.
     let dead_end = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", dead_end.local_addr().expect("an address"));
     scenario(Sandbox::builder().nodes(1).config(&config(&endpoint)), async |sandbox| {

@@ -1,4 +1,4 @@
-//! Nodes that cannot start, or not yet: exit codes and messages that say what to do.
+//! Nodes that cannot start, or not yet: exit codes and messages that tell the operator what to do.
 
 use std::{process::Output, time::Duration};
 
@@ -89,7 +89,7 @@ async fn check_is_content_with_a_cluster_that_works() {
     .await;
 }
 
-/// A node whose stores are the sandbox's but for what `break_it` changes.
+/// A node on the sandbox's stores, except for the changes of `break_it`.
 fn lone_node(sandbox: &Sandbox, name: &str, break_it: impl FnOnce(&mut NodeConfig)) -> Result<Node> {
     let mut config = sandbox.node(0).config().clone();
     config.name = name.to_owned();

@@ -1,4 +1,4 @@
-//! Messages that no queue is bound for: each by itself, without a delay for any other.
+//! Messages without a bound queue: each is handled by itself, and delays no other.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
 };
 
 const SOON: Duration = Duration::from_secs(30);
-/// For each exchange: so many that are bound, and as many that are not.
+/// Messages for each exchange: this many with a binding, and as many without.
 const EACH: usize = 20;
 
-/// One delay exchange for each rule, all on the way to `orders`.
+/// One delay exchange for each rule, all of them leading to `orders`.
 fn ways() -> String {
     let way =
         |name: &str, rule: &str| format!("\n[[delay_exchange]]\nname = \"{name}\"\ndeliver_to = \"orders\"\n{rule}\n");
@@ -64,7 +64,7 @@ async fn a_delayed_message_that_cannot_be_routed_ends_as_its_rule_says_and_delay
         let mut paid = shop.queue("paid", "*.paid", FieldTable::default()).await?;
         for round in 0..EACH {
             for exchange in ["orders.set-aside", "orders.wait", "orders.drop"] {
-                // Unbound keys first: the bound messages stand behind them.
+                // The keys without a binding come first, so the bound messages stand behind them.
                 shop.publish(exchange, "eu.lost", format!("{exchange} {round}").as_bytes(), delay(700)).await?;
                 shop.publish(exchange, "eu.paid", format!("{exchange} {round}").as_bytes(), delay(700)).await?;
             }
@@ -86,7 +86,7 @@ async fn a_delayed_message_that_cannot_be_routed_ends_as_its_rule_says_and_delay
         ensure!(counted(sandbox, "duetime_publish_unroutable_total").await? >= 2.0 * EACH as f64);
         listed(sandbox, "orders.wait", "dispatching").await?;
 
-        // With a binding the waiting ones go by themselves, and one that is dead by hand.
+        // Once there is a binding, waiting messages go by themselves, and dead ones by hand.
         let mut lost = shop.queue("lost", "*.lost", FieldTable::default()).await?;
         let came = bodies(&mut lost, EACH).await?;
         ensure!(came.len() == EACH && came.iter().all(|body| body.starts_with("orders.wait")), "{came:?}");

@@ -1,16 +1,17 @@
-//! The OpenAPI document as something to ask: which operation answers a request, and whether what was said fits what is described.
+//! Lookups in the OpenAPI document: the operation of a request, and whether a request or an answer fits its
+//! description.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-/// Refusals that some operations know and others do not; the rest may come from any.
+/// Refusals that only some operations describe; any operation may return the others.
 const OF_THE_OPERATION: [u16; 3] = [404, 409, 422];
 
-/// The document of the repository, or one that a node answered with.
+/// The document of the repository, or the one that a node served.
 #[derive(Debug)]
 pub(crate) struct Document(pub(crate) Value);
 
-/// One thing that can be asked for.
+/// One operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation<'a> {
     pub(crate) method: &'a str,
@@ -26,12 +27,12 @@ impl std::fmt::Display for Operation<'_> {
 }
 
 impl<'a> Operation<'a> {
-    /// What its request may be; `None`: it takes no body.
+    /// The schema of its request; `None`: it takes no body.
     pub(crate) fn request(&self) -> Option<&'a Value> {
         self.told.pointer("/requestBody/content/application~1json/schema")
     }
 
-    /// The requests shown, by name.
+    /// Its request examples, by name.
     pub(crate) fn examples(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         let examples = self.told.pointer("/requestBody/content/application~1json/examples").and_then(Value::as_object);
         examples.into_iter().flatten().map(|(name, example)| (name.as_str(), &example["value"]))
@@ -48,7 +49,7 @@ impl Document {
             .collect()
     }
 
-    /// The operation that a request is about; a word of the path goes before a variable.
+    /// The operation of a request; a literal segment of a path takes precedence over a variable.
     pub(crate) fn operation(&self, method: &str, path: &str) -> Result<Operation<'_>> {
         let path = path.split('?').next().unwrap_or_default();
         let fits = |operation: &Operation<'_>| {
@@ -64,7 +65,7 @@ impl Document {
 
     /// Refuses a value that a schema of this document does not allow.
     pub(crate) fn check(&self, schema: &Value, value: &Value) -> Result<()> {
-        // References lead to the components, so they come along.
+        // References lead to the components, so those are included.
         let whole = json!({ "allOf": [schema], "components": self.0["components"] });
         let validator = jsonschema::options()
             .with_draft(jsonschema::Draft::Draft202012)
@@ -77,11 +78,11 @@ impl Document {
         Ok(())
     }
 
-    /// Refuses an answer that is not described: its status, its content type or anything in its body.
+    /// Refuses an answer that is not described: its status, its content type or any part of its body.
     pub(crate) fn check_answer(&self, operation: Operation<'_>, answer: &Answer) -> Result<()> {
         let responses = &operation.told["responses"];
         let told = responses.get(answer.status.to_string());
-        // A success is described by its own status, and so is what depends on the operation.
+        // A success needs a description under its own status, and so does a refusal that depends on the operation.
         let told = told.or_else(|| {
             responses.get("default").filter(|_| answer.status >= 400 && !OF_THE_OPERATION.contains(&answer.status))
         });
@@ -106,7 +107,7 @@ impl Document {
         }
     }
 
-    /// What a reference leads to.
+    /// The target of a reference.
     fn resolved<'a>(&'a self, value: &'a Value) -> Result<&'a Value> {
         match value["$ref"].as_str().map(|reference| reference.strip_prefix('#')) {
             None => Ok(value),
@@ -116,7 +117,7 @@ impl Document {
     }
 }
 
-/// What came back.
+/// An answer of a node.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

@@ -1,6 +1,7 @@
-//! The OpenAPI document by itself: it is one, its schemas are closed, its examples fit them, its problems are those there are.
+//! Checks of the OpenAPI document alone: it is valid, its schemas are closed, its examples fit them, and its problems
+//! match the code's.
 //!
-//! That nodes do what it says is a scenario (`it/openapi.rs`).
+//! The scenario `it/openapi.rs` checks that nodes behave as described.
 
 mod document;
 
@@ -21,7 +22,7 @@ fn document() -> Document {
     Document(serde_json::from_str(&text).expect("JSON"))
 }
 
-/// Every object in it, with the way there.
+/// Every object in the document, with its path.
 fn objects<'a>(value: &'a Value, way: &str, found: &mut Vec<(String, &'a Value)>) {
     match value {
         Value::Object(members) => {
@@ -73,7 +74,7 @@ fn objects_are_closed_so_that_a_field_that_is_not_described_is_noticed() {
     objects(&document["components"]["schemas"], "", &mut all);
     let open: Vec<&str> = all
         .iter()
-        // What `allOf` adds is a condition on an object that is closed elsewhere.
+        // An object below `allOf` adds a condition to an object that is closed elsewhere.
         .filter(|(way, object)| {
             object["type"] == "object" && !way.contains("/allOf/") && object.get("additionalProperties").is_none()
         })
@@ -94,7 +95,7 @@ fn every_operation_that_takes_a_body_shows_examples_that_fit_its_schema() {
     }
 }
 
-/// What is read and written, field by field: the file under `common/src`, the type, its schema.
+/// The types that are read and written, field by field: the file under `common/src`, the type, its schema.
 const TYPES: [(&str, &str, &str); 27] = [
     ("limit/mod.rs", "TokenLimits", "TokenLimits"),
     ("queue.rs", "QueuePolicy", "QueuePolicy"),
@@ -125,7 +126,7 @@ const TYPES: [(&str, &str, &str); 27] = [
     ("wire/view.rs", "TaskView", "Task"),
 ];
 
-/// A field that is seldom there is in no answer that a scenario gets, so the types are read as well.
+/// The scenarios' answers never hold a rare field, so this test compares the types too.
 #[test]
 fn every_field_that_is_read_or_written_is_described_and_no_other() {
     let Document(document) = document();
@@ -133,7 +134,7 @@ fn every_field_that_is_read_or_written_is_described_and_no_other() {
         let source = std::fs::read_to_string(root().join("common/src").join(file)).expect("it can be read");
         let body = source.split(&format!("pub struct {name} {{")).nth(1).expect("the type is there");
         let body = body.split("\n}").next().expect("a text");
-        // What is skipped is said beside the body, and no field of it.
+        // A field with `#[serde(skip)]` is no part of the body.
         let beside = body.split("#[serde(skip)]\n").skip(1).filter_map(|rest| rest.lines().next());
         let beside: BTreeSet<&str> = beside.collect();
         let lines = body.lines().filter(|line| !beside.contains(line));

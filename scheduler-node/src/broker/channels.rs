@@ -1,4 +1,5 @@
-//! The publish channels of one connection. Each carries one batch at a time, so that what the broker sends back on it can only belong to that batch.
+//! The publish channels of one connection. Each carries one batch at a time, so that everything the broker
+//! sends back on a channel belongs to that batch.
 
 use std::sync::Arc;
 
@@ -8,9 +9,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{connection::Link, error::Error};
 
-/// As many batches as can be in flight at once. Each channel costs the broker a process.
+/// The most batches in flight at once. Each channel costs the broker a process.
 const CHANNELS: usize = 256;
-/// Of the channels a broker allows on one connection (2,047 by default), these are left for declarations.
+/// The channels that are left for declarations, of those a broker allows on one connection (2,047 by default).
 const SPARE: usize = 32;
 
 pub(super) struct Channels {
@@ -25,7 +26,7 @@ impl Channels {
         Self { link, free: Mutex::default(), places: Arc::new(Semaphore::new(places)) }
     }
 
-    /// A channel nobody else uses until the lease ends. Waits while all are taken.
+    /// Leases a channel for exclusive use. Waits while all are taken.
     pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease, Error> {
         let place = Arc::clone(&self.places).acquire_owned().await.expect("the semaphore is never closed");
         let channel = match self.pop() {
@@ -35,7 +36,8 @@ impl Channels {
         Ok(Lease { channel, channels: Arc::clone(self), in_use: false, _place: place })
     }
 
-    /// Adds a channel, and finds out by it whether the broker still reads the connection: if not, that is given up.
+    /// Adds a channel, which shows whether the broker still reads the connection. If it does not, the
+    /// connection is given up.
     pub(super) async fn add(&self) -> Result<(), Error> {
         let channel = self.link.confirming_channel().await?;
         self.free.lock().push(channel);
@@ -44,13 +46,13 @@ impl Channels {
 
     fn pop(&self) -> Option<Channel> {
         let mut free = self.free.lock();
-        // The broker may have closed one in the meantime.
+        // The broker may have closed a channel in the meantime.
         std::iter::from_fn(|| free.pop()).find(|channel| channel.status().connected())
     }
 }
 
-/// One channel for one batch. Dropped while in use, it takes the whole connection with it: a channel closed over frames
-/// that still wait to be written would leave them to whoever gets its number next.
+/// One channel for one batch. A lease dropped while in use cuts the whole connection: a channel closed over
+/// frames that still wait to be written would leave them to the next channel with its number.
 pub(super) struct Lease {
     channel: Channel,
     channels: Arc<Channels>,
@@ -59,19 +61,20 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// From here on there may be frames on their way.
+    /// Marks the channel as used: from here on, frames may be on their way.
     pub(super) fn begin(&mut self) -> &Channel {
         self.in_use = true;
         &self.channel
     }
 
-    /// Everything sent on it has been answered: the next batch may have it.
+    /// Returns the channel for the next batch. Every message sent on it has been answered.
     pub(super) fn give_back(mut self) {
         self.in_use = false;
         self.channels.free.lock().push(self.channel.clone());
     }
 
-    /// Nothing more of this batch can be sent on it, but it is of no use to another.
+    /// Ends the lease without returning the channel. No more of this batch can be sent on it, and no other
+    /// batch can use it.
     pub(super) fn discard(mut self) -> Channel {
         self.in_use = false;
         self.channel.clone()

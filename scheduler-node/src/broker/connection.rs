@@ -25,35 +25,36 @@ use super::{
     screened::{self, Screened},
 };
 
-/// From the first packet to the end of the handshake.
+/// The longest time from the first packet to the end of the handshake.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// One question to the broker: open a channel, declare a queue, close.
+/// The longest wait for one answer of the broker: to open a channel, declare a queue, close.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// A silent broker is given up after twice this. Lower values lose connections to long garbage collections.
+/// The heartbeat interval. A silent broker is given up after twice this. Lower values lose connections to long
+/// garbage collections.
 const HEARTBEAT_S: u16 = 5;
-/// Where nobody listens: what is published there without `mandatory` is confirmed and gone.
+/// A routing key to which no queue is bound: a message published to it without `mandatory` is confirmed and gone.
 const NOWHERE: &str = "duetime.nowhere";
 
-/// A connection that is used until the first doubt and then dropped; nothing is ever recovered on it.
+/// A connection that is used until the first doubt and then dropped. It is never recovered.
 pub(super) struct Link {
     connection: Connection,
-    /// As whom we are logged in, where that is known here.
+    /// The user of the login, where this side knows it.
     user: Option<String>,
     socket: Socket,
-    /// What it has brought and nobody has answered.
+    /// The messages that the connection has brought and that are not answered yet.
     hold: Arc<Hold>,
     over: CancellationToken,
     reason: OnceLock<String>,
 }
 
-/// The socket beneath, held beside the client: closing it is the one way to be sure that nothing the client still
-/// has in its buffers is sent, whatever state it is in.
+/// The socket beneath the client. To close it is the one way to be sure that nothing in the client's buffers is
+/// sent, whatever state the client is in.
 #[derive(Clone, Default)]
 struct Socket(Arc<Mutex<Option<TcpStream>>>);
 
 impl Socket {
     fn hold(&self, stream: &tokio::net::TcpStream) -> io::Result<()> {
-        // What is not yet sent when the socket closes must not be sent afterwards.
+        // Data that is not sent when the socket closes must not be sent afterwards.
         stream.set_zero_linger()?;
         *self.0.lock() = Some(stream.as_fd().try_clone_to_owned()?.into());
         Ok(())
@@ -61,14 +62,15 @@ impl Socket {
 
     fn cut(&self) {
         if let Some(stream) = self.0.lock().take() {
-            // It fails only when the connection is gone already.
+            // The call fails only when the connection is gone already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
 impl Link {
-    /// Connects and shakes hands. `name` is what the broker's own listings call this connection; `hold` bounds what it brings.
+    /// Connects and shakes hands. The broker lists the connection under `name`; `hold` bounds the messages that
+    /// it brings.
     pub(super) async fn open(
         login: &Login,
         name: &str,
@@ -91,8 +93,8 @@ impl Link {
         Ok((Arc::new(link), events))
     }
 
-    /// The socket is connected here and not by the client, which leaves a thread's worth of memory behind for every attempt
-    /// that fails, and sometimes never answers.
+    /// Connects the socket here rather than in the client. The client leaves a thread's worth of memory behind
+    /// for every failed attempt, and sometimes never answers.
     async fn shake_hands(
         uri: AMQPUri,
         (tls, wanted): (&Tls, &Wanted),
@@ -122,13 +124,13 @@ impl Link {
         Connection::connector(uri, screened::runtime(), hand_over, properties).await.map_err(Error::Connect)
     }
 
-    /// A failure costs the connection: the client keeps the number of a channel that did not open.
+    /// Opens a channel. A failure costs the connection: the client keeps the number of a channel that did not open.
     pub(super) async fn channel(&self) -> Result<Channel, Error> {
         let opened = answer(|| "open a channel".to_owned(), ANSWER_WITHIN, self.connection.create_channel()).await;
         opened.inspect_err(|error| self.cut(error.explained()))
     }
 
-    /// A channel on which every publish is confirmed.
+    /// Opens a channel on which every publish is confirmed.
     pub(super) async fn confirming_channel(&self) -> Result<Channel, Error> {
         let channel = self.channel().await?;
         let select = channel.confirm_select(ConfirmSelectOptions::default());
@@ -144,13 +146,13 @@ impl Link {
         self.user.as_deref()
     }
 
-    /// How many channels the broker allows on this connection.
+    /// The number of channels that the broker allows on this connection.
     pub(super) fn channels_allowed(&self) -> usize {
         usize::from(self.connection.configuration().channel_max())
     }
 
-    /// Whether the broker takes messages. It blocks a connection only once that has published, so that a fresh
-    /// connection says nothing about a broker that is out of memory; one message to nowhere makes it say so.
+    /// Finds out whether the broker takes messages. RabbitMQ blocks only connections that have published, so a fresh
+    /// connection does not show that the broker is out of memory. One message to no queue makes the broker say so.
     pub(super) async fn sound_out(&self, events: &mut BoxStream<'static, Event>) -> Result<(), Error> {
         let channel = self.confirming_channel().await?;
         let confirmed = async {
@@ -171,7 +173,7 @@ impl Link {
         answer(|| "publish".to_owned(), ANSWER_WITHIN, sounded).await
     }
 
-    /// The broker has asked not to be sent anything more for now.
+    /// Whether the broker has asked this connection to send nothing for now.
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()
     }
@@ -180,9 +182,9 @@ impl Link {
         self.connection.status().connected() && !self.over.is_cancelled()
     }
 
-    /// Ends the connection here and now: not one more byte of it is sent. What was in flight stays unknown.
+    /// Ends the connection at once: not one more byte of it is sent. The outcomes of messages in flight stay unknown.
     pub(super) fn cut(&self, reason: impl Into<String>) {
-        // Only the first reason is the reason.
+        // Only the first reason counts.
         let _ = self.reason.set(reason.into());
         self.socket.cut();
         self.over.cancel();
@@ -198,7 +200,7 @@ impl Link {
         self.reason.get().cloned().unwrap_or_else(|| "it was closed".to_owned())
     }
 
-    /// Says good-bye, so that what was acknowledged before is surely taken, and ends the connection.
+    /// Closes the connection in order, so that the broker surely takes every ack sent before.
     pub(super) async fn close(&self) {
         let close = self.connection.close(200, "OK".into());
         if let Err(error) = answer(|| "close".to_owned(), ANSWER_WITHIN, close).await {

@@ -1,4 +1,4 @@
-//! What comes back: consumers' reports, and the messages they or the broker gave up.
+//! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
 use std::sync::Arc;
 
@@ -23,17 +23,18 @@ use super::{
     subscription::{Arrived, Subscription},
 };
 
-/// Sent ahead of our acks, for each of the two queues.
+/// The prefetch of each of the two queues.
 const PREFETCH: u16 = 500;
-/// Handed over and not yet taken. Full, it stops the reading, and prefetch stops the broker.
+/// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
+/// stops the broker.
 pub(super) const INCOMING: usize = 1_000;
 
-/// Which queue a message came from.
+/// The queue from which a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A consumer reports on a task.
+    /// The queue of consumers' reports on tasks.
     Results,
-    /// A delivery was rejected or dead-lettered.
+    /// The queue of deliveries that were rejected or dead-lettered.
     Rejected,
 }
 
@@ -52,7 +53,7 @@ impl Source {
         }
     }
 
-    /// In front of the queue.
+    /// The exchange in front of the queue.
     const fn exchange(self) -> &'static str {
         match self {
             Self::Results => IN,
@@ -61,37 +62,39 @@ impl Source {
     }
 }
 
-/// One message that came back. Anyone with access to the broker may have written it: nothing in it is checked.
+/// One message that came back. Any client with access to the broker may have written it: nothing in it is checked.
 #[derive(Debug)]
 pub struct Incoming {
     pub source: Source,
     pub message_id: Option<String>,
     pub correlation_id: Option<String>,
-    /// A queue on which its sender listens.
+    /// A queue that the sender reads.
     pub reply_to: Option<String>,
     pub attempt_header: Option<i64>,
     /// The queue that its routing key in `duetime.in` named.
     pub addressed_to: Option<String>,
-    /// It came by an exchange of ours and not by the name of its queue.
+    /// Whether it came through an exchange of Duetime's rather than directly by the name of its queue.
     pub is_by_exchange: bool,
-    /// Who published it; RabbitMQ has checked that.
+    /// The user who published it, as checked by RabbitMQ.
     pub user: Option<String>,
-    /// Why the broker gave it up: `rejected`, `delivery_limit`, `expired` or `maxlen`. Only of [`Source::Rejected`].
+    /// The reason why the broker gave it up: `rejected`, `delivery_limit`, `expired` or `maxlen`. Only of
+    /// [`Source::Rejected`].
     pub reason: Option<String>,
     pub headers: serde_json::Value,
     pub body: Vec<u8>,
-    /// Why it did not come as it is; then nothing else of it counts.
+    /// The reason why the message did not come as it was sent. With such a reason, no other field is meaningful.
     pub trouble: Option<Trouble>,
     pub ack: AckHandle,
 }
 
-/// Acknowledges one message to the connection it came over. Once that is gone it does nothing: the message comes again.
-/// Dropped unused, the message comes again when the connection ends, and takes a place of the prefetch until then.
+/// Acknowledges one message on the connection over which it came. Once that connection is gone, the handle does
+/// nothing and the message comes again. A handle dropped unused keeps its place in the prefetch until the
+/// connection ends; then the message comes again.
 #[derive(Debug)]
 pub struct AckHandle {
     channel: Arc<Channel>,
     delivery_tag: u64,
-    /// The room it takes until it is answered.
+    /// The memory that the message takes until it is answered.
     _held: Option<Held>,
 }
 
@@ -100,18 +103,19 @@ impl AckHandle {
         Self { channel: Arc::clone(channel), delivery_tag, _held: held }
     }
 
-    /// Has the broker put the message, whole and as it is, where its queue sends what is given up.
+    /// Rejects the message: the broker moves it, complete and unchanged, to its queue's dead-letter exchange.
     pub async fn reject(self) {
         let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();
     }
 
-    /// Gives the message back: it comes again, to any node.
+    /// Returns the message to its queue: it comes again, to any node.
     pub async fn requeue(self) {
         let options = BasicNackOptions { requeue: true, ..Default::default() };
         let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
     }
 
-    /// Publishes an answer to a queue of the sender's, on the way the message came. It may be lost: the queue may be gone, or the connection.
+    /// Publishes an answer to a queue of the sender's, on the channel of the message. The answer may be lost
+    /// with the queue or the connection.
     pub fn reply(&self, queue: &str, correlation_id: &str, body: &[u8]) {
         let properties = BasicProperties::default()
             .with_content_type("application/json".into())
@@ -120,14 +124,14 @@ impl AckHandle {
         let _ = self.channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
     }
 
-    /// Returns once the ack is queued behind all earlier ones; it may still be lost together with the connection.
+    /// Returns once the ack is queued behind all earlier ones. It may still be lost together with the connection.
     pub async fn ack(self) {
-        // The frame is queued by the first poll; waiting for the socket would cost a thread's wake-up a message.
+        // The first poll queues the frame. A wait for the socket would cost a thread's wake-up for each message.
         let _ = self.channel.basic_ack(self.delivery_tag, BasicAckOptions::default()).now_or_never();
     }
 }
 
-/// Everything one connection is subscribed to.
+/// All subscriptions of one connection.
 pub(super) struct Subscriptions {
     results: Returns,
     rejected: Returns,
@@ -148,7 +152,7 @@ impl Subscriptions {
         })
     }
 
-    /// Hands over what arrives until one of the subscriptions ends, and says why.
+    /// Hands over arriving messages until one of the subscriptions ends, and returns the reason.
     pub(super) async fn forward(self, incoming: &mpsc::Sender<Incoming>, received: &mpsc::Sender<Received>) -> Error {
         tokio::select! {
             error = self.intake.forward(received) => error,
@@ -169,7 +173,7 @@ impl Returns {
             match self.subscription.next().await {
                 Ok(arrived) => {
                     if incoming.send(self.read(arrived)).await.is_err() {
-                        // Nothing takes them any more; they wait at the broker for another node.
+                        // This node takes no more messages; they wait at the broker for another node.
                         return std::future::pending().await;
                     }
                 }
@@ -195,7 +199,7 @@ impl Returns {
             attempt_header: attempt_of(headers),
             reason: if self.source == Source::Rejected { death_of(headers) } else { None },
             headers: json_of(headers),
-            // What counts of a message that was given up is its id: its body may be as large as it likes.
+            // A delivery that was given up counts by its id alone, so its body may be of any size.
             trouble: trouble.filter(|of| self.source == Source::Results || of.kind == TroubleKind::Unreadable),
             ack,
             body: delivery.data,

@@ -1,4 +1,4 @@
-//! A message that goes on as it came: its properties between AMQP's own types and the ones they are kept in.
+//! The properties of a message that goes on unchanged, converted between AMQP's types and the stored ones.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
@@ -18,14 +18,15 @@ use super::{
     message::{Outgoing, PERSISTENT},
 };
 
-/// Of the reason a message is set aside for.
+/// The most characters kept of the reason for which a message is set aside.
 const REASON_CHARS: usize = 1_000;
-/// What fits into one frame (128 KiB) with our own headers; a longer one costs the connection.
+/// The most bytes of a set-aside message's properties, so that its headers fit into one frame (128 KiB) with
+/// Duetime's own. A longer frame costs the connection. Beyond the limit, the original headers are left out.
 const MAX_ASIDE_BYTES: usize = 64 << 10;
-/// What would route copies of a message elsewhere when it is published again.
+/// The headers that would route copies of a message elsewhere when it is published again.
 const ROUTING_HEADERS: [&str; 2] = ["CC", "BCC"];
 
-/// Everything a message said besides its body.
+/// Reads all properties of a message.
 pub(super) fn read(of: &BasicProperties) -> Properties {
     let text = |value: &Option<ShortString>| value.as_ref().map(|text| Text::from(text.as_str()));
     Properties {
@@ -46,7 +47,7 @@ pub(super) fn read(of: &BasicProperties) -> Properties {
     }
 }
 
-/// As it came, with the headers that name the attempt and those that were set since.
+/// The original properties, with the headers that name the attempt and those that were set since.
 pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: Option<&str>) -> BasicProperties {
     let of = &envelope.properties;
     let mut headers = of.headers.as_ref().map(amqp_table).unwrap_or_default();
@@ -59,8 +60,8 @@ pub(super) fn properties(outgoing: &Outgoing, envelope: &task::Envelope, user: O
     besides_headers(of, user).with_headers(headers)
 }
 
-/// A message that cannot be a task: as it came, with the reason and where it came from, without what would make it go elsewhere
-/// or vanish.
+/// The properties of a message that cannot be a task: the original ones with the reason and the origin, without
+/// those that would make it go elsewhere or vanish.
 pub(super) fn set_aside(received: &Received, reason: &str, user: Option<&str>) -> BasicProperties {
     let message = &received.message;
     let of = &message.properties;
@@ -89,7 +90,8 @@ pub(super) fn set_aside(received: &Received, reason: &str, user: Option<&str>) -
     besides_headers(&lasting, user).with_headers(headers).with_delivery_mode(PERSISTENT)
 }
 
-/// The name of another user than ours is left out: the broker would close the channel over it.
+/// Copies the properties other than headers. Leaves out the name of another user: the broker would close the
+/// channel over it.
 fn besides_headers(of: &Properties, user: Option<&str>) -> BasicProperties {
     let mut properties = BasicProperties::default();
     macro_rules! copy {
@@ -117,7 +119,7 @@ fn besides_headers(of: &Properties, user: Option<&str>) -> BasicProperties {
     properties
 }
 
-/// Which attempt a message of ours is.
+/// The id that names the attempt of one of Duetime's messages.
 pub(super) fn message_id(of: &BasicProperties) -> Option<String> {
     let kept = of.headers().as_ref().and_then(|headers| headers.inner().get(HEADER_MESSAGE_ID));
     match kept {
@@ -126,7 +128,7 @@ pub(super) fn message_id(of: &BasicProperties) -> Option<String> {
     }
 }
 
-/// What was a short string when it came is one again.
+/// Converts a text that arrived as a short string back into one.
 pub(super) fn short(text: &Text) -> ShortString {
     ShortString::try_new(String::from_utf8_lossy(&text.0)).unwrap_or_default()
 }

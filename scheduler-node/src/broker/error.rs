@@ -1,4 +1,4 @@
-//! What can go wrong between a node and its broker.
+//! Errors between a node and its broker.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::causes::explained;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// Says nothing of the URL itself: it holds a password.
+    /// The error leaves the URL out: it holds a password.
     #[error("the URL is not one of AMQP (`amqp://user:password@host:port/vhost`)")]
     Url,
     #[error("cannot connect")]
@@ -23,7 +23,7 @@ pub(super) enum Error {
     Silent { doing: String, within: Duration },
     #[error("the connection is lost: {reason}")]
     Lost { reason: String },
-    /// It is not touched: other people's consumers are behind it.
+    /// Duetime leaves such a queue alone: another application's consumers read it.
     #[error(
         "the queue `{queue}` exists in RabbitMQ and Duetime did not declare it; if tasks are meant to go there, an operator says so with \
          `use_existing` = `true` in the queue's policy ({refusal})"
@@ -34,13 +34,13 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// The whole chain on one line, for a log or a state that somebody reads.
+    /// The whole chain of causes on one line, for a log or a state that a person reads.
     pub(super) fn explained(&self) -> String {
         explained(self)
     }
 
-    /// Of a connection that did not show the certificate that the broker asked for. A broker that takes clients without one too
-    /// goes on and may then refuse the login.
+    /// The error for a connection that did not show the certificate that the broker asked for. A broker that
+    /// makes certificates optional goes on and may then refuse the login.
     pub(super) fn or_no_certificate(self) -> Self {
         match self {
             Self::Connect(source) if matches!(source.kind(), lapin::ErrorKind::IOError(_)) => {
@@ -50,7 +50,7 @@ impl Error {
         }
     }
 
-    /// The code with which the broker refused, as AMQP numbers them (404 not found, 406 precondition failed, ...).
+    /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).
     pub(super) fn reply_code(&self) -> Option<u16> {
         let Self::Refused { source, .. } = self else {
             return None;
@@ -62,7 +62,7 @@ impl Error {
     }
 }
 
-/// Waits for one answer of the broker, a bounded time.
+/// Waits a bounded time for one answer of the broker.
 pub(super) async fn answer<T>(
     doing: impl FnOnce() -> String,
     within: Duration,

@@ -1,8 +1,8 @@
-//! One batch on its way over one channel, and the judgement on it.
+//! One batch on its way over one channel, and the verdict on it.
 //!
-//! The client pairs `basic.return` with whichever confirm comes next, so a single confirm proves nothing. What holds:
-//! when all confirms of a channel are in, so are all returns. Hence a batch is judged as a whole, by message id; a message that
-//! keeps the id it came with carries ours in a header.
+//! The client pairs `basic.return` with the next confirm to arrive, whichever that is, so a single confirm
+//! proves nothing. One rule holds: when all confirms of a channel are in, so are all returns. Hence a batch is
+//! judged as a whole, by message id. A message that keeps its original id carries Duetime's id in a header.
 
 use std::{
     collections::HashSet,
@@ -22,12 +22,12 @@ use super::{
     routes::Route,
 };
 
-/// The names on every message of a batch.
+/// The names that every message of a batch carries.
 pub(super) struct Address {
     exchange: ShortString,
     routing_key: ShortString,
     envelope: Envelope,
-    /// As whom we publish.
+    /// The user under whose name the node publishes.
     user: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl Address {
     }
 }
 
-/// Ready when the message is handed to the socket. Its place in the channel's order is taken by the first poll.
+/// Returns when the message is handed to the socket. The first poll takes its place in the channel's order.
 async fn send_one(
     channel: &Channel,
     address: &Address,
@@ -61,13 +61,13 @@ async fn send_one(
 /// A batch on its way.
 pub(super) struct Flight {
     messages: Vec<Message>,
-    /// How many were begun to be sent.
+    /// The number of messages whose sending has begun.
     begun: usize,
-    /// When its first message was handed to the socket.
+    /// The time at which its first message was handed to the socket.
     pub(super) sent_at: Option<Instant>,
-    /// Message ids of what came back.
+    /// The message ids of returned messages.
     returned: HashSet<String>,
-    /// Why not all confirms came.
+    /// The reason why not all confirms came.
     trouble: Option<String>,
     awaited: Awaited,
     heard: Heard,
@@ -77,17 +77,17 @@ pub(super) struct Flight {
 struct Message {
     sent_at: Option<Instant>,
     confirm: Option<PublisherConfirm>,
-    /// `Some(true)`: taken.
+    /// `Some(true)`: the broker took the message.
     confirmed: Option<bool>,
     /// The outcome of a copy that was sent because this confirm did not come.
     copied: Option<Outcome<(), NotTaken>>,
 }
 
-/// The message whose confirm a flight waits for, and since when. Other tasks read it.
+/// The message whose confirm a flight awaits, and since when. Other tasks read it.
 #[derive(Clone, Default)]
 pub(super) struct Awaited(Arc<Mutex<Option<(usize, Instant)>>>);
 
-/// When a connection brought a confirm last.
+/// The time of the connection's latest confirm.
 #[derive(Clone)]
 pub(super) struct Heard(Arc<Mutex<Instant>>);
 
@@ -108,7 +108,7 @@ impl Heard {
 }
 
 impl Awaited {
-    /// `None` while nothing is waited for.
+    /// `None` while the flight awaits no confirm.
     pub(super) fn now(&self) -> Option<(usize, Instant)> {
         *self.0.lock()
     }
@@ -128,8 +128,9 @@ impl Flight {
         }
     }
 
-    /// Sends all and waits for all. With `carefully`, one message goes ahead of the others: a broker that refuses a
-    /// route closes the channel, and the messages that follow onto a closed channel cost the whole connection.
+    /// Sends all messages and waits for all confirms. With `carefully`, one message goes ahead of the others: a
+    /// broker that refuses a route closes the channel, and messages sent to a closed channel cost the whole
+    /// connection.
     pub(super) async fn fly(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], carefully: bool) {
         let ahead = if carefully { 1 } else { batch.len() };
         self.send(channel, address, batch, 0..ahead).await;
@@ -140,7 +141,7 @@ impl Flight {
         }
     }
 
-    /// Ready when all of them are handed to the socket, in their order.
+    /// Returns when all of them are handed to the socket, in their order.
     async fn send(&mut self, channel: &Channel, address: &Address, batch: &[Outgoing], range: std::ops::Range<usize>) {
         self.begun = range.end;
         *self.awaited.0.lock() = Some((range.start, Instant::now()));
@@ -181,7 +182,7 @@ impl Flight {
         self.awaited.clone()
     }
 
-    /// The message at `index` has the outcome of its copy.
+    /// Gives the message at `index` the outcome of its copy.
     pub(super) fn settle_by_copy(&mut self, index: usize, outcome: Outcome<(), NotTaken>) {
         self.messages[index].copied = Some(outcome);
     }
@@ -205,7 +206,7 @@ impl Flight {
         }
     }
 
-    /// Takes the confirms that are in, without waiting for any. `why` the others are not waited for.
+    /// Takes the confirms that are in, without a wait. `why` is the reason for not waiting for the others.
     pub(super) fn take_what_is_there(&mut self, why: String) {
         self.trouble.get_or_insert(why);
         for index in 0..self.messages.len() {
@@ -216,17 +217,17 @@ impl Flight {
         }
     }
 
-    /// All confirms are in, and with them all returns.
+    /// Whether all confirms are in, and with them all returns.
     pub(super) fn is_whole(&self) -> bool {
         self.messages.iter().all(|message| message.confirmed.is_some())
     }
 
-    /// Every message that was begun went to the socket.
+    /// Whether every message whose sending has begun went to the socket.
     pub(super) fn is_written(&self) -> bool {
         self.messages[..self.begun].iter().all(|message| message.sent_at.is_some())
     }
 
-    /// Why not all confirms came.
+    /// The reason why not all confirms came.
     pub(super) fn trouble(&self) -> &str {
         self.trouble.as_deref().unwrap_or("nothing is wrong")
     }
@@ -244,7 +245,8 @@ impl Flight {
     }
 
     pub(super) fn judge(self, batch: &[Outgoing]) -> Vec<Published> {
-        // An ack hides a return only behind the return of another. With confirms missing and something returned, any ack may.
+        // An ack can hide a return only behind the return of another message. While confirms are missing and a
+        // message was returned, any ack may hide one.
         let acks_count = self.is_whole() || self.returned.is_empty();
         let reason = self.trouble.as_deref().unwrap_or("its confirm may belong to another message");
         let judge = |(message, outgoing): (&Message, &Outgoing)| {

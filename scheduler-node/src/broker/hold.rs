@@ -1,33 +1,34 @@
-//! What a connection has brought and nobody has answered yet: how much memory it takes, and what is wrong with it.
+//! The unanswered messages of a connection: how much memory they take, and what is wrong with each.
 //!
-//! Prefetch counts messages, so it bounds no memory. The hold counts bytes, queue by queue. When a queue has brought too much, the
-//! bodies that follow are left out as they arrive; their messages go back to the broker once there is room, and come again.
+//! Prefetch counts messages, so it bounds no memory. The hold counts bytes, queue by queue. Once a queue has
+//! brought too much, the hold leaves out the bodies that follow as they arrive. Their messages go back to the
+//! broker once there is room, and come again.
 
 use std::{collections::HashMap, sync::Arc};
 
 use common::wire::screen::{Arrival, Trouble};
 use parking_lot::Mutex;
 
-/// Of each queue that a node reads. Several inserts' worth of usual messages, and eight of the largest. On its way into the database a
-/// message is copied up to four times.
+/// The limit of each queue that a node reads: several inserts' worth of usual messages, and eight of the
+/// largest. On its way into the database a message is copied up to four times.
 pub(super) const HELD_BYTES: usize = 16 << 20;
 
-/// The messages of one connection.
+/// The unanswered messages of one connection.
 #[derive(Debug)]
 pub(super) struct Hold {
-    /// Of one channel.
+    /// The limit of each channel, in bytes.
     limit: usize,
     rooms: Mutex<HashMap<u16, Room>>,
 }
 
-/// The messages of one channel, which reads one queue.
+/// The unanswered messages of one channel, which reads one queue.
 #[derive(Debug, Default)]
 struct Room {
     bytes: usize,
-    /// Too much was there: nothing more is taken until half of it is gone. Otherwise what went back to the broker would find the
-    /// room taken by what came after it, again and again.
+    /// Set when a message found too little room, until half of the limit is free. Without this, the messages
+    /// given back to the broker would again and again find the room taken by later ones.
     is_closed: bool,
-    /// By delivery tag.
+    /// Notes on messages that arrived and that the client has not handed over yet, by delivery tag.
     noted: HashMap<u64, Note>,
 }
 
@@ -38,13 +39,13 @@ struct Note {
     trouble: Option<Trouble>,
 }
 
-/// How a message came.
+/// The form in which a message came.
 #[derive(Debug)]
 pub(super) enum Came {
     Whole(Held),
-    /// As far as the note says.
+    /// The message is damaged or cut in the way that the note describes.
     Troubled(Held, Trouble),
-    /// Without its body, for which there is no room now.
+    /// The message came without its body, for which there is no room now.
     Deferred {
         weight: usize,
     },
@@ -55,12 +56,12 @@ impl Hold {
         Self { limit, rooms: Mutex::default() }
     }
 
-    /// Counts nothing.
+    /// A hold without a limit, which counts nothing.
     pub(super) fn unlimited() -> Self {
         Self::of(usize::MAX)
     }
 
-    /// Whether there is room for its body.
+    /// Whether there is room for the body of an arriving message.
     pub(super) fn arrives(&self, arrival: Arrival) -> bool {
         let Arrival { channel, delivery_tag: Some(tag), weight, trouble } = arrival else { return true };
         if self.limit == usize::MAX && trouble.is_none() {
@@ -68,7 +69,7 @@ impl Hold {
         }
         let mut rooms = self.rooms.lock();
         let room = rooms.entry(channel).or_default();
-        // One that is larger than the whole room comes alone.
+        // A message larger than the whole limit is taken alone.
         if room.bytes > 0 && room.bytes.saturating_add(weight) > self.limit {
             room.is_closed = true;
         }
@@ -80,7 +81,7 @@ impl Hold {
         !is_deferred
     }
 
-    /// How the message came that the client hands over now.
+    /// The form of a message that the client hands over now.
     pub(super) fn came(self: &Arc<Self>, channel: u16, tag: u64) -> Came {
         let note = self.rooms.lock().get_mut(&channel).and_then(|room| room.noted.remove(&tag));
         let held = |weight| Held { hold: Arc::clone(self), channel, weight };
@@ -111,7 +112,7 @@ impl Hold {
     }
 }
 
-/// The room that one message takes. Dropped, it is free.
+/// The room that one message takes. Dropping it frees the room.
 #[derive(Debug)]
 pub(super) struct Held {
     hold: Arc<Hold>,

@@ -1,7 +1,9 @@
-//! What is submitted: messages for tasks of their own kind, and those that only wait here on their way to another exchange.
+//! Messages that clients submit: those for Duetime's own tasks, and those that only wait here on their way to
+//! another exchange.
 //!
-//! Each door is a queue with a consumer on a channel of its own. The exchanges in front of the delay doors are declared again and
-//! again, so that one that was deleted, or stood in the way, is there once the way is free.
+//! Each door is a queue with a consumer on a channel of its own. The exchanges in front of the delay doors are
+//! declared periodically. An exchange that was deleted, or could not be declared, comes back as soon as nothing
+//! is in its way.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,15 +25,16 @@ use super::{
     topology::{self, Strangers},
 };
 
-/// Sent ahead of our acks, for each door: some inserts' worth, so that one is filled while another commits. What they may take in
-/// memory is bounded by `hold.rs`.
+/// The prefetch of each door: enough for several inserts, so that one is filled while another commits.
+/// `hold.rs` bounds the memory of these messages.
 const PREFETCH: u16 = 1_000;
-/// Handed over and not yet taken. Full, it stops the reading, and prefetch stops the broker.
+/// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
+/// stops the broker.
 pub(super) const RECEIVED: usize = 1_000;
-/// An exchange that is deleted under its publishers is back after this long.
+/// The interval of declarations: the longest time for which an exchange deleted under its publishers is missing.
 const DECLARE_EVERY: Duration = Duration::from_secs(10);
 
-/// Behind it a queue of ours takes everything that is published to it.
+/// An exchange behind which a queue of Duetime's takes every message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayExchange {
     pub name: String,
@@ -39,33 +42,33 @@ pub struct DelayExchange {
 }
 
 impl DelayExchange {
-    /// The queue behind it.
+    /// The queue behind the exchange.
     pub(super) fn queue(&self) -> String {
         format!("duetime.delay.{}", self.name)
     }
 }
 
-/// Where a message came in.
+/// The entrance of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     Submit,
-    /// The delay exchange at this place of the configuration.
+    /// The delay exchange with this index in the configuration.
     Delay(usize),
 }
 
-/// One message that came in. Anyone with access to the broker may have written it: nothing in it is checked.
+/// One message that came in. Any client with access to the broker may have written it: nothing in it is checked.
 #[derive(Debug)]
 pub struct Received {
     pub door: Door,
     pub message: Message,
-    /// Why it did not come as it is; then it cannot be a task.
+    /// The reason why the message did not come as it was sent. Such a message cannot be a task.
     pub trouble: Option<Trouble>,
     pub ack: AckHandle,
-    /// It was published to.
+    /// The exchange to which it was published.
     pub(super) exchange: String,
 }
 
-/// Why the exchanges of some delay doors are not ours, by name; empty when all is well.
+/// The delay exchanges that could not be declared, by name, each with the reason. Empty when all is well.
 #[derive(Clone, Debug, Default)]
 pub struct DoorTroubles(Arc<Mutex<BTreeMap<String, String>>>);
 
@@ -123,7 +126,7 @@ impl Intake {
         Ok(intake)
     }
 
-    /// Hands over what comes in until one of the doors closes, and says why.
+    /// Hands over incoming messages until one of the doors closes, and returns the reason.
     pub(super) async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
         let mut doors: FuturesUnordered<_> =
             std::mem::take(&mut self.doors).into_iter().map(|door| door.forward(received)).collect();
@@ -164,7 +167,7 @@ impl OpenDoor {
             match self.subscription.next().await {
                 Ok(arrived) => {
                     if received.send(self.read(arrived)).await.is_err() {
-                        // Nothing takes them any more; they wait at the broker for another node.
+                        // This node takes no more messages; they wait at the broker for another node.
                         return std::future::pending().await;
                     }
                 }

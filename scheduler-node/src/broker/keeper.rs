@@ -1,4 +1,5 @@
-//! Keeps one connection: connect, declare, serve; at the first doubt drop it, wait, and begin anew. Nothing is ever recovered.
+//! Keeps one connection. The keeper connects, declares and serves; at the first doubt it drops the connection,
+//! waits and begins anew. It never recovers a connection.
 
 use std::{
     sync::Arc,
@@ -22,9 +23,9 @@ use crate::supervise::at_work;
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// A connection that lasted this long owes nothing to the failures before it.
+/// The age at which a connection is settled: a later failure starts again at the shortest wait.
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
-/// The client says when it loses a connection; this finds one lost in silence.
+/// The interval of a check for a connection lost in silence. The client reports every other loss.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Keeper {
@@ -36,7 +37,7 @@ pub(super) struct Keeper {
 struct Session {
     link: Arc<Link>,
     events: BoxStream<'static, Event>,
-    /// Of the consuming connection.
+    /// The subscriptions of the consuming connection. `None` for the publishing one.
     subscriptions: Option<Subscriptions>,
 }
 
@@ -45,7 +46,7 @@ impl Keeper {
         Self { shared: Arc::clone(shared), role }
     }
 
-    /// Ends when told to stop.
+    /// Runs until told to stop.
     pub(super) async fn run(self) {
         let mut wait = FIRST_WAIT;
         let mut complaint = None;
@@ -83,7 +84,7 @@ impl Keeper {
         self.shared.board.down(self.role, "it was closed".to_owned());
     }
 
-    /// Says a reason once, however often it repeats.
+    /// Logs a reason once, however often it repeats.
     fn complain(&self, reason: String, said: &mut Option<String>) {
         let role = self.role.text();
         if said.as_ref() == Some(&reason) {
@@ -95,7 +96,7 @@ impl Keeper {
         self.shared.board.down(self.role, reason);
     }
 
-    /// Connects, and makes sure of everything that the work needs.
+    /// Connects and makes sure of everything that the work needs.
     async fn open(&self) -> Result<Session, Error> {
         let _work = at_work();
         let name = format!("duetime: {}", self.role.text());
@@ -119,11 +120,11 @@ impl Keeper {
         Ok(Session { link, events, subscriptions })
     }
 
-    /// Does the connection's work until it is lost or told to stop; then it is closed in order.
+    /// Does the connection's work until it is lost or a stop is requested; on a stop, closes it in order.
     async fn serve(&self, session: Session) -> Result<(), Error> {
         let Session { link, events, subscriptions } = session;
         if self.role == Role::Publishing {
-            // Before anyone is told that the broker is up.
+            // The publisher must be there before the board reports the broker as up.
             self.shared.offer_publisher(&link);
         }
         self.shared.board.up(self.role, link.is_blocked());
@@ -135,7 +136,7 @@ impl Keeper {
             },
         };
         if let Err(error) = &end {
-            // Before a batch finds no publisher and takes it for a trouble of its own.
+            // The board must report the loss before a batch finds no publisher and takes that for a fault of its own.
             self.shared.board.down(self.role, error.explained());
         }
         if self.role == Role::Publishing {
@@ -148,7 +149,7 @@ impl Keeper {
         end
     }
 
-    /// Until the connection is lost, or everything is told to stop.
+    /// Watches the connection until it is lost or a stop is requested.
     async fn watch(&self, link: &Link, mut events: BoxStream<'static, Event>) -> Result<(), Error> {
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
@@ -164,7 +165,7 @@ impl Keeper {
                         tracing::info!("the broker takes messages again");
                         self.shared.board.up(self.role, false);
                     }
-                    // A channel's error is the business of whoever uses the channel.
+                    // The user of a channel handles its errors.
                     Some(Event::Error(error)) if !link.is_connected() => link.cut(error.to_string()),
                     Some(_) => {}
                     None => link.cut("the client gave it up"),

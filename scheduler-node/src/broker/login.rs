@@ -1,4 +1,4 @@
-//! Where the broker is, and how a client shows who it is.
+//! The address of the broker, and the credentials of a client.
 
 use std::{
     io,
@@ -24,16 +24,17 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::error::Error;
 
-/// What opening a connection needs.
+/// The parameters of a connection.
 #[derive(Clone, Debug)]
 pub struct Login {
-    /// `amqp://` or `amqps://`. A heartbeat of 5 s is added unless it names one. With `?auth_mechanism=external` the broker takes the
-    /// user's name from the client's certificate.
+    /// `amqp://` or `amqps://`. A heartbeat of 5 s is added unless the URL names one. With
+    /// `?auth_mechanism=external` the broker takes the user's name from the client's certificate.
     pub url: SecretString,
     pub tls: Tls,
 }
 
-/// The PEM files of an encrypted connection. Every connection reads them anew, so a renewed certificate needs no restart.
+/// The PEM files of an encrypted connection. Every connection reads them anew, so a renewed certificate needs
+/// no restart.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     /// The authorities that may have signed the broker's certificate. `None`: those that the system trusts.
@@ -58,14 +59,14 @@ impl Login {
     }
 }
 
-/// As whom the client is logged in; `None` where only the broker knows.
+/// The user of the login. `None` where only the broker knows it.
 pub(super) fn user(uri: &AMQPUri) -> Option<String> {
     let by_certificate = uri.query.auth_mechanism == Some(SASLMechanism::External);
     (!by_certificate).then(|| uri.authority.userinfo.username.clone())
 }
 
-/// Whether the broker has asked for a certificate that this client does not have. What the broker says of it afterwards is often
-/// lost, because it closes the connection in the same moment.
+/// Whether the broker has asked for a certificate that this client does not have. The broker's later
+/// explanation is often lost, because the broker closes the connection at the same moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wanted(Arc<AtomicBool>);
 

@@ -1,10 +1,14 @@
 //! Finds confirms that RabbitMQ will never send, long before the confirm deadline.
 //!
-//! RabbitMQ 3.10 may neither confirm nor refuse what was on its way to a quorum queue while that was deleted, and may read nothing more of a
-//! connection one of whose channels waits for such a queue. The second is found by opening a channel. For the first: a queue answers
-//! in the order of arrival, so a later message that is answered shows that the confirms before it are lost. Where no later message is
-//! sent, a copy of one message without a confirm is that message. A queue that is merely slow answers neither: the batch waits on, and
-//! the queue gets one copy of one message at a time.
+//! A quorum queue of RabbitMQ 3.10 that is deleted while messages are on their way to it can cause two faults:
+//! 1. RabbitMQ may neither confirm nor refuse these messages. A queue answers in the order of arrival, so an
+//!    answer to a later message shows that the missing earlier confirms are lost. Where no later message
+//!    follows, the publisher sends a copy of one unconfirmed message for this purpose.
+//! 2. RabbitMQ may stop reading a connection while one of its channels waits for such a queue. The publisher
+//!    detects this by opening a channel.
+//!
+//! A queue that is merely slow answers neither the message nor its copy: the batch waits on, and the queue gets
+//! one copy of one message at a time.
 
 use std::{
     sync::Arc,
@@ -21,18 +25,20 @@ use super::{
 };
 use crate::supervise::spawn_child;
 
-/// A confirm that has not come by then is doubted. A healthy queue confirms in milliseconds, one that elects a leader
-/// within about a second.
+/// The age at which a missing confirm is in doubt. A healthy queue confirms in milliseconds, one that elects a
+/// leader within about a second.
 pub(super) const DOUBTED_AFTER: Duration = Duration::from_secs(3);
 
-/// Confirms of several channels overtake one another by some milliseconds, and by more after a freeze: a later answer proves nothing before.
+/// The wait after a later answer before it proves a loss. Confirms of several channels overtake one another by
+/// some milliseconds, and by more after a freeze.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How often a batch that waits is looked at.
+/// The interval at which a waiting batch is examined.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 impl Publisher {
-    /// Ready when the confirm that the batch waits for is known to be lost; with the outcome of the copy that showed it, if one was sent.
+    /// Returns when the confirm for which the batch waits is known to be lost. If a copy showed that, returns
+    /// the copy's outcome.
     pub(super) async fn lost(
         self: &Arc<Self>,
         route: &Route,
@@ -40,9 +46,10 @@ impl Publisher {
         lane: &Lane,
         awaited: &Awaited,
     ) -> Option<(usize, Published)> {
-        // Messages with routing keys of their own may be for different queues: one says nothing of another.
+        // Messages with routing keys of their own may be for different queues, and then one proves nothing
+        // about another.
         let share_a_queue = batch.iter().all(|outgoing| outgoing.delivery.envelope.is_none());
-        // A copy was tried while this one was awaited; the next one is due then.
+        // The awaited message of which a copy was tried, and the time at which the next copy is due.
         let mut tried: Option<(Instant, Instant)> = None;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -51,12 +58,13 @@ impl Publisher {
             if Instant::now() < again_at {
                 continue;
             }
-            // A broker that takes no messages answers none.
+            // A blocked broker takes no messages, so it answers none.
             if self.link.is_blocked() {
                 continue;
             }
             if self.heard.silence() >= DOUBTED_AFTER {
-                // Nothing comes at all. A channel that waits for a queue may keep RabbitMQ from reading the connection.
+                // No confirm arrives at all. A channel that waits for a queue may keep RabbitMQ from reading
+                // the connection.
                 let channels = Arc::clone(&self.channels);
                 let is_read = spawn_child(async move { channels.add().await.is_ok() }).await.unwrap_or(false);
                 if !is_read {
@@ -70,7 +78,7 @@ impl Publisher {
                 let Ok(_turn) = lane.copy.try_lock() else { continue };
                 let copy = self.send_copy(route, &batch[index]).await;
                 let Some(copy) = copy.filter(|copy| !matches!(copy.outcome, Outcome::Unknown(_))) else {
-                    // It could not be sent, or its confirm is missing too.
+                    // The copy could not be sent, or its confirm is missing too.
                     tried = Some((since, Instant::now() + DOUBTED_AFTER));
                     continue;
                 };
@@ -84,7 +92,8 @@ impl Publisher {
         }
     }
 
-    /// To its end even if the batch's own confirms come meanwhile: a message that was begun needs its channel.
+    /// Sends a copy and runs to its end even if the batch's own confirms come meanwhile: a message half sent
+    /// needs its channel.
     async fn send_copy(self: &Arc<Self>, route: &Route, of: &Outgoing) -> Option<Published> {
         let mut copy = of.clone();
         copy.delivery.redelivered = true;

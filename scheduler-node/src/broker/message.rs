@@ -1,4 +1,4 @@
-//! A delivery as it goes over the wire, property by property, and what an answer says of itself.
+//! A delivery in its AMQP form, property by property, and the parts of an answer that identify its attempt.
 
 use common::{
     ids::QueueName,
@@ -16,17 +16,17 @@ use serde_json::Value;
 
 pub(super) const PERSISTENT: u8 = 2;
 
-/// One attempt to hand over, with what the policy adds to it.
+/// One attempt to publish a task, with the values that the policy adds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outgoing {
     pub delivery: Delivery,
-    /// What counts for the task: its own, or its queue's.
+    /// The limit in force for the task: its own, or its queue's.
     pub max_attempts: i32,
-    /// The consumer is asked to report; otherwise silence is an answer too.
+    /// Whether the consumer must report. Otherwise silence counts as an answer too.
     pub wants_result: bool,
-    /// In its queue's format; `None`: as it was submitted.
+    /// The message in its queue's format. `None`: the message as it was submitted.
     pub shaped: Option<Shaped>,
-    /// What its report brings back.
+    /// The receipt that a report of the attempt brings back.
     pub receipt: Option<String>,
 }
 
@@ -36,13 +36,13 @@ impl Outgoing {
     }
 }
 
-/// What all messages of one batch share.
+/// The part that all messages of one batch share.
 pub(super) struct Envelope {
     queue: ShortString,
 }
 
 impl Envelope {
-    /// `None` when AMQP has no room for the name.
+    /// `None` when the name is too long for AMQP.
     pub(super) fn new(queue: &QueueName) -> Option<Self> {
         Some(Self { queue: ShortString::try_new(queue.as_str()).ok()? })
     }
@@ -62,7 +62,8 @@ impl Envelope {
                 .with_content_type(shaped.content_type.into())
                 .with_content_encoding(shaped.content_encoding.into()),
             (None, Ok(content_type)) => properties.with_content_type(content_type),
-            // Refused where a task comes in; a message without it is better than none.
+            // A submission with such a content type was refused. A message without the type is better than no
+            // message.
             (None, Err(_)) => properties,
         };
         if outgoing.wants_result { properties.with_reply_to(RESULTS.into()) } else { properties }
@@ -74,7 +75,7 @@ fn headers(outgoing: &Outgoing) -> FieldTable {
     let mut table = FieldTable::default();
     let shaped = outgoing.shaped.iter().flat_map(|shaped| shaped.headers.iter().cloned());
     for (name, value) in delivery.headers(outgoing.max_attempts).into_iter().chain(shaped) {
-        // A longer name than AMQP allows was refused where the task came in.
+        // A submission with a name longer than AMQP allows was refused.
         if let Ok(name) = ShortString::try_new(name) {
             table.insert(name, amqp(value));
         }
@@ -93,7 +94,7 @@ fn amqp(value: HeaderValue) -> AMQPValue {
     }
 }
 
-/// The attempt a report names, whichever integer type its client wrote; some write text.
+/// The attempt that a report names. Accepts any integer type, and text, because some clients write text.
 pub(super) fn attempt_of(headers: &FieldTable) -> Option<i64> {
     match json(headers.inner().get(HEADER_ATTEMPT)?) {
         Value::Number(number) => number.as_i64(),
@@ -102,7 +103,8 @@ pub(super) fn attempt_of(headers: &FieldTable) -> Option<i64> {
     }
 }
 
-/// Why the broker dead-lettered a message: `rejected`, `delivery_limit`, `expired` or `maxlen`. The newest death comes first.
+/// The reason why the broker dead-lettered a message: `rejected`, `delivery_limit`, `expired` or `maxlen`. The
+/// newest death comes first.
 pub(super) fn death_of(headers: &FieldTable) -> Option<String> {
     let AMQPValue::FieldArray(deaths) = headers.inner().get("x-death")? else {
         return None;
@@ -116,7 +118,7 @@ pub(super) fn death_of(headers: &FieldTable) -> Option<String> {
     }
 }
 
-/// A table of headers as JSON. Bytes that are not text become text as far as they go.
+/// A table of headers as JSON. Bytes that are not UTF-8 are converted with replacement characters.
 pub(super) fn json_of(headers: &FieldTable) -> Value {
     let entries = headers.inner().iter();
     Value::Object(entries.map(|(name, value)| (name.as_str().to_owned(), json(value))).collect())

@@ -1,9 +1,13 @@
-//! Speaks to RabbitMQ: hands deliveries over and takes back what consumers say of them.
+//! The connection to RabbitMQ: publishes deliveries, and reads submissions, reports and rejections.
 //!
-//! In reading order: a [`keeper`] holds a connection for publishing and one for consuming, and replaces each at the first
-//! doubt; [`publisher`] sends each batch over a channel of its own and says what became of every message; [`consumer`]
-//! brings back results and rejections; [`intake`] brings what is submitted; [`worker`] is the other side,
-//! a consumer of tasks. What is said of a message is never a guess: taken, refused, or not known.
+//! In reading order:
+//! - [`keeper`] holds a connection for publishing and one for consuming, and replaces each at the first doubt.
+//! - [`publisher`] sends each batch over a channel of its own and returns the outcome of every message.
+//! - [`consumer`] reads results and rejections.
+//! - [`intake`] reads submissions.
+//! - [`worker`] is the other side, a consumer of tasks.
+//!
+//! The outcome of a message is never a guess: it is taken, refused or unknown.
 
 mod channels;
 mod connection;
@@ -59,13 +63,13 @@ pub use self::{
     worker::{Handed, Reply, Reports, Subject, Task, Worker},
 };
 
-/// An orderly good-bye on both connections; the process does not wait longer.
+/// The longest time for the orderly close of both connections; the process does not wait longer.
 const CLOSE_WITHIN: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Debug)]
 pub struct AmqpSettings {
     pub login: Login,
-    /// Whether what is submitted, results and rejections are taken too.
+    /// Whether the node also consumes submissions, results and rejections.
     pub consume: bool,
     pub delay_exchanges: Vec<DelayExchange>,
 }
@@ -80,7 +84,7 @@ pub struct BrokerMetrics {
 
 impl BrokerMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        // From a broker on the same machine to the deadline of a confirm.
+        // The range reaches from a broker on the same machine to the deadline of a confirm.
         let buckets = vec![0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
         let confirm = HistogramOpts::new(
             "duetime_broker_confirm_seconds",
@@ -100,7 +104,7 @@ impl BrokerMetrics {
     }
 }
 
-/// A handle on the broker; clones are the same.
+/// A handle on the broker. Clones share its connections.
 #[derive(Clone)]
 pub struct Broker {
     shared: Arc<Shared>,
@@ -109,7 +113,7 @@ pub struct Broker {
 struct Shared {
     login: Login,
     board: Board,
-    /// While the publishing connection is up.
+    /// Present while the publishing connection is up.
     publisher: ArcSwapOption<Publisher>,
     incoming: mpsc::Sender<Incoming>,
     untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
@@ -137,7 +141,8 @@ impl Shared {
 }
 
 impl Broker {
-    /// The handle, and the keeper of its connections, which must run for anything to happen; it ends after [`Broker::close`].
+    /// Returns the handle and the keeper of its connections. The keeper must run for anything to happen; it
+    /// ends after [`Broker::close`].
     pub fn new(
         settings: AmqpSettings,
         metrics: Arc<BrokerMetrics>,
@@ -185,11 +190,12 @@ impl Broker {
         self.shared.board.subscribe()
     }
 
-    /// Publishes one batch of one route and says what became of each message, in the order of the batch. Answers when all
-    /// are known or the confirm deadline (30 s) is over, at once when there is no connection or the broker blocks it.
+    /// Publishes one batch of one route and returns the outcome of each message, in the order of the batch.
+    /// Returns when all outcomes are known or the confirm deadline (30 s) is over; at once when there is no
+    /// connection or the broker blocks it.
     ///
-    /// Whatever is not `Done` may be published again when this returns: no copy of it waits in this node to be sent. Runs to its
-    /// end even if the caller goes away.
+    /// Every message that is not `Done` may be published again after the return: no copy of it waits in this
+    /// node to be sent. The publish runs to its end even if the caller goes away.
     pub async fn publish(&self, route: &Route, batch: Vec<Outgoing>) -> Vec<Published> {
         let Some(publisher) = self.shared.publisher.load_full() else {
             return publisher::not_sent(&batch, &self.shared.board.why_down());
@@ -198,7 +204,7 @@ impl Broker {
         let route = route.clone();
         let child = crate::supervise::spawn_child(async move { publisher.publish(&route, &batch).await });
         child.await.unwrap_or_else(|error| {
-            // A panic, or the runtime is going down: the lease has cut the connection.
+            // The task panicked, or the runtime is going down. The lease has cut the connection.
             let unknown = |(id, attempt)| Published {
                 id,
                 attempt,
@@ -209,7 +215,7 @@ impl Broker {
         })
     }
 
-    /// Results and rejections, over all reconnects. The same message may come again.
+    /// The channel of results and rejections, which outlives reconnects. The same message may come again.
     ///
     /// # Panics
     /// When called a second time.
@@ -217,7 +223,7 @@ impl Broker {
         self.shared.untaken.lock().take().expect("what comes back is taken by one reader")
     }
 
-    /// What is submitted, over all reconnects. The same message may come again.
+    /// The channel of submissions, which outlives reconnects. The same message may come again.
     ///
     /// # Panics
     /// When called a second time.
@@ -225,7 +231,8 @@ impl Broker {
         self.shared.unreceived.lock().take().expect("what is submitted is taken by one reader")
     }
 
-    /// Publishes a message that cannot be a task where a person finds it. Done when that is confirmed.
+    /// Publishes a message that cannot be a task to the queue where a person finds it. Returns when that is
+    /// confirmed.
     pub async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
         match self.shared.publisher.load_full() {
             Some(publisher) => publisher.set_aside(received, reason).await,
@@ -237,7 +244,7 @@ impl Broker {
         self.shared.door_troubles.clone()
     }
 
-    /// Closes both connections in order and ends the keeper. What is still in flight becomes unknown.
+    /// Closes both connections in order and ends the keeper. The outcomes of messages still in flight become unknown.
     pub async fn close(&self) {
         self.shared.stop.cancel();
         // Without a running keeper there is nothing to wait for.

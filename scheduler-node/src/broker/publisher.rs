@@ -25,19 +25,20 @@ use super::{
     topology::Strangers,
 };
 
-/// A confirm that has not come by then is not waited for. Quorum queues answer within milliseconds, and within
-/// seconds while they elect a leader.
+/// The longest wait for a confirm. Quorum queues answer within milliseconds, and within seconds while they
+/// elect a leader.
 pub(super) const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
-/// A batch that cannot start by then does not: what it was claimed for may have changed meanwhile.
+/// The longest wait of a batch for its start. After that it is not sent: the state for which it was claimed may
+/// have changed.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why the broker did not take a message. It says to close the lane for a while. It does not say that nobody has the
-/// message: of several queues behind one exchange, some may have it.
+/// The reason why the broker did not take a message. It is a reason to close the lane for a while. It does not
+/// mean that no queue has the message: of several queues behind one exchange, some may have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
-    /// No queue was behind the route.
+    /// No queue was bound for the route.
     Unroutable,
-    /// A queue was full, or could not keep it.
+    /// A queue was full, or could not keep the message.
     Nacked,
 }
 
@@ -45,7 +46,8 @@ pub enum NotTaken {
 pub struct Published {
     pub id: TaskId,
     pub attempt: Attempt,
-    /// When it was handed to the socket; `None` when it certainly was not, or when that is not known.
+    /// The time at which the message was handed to the socket. `None` when it certainly was not, or when that
+    /// is unknown.
     pub sent_at: Option<Instant>,
     pub outcome: Outcome<(), NotTaken>,
 }
@@ -57,16 +59,16 @@ struct Run {
     lease: Lease,
 }
 
-/// Why a batch is no longer waited for.
+/// The reason why a batch is no longer awaited.
 enum End {
-    /// Everything was answered, or the channel ended.
+    /// All confirms came, or the channel ended.
     Whole,
-    /// Its confirms will not come. With the outcome of a copy, if one was sent.
+    /// The confirms will not come. With the outcome of a copy, if one was sent.
     Lost(Option<(usize, Published)>),
     Late,
 }
 
-/// Publishing over one connection, for as long as it lasts.
+/// Publishes over one connection, for as long as it lasts.
 pub(super) struct Publisher {
     pub(super) link: Arc<Link>,
     pub(super) channels: Arc<Channels>,
@@ -125,7 +127,7 @@ impl Publisher {
         }
     }
 
-    /// Sends the batch and waits for its confirms, for as long as `lost` does not say that they are lost.
+    /// Sends the batch and waits for its confirms, until `lost` reports that they are lost.
     async fn fly<F>(&self, run: Run, batch: &[Outgoing], lost: impl FnOnce(Arc<Lane>, Awaited) -> F) -> Vec<Published>
     where
         F: Future<Output = Option<(usize, Published)>>,
@@ -164,7 +166,8 @@ impl Publisher {
         flight.judge(batch)
     }
 
-    /// Done when the broker has confirmed it. Alone on its channel, a message's return is its own.
+    /// Publishes a message that cannot be a task, alone on its channel, so that a return is its own. Returns
+    /// when the broker has confirmed it.
     pub(super) async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
         let lease = tokio::time::timeout(START_WITHIN, self.channels.lease()).await;
         let mut lease = match lease {
@@ -188,18 +191,19 @@ impl Publisher {
                 drop(lease.discard());
                 Err(error.to_string())
             }
-            // The lease takes the connection with it: nothing of it is sent later.
+            // The dropped lease cuts the connection, so nothing of the message is sent later.
             Err(_) => Err(format!("no confirm within {:?}", self.confirm_within)),
         }
     }
 
-    /// Returns only when nothing of the batch can still be sent.
+    /// Ends the use of the channel. Returns only when nothing of the batch can still be sent.
     async fn end_lease(&self, lease: Lease, flight: &Flight, late: bool) {
         if flight.is_whole() {
             return lease.give_back();
         }
         if !late {
-            // The broker has closed the channel, and ignores what may still arrive on it; or the connection is gone.
+            // The broker has closed the channel and ignores frames that may still arrive on it, or the
+            // connection is gone.
             drop(lease.discard());
             if !self.link.is_connected() {
                 self.link.cut(flight.trouble());
@@ -208,7 +212,7 @@ impl Publisher {
         }
         let channel = lease.discard();
         if !flight.is_written() {
-            // A close would overtake what still waits to be written.
+            // A close would overtake frames that still wait to be written.
             return self.link.cut("the broker did not read what was published to it in time");
         }
         let close = channel.close(200, "OK".into());
@@ -218,7 +222,8 @@ impl Publisher {
     }
 }
 
-/// Nothing of the batch was handed to anyone. Still unknown to the caller: an earlier copy may be out there.
+/// The outcomes of a batch that was not sent. They are `Unknown` all the same: an earlier copy may have been
+/// published.
 pub(super) fn not_sent(batch: &[Outgoing], reason: &str) -> Vec<Published> {
     let published = |outgoing: &Outgoing| Published {
         id: outgoing.delivery.id,

@@ -1,4 +1,4 @@
-//! Where messages go, and what this connection knows about it already.
+//! The routes of messages, and the state of each that this connection knows.
 
 use std::{
     collections::HashMap,
@@ -19,14 +19,16 @@ use super::{
     topology::{QueueDeclaration, Strangers, declare_task_queue},
 };
 
-/// Declarations at once: enough to bring a thousand queues back in seconds, few enough for a broker that has just started.
+/// The most declarations at a time: enough to bring a thousand queues back in seconds, few enough for a broker
+/// that has just started.
 const DECLARATIONS: usize = 8;
 
-/// How long a queue that was found missing is left missing. RabbitMQ tells the consumers of a deleted quorum queue only if it is
-/// still gone a moment later: of those of a queue made again within 20 ms none was told (3.10), and each waited for ever.
+/// The time for which a queue found missing stays missing. RabbitMQ notifies the consumers of a deleted quorum
+/// queue only if the queue is still gone a moment later. After a re-creation within 20 ms no consumer was
+/// notified (3.10), and each waited for ever.
 const REST: Duration = Duration::from_secs(1);
 
-/// Where a queue's messages go.
+/// The route of a queue's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     pub exchange: String,
@@ -35,28 +37,28 @@ pub struct Route {
     pub declare: Option<QueueDeclaration>,
 }
 
-/// What is known of the routes over one connection. A new connection knows nothing.
+/// The states of the routes over one connection. A new connection starts without any.
 pub(super) struct Routes {
     link: Arc<Link>,
-    /// As many as queues were published to over this connection.
+    /// One lane for each route that was published to over this connection.
     lanes: Mutex<HashMap<(String, String), Arc<Lane>>>,
     declarations: Semaphore,
     strangers: Arc<Strangers>,
 }
 
-/// What is known of one route.
+/// The known state of one route.
 #[derive(Default)]
 pub(super) struct Lane {
     declared: Mutex<Option<QueueDeclaration>>,
-    /// When nothing was behind the route for the last time.
+    /// The last time at which no queue was bound for the route.
     missing_at: Mutex<Option<Instant>>,
-    /// Held while declaring: one batch declares, the others of the lane wait for it, other lanes do not.
+    /// Held during a declaration: one batch declares, the others of the lane wait for it, other lanes do not.
     turn: AsyncMutex<()>,
-    /// The broker has confirmed something on it since it last went wrong.
+    /// Whether the broker has confirmed a message on the route since the route last failed.
     is_proven: AtomicBool,
-    /// When the latest batch began for which all confirms came.
+    /// The start of the latest batch for which all confirms came.
     answered: Mutex<Option<Instant>>,
-    /// Held while a copy of a message without a confirm is on its way: one at a time.
+    /// Held while a copy of an unconfirmed message is on its way: one at a time.
     pub(super) copy: AsyncMutex<()>,
 }
 
@@ -70,7 +72,7 @@ impl Routes {
         Arc::clone(self.lanes.lock().entry(key).or_default())
     }
 
-    /// Declares the lane's queue unless this connection has done so.
+    /// Declares the lane's queue unless this connection has already done so.
     pub(super) async fn make_ready(&self, lane: &Lane, route: &Route) -> Result<(), Error> {
         let Some(declaration) = &route.declare else {
             return Ok(());
@@ -111,13 +113,13 @@ impl Lane {
         self.answered.lock().is_some_and(|begun| begun > instant)
     }
 
-    /// RabbitMQ answered a whole batch that began then.
+    /// Notes that RabbitMQ answered a whole batch, which began at `begun`.
     pub(super) fn answered(&self, begun: Instant) {
         let mut answered = self.answered.lock();
         *answered = (*answered).max(Some(begun));
     }
 
-    /// What a batch's fate says of its route.
+    /// Updates the route's state from the outcome of a batch.
     pub(super) fn learn(&self, flight: &Flight) {
         if flight.is_in_trouble() {
             self.is_proven.store(false, Ordering::Relaxed);

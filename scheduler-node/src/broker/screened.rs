@@ -1,4 +1,4 @@
-//! A connection as the AMQP client sees it: everything it reads has passed `common::wire::screen` first.
+//! A connection as the AMQP client sees it: `common::wire::screen` checks every byte before the client reads it.
 
 use std::{
     io::{self, IoSlice, Read, Write},
@@ -17,15 +17,15 @@ use lapin::AsyncTcpStream;
 
 use super::hold::Hold;
 
-/// What is read from the socket at a time.
+/// The number of bytes read from the socket at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// The socket as the runtime beneath has it.
+/// The socket type of the runtime beneath.
 pub(super) type Plain = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
-/// What the client runs on.
+/// The runtime type that the client uses.
 pub(super) type Screening = Runtime<RuntimeParts<Tokio, Sockets>>;
 
-/// The runtime that the node runs on, with screened sockets.
+/// The node's own runtime, with screened sockets.
 pub(super) fn runtime() -> Screening {
     Runtime::new(RuntimeParts::new(Tokio::current(), Sockets(Tokio::current())))
 }
@@ -36,7 +36,7 @@ pub(super) struct Screened {
     screen: Screen,
     hold: Arc<Hold>,
     chunk: Box<[u8]>,
-    /// Screened and not yet read by the client, from `read` on.
+    /// Screened bytes. The client has read them up to `read`.
     screened: Vec<u8>,
     read: usize,
 }
@@ -97,7 +97,7 @@ impl AsyncWrite for Screened {
     }
 }
 
-/// The runtime's own reactor; only the type of a connection is another.
+/// The runtime's own reactor, with screened connections in place of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Sockets(Tokio);
 

@@ -1,4 +1,4 @@
-//! Whether the broker can be spoken to, as far as this node knows.
+//! The state of the broker's connections, as far as this node knows.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,14 +7,15 @@ use tokio::sync::watch;
 
 use super::BrokerMetrics;
 
-/// Both connections together: up when both are.
+/// The state of both connections together: up when both are up.
 #[derive(Clone, Debug)]
 pub enum BrokerState {
     Down {
         reason: String,
         since: Instant,
     },
-    /// `blocked`: the broker is short of memory or disk and takes no messages; what comes back still comes.
+    /// `blocked`: the broker is short of memory or disk and takes no messages. It still delivers messages to
+    /// this node.
     Up {
         blocked: bool,
     },
@@ -27,7 +28,8 @@ impl BrokerState {
     }
 }
 
-/// The connections of a node. Two, because a broker that blocks a publisher reads nothing of that connection, acks included.
+/// The connections of a node. There are two, because a broker that blocks a publisher stops reading its
+/// connection, acks included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Publishing,
@@ -43,7 +45,7 @@ impl Role {
     }
 }
 
-/// Where each connection says how it is.
+/// The board on which each connection reports its state.
 pub(super) struct Board {
     sides: Mutex<Vec<(Role, BrokerState)>>,
     whole: watch::Sender<BrokerState>,
@@ -61,7 +63,7 @@ impl Board {
         self.whole.subscribe()
     }
 
-    /// Why nothing can be published now.
+    /// The reason why no message can be published now.
     pub(super) fn why_down(&self) -> String {
         match &*self.whole.borrow() {
             BrokerState::Down { reason, .. } => format!("not connected: {reason}"),
@@ -73,7 +75,7 @@ impl Board {
         self.write(role, |_| BrokerState::Up { blocked });
     }
 
-    /// Down since the first of its failures in a row.
+    /// Reports a failure. The side counts as down since the first of its failures in a row.
     pub(super) fn down(&self, role: Role, reason: String) {
         self.write(role, |before| {
             let since = match before {
@@ -96,12 +98,12 @@ impl Board {
         };
         self.metrics.up.set(up);
         self.metrics.blocked.set(blocked);
-        // Under the lock, so that the last to write is the last to be seen.
+        // The lock is still held, so the last write is also the last to become visible.
         self.whole.send_replace(whole);
     }
 }
 
-/// Down for as long as the side that has been down the longest.
+/// Combines the sides: down for as long as the side that has been down the longest.
 fn together(sides: &[(Role, BrokerState)]) -> BrokerState {
     let mut any_blocked = false;
     let mut longest: Option<(Instant, &str)> = None;

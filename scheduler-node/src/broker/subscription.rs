@@ -18,16 +18,17 @@ use super::{
     hold::{Came, HELD_BYTES, Hold},
 };
 
-/// How often messages that found no room are looked at while there are some.
+/// The interval at which deferred messages are given back while there are some.
 const DEFERRED_EVERY: Duration = Duration::from_millis(50);
-/// As much of them goes back to the broker at a time: it comes again at once and has to find room beside what is new.
+/// The number of bytes given back to the broker at a time. These messages come again at once and have to find
+/// room beside new ones.
 const GIVE_BACK_BYTES: usize = HELD_BYTES / 8;
 
-/// A message that came.
+/// A message that arrived.
 pub(super) struct Arrived {
     pub(super) delivery: Delivery,
     pub(super) ack: AckHandle,
-    /// Why it did not come as it is.
+    /// The reason why it did not come as it was sent.
     pub(super) trouble: Option<Trouble>,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct Subscription {
     channel: Arc<Channel>,
     consumer: Consumer,
     hold: Arc<Hold>,
-    /// What came without its body, the oldest first.
+    /// Messages that came without their bodies, the oldest first.
     deferred: VecDeque<(AckHandle, usize)>,
 }
 
@@ -52,7 +53,7 @@ impl Subscription {
         Ok(Self { queue, channel: Arc::new(channel), consumer, hold, deferred: VecDeque::new() })
     }
 
-    /// The next message; an error when the subscription is over. May be dropped and asked again.
+    /// The next message; an error when the subscription is over. Cancel safe: may be dropped and called again.
     pub(super) async fn next(&mut self) -> Result<Arrived, Error> {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! What must exist at the broker before a message can pass, and how it is made to exist.
+//! The exchanges and queues that must exist before a message can pass, and their declaration.
 
 use std::collections::HashSet;
 
@@ -19,13 +19,14 @@ use super::{
     intake::DelayExchange,
 };
 
-/// How often a consumer may lose or requeue a message before it counts as rejected. The broker's own default from
-/// 4.0 on; before, there was none.
+/// The number of times that consumers may lose or requeue a message before it counts as rejected. It is the
+/// broker's own default from 4.0 on; earlier versions had no limit.
 const TASK_DELIVERY_LIMIT: i64 = 20;
-/// Our own queues lose nothing to a node that restarts often. Not every version knows "unlimited".
+/// Duetime's own queues must lose no message to a node that restarts often. Not every version knows "unlimited".
 const OWN_DELIVERY_LIMIT: i64 = 1_000_000;
 
-/// What cannot be a task waits for a person so long, and the oldest of it makes room: nothing reads it, and whoever may submit can fill it.
+/// The bounds of the queue for messages that cannot be tasks. They wait there for a person, so long, and the
+/// oldest make room: no consumer reads them, and any client that may submit can fill the queue.
 const INVALID_BYTES: i64 = 1 << 30;
 const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
 const MAX_LENGTH: &str = "x-max-length";
@@ -33,17 +34,17 @@ const MAX_LENGTH: &str = "x-max-length";
 const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
 
-/// A task queue, as it is declared.
+/// The declaration of a task queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueDeclaration {
     pub queue: QueueName,
-    /// Messages. Beyond it the broker refuses, and the tasks wait with us.
+    /// The length limit in messages. Beyond it the broker refuses messages, and the tasks wait in the database.
     pub max_length: i64,
-    /// One that is there and that Duetime did not declare is bound and used.
+    /// Whether an existing queue that Duetime did not declare is bound and used.
     pub use_existing: bool,
 }
 
-/// The queues found with other arguments than ours, so that each is complained of once.
+/// The queues found with arguments other than Duetime's, so that each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct Strangers(Mutex<HashSet<String>>);
 
@@ -55,7 +56,7 @@ impl Strangers {
         }
     }
 
-    /// Says once that a queue is not touched, and answers what stands in the way.
+    /// Logs once that a queue is left alone, and returns the error.
     fn refuse(&self, queue: &str, refusal: &Error) -> Error {
         let stranger = Error::Stranger { queue: queue.to_owned(), refusal: refusal.explained() };
         if self.0.lock().insert(queue.to_owned()) {
@@ -65,7 +66,8 @@ impl Strangers {
     }
 }
 
-/// What every node declares on every connection: the exchange of the task queues, and the two queues on which answers come back.
+/// Declares what every node needs on every connection: the exchange of the task queues, and the two queues for
+/// reports and rejections.
 pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<(), Error> {
     let channel = link.channel().await?;
     declare_exchange(&channel, EXCHANGE, ExchangeKind::Direct).await?;
@@ -78,7 +80,8 @@ pub(super) async fn declare_own(link: &Link, strangers: &Strangers) -> Result<()
     bind(&channel, RESULTS, IN, &result_key("#")).await
 }
 
-/// Declares one task queue and binds it. The exchange too: whoever deletes a queue by hand may have deleted that as well.
+/// Declares one task queue and binds it. Declares the exchange too: a person who deletes a queue by hand may
+/// have deleted that as well.
 pub(super) async fn declare_task_queue(
     link: &Link,
     declaration: &QueueDeclaration,
@@ -98,7 +101,7 @@ pub(super) async fn declare_task_queue(
 fn task_queue(max_length: i64) -> FieldTable {
     quorum([
         (MAX_LENGTH, max_length.into()),
-        // The default drops what was confirmed.
+        // The default drops messages that were confirmed.
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", TASK_DELIVERY_LIMIT.into()),
         ("x-dead-letter-exchange", text(REJECTED)),
@@ -107,8 +110,8 @@ fn task_queue(max_length: i64) -> FieldTable {
     ])
 }
 
-/// Declares a task queue and refuses one that somebody else has declared: its consumers expect other messages. A queue of ours
-/// keeps the length it was declared with, so one that differs in nothing else is ours.
+/// Declares a task queue, and refuses one that another program has declared: its consumers expect other messages. A
+/// queue of Duetime's keeps its original length, so a queue that differs in nothing else counts as Duetime's.
 async fn declare_no_stranger(link: &Link, declaration: &QueueDeclaration, strangers: &Strangers) -> Result<(), Error> {
     let (queue, options) = (declaration.queue.as_str(), QueueDeclareOptions { durable: true, ..Default::default() });
     let declare = async |max_length| ask_queue(&link.channel().await?, queue, options, task_queue(max_length)).await;
@@ -129,8 +132,9 @@ async fn declare_no_stranger(link: &Link, declaration: &QueueDeclaration, strang
     }
 }
 
-/// The length that a queue has, where RabbitMQ refuses to declare it for having another one: `inequivalent arg 'x-max-length' for
-/// queue 'q' in vhost '/': received '20' but current is '10'`, or in later versions `... the value '10' of type 'signedint'`.
+/// The length of an existing queue, read from RabbitMQ's refusal to declare it with another one. The text is
+/// `inequivalent arg 'x-max-length' for queue 'q' in vhost '/': received '20' but current is '10'`, or in later
+/// versions `... the value '10' of type 'signedint'`.
 fn other_max_length(refusal: &str) -> Option<i64> {
     let (_, rest) = refusal.split_once(&format!("inequivalent arg '{MAX_LENGTH}'"))?;
     let (_, current) = rest.split_once("current is")?;
@@ -138,7 +142,7 @@ fn other_max_length(refusal: &str) -> Option<i64> {
     digits[..digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len())].parse().ok()
 }
 
-/// The queue that tasks are submitted to, and the one for what cannot be a task.
+/// Declares the queue to which clients submit tasks, and the queue for messages that cannot be tasks.
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
     let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
     declare_queue(link, INVALID, quorum(arguments), strangers).await?;
@@ -146,8 +150,8 @@ pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result
     bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
 }
 
-/// The exchange and a queue behind it that takes everything. Says what stands in the way of the exchange, if something does; the
-/// queue is there all the same.
+/// Declares the exchange, and a queue behind it that takes every message. Returns the reason if the exchange
+/// cannot be declared; the queue exists all the same.
 pub(super) async fn declare_delay_exchange(
     link: &Link,
     exchange: &DelayExchange,
@@ -156,7 +160,7 @@ pub(super) async fn declare_delay_exchange(
     let (name, queue) = (exchange.name.as_str(), exchange.queue());
     declare_queue(link, &queue, door(), strangers).await?;
     let channel = link.channel().await?;
-    // No binding of a direct exchange takes every key: what routes like one to us is a topic exchange.
+    // No binding of a direct exchange takes every key. A topic exchange bound with `#` routes the same way here.
     let (kind, routing_key) = match exchange.kind {
         ExchangeType::Topic | ExchangeType::Direct => (ExchangeKind::Topic, "#"),
         ExchangeType::Fanout => (ExchangeKind::Fanout, ""),
@@ -166,7 +170,7 @@ pub(super) async fn declare_delay_exchange(
         Ok(()) => bind(&channel, &queue, name, routing_key).await.map(|()| None),
         Err(refusal) if matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) => {
             Ok(Some(format!(
-                "the exchange `{name}` cannot be declared as a durable {kind:?} exchange, so nothing published to it is delayed: delete the one              that is there, allow it to this user, or choose another name in [[delay_exchange]] ({})",
+                "the exchange `{name}` cannot be declared as a durable {kind:?} exchange, so nothing published to it is delayed: delete the one that is there, allow it to this user, or choose another name in [[delay_exchange]] ({})",
                 refusal.explained()
             )))
         }
@@ -174,7 +178,8 @@ pub(super) async fn declare_delay_exchange(
     }
 }
 
-/// A queue that messages come in by. What expires before a node has taken it, or was given back too often, is set aside.
+/// The arguments of an intake queue. Messages that expire before a node has taken them, or that were requeued
+/// too often, are set aside.
 fn door() -> FieldTable {
     quorum([
         ("x-delivery-limit", OWN_DELIVERY_LIMIT.into()),
@@ -185,8 +190,8 @@ fn door() -> FieldTable {
     ])
 }
 
-/// On a channel of its own, because a refusal closes it. A queue that exists otherwise, or that we may not configure, is
-/// used as it is.
+/// Declares a queue on a channel of its own, because a refusal closes the channel. A queue that exists with
+/// other arguments, or that this user may not configure, is used as it is.
 async fn declare_queue(link: &Link, queue: &str, arguments: FieldTable, strangers: &Strangers) -> Result<(), Error> {
     let options = QueueDeclareOptions { durable: true, ..Default::default() };
     let Err(refusal) = ask_queue(&link.channel().await?, queue, options, arguments).await else {
@@ -237,7 +242,8 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-/// Names longer than AMQP allows never come this far: a queue's name has at most 128 characters, our own are short, a configured one is checked there.
+/// Converts a name that fits into AMQP's limit: a queue's name has at most 128 characters, Duetime's own names
+/// are short, and the configuration checks its names.
 fn name(text: &str) -> ShortString {
     ShortString::from(text)
 }

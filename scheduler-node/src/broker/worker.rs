@@ -1,6 +1,7 @@
-//! A consumer of one queue, as an application has it: takes tasks, and answers for each by a report, an ack or a rejection.
+//! A consumer of one queue, as an application would have it. It takes tasks, and answers each by a report, an
+//! ack or a rejection.
 //!
-//! It declares nothing: the queue is there once a node has published to it.
+//! It declares nothing: the queue exists once a node has published to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,12 +34,12 @@ use super::{
     message::{PERSISTENT, json_of},
 };
 
-/// A report that is not confirmed by then is not known to be kept, and is sent again.
+/// The longest wait for a report's confirm. Without one, the report may be lost and is sent again.
 const REPORTED_WITHIN: Duration = Duration::from_secs(30);
-/// How often a connection that says nothing is looked at.
+/// The interval at which a silent connection is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// One connection to the broker. Dropped, everything that was taken and not answered comes again.
+/// One connection to the broker. When it is dropped, every task that was taken and not answered comes again.
 pub struct Worker {
     queue: String,
     link: Arc<Link>,
@@ -47,17 +48,18 @@ pub struct Worker {
     consumer: Option<Consumer>,
 }
 
-/// A task that was taken, and the way to settle its message.
+/// A task that was taken, and the handle that settles its message.
 #[derive(Debug)]
 pub struct Handed {
     pub task: Task,
     pub reply: Reply,
 }
 
-/// What a message says. Anyone with access to the broker may have written it: nothing in it is checked.
+/// The content of a task's message. Any client with access to the broker may have written it: nothing in it is
+/// checked.
 #[derive(Debug)]
 pub struct Task {
-    /// `None`: it is no task of ours.
+    /// `None`: the message is no task of Duetime's.
     pub id: Option<String>,
     pub attempt: Option<i64>,
     pub due_ms: Option<i64>,
@@ -66,9 +68,10 @@ pub struct Task {
     pub traceparent: Option<String>,
     pub content_type: Option<String>,
     pub body: Vec<u8>,
-    /// What to report about; `None` where no report is wanted.
+    /// The attempt to report on. `None`: no report is wanted.
     pub subject: Option<Subject>,
-    /// It wants a report somewhere else than at the cluster's own door: it is not of our cluster.
+    /// Whether the message asks for its report at an address other than Duetime's. Such a message is not of
+    /// this cluster.
     pub is_foreign: bool,
 }
 
@@ -88,11 +91,11 @@ pub struct Subject {
     receipt: Option<String>,
 }
 
-/// A way for reports over one connection; clones are the same.
+/// Sends reports over one connection. Clones share it.
 #[derive(Clone)]
 pub struct Reports {
     link: Arc<Link>,
-    /// Confirms what is published on it. The broker closes a channel on which it refuses something.
+    /// A channel in confirm mode. The broker closes a channel on which it refuses a message.
     channel: Arc<Mutex<Option<Channel>>>,
 }
 
@@ -108,12 +111,12 @@ impl Worker {
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })
     }
 
-    /// The way for reports, for as long as this connection lasts.
+    /// A handle for reports, for as long as this connection lasts.
     pub fn reports(&self) -> Reports {
         self.reports.clone()
     }
 
-    /// Has the broker hand out tasks, at most `prefetch` of them unanswered. Instead of the subscription there was, if any.
+    /// Asks the broker for tasks, at most `prefetch` of them unanswered. Replaces an earlier subscription.
     pub async fn subscribe(&mut self, prefetch: u16) -> Result<(), String> {
         self.unsubscribe().await?;
         let subscribed = async {
@@ -132,7 +135,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Has the broker hand out nothing more. What it has handed out and nobody has taken goes back to the queue.
+    /// Ends the subscription. Tasks that were handed out and not taken go back to the queue.
     pub async fn unsubscribe(&mut self) -> Result<(), String> {
         let Some(mut consumer) = self.consumer.take() else { return Ok(()) };
         let cancel = self.channel.basic_cancel(consumer.tag(), BasicCancelOptions::default());
@@ -146,7 +149,8 @@ impl Worker {
         tokio::time::timeout(ANSWER_WITHIN, given_back).await.map_err(silent)
     }
 
-    /// The next task; an error when the connection or the subscription is over. May be dropped and asked again.
+    /// The next task; an error when the connection or the subscription is over. Cancel safe: may be dropped and
+    /// called again.
     pub async fn next(&mut self) -> Result<Handed, String> {
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
@@ -169,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// Says good-bye; what was answered before is surely taken.
+    /// Closes the connection in order, so that the broker surely takes every earlier answer.
     pub async fn close(self) {
         self.link.close().await;
     }
@@ -228,7 +232,7 @@ impl std::fmt::Debug for Reports {
 }
 
 impl Reports {
-    /// Sends a report to the cluster's own door. Done when the broker has confirmed it.
+    /// Sends a report to the cluster. Returns when the broker has confirmed it.
     pub async fn send(&self, subject: &Subject, body: &ResultBody) -> Result<(), String> {
         let json = serde_json::to_vec(body).map_err(|error| error.to_string())?;
         let channel = self.channel().await.map_err(|error| error.explained())?;
@@ -269,13 +273,13 @@ impl Reply {
         AckHandle::new(&self.channel, self.delivery_tag, None).ack().await;
     }
 
-    /// A failed attempt, where the queue settles by rejections.
+    /// Reports a failed attempt where the queue settles by rejections.
     pub fn reject(self) {
-        // The frame is queued by the first poll.
+        // The first poll queues the frame.
         let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();
     }
 
-    /// Gives the task back: it comes again, to any consumer.
+    /// Returns the task to its queue: it comes again, to any consumer.
     pub fn requeue(self) {
         let options = BasicNackOptions { requeue: true, ..Default::default() };
         let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();

@@ -1,4 +1,4 @@
-//! Where the nodes are, and with which token a command is let in.
+//! The nodes' addresses and the token that a command sends.
 
 use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -8,26 +8,27 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{Error, client::Client, moment, warn};
 
-/// Where a node listens unless it was told otherwise.
+/// The address that a node listens on by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
-/// How a command comes to a node.
+/// The options that say how a command reaches a node.
 #[derive(Debug, Args)]
 pub(super) struct Access {
-    /// A node's address; several with commas, or given again: the next is tried when one cannot be reached [default:
+    /// Address of a node; several with commas, or given again: the next is tried when one cannot be reached [default:
     /// http://127.0.0.1:8080] [env: also DUETIME_URLS].
     #[arg(long, value_name = "URL", env = "DUETIME_URL", value_delimiter = ',', help_heading = "Connection")]
     url: Vec<String>,
-    /// The same under the name that `make up` writes; `--url` goes before it.
+    /// The same addresses under the name that `make up` writes; `--url` takes precedence.
     #[arg(long, value_name = "URL", env = "DUETIME_URLS", value_delimiter = ',', hide = true)]
     urls: Vec<String>,
-    /// Token that lets the caller in. Others on this machine can read it off the command line: better the variable or a file.
+    /// Token to authenticate with. Other users of this machine can read it off the command line: prefer the variable
+    /// or a file.
     #[arg(long, env = "DUETIME_TOKEN", hide_env_values = true, value_parser = secret, help_heading = "Connection")]
     token: Option<SecretString>,
-    /// File with the token; goes before `--token`.
+    /// File with the token; takes precedence over `--token`.
     #[arg(long, value_name = "FILE", help_heading = "Connection")]
     token_file: Option<PathBuf>,
-    /// How long an answer may take.
+    /// How long to wait for an answer.
     #[arg(long, value_name = "TIME", value_parser = moment::duration, default_value = "30s", help_heading = "Connection")]
     timeout: Duration,
 }
@@ -37,12 +38,12 @@ fn secret(text: &str) -> Result<SecretString, std::convert::Infallible> {
 }
 
 impl Access {
-    /// A client for these nodes; says so when the token would be readable on its way.
+    /// Returns a client for these nodes. Warns when the token would cross the network in the clear.
     pub(super) fn client(&self) -> Result<Client, Error> {
         self.client_within(self.timeout)
     }
 
-    /// The same, with less patience than the caller allows if `longest` is shorter.
+    /// Returns the same client with a timeout of at most `longest`.
     pub(super) fn client_within(&self, longest: Duration) -> Result<Client, Error> {
         let nodes = self.nodes()?;
         let authorization = self.authorization()?;
@@ -62,7 +63,7 @@ impl Access {
         first.unwrap_or_else(|| vec![DEFAULT_URL.to_owned()]).iter().map(|url| node(url)).collect()
     }
 
-    /// The header that lets the caller in. It is never shown, not even where headers are.
+    /// The `Authorization` header. It is marked sensitive, so debug output of headers hides it.
     fn authorization(&self) -> Result<Option<HeaderValue>, Error> {
         let token = match &self.token_file {
             Some(file) => {
@@ -83,7 +84,7 @@ impl Access {
     }
 }
 
-/// An address that requests can be sent to.
+/// Parses an address that requests can be sent to.
 pub(super) fn node(text: &str) -> Result<Url, Error> {
     let refuse = |why: &str| Err(Error::Usage(format!("`--url`: {why}; write it like {DEFAULT_URL}")));
     match Url::parse(text) {
@@ -99,7 +100,7 @@ pub(super) fn node(text: &str) -> Result<Url, Error> {
     }
 }
 
-/// Whether what is sent there passes other machines in the clear.
+/// Whether a request to this address crosses the network unencrypted.
 pub(super) fn is_readable_on_the_way(node: &Url) -> bool {
     let host = node.host_str().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();

@@ -1,4 +1,4 @@
-//! The commands that ask a running node, and what they have in common.
+//! The commands that ask a running node, and the parts they share.
 
 use clap::{Args, Subcommand};
 
@@ -10,7 +10,7 @@ use super::{
     cluster, export, import, list, queue, say, schedule, submit, task, top,
 };
 
-/// What a node is asked for.
+/// The commands that are answered by a running node.
 #[derive(Debug, Subcommand)]
 pub enum Ask {
     /// Submit a task, or many from a file.
@@ -28,7 +28,8 @@ pub enum Ask {
     /// Cancel tasks. `cancelled`: nothing is delivered afterwards.
     #[command(after_help = "Example:\n  duetime cancel 0199f3a0-0000-7000-8000-000000000005")]
     Cancel(Asked<task::Many>),
-    /// Cancel tasks, and ask the consumers of those that are out to stop. `stopping`: told with the next sign of life.
+    /// Cancel tasks, and ask the consumers of those in flight to stop. `stopping`: the consumer learns of it with its
+    /// next heartbeat.
     #[command(after_help = "Example:\n  duetime stop 0199f3a0-0000-7000-8000-000000000005")]
     Stop(Asked<task::Many>),
     /// Move a task to another due time.
@@ -40,19 +41,19 @@ pub enum Ask {
     /// Try dead tasks again, with a new budget of attempts.
     #[command(after_help = "Example:\n  duetime retry 0199f3a0-0000-7000-8000-000000000005")]
     Retry(Asked<task::Many>),
-    /// Report what became of an attempt, as its consumer would.
+    /// Report the outcome of an attempt, as its consumer would.
     #[command(
         after_help = "Example:\n  duetime result 0199f3a0-0000-7000-8000-000000000005 --attempt 1 --status succeeded"
     )]
     Result(Asked<task::Report>),
-    /// Do one thing to all tasks that a filter finds.
+    /// Apply one action to all tasks that a filter matches.
     #[command(
         after_help = "Examples:\n  duetime bulk cancel --queue mails --due-before 2030-01-01T00:00:00Z --dry-run\n  \
                             duetime bulk move --queue mails --shift 2h --yes\n  \
                             duetime bulk retry --queue mails --error 'no route' --yes"
     )]
     Bulk(Asked<bulk::Wish>),
-    /// Print tasks whole, one a line, for `import`.
+    /// Print whole tasks, one a line, for `import`.
     #[command(after_help = "Example:\n  duetime export --queue mails > mails.jsonl")]
     Export(Asked<export::Wish>),
     /// Submit exported tasks again, here or to another cluster.
@@ -67,7 +68,7 @@ pub enum Ask {
     /// Show who did what, newest first.
     #[command(after_help = "Example:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z")]
     Audit(Asked<audit::Wish>),
-    /// Show the nodes, the master and who owns the shards; drain a node.
+    /// Show the nodes, the master and the owner of each shard; drain a node.
     #[command(
         after_help = "Examples:\n  duetime cluster --url http://10.0.0.5:8080\n  duetime cluster drain node-2 --wait"
     )]
@@ -77,7 +78,7 @@ pub enum Ask {
     Top(Asked<top::Wish>),
 }
 
-/// One question, whom it is put to, and how the answer is printed.
+/// A command's own options, the nodes it asks, and the form of its output.
 #[derive(Debug, Args)]
 pub struct Asked<W: Args> {
     #[command(flatten)]
@@ -97,7 +98,7 @@ impl<W: Args> Asked<W> {
         self.output.output
     }
 
-    /// Prints an answer: as it came, or as `text` puts it for a person.
+    /// Prints an answer: unchanged as JSON, or rendered by `text` for a person.
     pub(super) fn print(
         &self,
         answer: &Answer,
@@ -111,7 +112,7 @@ impl<W: Args> Asked<W> {
     }
 }
 
-/// Asks, and prints the answer.
+/// Runs the command against a node and prints the answer.
 pub async fn ask(question: &Ask) -> Result<(), Error> {
     match question {
         Ask::Submit(asked) => submit::submit(asked).await,

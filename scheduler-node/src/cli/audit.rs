@@ -1,4 +1,4 @@
-//! `duetime audit`: who did what.
+//! `duetime audit`: lists who did what.
 
 use clap::Args;
 use common::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::clock;
 
-/// Which deeds. Everything given must apply.
+/// Which deeds to list. All filters given must match.
 #[derive(Debug, Args)]
 pub struct Wish {
     /// The name of a token, or `anonymous`.
@@ -27,7 +27,7 @@ pub struct Wish {
     /// `task.cancel`, `queue.pause`, `refused`.
     #[arg(long)]
     what: Option<String>,
-    /// The id or name it was done to.
+    /// The id or name of the deed's target.
     #[arg(long)]
     target: Option<String>,
     /// At this moment or later: RFC 3339, or Unix milliseconds.
@@ -38,7 +38,7 @@ pub struct Wish {
     before: Option<UnixMicros>,
     #[arg(long, value_name = "DEEDS", default_value_t = DEFAULT_LIMIT, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
     limit: u32,
-    /// Go on where an earlier page ended.
+    /// Continue where an earlier page ended.
     #[arg(long)]
     cursor: Option<String>,
 }

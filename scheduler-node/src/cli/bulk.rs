@@ -1,4 +1,5 @@
-//! `duetime bulk`: one thing done to all tasks that a filter finds, request after request until there are no more.
+//! `duetime bulk`: applies one action to all tasks that a filter matches. It sends request after request until no
+//! task is left.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -20,43 +21,43 @@ use super::{
     task::Due,
 };
 
-/// What is done to which tasks.
+/// The action and the filter of its tasks.
 #[derive(Debug, Args)]
 pub struct Wish {
     #[arg(value_enum)]
     action: Action,
     #[command(flatten)]
     filter: Filter,
-    /// Without any filter: every task there is, and that is meant.
+    /// Every task; required when there is no filter.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
     due: Due,
-    /// move: so much later than each is due, or earlier: -5m.
+    /// move: by how much to shift each due time; negative is earlier: -5m.
     #[arg(long, value_name = "TIME", value_parser = shift_ms, allow_hyphen_values = true, conflicts_with = "Due")]
     shift: Option<i64>,
     /// Count the tasks, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask before it is done.
+    /// Do not ask for confirmation.
     #[arg(long)]
     yes: bool,
-    /// Go on where an earlier one broke off; everything else as it was then.
+    /// Continue where an earlier run broke off, with the same options as then.
     #[arg(long)]
     cursor: Option<String>,
 }
 
-/// The actions as they are spelled on the command line and in the request.
+/// The actions, as the command line and the request spell them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 enum Action {
-    /// Tasks that nobody has claimed.
+    /// Cancel tasks that no node has claimed.
     Cancel,
-    /// Dead tasks get new attempts.
+    /// Give dead tasks new attempts.
     Retry,
-    /// Tasks are due now.
+    /// Make tasks due now.
     Run,
-    /// Tasks are due at another time: --delay, --at or --shift.
+    /// Move tasks to another due time: --delay, --at or --shift.
     Move,
 }
 
@@ -67,7 +68,7 @@ fn shift_ms(text: &str) -> Result<i64, String> {
     }
 }
 
-/// A request as it is sent.
+/// The body of a bulk request.
 #[derive(Serialize)]
 struct Body<'a> {
     action: Action,
@@ -106,7 +107,7 @@ pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts, and asks the person at the terminal. A script has to say `--yes`.
+/// Counts the tasks and asks the person at the terminal to confirm. A script has to pass `--yes`.
 async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(Error::Usage("nobody can be asked here: say --yes, or --dry-run to count only".into()));
@@ -122,7 +123,7 @@ async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// Request after request; the sum of their answers, and why it broke off before the end, if it did.
+/// Sends request after request. Returns the sum of the answers, and the reason if it stopped before the end.
 async fn to_the_end(client: &Client, wish: &Wish, dry_run: bool) -> Result<(BulkAnswer, Option<String>), Error> {
     let progress = progress::of_tasks();
     let mut sum: Option<BulkAnswer> = None;
@@ -134,7 +135,7 @@ async fn to_the_end(client: &Client, wish: &Wish, dry_run: bool) -> Result<(Bulk
         let answer: BulkAnswer = match (asked(client, wish, dry_run, cursor).await, &sum) {
             (Ok(answer), _) => answer,
             (Err(error), None) => return Err(error),
-            // What was done before is told all the same.
+            // The work done so far is reported all the same.
             (Err(error), Some(_)) => break Some(super::explained(&error)),
         };
         let interrupted = answer.interrupted.as_ref().map(sentence);

@@ -1,4 +1,4 @@
-//! `duetime check`: the configuration and every connection, one line each.
+//! `duetime check`: tests the configuration and every connection, one line each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,25 +15,25 @@ use crate::{
     supervise,
 };
 
-/// What has not answered by then counts as unreachable.
+/// A server that has not answered within this time counts as unreachable.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// One line of the check.
+/// One line of the output.
 #[derive(Debug)]
 struct Finding {
     what: String,
     found: Result<String, Fault>,
 }
 
-/// Why something that is needed cannot be used.
+/// Why a required server cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
-    /// It answered, and said no: waiting does not help.
+    /// The server answered and refused: waiting does not help.
     Refused(String),
     Unreachable(String),
 }
 
-/// Looks at everything before saying anything; a node that is running is not disturbed.
+/// Checks everything before printing anything. The check does not disturb a running node.
 pub async fn check(wish: &Checked) -> Result<(), Error> {
     let findings = match wish.file.load() {
         Ok(config) => look(&config).await,
@@ -133,7 +133,7 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     let (broker, keeper) = Broker::new(settings::amqp(amqp, None), Arc::new(metrics));
     let mut state = broker.state();
     supervise::spawn_child(keeper);
-    // The first change is the outcome of the first attempt.
+    // The first change of state is the outcome of the first attempt.
     let changed = state.changed().await;
     let found = match &*state.borrow() {
         BrokerState::Up { blocked: false } => Ok(amqp.place()),
@@ -149,7 +149,7 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     changed.map_err(|_| Fault::Unreachable("the connection ended".to_owned())).and(found)
 }
 
-/// Whether the broker itself refused: a wrong password, a virtual host that does not exist, a missing permission.
+/// Whether the broker itself refused: a wrong password, a missing virtual host, a missing permission.
 fn says_no(reason: &str) -> bool {
     ["ACCESS_REFUSED", "ACCESS-REFUSED", "NOT_ALLOWED", "NOT-ALLOWED"]
         .iter()

@@ -1,4 +1,5 @@
-//! Asks a node over HTTP. What comes back is an answer, a refusal, or not known; nobody guesses which.
+//! Sends requests to a node over HTTP. The outcome is an answer, a refusal, or unknown; the client never guesses
+//! which.
 
 mod pieces;
 
@@ -16,27 +17,28 @@ use serde::de::DeserializeOwned;
 
 use self::pieces::Pieces;
 
-/// A node that has not taken the connection by then is passed over for the next.
+/// The client tries the next node when one has not accepted the connection within this time.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 
-/// An answer in pieces is bounded piece by piece; as a whole it may take a week.
+/// A streamed answer is bounded piece by piece; in total it may take a week.
 const LONGEST_ANSWER: Duration = Duration::from_secs(7 * 86_400);
 
-/// So much of an answer that is none of ours is shown.
+/// The longest excerpt shown of an answer that does not come from Duetime.
 const SHOWN_CHARS: usize = 200;
 
-/// Why a question has no answer.
+/// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A node said no: asking again will not help.
+    /// A node refused the request: repeating it will not help.
     #[error("{0}")]
     Refused(Box<Said>),
-    /// A node cannot do it at the moment, or broke over it; what it says tells whether it may have been done.
+    /// A node cannot serve the request now, or failed while serving it. Its answer tells whether the request may have
+    /// taken effect.
     #[error("{0}")]
     Failed(Box<Said>),
     #[error("the outcome is unknown, it may or may not have been done: {node} gave no answer: {why}")]
     Unknown { node: Url, why: String },
-    /// Nothing was sent.
+    /// No request was sent.
     #[error("no node can be reached: {0}; is `--url` right?")]
     Unreachable(String),
     #[error("the answer of {node} cannot be read; is it a Duetime node of this version? {why}")]
@@ -44,12 +46,12 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether a node has decided, so that others need not be asked.
+    /// Whether a node has decided, which makes asking other nodes pointless.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
 
-    /// The problem as the node wrote it.
+    /// The problem document as the node wrote it.
     pub(super) fn problem(&self) -> Option<&str> {
         match self {
             Self::Refused(said) | Self::Failed(said) => said.problem.is_some().then_some(&said.text),
@@ -58,13 +60,13 @@ impl Failure {
     }
 }
 
-/// What a node said instead of doing it.
+/// A node's answer that reports a problem.
 #[derive(Debug)]
 pub struct Said {
     node: Url,
     status: StatusCode,
     problem: Option<Problem>,
-    /// As it came.
+    /// The body, byte for byte.
     text: String,
 }
 
@@ -82,7 +84,7 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// A problem as one line: the field that is to blame, and what is wrong.
+/// A problem as one line: the field to blame, and what is wrong with it.
 pub(super) fn sentence(problem: &Problem) -> String {
     match &problem.field {
         Some(field) if !problem.detail.contains(&format!("`{field}`")) => format!("`{field}`: {}", problem.detail),
@@ -90,11 +92,11 @@ pub(super) fn sentence(problem: &Problem) -> String {
     }
 }
 
-/// One question.
+/// One HTTP request.
 #[derive(Clone, Debug)]
 pub(super) struct Request<'a> {
     method: Method,
-    /// The parts between the slashes.
+    /// The segments of the path.
     path: Vec<&'a str>,
     query: Vec<(&'static str, String)>,
     body: Option<String>,
@@ -117,7 +119,7 @@ impl<'a> Request<'a> {
         Self { query, ..self }
     }
 
-    /// JSON.
+    /// Sets a JSON body.
     pub(super) fn body(self, body: String) -> Self {
         Self { body: Some(body), ..self }
     }
@@ -134,11 +136,11 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a node answered to a question that it did.
+/// A node's successful answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     node: Url,
-    /// Byte for byte.
+    /// The body, byte for byte.
     pub(super) text: String,
 }
 
@@ -149,28 +151,29 @@ impl Answer {
     }
 }
 
-/// Speaks to one node at a time; to the next only where the one before has not seen the question.
+/// Sends each request to one node at a time. It tries the next node only if the one before has not received the
+/// request.
 #[derive(Debug)]
 pub(super) struct Client {
     http: reqwest::Client,
     nodes: Vec<Url>,
     authorization: Option<HeaderValue>,
-    /// The node that was reached last is asked first.
+    /// The index of the node that was reached last; it is tried first.
     first: AtomicUsize,
-    /// How long an answer may take, or a piece of one that comes in pieces.
+    /// The limit for a whole answer, or for each piece of a streamed one.
     timeout: Duration,
 }
 
 impl Client {
     pub(super) fn new(nodes: Vec<Url>, authorization: Option<HeaderValue>, timeout: Duration) -> reqwest::Result<Self> {
         let mut http = reqwest::Client::builder()
-            // The token goes to whom it was meant for and to nobody he points to.
+            // The token goes only to the addresses that the caller named, never to a redirect's target.
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .connect_timeout(CONNECTS_WITHIN.min(timeout))
             .timeout(timeout);
         if nodes.iter().all(|node| node.scheme() == "http") {
-            // A machine without certificates can speak http all the same.
+            // A machine without CA certificates can still use plain http.
             http = http.tls_certs_only([]);
         }
         Ok(Self { http: http.build()?, nodes, authorization, first: AtomicUsize::new(0), timeout })
@@ -184,12 +187,12 @@ impl Client {
         self.authorization.is_some()
     }
 
-    /// Asks the nodes in turn until one has an answer or may have done it.
+    /// Asks the nodes in turn until one answers or may have carried out the request.
     pub(super) async fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
         self.in_turn(async |node| self.ask_at(node, request).await).await
     }
 
-    /// The same, for an answer that is too long to be kept.
+    /// Like `ask`, for an answer that is too long to hold in memory.
     pub(super) async fn ask_for_pieces(&self, request: &Request<'_>) -> Result<Pieces, Failure> {
         self.in_turn(async |node| {
             let sent = self.sent(node, request).timeout(LONGEST_ANSWER).send();
@@ -247,11 +250,11 @@ async fn read(node: &Url, request: &Request<'_>, response: reqwest::Response) ->
     }
     let problem = serde_json::from_str(&text).ok();
     let said = Box::new(Said { node: node.clone(), status, problem, text });
-    // A redirection is nobody's answer either.
+    // A redirect is not an answer of a node either.
     Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
 }
 
-/// A question that only looks has done nothing, whatever became of it: it counts as not sent.
+/// A read-only request has no effect, whatever happened to it, so it counts as not sent.
 fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
     let not_sent = error.is_connect() || error.is_builder() || method == Method::GET;
     let why = super::explained(&error.without_url());

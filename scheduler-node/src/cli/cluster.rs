@@ -1,4 +1,4 @@
-//! `duetime cluster`: what is intended beside what is, and nodes drained.
+//! `duetime cluster`: shows the intended state beside the actual one, and drains nodes.
 
 mod drain;
 
@@ -16,7 +16,7 @@ use common::{
 use super::{Error, ask::Asked, client::Request, moment, print};
 use crate::clock;
 
-/// What is to be done; nothing said is to show it.
+/// The subcommand; without one, the cluster is shown.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Wish {
@@ -26,10 +26,10 @@ pub struct Wish {
     show: Asked<Show>,
 }
 
-/// What is to be done about a node.
+/// The subcommands that act on a node.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Give a node's shards to the others, and no more to it, until it is undrained or starts again.
+    /// Move a node's shards to the others, and give it no more until it is undrained or starts again.
     #[command(after_help = "Example:\n  duetime cluster drain node-2 --wait")]
     Drain(Asked<drain::Drain>),
     /// Let a drained node have shards again.
@@ -37,10 +37,10 @@ enum Command {
     Undrain(Asked<drain::One>),
 }
 
-/// How much of it.
+/// How much to show.
 #[derive(Debug, Args)]
 struct Show {
-    /// Every shard, not only those whose owner is not the one they are assigned to.
+    /// Show every shard, not only those whose owner differs from their assignment.
     #[arg(long)]
     shards: bool,
 }
@@ -90,7 +90,7 @@ fn nodes(report: &ClusterReport, now: UnixMicros) -> String {
     print::table(&["NODE", "SHARDS", "STATE", "STARTED", "VERSION", "URL"], report.nodes.iter().map(row).collect())
 }
 
-/// What is to be said of a node in a few words.
+/// A node's state in a few words.
 pub(super) fn standing(node: &NodeReport) -> String {
     let leaving = node.leaving.then(|| "leaving".to_owned());
     let drained = node.drained.then(|| "drained".to_owned());

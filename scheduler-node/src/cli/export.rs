@@ -1,4 +1,4 @@
-//! `duetime export`: tasks whole, one a line, as they come.
+//! `duetime export`: streams whole tasks, one a line.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use super::{Error, ask::Asked, client::Request, filter::Filter, progress};
 /// The last line is shorter than this.
 const END_BYTES: usize = 64;
 
-/// Which tasks are told; all of them without a filter.
+/// Which tasks to export; all of them without a filter.
 #[derive(Debug, Args)]
 pub struct Wish {
     #[command(flatten)]
@@ -40,7 +40,7 @@ fn cut_off(why: &str) -> String {
     format!("the export is cut off: {why}")
 }
 
-/// Whoever reads may have seen enough and gone: then it ends here.
+/// Writes to standard output. Ends the process when the reader has closed the pipe.
 fn write(piece: &[u8]) -> Result<(), Error> {
     let written = io::stdout().write_all(piece).and_then(|()| io::stdout().flush());
     match written {

@@ -1,4 +1,4 @@
-//! Which tasks a command is about that is about many.
+//! The filter of the commands that act on many tasks.
 
 use clap::{Args, builder::PossibleValuesParser};
 use common::{task::TaskState, time::UnixMicros};
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::moment;
 
-/// Which tasks. Everything given must apply.
+/// Which tasks. All filters given must match.
 #[derive(Debug, Args, Serialize)]
 pub(super) struct Filter {
     #[arg(long, value_name = "NAME")]
@@ -30,7 +30,7 @@ pub(super) struct Filter {
     #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
     #[serde(skip_serializing_if = "Option::is_none")]
     due_before: Option<UnixMicros>,
-    /// Part of what was said of the last attempt that failed.
+    /// Part of the error text of the last failed attempt.
     #[arg(long, value_name = "TEXT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,

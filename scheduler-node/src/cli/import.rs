@@ -1,4 +1,4 @@
-//! `duetime import`: exported tasks submitted again, some batches at a time. Each line gets its own answer.
+//! `duetime import`: submits exported tasks again, several batches at a time. Each line gets its own answer.
 
 mod line;
 mod tally;
@@ -23,40 +23,40 @@ use super::{
     complain, progress,
 };
 
-/// Half of what a node reads of all batches at a time, over those in flight.
+/// Half of what a node holds of all batches at one time, divided by the chunks in flight.
 const CHUNK_BYTES: usize = 8 << 20;
-/// A tenth of what a node takes in one request, so that several may be on their way.
+/// A tenth of a node's limit for one request, so that several may be in flight.
 const CHUNK_TASKS: usize = MAX_TASKS / 10;
-/// Chunks on their way at the same time: while one is committed the next ones are read.
+/// Chunks in flight at one time: the command reads the next ones while a node commits one.
 const IN_FLIGHT: usize = 4;
-/// Longer than any exported task may be: payload and result of 1 MiB each in base64, its history, and what is around them.
+/// Longer than any exported task: payload and result of 1 MiB each in base64, the history, and the JSON around them.
 const LINE_BYTES: usize = 16 << 20;
 
-/// Which of the exported tasks are submitted again, and as what.
+/// Which exported tasks to submit again, and how.
 #[derive(Debug, Args)]
 pub struct Wish {
     /// File that `duetime export` wrote; `-` for standard input.
     file: PathBuf,
-    /// Give each task without a key its old id as one, so that importing it twice makes one task.
+    /// Give each task without a key its old id as its key, so that importing it twice makes one task.
     #[arg(long)]
     key_from_id: bool,
     /// Submit finished tasks too, as new ones.
     #[arg(long)]
     all_states: bool,
-    /// File for the lines that were refused, each with the reason. It can be imported in its turn.
+    /// File for the refused lines, each with the reason; it can be imported in turn.
     #[arg(long, value_name = "FILE")]
     refused: Option<PathBuf>,
-    /// Begin at this line: where an earlier import broke off.
+    /// Start at this line: where an earlier import broke off.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     from_line: u64,
 }
 
-/// Tasks that go out together, with the numbers of their lines and what stood there.
+/// Tasks that share one request, with the number and the text of each line.
 #[derive(Debug, Default)]
 struct Chunk {
     body: String,
     lines: Vec<(u64, String)>,
-    /// Refused without asking.
+    /// Lines that the command refuses without asking a node.
     refused: Vec<(u64, String, Problem)>,
     skipped: u64,
 }
@@ -80,7 +80,7 @@ impl Chunk {
     }
 }
 
-/// What is read, line by line.
+/// The input, read line by line.
 struct Source<R> {
     lines: R,
     choice: Choice,
@@ -92,7 +92,7 @@ struct Source<R> {
 }
 
 impl<R: AsyncBufRead + Unpin> Source<R> {
-    /// The next lines that go out together; `None`: there are no more.
+    /// Reads the next chunk; `None` at the end of the input.
     async fn chunk(&mut self) -> Result<Option<Chunk>, Error> {
         let mut chunk = Chunk::default();
         while !self.over && !chunk.is_full() {
@@ -130,12 +130,12 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
         String::from_utf8(bytes).map(Some).map_err(|error| refuse(self.number, error.to_string()))
     }
 
-    /// Says so when the file is not a whole export. What it has is imported all the same.
+    /// Warns when the file is not a whole export. Its lines are imported all the same.
     fn check_end(&self) -> Result<(), Error> {
         match self.end {
             Some(end) if end.exported == self.tasks => {}
             Some(end) => complain(format_args!("{} tasks were exported, the file has {}", end.exported, self.tasks)),
-            // Lines that an import refused have no end.
+            // A file of refused lines has no end mark.
             None if self.choice.was_refused_before() => {}
             None => complain("the file has no last line with the number of tasks: the export was cut off"),
         }
@@ -160,7 +160,7 @@ async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBuf
     let chunks = futures::stream::try_unfold(source, async |mut source| {
         Ok::<_, Error>(source.chunk().await?.map(|chunk| (chunk, source)))
     });
-    // In the order of the lines, so that all before the one that broke are known.
+    // Answers are handled in the order of the lines, so that every line before a failure is accounted for.
     let mut answered = std::pin::pin!(chunks.map_ok(|chunk| send(client, chunk)).try_buffered(IN_FLIGHT));
     let progress = progress::of_tasks();
     let broken = loop {

@@ -1,4 +1,4 @@
-//! `duetime list`: the tasks a filter finds.
+//! `duetime list`: lists the tasks that a filter matches.
 
 use clap::{Args, builder::PossibleValuesParser};
 use common::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::clock;
 
-/// Which tasks. Everything given must apply.
+/// Which tasks. All filters given must match.
 #[derive(Debug, Args)]
 pub struct Wish {
     #[arg(long, value_name = "NAME")]
@@ -34,10 +34,10 @@ pub struct Wish {
     /// Due before this moment.
     #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
     due_before: Option<UnixMicros>,
-    /// At most so many; with --all, so many a page.
+    /// At most this many; with --all, this many a page.
     #[arg(long, value_name = "TASKS", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
     limit: Option<u32>,
-    /// Go on where an earlier list ended.
+    /// Continue where an earlier list ended.
     #[arg(long)]
     cursor: Option<String>,
     /// Every task, page after page.
@@ -63,7 +63,7 @@ impl Wish {
     }
 }
 
-/// A page with its tasks as they came.
+/// A page, with its tasks as unparsed JSON.
 #[derive(Deserialize)]
 struct Page {
     tasks: Vec<Box<RawValue>>,

@@ -5,11 +5,11 @@ use serde_json::json;
 use super::{Checked, Error, Form, say, settings};
 use crate::store::migrate::Migrated;
 
-/// Told where the role for submitting in SQL could not be made.
+/// The warning when the role for submitting in SQL could not be created.
 const NO_PRODUCER: &str =
     "; for submitting in SQL run `CREATE ROLE duetime_producer NOLOGIN` as an administrator, then migrate again";
 
-/// Migrates one database after the other and prints a line for each. Stops at the first that fails.
+/// Migrates one database after the other and prints a line for each. Stops at the first failure.
 pub async fn migrate(wish: &Checked) -> Result<(), Error> {
     let config = wish.file.load()?;
     for database in &config.databases {

@@ -1,8 +1,8 @@
-//! The commands of the one binary, `duetime`. Speaks to a person at a terminal, or to a script that reads exit codes; on behalf
-//! of either, to a running node over HTTP.
+//! The commands of the one binary, `duetime`. The caller is a person at a terminal, or a script that reads exit
+//! codes. Most commands act through a running node over HTTP.
 //!
-//! Results go to standard output, what went wrong to standard error. Exit codes: 0 done, 1 refused, 2 usage, 3 unreachable or
-//! not known.
+//! Results go to standard output, errors to standard error. Exit codes: 0 done, 1 refused, 2 usage, 3 unreachable or
+//! outcome unknown.
 
 mod access;
 mod ask;
@@ -62,13 +62,13 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What is to be done.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a node until SIGTERM or SIGINT; a second one exits at once.
     #[command(after_long_help = keys::table())]
     Node(ConfigFile),
-    /// Bring the schema of every configured database to this version. Can be run again at any time.
+    /// Bring the schema of every configured database to this version; safe to run again at any time.
     Migrate(Checked),
     /// Check the configuration and every connection, one line each.
     Check(Checked),
@@ -81,7 +81,7 @@ pub enum Command {
     Token(Box<token::Wish>),
     #[command(flatten)]
     Ask(Box<Ask>),
-    /// Print what makes a shell complete these commands.
+    /// Print the completion script of a shell.
     #[command(after_help = "Example:\n  duetime completions bash > /etc/bash_completion.d/duetime")]
     Completions {
         #[arg(value_enum)]
@@ -89,7 +89,7 @@ pub enum Command {
     },
 }
 
-/// Where the configuration is read from.
+/// Where the configuration comes from.
 #[derive(Debug, Args)]
 pub struct ConfigFile {
     /// TOML file with the configuration; without it, only variables `DUETIME_SECTION__NAME` are read.
@@ -97,7 +97,7 @@ pub struct ConfigFile {
     pub config: Option<PathBuf>,
 }
 
-/// A command that reads the configuration and prints what it found.
+/// A command that reads the configuration and prints its findings.
 #[derive(Debug, Args)]
 pub struct Checked {
     #[command(flatten)]
@@ -106,30 +106,30 @@ pub struct Checked {
     pub output: Output,
 }
 
-/// In which form results are printed.
+/// The form in which results are printed.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Output {
-    /// Form of what is printed.
+    /// Form of the output.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Text)]
     pub output: Form,
 }
 
-/// For a person or for a program.
+/// Output for a person or for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Form {
     Text,
     Json,
-    /// One JSON value a line, of what is many.
+    /// One JSON value a line, for lists.
     Jsonl,
 }
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its message is complete by itself and may have several lines.
+    /// The message is complete by itself and may have several lines.
     #[error("the configuration is refused")]
     Config(#[source] config::Error),
-    /// The configuration's own rules let it pass; the room that uses it does not.
+    /// The configuration's own rules accept the URL, but the database driver does not.
     #[error("the configuration is refused: `database[{index}].url` cannot be used")]
     DatabaseUrl {
         index: usize,
@@ -155,20 +155,20 @@ pub enum Error {
     CheckRefused,
     #[error("something that is needed cannot be reached")]
     CheckUnreachable,
-    /// A mistake of the caller that only shows after the words were understood.
+    /// A mistake of the caller that shows only after the arguments were parsed.
     #[error("{0}")]
     Usage(String),
     #[error("cannot make a client for HTTP")]
     Client(#[source] reqwest::Error),
     #[error(transparent)]
     Call(Box<client::Failure>),
-    /// Each has been told.
+    /// Each refusal has been reported.
     #[error("{refused} of {all} were refused")]
     SomeRefused { refused: usize, all: usize },
-    /// Where in a longer piece of work a node said no to all that is left.
+    /// A node refused everything that was left of a longer operation.
     #[error("{0}")]
     Refused(String),
-    /// Where in a longer piece of work no node answered any more, or what is left is not known.
+    /// During a longer operation no node answered any more, or the outcome of the rest is unknown.
     #[error("{0}")]
     Broken(String),
     #[error("cannot be written as JSON")]
@@ -198,7 +198,7 @@ impl Error {
 }
 
 impl ConfigFile {
-    /// Reads the configuration; everything that is wrong with it is in the error.
+    /// Reads the configuration; the error lists everything that is wrong with it.
     pub fn load(&self) -> Result<Config, Error> {
         let config = Config::load(self.config.as_deref()).map_err(Error::Config)?;
         for (index, database) in config.databases.iter().enumerate() {
@@ -209,7 +209,7 @@ impl ConfigFile {
     }
 }
 
-/// Says on standard error what went wrong, if anything, and gives the exit code that stands for it.
+/// Prints an error, if any, to standard error and returns the matching exit code.
 pub fn end(done: Result<(), Error>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -220,14 +220,14 @@ pub fn end(done: Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Prints one line of a result. Whoever reads may have seen enough and gone: then it ends here.
+/// Prints one line of a result. Ends the process when the reader has closed the pipe.
 fn say(line: impl std::fmt::Display) {
     if writeln!(io::stdout(), "{line}").is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         std::process::exit(0);
     }
 }
 
-/// Tells a person, beside the results, that something is not as it was asked for.
+/// Prints to standard error that part of the operation failed.
 fn complain(line: impl std::fmt::Display) {
     #[expect(clippy::print_stderr, reason = "this is where a command tells a person what went wrong")]
     {
@@ -235,12 +235,12 @@ fn complain(line: impl std::fmt::Display) {
     }
 }
 
-/// Tells a person what he should know although it is done as he asked.
+/// Prints a warning about an operation that succeeded.
 fn warn(line: impl std::fmt::Display) {
     complain(format_args!("warning: {line}"));
 }
 
-/// Prints the script that makes `shell` complete these commands.
+/// Prints the completion script of `shell`.
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "duetime", &mut script);

@@ -1,21 +1,21 @@
-//! Moments and lengths of time, as people write and read them.
+//! Moments and durations, as people write and read them.
 
 use std::time::Duration;
 
 use chrono::SecondsFormat;
 use common::time::UnixMicros;
 
-/// `30s`, `5m`, `1h 30m`, `2days`.
+/// Parses `30s`, `5m`, `1h 30m`, `2days`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m, 2h or 1day"))
 }
 
-/// The same in whole milliseconds, as requests take it.
+/// Parses a duration into whole milliseconds, the unit of requests.
 pub(super) fn duration_ms(text: &str) -> Result<i64, String> {
     i64::try_from(duration(text)?.as_millis()).map_err(|_| "that is longer than there is time".to_owned())
 }
 
-/// RFC 3339 or Unix milliseconds.
+/// Parses RFC 3339 or Unix milliseconds.
 pub(super) fn moment(text: &str) -> Result<UnixMicros, String> {
     let json = match text.parse::<i64>() {
         Ok(millis) => serde_json::Value::from(millis),
@@ -25,7 +25,7 @@ pub(super) fn moment(text: &str) -> Result<UnixMicros, String> {
         .map_err(|error| format!("{error}; write it like 2030-01-31T09:00:00Z or as Unix milliseconds"))
 }
 
-/// The moment, and how far it is from `now`.
+/// The moment, and its distance from `now`.
 pub(super) fn shown(moment: UnixMicros, now: UnixMicros) -> String {
     let text = moment.to_utc().to_rfc3339_opts(SecondsFormat::Millis, true);
     format!("{text} ({})", distance(moment, now))
@@ -36,7 +36,7 @@ pub(super) fn distance(moment: UnixMicros, now: UnixMicros) -> String {
     if moment > now { format!("in {}", span(moment.since(now))) } else { format!("{} ago", span(now.since(moment))) }
 }
 
-/// In the largest unit of which there are two, rounded down; below that in milliseconds.
+/// A duration in the largest unit of which it has at least two, rounded down; below that in milliseconds.
 pub(super) fn span(length: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let seconds = length.as_secs();

@@ -1,10 +1,10 @@
-//! What a person reads: tables and sheets. What a program reads: the API's own JSON.
+//! Output: tables and sheets for people, the API's own JSON for programs.
 
 use comfy_table::{Table, presets};
 
 use super::{Form, say};
 
-/// One line a row, its columns under their names.
+/// A table: one line for each row, with the column names on top.
 pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(head);
@@ -14,7 +14,7 @@ pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     plain(table)
 }
 
-/// One line a field; what is not there is left out.
+/// One line for each field; absent fields are left out.
 pub(super) fn sheet(fields: Vec<(&str, Option<String>)>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -33,13 +33,13 @@ fn plain(mut table: Table) -> String {
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
-/// Without what a terminal would obey instead of show: payloads and messages are others' words.
+/// Escapes control characters, which a terminal would obey. Payloads and messages come from other parties.
 pub(super) fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(shown).collect()
 }
 
-/// Many JSON values, as they come: as one document with the list under its name, or one a line.
+/// A stream of JSON values: one document with the list under its name, or one value a line.
 #[derive(Debug)]
 pub(super) struct Listing {
     form: Form,
@@ -62,7 +62,7 @@ impl Listing {
         }
     }
 
-    /// `rest`: what stands beside the list, from its comma on.
+    /// `rest`: the members after the list, from their comma on.
     pub(super) fn close(self, rest: &str) {
         if self.form == Form::Json {
             say(format_args!("]{rest}}}"));

@@ -1,10 +1,10 @@
-//! How far a longer piece of work is, for a person who waits for it.
+//! Progress of a longer operation, for a person who waits for it.
 
 use std::{io::IsTerminal, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often it is drawn anew while nothing comes.
+/// How often the bar is redrawn while nothing arrives.
 const DRAWN_EVERY: Duration = Duration::from_millis(200);
 
 /// A count of tasks, drawn on a terminal only.
@@ -12,7 +12,7 @@ pub(super) fn of_tasks() -> ProgressBar {
     counted("{spinner} {human_pos} tasks, {per_sec}, {elapsed}")
 }
 
-/// Shards that are left somewhere, drawn on a terminal only.
+/// A count of remaining shards, drawn on a terminal only.
 pub(super) fn of_shards() -> ProgressBar {
     counted("{spinner} {human_pos} shards left, {elapsed}")
 }

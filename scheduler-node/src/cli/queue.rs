@@ -19,10 +19,10 @@ use super::{
 };
 use crate::clock;
 
-/// What is to be done with a queue.
+/// The subcommands that act on queues.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List queues by name, with how many tasks each has in which state.
+    /// List queues by name, with the number of tasks in each state.
     #[command(after_help = "Example:\n  duetime queue list")]
     List(Asked<All>),
     /// Show a queue's policy and counts.
@@ -35,7 +35,7 @@ pub enum Command {
     /// Forget a queue that has no unfinished task.
     #[command(after_help = "Example:\n  duetime queue delete mails")]
     Delete(Asked<One>),
-    /// Stop dispatch; what comes due waits as `ready`.
+    /// Stop dispatch; tasks that come due wait as `ready`.
     #[command(after_help = "Example:\n  duetime queue pause mails")]
     Pause(Asked<One>),
     /// Start dispatch again.
@@ -49,7 +49,7 @@ pub struct All {
     /// How many queues, up to 1000.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
     limit: u32,
-    /// Go on after this name: `next_cursor` of the page before.
+    /// Continue after this name: `next_cursor` of the page before.
     #[arg(long, value_name = "NAME")]
     cursor: Option<String>,
 }
@@ -61,17 +61,17 @@ pub struct One {
     name: String,
 }
 
-/// What is to change.
+/// The changes to a queue's policy.
 #[derive(Debug, Args)]
 pub struct Set {
     #[command(flatten)]
     queue: One,
-    /// Field and its new value: JSON, or a word that stands for itself; `null` gives the default back.
+    /// Field and its new value: JSON, or a bare word taken as text; `null` restores the default.
     #[arg(required = true, value_name = "FIELD=VALUE", value_parser = change)]
     changes: Vec<(String, Value)>,
 }
 
-/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     queue::check_name(text).map_err(|error| error.to_string())?;
     if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
@@ -102,7 +102,7 @@ pub(super) async fn queue(command: &Command) -> Result<(), Error> {
         Command::Delete(asked) => {
             let name = &asked.wish.name;
             asked.client()?.ask(&Request::new(Method::DELETE, &["v1", "queues", name])).await?;
-            // The API answers nothing to it, so JSON is nothing too.
+            // The API's answer has no body, so JSON output prints nothing either.
             if asked.form() == Form::Text {
                 say(format_args!("{name}  deleted"));
             }
@@ -121,8 +121,8 @@ async fn turn(asked: &Asked<One>, verb: &str) -> Result<(), Error> {
     })
 }
 
-/// The API sets a policy as a whole: what is there is read first, and sent again with the changes. Whoever sets the same
-/// queue in between is overruled.
+/// Reads the policy, applies the changes and writes it back, because the API sets a policy as a whole. A write of the
+/// same queue in between is overwritten.
 async fn set(asked: &Asked<Set>) -> Result<(), Error> {
     let (client, wish) = (asked.client()?, &asked.wish);
     let path = ["v1", "queues", wish.queue.name.as_str()];
@@ -141,14 +141,14 @@ fn is_not_found(failure: &Failure) -> bool {
     problem.is_some_and(|problem| problem["status"] == 404)
 }
 
-/// What can be set of a queue, as it is shown.
+/// The settable fields of a queue, as the API shows it.
 fn fields(view: &Value) -> Map<String, Value> {
     let mut fields = view["policy"].as_object().cloned().unwrap_or_default();
     fields.insert("paused".to_owned(), view["paused"].clone());
     fields
 }
 
-/// `null` is the API's word for the default.
+/// Applies the changes; `null` is the API's word for the default.
 fn merged(mut fields: Map<String, Value>, changes: &[(String, Value)]) -> Map<String, Value> {
     fields.extend(changes.iter().cloned());
     fields

@@ -1,4 +1,4 @@
-//! `duetime relay`: a queue's tasks as HTTP calls or runs of a command.
+//! `duetime relay`: turns a queue's tasks into HTTP calls or runs of a command.
 
 use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
@@ -14,52 +14,54 @@ use crate::{
     telemetry,
 };
 
-/// What to do with which tasks.
+/// The queue, and what to do with each of its tasks.
 #[derive(Debug, Args)]
 pub struct Wish {
     /// Queue to take tasks from.
     #[arg(long, value_parser = name)]
     queue: QueueName,
-    /// Address to POST each task's payload to. 2xx is a success, 410 discards the task, everything else is a failed attempt.
+    /// Address to POST each task's payload to. 2xx is a success, 410 discards the task, anything else is a failed
+    /// attempt.
     #[arg(long, value_name = "URL", value_parser = target, required_unless_present = "command", conflicts_with = "command")]
     to: Option<Url>,
-    /// File with the secret that signs the calls (Standard Webhooks), `whsec_…`; while it is changed several, one a line.
+    /// File with the secret that signs the calls (Standard Webhooks), `whsec_…`; several, one a line, during a
+    /// rotation.
     #[arg(long, value_name = "FILE", requires = "to")]
     secret_file: Option<PathBuf>,
-    /// Network that may be called although it is not public; can be given again.
+    /// Network that calls may reach although it is not public; can be given again.
     #[arg(long, value_name = "CIDR", requires = "to")]
     allow_network: Vec<IpNet>,
-    /// Program to run for each task, with the payload on its standard input. Exit code 0 is a success, 65 discards the
-    /// task, everything else is a failed attempt.
+    /// Program to run for each task, with the payload on its standard input. Exit code 0 is a success, 65 discards
+    /// the task, anything else is a failed attempt.
     #[arg(long, value_name = "PROGRAM")]
     command: Option<PathBuf>,
-    /// User that the program runs as, by name or number: one who can read no file of the relay's. Needs root, or CAP_SETUID and
-    /// CAP_SETGID.
+    /// User to run the program as, by name or number; it must not be able to read the relay's files. Needs root, or
+    /// CAP_SETUID and CAP_SETGID.
     #[arg(long, value_name = "USER", requires = "command")]
     user: Option<String>,
-    /// Group that the program runs as; default: the user's own.
+    /// Group to run the program as; default: the user's own.
     #[arg(long, value_name = "GROUP", requires = "user")]
     group: Option<String>,
-    /// Variable of the relay's environment that the program gets too; can be given again. Without it: PATH, HOME, LANG, LC_ALL, TZ
-    /// and TMPDIR.
+    /// Variable of the relay's environment to pass to the program; can be given again. Default: PATH, HOME, LANG,
+    /// LC_ALL, TZ and TMPDIR.
     #[arg(long, value_name = "NAME", requires = "command")]
     env: Vec<String>,
-    /// Words for the program.
+    /// Arguments of the program.
     #[arg(last = true, requires = "command")]
     args: Vec<OsString>,
-    /// Calls at a time.
+    /// Most calls at one time.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     concurrency: u16,
     /// How long one call may take.
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     timeout_ms: u64,
-    /// Between two reports that a call is still at it; less than the queue's `timeout_ms`.
+    /// Interval of the heartbeats while a call runs; less than the queue's `timeout_ms`.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=3_600_000))]
     heartbeat_ms: u64,
-    /// Failures in a row (no answer, 429 or 5xx) after which the target is left alone for a while.
+    /// Failures in a row (no answer, 429 or 5xx) after which the target gets no calls for a while.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     break_after: u32,
-    /// How long SIGTERM waits for calls that are out.
+    /// How long SIGTERM waits for calls in flight.
     #[arg(long, default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     grace_ms: u64,
     #[command(flatten)]
@@ -114,7 +116,7 @@ impl Wish {
     }
 }
 
-/// Runs until SIGTERM or SIGINT; a second one exits at once.
+/// Runs until SIGTERM or SIGINT; a second signal exits at once.
 pub async fn relay(wish: &Wish) -> Result<(), Error> {
     let (amqp, telemetry) = Config::load_for_consumer(wish.file.config.as_deref()).map_err(Error::Config)?;
     let of = Settings {

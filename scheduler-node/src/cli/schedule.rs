@@ -14,25 +14,25 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::{Error, Form, ask::Asked, client::Request, moment, print, say};
 use crate::clock;
 
-/// What is to be done with a schedule.
+/// The subcommands that act on schedules.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List schedules, by name.
+    /// List schedules by name.
     #[command(after_help = "Example:\n  duetime schedule list")]
     List(Asked<Page>),
     /// Show a schedule.
     #[command(after_help = "Example:\n  duetime schedule get nightly")]
     Get(Asked<One>),
-    /// Set a schedule as a whole: fields that are not named take their defaults.
+    /// Set a schedule as a whole: omitted fields get their defaults.
     #[command(
         after_help = "Examples:\n  duetime schedule put nightly queue=reports cron='0 3 * * *' time_zone=Europe/Berlin\n  \
                             duetime schedule put pulse queue=health every_ms=5000 overlap=allow payload='{\"deep\":true}'"
     )]
     Put(Asked<Put>),
-    /// Forget a schedule; tasks that are made stay.
+    /// Forget a schedule; tasks already made stay.
     #[command(after_help = "Example:\n  duetime schedule delete nightly")]
     Delete(Asked<One>),
-    /// Stop a schedule; fire times that come meanwhile are not made up.
+    /// Stop a schedule; fire times during the pause are not made up.
     #[command(after_help = "Example:\n  duetime schedule pause nightly")]
     Pause(Asked<One>),
     /// Start a schedule again.
@@ -53,28 +53,28 @@ pub struct One {
     name: String,
 }
 
-/// A page of schedules.
+/// Which page of schedules.
 #[derive(Debug, Args)]
 pub struct Page {
-    /// How many at the most, up to 1000.
+    /// At most this many, up to 1000.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
     limit: u32,
-    /// Go on after this name: `next_cursor` of the page before.
+    /// Continue after this name: `next_cursor` of the page before.
     #[arg(long, value_name = "NAME")]
     cursor: Option<String>,
 }
 
-/// What a schedule is to be.
+/// The fields of a schedule.
 #[derive(Debug, Args)]
 pub struct Put {
     #[command(flatten)]
     schedule: One,
-    /// Field and its value: JSON, or words that stand for themselves.
+    /// Field and its value: JSON, or bare words taken as text.
     #[arg(required = true, value_name = "FIELD=VALUE", value_parser = field)]
     fields: Vec<(String, Box<RawValue>)>,
 }
 
-/// How far ahead to look.
+/// How many fire times to show.
 #[derive(Debug, Args)]
 pub struct Next {
     #[command(flatten)]
@@ -84,13 +84,13 @@ pub struct Next {
     count: u32,
 }
 
-/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     schedule::check_name(text).map_err(|error| error.to_string())?;
     if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
 }
 
-/// JSON is sent as it is written, a payload with every blank of it.
+/// Parses `name=value`. JSON is sent as written; a payload keeps every blank.
 fn field(text: &str) -> Result<(String, Box<RawValue>), String> {
     let (field, value) = text.split_once('=').ok_or("write it FIELD=VALUE")?;
     let json = serde_json::from_str(value).or_else(|_| to_raw_value(value));
@@ -107,7 +107,7 @@ pub(super) async fn schedule(command: &Command) -> Result<(), Error> {
         Command::Put(asked) => put(asked).await,
         Command::Delete(asked) => {
             asked.client()?.ask(&Request::new(Method::DELETE, &path(&asked.wish))).await?;
-            // The API answers nothing to it, so JSON is nothing too.
+            // The API's answer has no body, so JSON output prints nothing either.
             if asked.form() == Form::Text {
                 say(format_args!("{}  deleted", asked.wish.name));
             }
@@ -180,7 +180,7 @@ fn calendar(when: &When) -> String {
     }
 }
 
-/// When it fires next, or why it does not.
+/// The next fire time, or the reason why there is none.
 fn standing(schedule: &ScheduleView, now: UnixMicros) -> String {
     if schedule.paused {
         return "paused".to_owned();

@@ -1,4 +1,4 @@
-//! The configuration as the rooms that connect take it.
+//! Turns the configuration into the settings of the modules that connect.
 
 use std::{fs, io, path::PathBuf, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
     store::connect,
 };
 
-/// How to connect to one database. `who` is shown by the server beside each session.
+/// How to connect to one database. The server shows `who` beside each session.
 pub fn database(database: &Database, who: &str) -> connect::Options {
     connect::Options {
         url: database.url.clone(),
@@ -21,7 +21,7 @@ pub fn database(database: &Database, who: &str) -> connect::Options {
     }
 }
 
-/// What works and is unwise, a sentence each: what goes over a network in the clear.
+/// Warnings about settings that work but send secrets over a network in the clear, a sentence each.
 pub fn warnings(config: &Config) -> Vec<String> {
     let mut warnings = config.warnings();
     for (index, of) in config.databases.iter().enumerate() {
@@ -51,21 +51,21 @@ pub fn etcd(etcd: &Etcd) -> io::Result<EtcdSettings> {
     })
 }
 
-/// The node's own certificate, where it has one.
+/// The node's own certificate, if configured.
 pub fn certificate(http: &Http) -> io::Result<Option<Arc<Certificate>>> {
     let Some((cert, key)) = http.cert_file.clone().zip(http.key_file.clone()) else { return Ok(None) };
     Certificate::read(CertificateFiles { cert, key }).map(Arc::new).map(Some)
 }
 
-/// Where the broker is, and how to log in there.
+/// The broker's address and credentials.
 pub fn login(amqp: &Amqp) -> Login {
     let identity = amqp.cert_file.clone().zip(amqp.key_file.clone());
     let identity = identity.map(|(cert_file, key_file)| Identity { cert_file, key_file });
     Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
 }
 
-/// How to connect to the broker. `doors`: what is submitted through these delay exchanges, and all else that comes, is taken
-/// too.
+/// How to connect to the broker. With `doors`, the connection also consumes submissions and reports, and the messages
+/// of these delay exchanges.
 pub fn amqp(amqp: &Amqp, doors: Option<&[DelayExchange]>) -> AmqpSettings {
     let door = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
     AmqpSettings {

@@ -1,14 +1,14 @@
-//! SIGTERM and SIGINT: the first asks for the graceful stop, the second does not wait for it.
+//! SIGTERM and SIGINT: the first requests a graceful stop, the second exits at once.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise;
 
-/// Exit code of a node that was told twice to stop.
+/// Exit code of a node that received a second signal.
 const STOPPED_HARD: i32 = 1;
 
-/// The returned token is cancelled by the first signal.
+/// Returns a token that the first signal cancels.
 pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate())?;

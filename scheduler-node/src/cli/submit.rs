@@ -1,4 +1,4 @@
-//! `duetime submit`: one task from the command line, or many from a file.
+//! `duetime submit`: submits one task from the command line, or many from a file.
 
 mod batch;
 
@@ -19,53 +19,54 @@ use super::{
     task::{Due, json_text, moved},
 };
 
-/// No configuration allows a larger payload (1 MiB); what is read beyond it is refused by the node.
+/// No configuration allows a larger payload than 1 MiB; the node refuses anything beyond.
 const READ_BYTES: u64 = 2 << 20;
 
-/// The task, or where many are.
+/// The task, or the file with many.
 #[derive(Debug, Args)]
 pub struct Wish {
-    /// The queue the task is for.
+    /// Queue of the task.
     #[arg(required_unless_present = "batch")]
     queue: Option<String>,
-    /// The message's body, as JSON.
+    /// Body of the message, as JSON.
     #[arg(long, value_name = "JSON", value_parser = json_text, group = "body")]
     payload: Option<Box<RawValue>>,
     /// File with the message's body, `-` for standard input: JSON, or any bytes with --content-type.
     #[arg(long, value_name = "FILE", group = "body")]
     payload_file: Option<PathBuf>,
-    /// The message's body, any bytes in base64.
+    /// Body of the message, any bytes in base64.
     #[arg(long, value_name = "BASE64", group = "body")]
     data_base64: Option<String>,
-    /// What the body is, when it is not JSON.
+    /// Media type of a body that is not JSON.
     #[arg(long, value_name = "TYPE", conflicts_with = "payload")]
     content_type: Option<String>,
     #[command(flatten)]
     due: Due,
-    /// 1 (first) to 5.
+    /// Priority, from 1 (first) to 5.
     #[arg(long, value_name = "1-5")]
     priority: Option<i16>,
-    /// Tasks with the same one live on one shard.
+    /// Tasks with the same partition key live on one shard.
     #[arg(long, value_name = "KEY")]
     partition_key: Option<String>,
-    /// Business key: at most one task that is not finished has it, in its queue and partition.
+    /// Business key: at most one unfinished task has it, in its queue and partition.
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Of the key; counts with --on-duplicate version.
+    /// Version of the key; used with --on-duplicate version.
     #[arg(long, value_name = "NUMBER", requires = "key")]
     key_version: Option<i64>,
-    /// When the key is there already: keep, reject, replace or version.
+    /// What to do when the key exists already: keep, reject, replace or version.
     #[arg(long, value_name = "MODE", requires = "key")]
     on_duplicate: Option<String>,
-    /// A task that has to succeed first, by its key or as QUEUE/KEY, of the same partition; can be given again.
+    /// A task that has to succeed first, by its key or as QUEUE/KEY, in the same partition; can be given again.
     #[arg(long = "depends-on", value_name = "KEY")]
     depends_on: Vec<String>,
     #[arg(long, value_name = "NUMBER")]
     max_attempts: Option<i32>,
-    /// How long a delivered attempt may be silent (--timeout is how long this command waits for its answer).
+    /// How long a delivered attempt may go without a report (--timeout is how long this command waits for its
+    /// answer).
     #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
     attempt_timeout: Option<i64>,
-    /// Not claimed so long from now: it expires and is never delivered.
+    /// The task expires if it is not claimed within this time, and is never delivered.
     #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
     expires_in: Option<i64>,
     /// Header of the message; can be given again.
@@ -82,7 +83,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A task as it is sent.
+/// The request for one task.
 #[derive(Debug, Serialize)]
 struct Task<'a> {
     queue: &'a str,
@@ -114,7 +115,7 @@ struct Task<'a> {
     headers: BTreeMap<&'a str, &'a str>,
 }
 
-/// A task that has to succeed first.
+/// A dependency: a task that has to succeed first.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Other<'a> {
@@ -123,13 +124,13 @@ enum Other<'a> {
 }
 
 impl<'a> Other<'a> {
-    /// A queue's name has no slash.
+    /// Splits at a slash, which no queue's name has.
     fn of(text: &'a str) -> Self {
         text.split_once('/').map_or(Self::Key(text), |(queue, key)| Self::Named { queue, key })
     }
 }
 
-/// What the consumer gets.
+/// The body of the message.
 #[derive(Debug, Default, Serialize)]
 struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]

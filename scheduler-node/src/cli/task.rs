@@ -1,4 +1,4 @@
-//! One task, or several by their ids: shown, cancelled, moved, run, retried, reported.
+//! Commands on one task, or on several by id: get, cancel, move, run, retry, result.
 
 mod sheet;
 
@@ -26,7 +26,7 @@ use crate::clock;
 /// One task.
 #[derive(Debug, Args)]
 pub struct One {
-    /// The task's id, as the answer to its submission had it.
+    /// The task's id, from the answer to its submission.
     #[arg(required_unless_present = "key", conflicts_with = "key")]
     id: Option<TaskId>,
     #[command(flatten)]
@@ -43,16 +43,16 @@ pub struct Many {
     key: ByKey,
 }
 
-/// The newest task with a business key, instead of one by its id.
+/// Names the newest task with a business key, instead of one by its id.
 #[derive(Debug, Args)]
 struct ByKey {
-    /// The queue of a task that is named by its key.
+    /// Queue of a task that is named by its key.
     #[arg(long, value_name = "NAME", requires = "key")]
     queue: Option<String>,
     /// The task's business key, instead of its id.
     #[arg(long, value_name = "KEY", requires = "queue")]
     key: Option<String>,
-    /// The partition key beside it, where the task has one.
+    /// The partition key beside the business key, if the task has one.
     #[arg(long, value_name = "KEY", requires = "key")]
     partition_key: Option<String>,
 }
@@ -64,7 +64,7 @@ impl ByKey {
         Request::get(&["v1", "queues", queue, "keys", key]).query(partition)
     }
 
-    /// Which task that is at the moment.
+    /// Looks up the id of the task that has the key now.
     async fn find(&self, client: &Client) -> Result<TaskId, Error> {
         Ok(client.ask(&self.request()).await?.read::<TaskView>()?.id)
     }
@@ -80,7 +80,7 @@ impl One {
     }
 }
 
-/// Where a task is moved to.
+/// The new due time of a task.
 #[derive(Debug, Args)]
 pub struct Move {
     #[command(flatten)]
@@ -89,11 +89,11 @@ pub struct Move {
     due: Due,
 }
 
-/// When a task is due: so far from now, or at a moment.
+/// A due time: a delay from now, or a moment.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(super) struct Due {
-    /// So long from now: 30s, 5m, 2h, 1day.
+    /// This long from now: 30s, 5m, 2h, 1day.
     #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
     pub(super) delay: Option<i64>,
     /// At this moment: RFC 3339, or Unix milliseconds.
@@ -101,15 +101,15 @@ pub(super) struct Due {
     pub(super) at: Option<UnixMicros>,
 }
 
-/// What became of an attempt.
+/// A report on an attempt.
 #[derive(Debug, Args)]
 pub struct Report {
     #[command(flatten)]
     task: One,
-    /// Which attempt it is about, as the message's header `duetime-attempt` says.
+    /// Number of the attempt, from the message's header `duetime-attempt`.
     #[arg(long, value_name = "NUMBER")]
     attempt: i32,
-    /// How the attempt stands.
+    /// Status of the attempt.
     #[arg(long, value_enum)]
     status: Status,
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
@@ -119,31 +119,31 @@ pub struct Report {
     /// The result itself, as JSON.
     #[arg(long, value_name = "JSON", value_parser = json_text)]
     result: Option<Box<RawValue>>,
-    /// Try again so long from now, whatever the queue's policy says.
+    /// Try again after this long, whatever the queue's policy says.
     #[arg(long, value_name = "TIME", value_parser = moment::duration_ms)]
     retry_in: Option<i64>,
-    /// How far it is, in per cent.
+    /// Progress, in per cent.
     #[arg(long, value_name = "PERCENT")]
     progress: Option<i16>,
-    /// Who works on it.
+    /// Name of the worker.
     #[arg(long, value_name = "NAME")]
     worker: Option<String>,
 }
 
-/// The statuses as they are spelled on the command line and in the request.
+/// The statuses, as the command line and the request spell them.
 #[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 enum Status {
     Succeeded,
-    /// To be tried again, if attempts are left.
+    /// Try again, if attempts are left.
     Failed,
-    /// Still at it: moves the deadline.
+    /// Still working: extends the deadline.
     Running,
     /// Not worth another attempt.
     Discard,
 }
 
-/// Text that is JSON, kept byte for byte.
+/// Parses JSON and keeps it byte for byte.
 pub(super) fn json_text(text: &str) -> Result<Box<RawValue>, String> {
     RawValue::from_string(text.to_owned()).map_err(|error| format!("not JSON: {error}; a text has quotes of its own"))
 }
@@ -192,7 +192,7 @@ pub(super) async fn report(asked: &Asked<Report>) -> Result<(), Error> {
     asked.print(&client.ask(&request).await?, moved)
 }
 
-/// A report as it is sent.
+/// The body of a report.
 #[derive(Serialize)]
 struct Body<'a> {
     attempt: i32,
@@ -226,8 +226,8 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Asks for each task in turn. One that is refused does not keep the others from being asked; a node that cannot be
-/// reached does.
+/// Sends one request for each task in turn. After a refusal it goes on with the next task; it stops when no node can
+/// be reached.
 async fn each(
     asked: &Asked<Many>,
     request: impl for<'i> Fn(&'i str) -> Request<'i>,
@@ -278,7 +278,7 @@ fn cancelled(answer: &Answer) -> Result<String, Error> {
     Ok(format!("{id}  {}", outcome.as_str().unwrap_or_default()))
 }
 
-/// The task after something was done to it, on one line.
+/// One line about the task as the action left it.
 pub(super) fn moved(answer: &Answer) -> Result<String, Error> {
     let task: TaskView = answer.read()?;
     Ok(receipt(&task, clock::now()))

@@ -1,4 +1,4 @@
-//! `duetime token`: makes tokens, for the configuration or over the API, shows and revokes them.
+//! `duetime token`: makes tokens, for the configuration or over the API, and lists and revokes them.
 
 use clap::{Args, Subcommand, ValueEnum};
 use common::{
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{access::fresh_token, clock};
 
-/// What is to be done about tokens; nothing said is `new`.
+/// The subcommand; without one, `new`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Wish {
@@ -32,26 +32,26 @@ pub struct Wish {
     new: New,
 }
 
-/// What is to be done about tokens.
+/// The subcommands that act on tokens.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a token and the section of the configuration that lets it in. Asks no node.
+    /// Make a token, and the section of the configuration that lets it in. Needs no running node.
     #[command(after_help = "Example:\n  duetime token new --name ops --role operator")]
     New(New),
-    /// Make a token that is in force on every node within a second, and print it this once.
+    /// Make a token that is valid on every node within a second, and print it this once.
     #[command(after_help = "Examples:\n  duetime token create shop --role producer --queue 'shop.*'\n  \
                             duetime token create visitor --role viewer --expires-after 8h\n  \
                             duetime token create tenant --role producer --queue 'tenant.*' --max-pending 100000")]
     Create(Asked<Create>),
-    /// List tokens, newest first; never the tokens themselves.
+    /// List tokens, newest first; the secrets themselves are never shown.
     #[command(after_help = "Example:\n  duetime token list")]
     List(Asked<Page>),
-    /// Revoke a token; it opens nothing on any node within a second.
+    /// Revoke a token; within a second every node refuses it.
     #[command(after_help = "Example:\n  duetime token revoke shop")]
     Revoke(Asked<One>),
 }
 
-/// Whom a token of the configuration is for.
+/// A token for the configuration.
 #[derive(Debug, Args)]
 struct New {
     /// Who will hold the token; default: the role.
@@ -64,7 +64,7 @@ struct New {
     output: Output,
 }
 
-/// Whom a token is for, and what of.
+/// A token made over the API.
 #[derive(Debug, Args)]
 struct Create {
     #[command(flatten)]
@@ -72,10 +72,10 @@ struct Create {
     /// What the holder may do.
     #[arg(long, value_enum)]
     role: RoleName,
-    /// A queue it is for, or the start of several and `*`; can be given again. Without: all queues.
+    /// A queue that the token is for, or a prefix and `*`; can be given again. Default: all queues.
     #[arg(long = "queue", value_name = "NAME")]
     queues: Vec<String>,
-    /// It opens nothing any more after this: 8h, 90days.
+    /// Expire the token after this time: 8h, 90days.
     #[arg(long, value_name = "LENGTH", value_parser = moment::duration_ms)]
     expires_after: Option<i64>,
     #[command(flatten)]
@@ -85,19 +85,19 @@ struct Create {
 /// Limits of a token. All but the first count everything in its queues, no matter which caller made it.
 #[derive(Debug, Args)]
 struct LimitArgs {
-    /// Requests a second that each node answers it.
+    /// Most requests a second that each node accepts with it.
     #[arg(long, value_name = "COUNT")]
     max_requests_per_second: Option<u32>,
-    /// Tasks that are not finished.
+    /// Most unfinished tasks.
     #[arg(long, value_name = "COUNT")]
     max_pending: Option<i64>,
-    /// Bytes of the payloads and headers of these tasks.
+    /// Most bytes of these tasks' payloads and headers.
     #[arg(long, value_name = "BYTES")]
     max_pending_bytes: Option<i64>,
-    /// Queues.
+    /// Most queues.
     #[arg(long, value_name = "COUNT")]
     max_queues: Option<i64>,
-    /// Schedules.
+    /// Most schedules.
     #[arg(long, value_name = "COUNT")]
     max_schedules: Option<i64>,
 }
@@ -121,18 +121,18 @@ struct One {
     name: String,
 }
 
-/// A page of tokens.
+/// Which page of tokens.
 #[derive(Debug, Args)]
 struct Page {
-    /// How many at the most, up to 1000.
+    /// At most this many, up to 1000.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
     limit: u32,
-    /// Go on there: `next_cursor` of the page before.
+    /// Continue there: `next_cursor` of the page before.
     #[arg(long)]
     cursor: Option<String>,
 }
 
-/// The roles as they are spelled on the command line, each with what it may do.
+/// The roles, as the command line spells them, each with its permissions.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RoleName {
     /// Reads /metrics
@@ -165,7 +165,7 @@ impl From<RoleName> for Role {
     }
 }
 
-/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     check_name(text).map_err(|error| error.to_string())?;
     if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
@@ -185,7 +185,7 @@ pub async fn token(wish: &Wish) -> Result<(), Error> {
     }
 }
 
-/// Prints a new token. It is kept nowhere.
+/// Prints a new token, which is stored nowhere.
 fn new(wish: &New) -> Result<(), Error> {
     let token = fresh_token();
     let sha256: String = Sha256::digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! `duetime top`: the cluster at work, a picture a second.
+//! `duetime top`: a live view of the cluster, one picture a second.
 
 mod figures;
 mod picture;
@@ -31,35 +31,35 @@ use crate::clock;
 
 /// How often a picture is taken.
 const EVERY: Duration = Duration::from_secs(1);
-/// Rates and lateness are over what happened between so many pictures: few enough to be of now, many enough to be steady.
+/// Rates and lateness cover this many pictures: few enough to be current, many enough to be steady.
 const LOOKS: usize = 6;
-/// A node that has not answered by then is shown without figures; the others must not wait for it.
+/// A node that has not answered within this time is shown without figures; the others must not wait for it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// How to look.
+/// How to watch.
 #[derive(Debug, Args)]
 pub struct Wish {
-    /// One picture, of the second that follows, and end.
+    /// Print one picture, of the second that follows, and end.
     #[arg(long)]
     once: bool,
 }
 
-/// One look at every node.
+/// One sample of every node.
 #[derive(Debug)]
 struct Look {
     taken: Instant,
-    /// By the node's name.
+    /// Figures by the node's name.
     figures: BTreeMap<String, Figures>,
 }
 
-/// Takes pictures.
+/// Takes the samples.
 #[derive(Debug)]
 struct Watch {
     client: Client,
-    /// Whose node each address is, where several were given.
+    /// The node's name for each address, when several were given.
     names: BTreeMap<Url, String>,
     looks: VecDeque<Look>,
-    /// Why a node has no figures.
+    /// Why some nodes have no figures.
     notes: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ async fn stream(mut watch: Watch) -> Result<(), Error> {
     }
 }
 
-/// Draws until the person has seen enough. A cluster that cannot be reached is waited for.
+/// Draws until the person quits. Keeps trying a cluster that cannot be reached.
 async fn live(mut watch: Watch) -> Result<(), Error> {
     let mut last = watch.look().await?.text();
     let mut screen = Screen::open().map_err(Error::Terminal)?;
@@ -134,8 +134,8 @@ impl Watch {
         Ok(Picture::of(clock::now(), &report, newest.unwrap_or(&BTreeMap::new()), &growth, &self.notes))
     }
 
-    /// The addresses that were given, when there are several: they are the nodes. Of a single one, where the cluster says its
-    /// nodes are.
+    /// The nodes to sample. Several addresses given are the nodes; for a single one, the cluster's report names the
+    /// nodes' addresses.
     async fn nodes(&mut self, report: &ClusterReport) -> Vec<(String, Url)> {
         if self.client.nodes().len() > 1 {
             return self.given().await;
@@ -154,7 +154,8 @@ impl Watch {
         nodes
     }
 
-    /// Nobody was asked whether the token may go there: not where others can read it.
+    /// Whether the token may be sent to a node that the caller did not name: never over a connection that others can
+    /// read.
     fn may_know_the_token(&self, node: &Url) -> bool {
         !self.client.has_token() || self.client.nodes().contains(node) || !is_readable_on_the_way(node)
     }
@@ -180,7 +181,7 @@ async fn figures_of(client: &Client, url: &Url) -> Result<Figures, Error> {
     Ok(Figures::read(&client.ask_at(url, &Request::get(&["metrics"])).await?.text))
 }
 
-/// What grew on all nodes since the oldest look that has them.
+/// The growth on all nodes since each node's oldest sample.
 fn growth(looks: &VecDeque<Look>) -> Growth {
     let (Some(oldest), Some(newest)) = (looks.front(), looks.back()) else { return Growth::default() };
     let mut growth = Growth::over(newest.taken.duration_since(oldest.taken));

@@ -1,4 +1,4 @@
-//! `[amqp]`: the broker that due tasks are handed to.
+//! `[amqp]`: the broker that receives due tasks.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,19 @@ use serde::Deserialize;
 
 use super::{complaint::Complaints, link::Link, read, tls};
 
-/// How RabbitMQ is reached.
+/// How to reach RabbitMQ.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Amqp {
     #[serde(deserialize_with = "read::secret")]
     pub url: SecretString,
-    /// PEM of the authority that signed the broker's certificate. `None`: those the system trusts.
+    /// PEM of the authority that signed the broker's certificate. `None`: the system's trusted authorities.
     pub ca_file: Option<PathBuf>,
     /// PEM of the client's certificate and key: both or neither.
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
-    /// Whether reports and submissions may come by the names of their queues, past the exchange `duetime.in`.
+    /// Whether reports and submissions may use the default exchange, by queue name, instead of the exchange
+    /// `duetime.in`.
     #[serde(default = "open")]
     pub default_door: bool,
 }
@@ -28,12 +29,12 @@ const fn open() -> bool {
 }
 
 impl Amqp {
-    /// Where it is, fit for a log: the URL without password and options.
+    /// The broker's address, fit for a log: the URL without password and options.
     pub fn place(&self) -> String {
         Link::parse(self.url.expose_secret()).map(|link| link.to_string()).unwrap_or_default()
     }
 
-    /// What works and is unwise.
+    /// A warning about settings that work but are insecure.
     pub fn warning(&self) -> Option<String> {
         let link = Link::parse(self.url.expose_secret())?;
         let is_clear = link.scheme == "amqp" && link.has_password && !link.is_loopback();

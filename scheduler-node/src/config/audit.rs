@@ -1,13 +1,13 @@
-//! `[audit]`: how long it is known who did what.
+//! `[audit]`: how long the audit is kept.
 
 use serde::Deserialize;
 
 use super::complaint::Complaints;
 
-/// Ten years: what any rule asks for.
+/// Ten years: no common rule asks for more.
 const LONGEST_DAYS: u32 = 3_660;
 
-/// The audit of the first database. The longest that any node says does not count: the shortest does.
+/// Retention of the audit, which lives in the first database. If nodes differ, the shortest retention applies.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Audit {

@@ -1,4 +1,4 @@
-//! `[auth]`: who may do what. Tokens are kept only as their SHA-256.
+//! `[auth]`: who may do what. Tokens are stored only as their SHA-256.
 
 pub use common::access::Role;
 use common::{
@@ -14,22 +14,23 @@ use super::{
     read,
 };
 
-/// Who is let in. Neither a token nor a provider: nobody is asked, which is allowed on loopback only.
+/// Tokens and the identity provider. With neither, every caller is let in unauthenticated, which is allowed on
+/// loopback only.
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
     pub token: Vec<Token>,
-    /// Who signs people in to the console, beside the tokens.
+    /// The identity provider that signs people in to the console, beside the tokens.
     pub oidc: Option<Oidc>,
 }
 
 impl Auth {
-    /// Whether nobody could be asked who he is.
+    /// Whether there is no way to authenticate a caller.
     pub fn is_empty(&self) -> bool {
         self.token.is_empty() && self.oidc.is_none()
     }
 }
 
-/// One token. The token itself is 256 random bits, so a plain hash of it cannot be searched.
+/// One token. It holds 256 random bits, so a search cannot recover it from a plain hash.
 #[derive(Clone, Debug)]
 pub struct Token {
     pub name: String,
@@ -39,7 +40,7 @@ pub struct Token {
     pub sha256: [u8; 32],
 }
 
-/// As it stands in the file.
+/// The section as the file has it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Written {
@@ -52,16 +53,16 @@ pub(super) struct Written {
 struct WrittenToken {
     name: String,
     role: Role,
-    /// Absent: all.
+    /// Absent: all queues.
     #[serde(default, deserialize_with = "read::maybe_list")]
     queues: Option<Vec<String>>,
-    /// Absent: none of its own.
+    /// Absent: no limits of its own.
     #[serde(default)]
     limits: LimitsRequest,
     sha256: String,
 }
 
-/// Checks the tokens. What is returned may be used only when nothing was complained about.
+/// Checks the tokens. The result may be used only when there is no complaint.
 pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
     let mut token: Vec<Token> = Vec::with_capacity(written.token.len());
     for (index, written) in written.token.into_iter().enumerate() {
@@ -116,7 +117,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
     Auth { token, oidc: written.oidc.map(|written| oidc::settle(written, complaints)) }
 }
 
-/// The queues that something is for, as they are written under `key`.
+/// Parses the queue patterns under `key`.
 pub(super) fn scope(written: Option<Vec<String>>, key: String, complaints: &mut Complaints) -> Scope {
     Scope::of(written).unwrap_or_else(|error| {
         complaints.add(key, error.detail);
@@ -124,7 +125,7 @@ pub(super) fn scope(written: Option<Vec<String>>, key: String, complaints: &mut 
     })
 }
 
-/// The SHA-256 of the empty text: what a script computes when its variable was not set.
+/// The SHA-256 of the empty text, which a script computes when its variable was not set.
 const EMPTY: [u8; 32] = [
     0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41,
     0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,

@@ -1,17 +1,18 @@
-//! What is wrong with a configuration. Everything is gathered before anything is said, so that one start shows every mistake.
+//! Mistakes in a configuration. All of them are collected before any is reported, so that one start shows every
+//! mistake.
 
 use std::{collections::BTreeMap, fmt};
 
-/// One thing wrong: the key and a sentence that says what is wrong with it and what to do.
+/// One mistake: the key, and a sentence that says what is wrong and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {
     pub key: String,
     pub problem: String,
-    /// The environment variable the value came from, where it did.
+    /// The environment variable that set the value, if one did.
     pub variable: Option<String>,
 }
 
-/// Everything wrong, each key once: what follows from a first mistake need not be said as well.
+/// All mistakes, each key once: a mistake that follows from an earlier one is not reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Complaints(Vec<Complaint>);
 
@@ -30,7 +31,7 @@ impl Complaints {
         }
     }
 
-    /// Whether `key` is in trouble already.
+    /// Whether `key` has a complaint already.
     pub(super) fn about(&self, key: &str) -> bool {
         self.0.iter().any(|complaint| complaint.key == key)
     }

@@ -1,8 +1,8 @@
-//! `[console]`: what the pages for a person's browser show.
+//! `[console]`: what the console's pages show.
 
 use serde::Deserialize;
 
-/// What is shown there.
+/// Settings of the console.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Console {

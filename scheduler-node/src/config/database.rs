@@ -1,4 +1,4 @@
-//! `[[database]]`: the PostgreSQL databases that hold the tasks, each its range of the shards.
+//! `[[database]]`: the PostgreSQL databases that hold the tasks, each with its range of the shards.
 
 use common::{
     ids::DatabaseName,
@@ -9,27 +9,28 @@ use serde::Deserialize;
 
 use super::{complaint::Complaints, link::Link, node::is_plain_name, read};
 
-/// How many shards there are when a single database does not say which it holds.
+/// The number of shards when a single database does not state its range.
 const SHARD_COUNT: u32 = 128;
 
-/// One PostgreSQL and the shards it holds.
+/// One PostgreSQL database and the shards it holds.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub name: DatabaseName,
     pub url: SecretString,
     pub shards: ShardRange,
-    /// Connections this node opens to it at most. A half is for dispatching, a quarter for writes, a quarter for reads.
+    /// Most connections that this node opens to it. Half of them are for dispatching, a quarter for writes, a quarter
+    /// for reads.
     pub max_connections: u32,
 }
 
 impl Database {
-    /// Where it is, fit for a log: the URL without password and options.
+    /// The database's address, fit for a log: the URL without password and options.
     pub fn place(&self) -> String {
         Link::parse(self.url.expose_secret()).map(|link| link.to_string()).unwrap_or_default()
     }
 }
 
-/// As it stands in the file. What is left out depends on how many there are.
+/// The section as the file has it. The default of an omitted field depends on the number of databases.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
@@ -46,15 +47,15 @@ fn main() -> String {
     "main".to_owned()
 }
 
-/// Three nodes keep within the 100 that PostgreSQL allows by default.
+/// Three nodes stay within the 100 connections that PostgreSQL allows by default.
 const fn twenty() -> u32 {
     20
 }
 
-/// The smallest number that leaves two connections to dispatching and one each to writes and reads.
+/// The smallest number that leaves two connections for dispatching and one each for writes and reads.
 const CONNECTIONS_LEAST: u32 = 4;
 
-/// Checks each database and all of them together. What is returned may be used only when nothing was complained about.
+/// Checks each database, and all of them together. The result may be used only when there is no complaint.
 pub(super) fn settle(written: Vec<Written>, complaints: &mut Complaints) -> Vec<Database> {
     if written.is_empty() && !complaints.about("database") {
         complaints.add("database", "is missing; add a [[database]] with a url");
@@ -121,7 +122,7 @@ fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> Strin
     );
 }
 
-/// Together the databases hold every shard from 0 on exactly once.
+/// Checks that the databases together hold every shard from 0 on exactly once.
 fn check_cover(databases: &[Database], complaints: &mut Complaints) {
     let ranges: Vec<_> = databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
     let count = ranges.iter().map(|(_, range)| u32::from(range.last().number()) + 1).max().unwrap_or(0);

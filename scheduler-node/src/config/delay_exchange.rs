@@ -1,4 +1,4 @@
-//! `[[delay_exchange]]`: exchanges whose messages wait here on their way to another one.
+//! `[[delay_exchange]]`: exchanges whose messages Duetime holds before they go on to another exchange.
 
 use common::{
     queue::Unroutable,
@@ -8,22 +8,22 @@ use serde::Deserialize;
 
 use super::complaint::Complaints;
 
-/// AMQP allows 255 bytes; the queue behind the exchange has its name after a prefix of ours.
+/// AMQP allows 255 bytes; the name of the queue behind the exchange is this name after a prefix.
 const MAX_NAME_BYTES: usize = 200;
 const MAX_TARGET_BYTES: usize = 255;
-/// Each costs every node a channel; the broker allows some two thousand on a connection.
+/// Each exchange costs every node a channel, and the broker allows some two thousand on a connection.
 const MAX_EXCHANGES: usize = 256;
 
-/// One exchange with delays, and where its messages go.
+/// An exchange for delayed messages, and the target of its messages.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DelayExchange {
     pub name: String,
     #[serde(rename = "type", default = "topic")]
     pub kind: ExchangeType,
-    /// Not declared by us: the application's own.
+    /// The exchange that receives the messages. It belongs to the application; Duetime does not declare it.
     pub deliver_to: String,
-    /// What becomes of a message that `deliver_to` has no queue for.
+    /// What happens to a message for which `deliver_to` has no bound queue.
     #[serde(default = "set_aside")]
     pub unroutable: Unroutable,
 }

@@ -1,4 +1,4 @@
-//! `[etcd]`: where the cluster keeps who is alive, who leads and who should own what.
+//! `[etcd]`: where the cluster keeps its members, its master and the assignment of shards.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,20 +7,20 @@ use serde::Deserialize;
 
 use super::{complaint::Complaints, link::Link, read, tls};
 
-/// How etcd is reached, and how long its leases last.
+/// How to reach etcd, and how long its leases last.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Etcd {
     #[serde(deserialize_with = "read::list")]
     pub endpoints: Vec<String>,
-    /// Under which every key of this cluster lies. Begins with a slash and does not end with one.
+    /// The prefix of every key of this cluster. It begins with a slash and does not end with one.
     pub prefix: String,
-    /// Silence after which a node counts as gone. Whole seconds.
+    /// A node counts as gone after this much silence. Whole seconds.
     pub lease_ttl_ms: u64,
     pub username: Option<String>,
     #[serde(deserialize_with = "read::maybe_secret")]
     pub password: Option<SecretString>,
-    /// PEM of the authority that signed the servers' certificates. `None`: those the system trusts.
+    /// PEM of the authority that signed the servers' certificates. `None`: the system's trusted authorities.
     pub ca_file: Option<PathBuf>,
     /// PEM of the client's certificate and key: both or neither.
     pub cert_file: Option<PathBuf>,

@@ -7,9 +7,9 @@ use super::{Complaints, Config, Link, oidc, tree::Tree};
 /// Separates the file from the environment, which has one `NAME=value` a line.
 const ENVIRONMENT: &str = "\n---\n";
 
-/// A configuration is read or refused, and what a log shows of it is one line.
+/// The node reads or refuses a configuration, and its summary for the log is one line.
 pub fn config(text: &str) {
-    // Files with secrets are really opened, and a device or a pipe never ends.
+    // Keys that name a file of a secret really open it, and a device or a pipe never ends.
     let opens_files = ["_file", "\\u"].iter().any(|part| text.to_lowercase().contains(part));
     if opens_files {
         return;
@@ -29,7 +29,7 @@ pub fn config(text: &str) {
     }
 }
 
-/// What a log shows of a URL reads back as the same URL without its password.
+/// A URL as a log shows it parses as the same URL without its password.
 pub fn link(url: &str) {
     oidc::is_safe(url);
     Link::fault(url, &["amqp", "amqps", "http", "https", "postgres"]);

@@ -6,22 +6,22 @@ use serde::Deserialize;
 
 use super::{auth::Auth, complaint::Complaints, link::Link, read};
 
-/// Where the API listens, and what others should call it.
+/// The address that the API listens on, and the URL that others use.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Http {
-    /// Port 0 takes a free one.
+    /// Port 0 picks a free one.
     #[serde(deserialize_with = "read::address")]
     pub listen: SocketAddr,
-    /// Base URL without a slash at its end, as other nodes and people see it.
+    /// Base URL without a trailing slash, as other nodes and people see it.
     pub advertise: Option<String>,
-    /// Connections that are open at one time.
+    /// Most open connections.
     pub max_connections: usize,
-    /// Of these, connections from one address.
+    /// Most open connections from one address; they count towards `max_connections` too.
     pub max_connections_per_address: usize,
-    /// Requests a second of each caller on each node; 0: no limit.
+    /// Most requests a second of each caller on each node; 0: no limit.
     pub max_requests_per_second: u32,
-    /// PEM of the node's certificate with its chain; with `key_file` the API and the console speak TLS only.
+    /// PEM of the node's certificate with its chain. With `key_file`, the API and the console speak TLS only.
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
 }
@@ -32,7 +32,7 @@ impl Default for Http {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             advertise: None,
             max_connections: 4_096,
-            // A proxy that stands before all clients keeps some hundred open.
+            // A proxy in front of all clients keeps several hundred connections open.
             max_connections_per_address: 1_024,
             max_requests_per_second: 0,
             cert_file: None,
@@ -45,11 +45,11 @@ impl Default for Http {
 const CONNECTIONS_MAX: usize = 100_000;
 
 impl Http {
-    /// The base URL that others see, once the listener is `bound`.
+    /// The base URL for others, once the listener is `bound`.
     pub fn advertised(&self, bound: SocketAddr, host: &str) -> String {
         match &self.advertise {
             Some(url) => url.trim_end_matches('/').to_owned(),
-            // Listening everywhere names no place; the host's own name is the best there is.
+            // An unspecified address names no host, so the host's own name is the best there is.
             None if bound.ip().is_unspecified() => format!("{}://{host}:{}", self.scheme(), bound.port()),
             None => format!("{}://{bound}", self.scheme()),
         }

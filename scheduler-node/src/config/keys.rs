@@ -1,4 +1,4 @@
-//! Every key there is, as `duetime node --help` lists them. A test holds this table against the structs that are read.
+//! Every key of the configuration, as `duetime node --help` lists them. A test compares this table with the structs.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use std::fmt::Write;
 pub struct Key {
     /// `section.name`; `[]` stands where a section repeats.
     pub path: &'static str,
-    /// As it would be written in the file; empty when the key must be given or is off.
+    /// The default, as the file would write it; empty when the key is required or off.
     pub default: &'static str,
     pub meaning: &'static str,
 }
@@ -16,11 +16,12 @@ const fn key(path: &'static str, default: &'static str, meaning: &'static str) -
     Key { path, default, meaning }
 }
 
-/// Where a secret may be read from a file instead: `<key>_file` names the file.
+/// Secrets that may come from a file instead: `<key>_file` names the file.
 pub const SECRETS: &[&str] =
     &["etcd.password", "database[].url", "amqp.url", "telemetry.otlp_headers", "auth.oidc.client_secret"];
 
-/// Variables of OpenTelemetry, and the keys that they stand for where nothing else says them. The first that is set counts.
+/// OpenTelemetry's variables and the keys that they set when nothing else does. The first variable that is set
+/// counts.
 pub const STANDARD: &[(&str, &str)] = &[
     ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "telemetry.otlp_endpoint"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "telemetry.otlp_endpoint"),
@@ -165,13 +166,13 @@ pub const KEYS: &[Key] = &[
 ];
 
 impl Key {
-    /// The variable that overrides it: `DUETIME_SECTION__NAME`, with the index where a section repeats.
+    /// The variable that overrides the key: `DUETIME_SECTION__NAME`, with an index if the section repeats.
     pub fn variable(&self) -> String {
         format!("DUETIME_{}", self.path.replace("[]", "__0").replace('.', "__").to_uppercase())
     }
 }
 
-/// The table for a person: key, default, variable and meaning.
+/// The table as text: key, default, variable and meaning.
 pub fn table() -> String {
     let mut text = String::from(
         "Configuration keys, with defaults. The file is TOML; a variable of the environment wins over it.\n\

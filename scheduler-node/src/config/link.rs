@@ -1,24 +1,24 @@
-//! What a connection URL says, without what must stay secret.
+//! A connection URL without its secrets.
 
 use std::fmt;
 
 use crate::address::is_loopback;
 
-/// The parts of `scheme://user:password@host:port/path?query` that are fit for a log. Display leaves out the password and
-/// the query, which may carry one as well.
+/// The parts of `scheme://user:password@host:port/path?query` that are fit for a log. Display leaves out the
+/// password, and the query, which may carry a password too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub scheme: String,
     pub user: Option<String>,
     pub has_password: bool,
-    /// With its port, where one is given.
+    /// With its port, if one is given.
     pub host: String,
-    /// With the leading slash, empty when there is none.
+    /// With the leading slash; empty when there is none.
     pub path: String,
 }
 
 impl Link {
-    /// `None` when the text has no scheme, or holds what no URL holds.
+    /// `None` when the text has no scheme, or holds a character that no URL may hold.
     pub fn parse(url: &str) -> Option<Self> {
         if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return None;
@@ -43,7 +43,7 @@ impl Link {
         })
     }
 
-    /// What is wrong with `url` as one of `schemes`, as the end of a sentence that begins with its key.
+    /// The mistake in `url` as one of `schemes`, as the end of a sentence that begins with its key.
     pub(super) fn fault(url: &str, schemes: &[&str]) -> Option<String> {
         let wanted = schemes.iter().map(|scheme| format!("{scheme}://")).collect::<Vec<_>>().join(" or ");
         match Self::parse(url) {
@@ -58,7 +58,7 @@ impl Link {
         }
     }
 
-    /// Whether it leads to this very machine.
+    /// Whether the host is this machine.
     pub fn is_loopback(&self) -> bool {
         let host = match self.port() {
             Some(port) => &self.host[..self.host.len() - port.len() - 1],

@@ -1,8 +1,9 @@
-//! What the node is told before it starts. Defaults, then a TOML file, then variables `DUETIME_SECTION__NAME`; secrets also
-//! from files (`*_file`). One file a section.
+//! The node's configuration: defaults, then a TOML file, then variables `DUETIME_SECTION__NAME`. Secrets may also
+//! come from files (`*_file`). Each section has its own file here.
 //!
-//! Everything is checked at once, relations between values too, and every mistake is shown, each as one sentence that names
-//! its key. Connecting to anything is absent on purpose: that a thing cannot be reached is no mistake of the configuration.
+//! All values are checked at once, relations between them included. Every mistake is reported as one sentence that
+//! names its key. This module connects to nothing on purpose: an unreachable server is no mistake of the
+//! configuration.
 
 pub mod amqp;
 pub mod audit;
@@ -54,10 +55,10 @@ pub use self::{
     telemetry::Telemetry,
 };
 
-/// More mistakes than this are not looked for.
+/// The search for mistakes ends at this many.
 const MISTAKES_MAX: usize = 200;
 
-/// Everything the node is told. Debug shows no secret.
+/// The whole configuration. Debug shows no secret.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node: Node,
@@ -75,7 +76,7 @@ pub struct Config {
     pub telemetry: Telemetry,
 }
 
-/// Why there is no configuration.
+/// Why there is no valid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the configuration file {}", path.display())]
@@ -91,7 +92,7 @@ pub enum Error {
     Refused(Complaints),
 }
 
-/// All sections as they are written.
+/// All sections as the file has them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -121,12 +122,12 @@ struct Written {
 }
 
 impl Config {
-    /// Reads the file, if there is one, and the process's environment.
+    /// Reads the file, if there is one, and the environment of the process.
     pub fn load(file: Option<&Path>) -> Result<Self, Error> {
         Self::read(file, environment())
     }
 
-    /// Only what a consumer is told: where the broker is, and what to log. The other sections may be missing.
+    /// Reads only a consumer's settings: the broker's address and the logging. The other sections may be missing.
     pub fn load_for_consumer(file: Option<&Path>) -> Result<(Amqp, Telemetry), Error> {
         let mut complaints = Complaints::default();
         let mut tree = Tree::of(file, environment(), &mut complaints)?;
@@ -143,7 +144,7 @@ impl Config {
         }
     }
 
-    /// Reads the file, if there is one, and `environment` over it.
+    /// Reads the file, if there is one, with `environment` taking precedence.
     pub fn read(file: Option<&Path>, environment: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
         let mut complaints = Complaints::default();
         let tree = Tree::of(file, environment, &mut complaints)?;
@@ -159,12 +160,12 @@ impl Config {
         }
     }
 
-    /// How many shards there are in all databases together.
+    /// The number of shards in all databases together.
     pub fn shard_count(&self) -> u16 {
         self.databases.iter().map(|database| database.shards.last().number() + 1).max().unwrap_or(0)
     }
 
-    /// What works and is unwise, a sentence each: passwords that go over a network in the clear.
+    /// Warnings about settings that work but send passwords over a network in the clear, a sentence each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = self.amqp.warning().into_iter().collect();
         let is_clear = |url: &String| Link::parse(url).is_some_and(|link| link.scheme == "http" && !link.is_loopback());
@@ -174,7 +175,7 @@ impl Config {
         warnings
     }
 
-    /// What is in force, on one line, fit for a log: no passwords, no tokens.
+    /// The effective configuration on one line, fit for a log: no passwords, no tokens.
     pub fn redacted(&self) -> String {
         let mut line =
             format!("node={} etcd={} prefix={}", self.node.name, self.etcd.endpoints.join(","), self.etcd.prefix);
@@ -200,16 +201,16 @@ impl Config {
     }
 }
 
-/// The process's own. A variable that is not UTF-8 cannot be one of ours.
+/// The environment of the process. A variable that is not UTF-8 cannot be one of Duetime's.
 fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// Gives the values their types. A value that cannot have its type is complained about and left out, so that the next mistake
-/// comes to light as well.
+/// Gives the values their types. A value that does not fit its type becomes a complaint and is dropped, so that the
+/// next mistake comes to light as well.
 fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
     for _ in 0..MISTAKES_MAX {
-        // Lossy: a variable holds text, also where a number or a boolean is wanted.
+        // Lossy, because a variable holds text even where a number or a boolean is expected.
         let error = match Figment::from(Serialized::defaults(&tree.root)).extract_lossy::<Written>() {
             Ok(written) => return Some(written),
             Err(error) => error,
@@ -240,7 +241,7 @@ fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
     None
 }
 
-/// Why a value cannot have its type. What was found is told only where it cannot be a secret.
+/// Why a value does not fit its type. The message repeats the value only if it cannot be a secret.
 fn mismatch(path: &[String], kind: &Kind) -> String {
     let secret = path.last().is_some_and(|name| keys::SECRETS.iter().any(|key| key.rsplit('.').next() == Some(name)));
     match kind {
@@ -254,7 +255,7 @@ fn mismatch(path: &[String], kind: &Kind) -> String {
     }
 }
 
-/// The name of a type in words.
+/// The name of a type in plain words.
 fn plain(wanted: &str) -> &str {
     match wanted {
         "u32" | "u64" | "usize" => "a whole number, not negative",
@@ -267,7 +268,7 @@ fn plain(wanted: &str) -> &str {
     }
 }
 
-/// Checks what the values mean, each alone and in relation to the others.
+/// Checks the meaning of the values, each alone and in relation to the others.
 fn validate(written: Written, complaints: &mut Complaints) -> Config {
     written.node.check(complaints);
     written.etcd.check(complaints);

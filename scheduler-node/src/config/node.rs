@@ -1,15 +1,15 @@
-//! `[node]`: who this node is.
+//! `[node]`: this node's identity.
 
 use common::ids::NodeName;
 use serde::Deserialize;
 
 use super::complaint::Complaints;
 
-/// Who this node is to the others.
+/// This node's identity within the cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Node {
-    /// The same after a restart, and no other node's. Default: the host's name.
+    /// Stays the same over restarts and differs from every other node's. Default: the host's name.
     pub name: NodeName,
 }
 
@@ -29,12 +29,12 @@ impl Node {
     }
 }
 
-/// Whether `text` can stand in a key of etcd, a label of a metric and a log line as it is.
+/// Whether `text` needs no escaping in a key of etcd, a label of a metric and a log line.
 pub(super) fn is_plain_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// Empty when the host does not tell: then `node.name` must be given.
+/// Empty when the host's name is unknown: then `node.name` is required.
 fn host_name() -> String {
     ["/proc/sys/kernel/hostname", "/etc/hostname"]
         .iter()

@@ -11,25 +11,26 @@ use serde::Deserialize;
 
 use super::{auth::scope, complaint::Complaints, link::Link, read};
 
-/// Where the provider sends a browser back to: the one path there is for it.
+/// The path that the provider sends browsers back to; there is no other.
 pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
 
-/// Sessions are sealed with a key made from the secret, and whoever holds a session may try secrets on it for as long as he likes.
-/// Providers make longer ones.
+/// The shortest secret. Sessions are sealed with a key derived from it, and the holder of a session can try secrets
+/// on it without limit. Providers issue longer ones.
 const SECRET_CHARS: usize = 24;
 
-/// Without it there is no id token.
+/// The scope without which a provider issues no id token.
 const OPENID: &str = "openid";
 
 /// How people sign in, and what they may do then.
 #[derive(Clone, Debug)]
 pub struct Oidc {
-    /// As its tokens spell it.
+    /// The issuer, spelled as in its tokens.
     pub issuer: String,
     pub client_id: String,
     pub client_secret: SecretString,
     pub scopes: Vec<String>,
-    /// This console's own address as the provider knows it. Configured, because the `Host` of a request is whatever its sender writes.
+    /// The console's own address as the provider knows it. It is configured, because a client can write anything into
+    /// the `Host` header.
     pub redirect_url: String,
     pub grants: Grants,
 }
@@ -41,7 +42,7 @@ impl Oidc {
     }
 }
 
-/// As it stands in the file.
+/// The section as the file has it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
@@ -63,7 +64,7 @@ pub(super) struct Written {
 struct WrittenRole {
     value: String,
     role: Role,
-    /// Absent: all.
+    /// Absent: all queues.
     #[serde(default, deserialize_with = "read::maybe_list")]
     queues: Option<Vec<String>>,
 }
@@ -76,7 +77,7 @@ fn roles_claim() -> String {
     "groups".to_owned()
 }
 
-/// Checks the section. What is returned may be used only when nothing was complained about.
+/// Checks the section. The result may be used only when there is no complaint.
 pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Oidc {
     for (key, url) in [("auth.oidc.issuer", &written.issuer), ("auth.oidc.redirect_url", &written.redirect_url)] {
         if let Some(fault) = fault(url) {
@@ -149,12 +150,12 @@ fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<G
     grants
 }
 
-/// Whether nobody on the way can read or change what is sent there.
+/// Whether no other party on the way can read or change requests to this URL.
 pub fn is_safe(url: &str) -> bool {
     fault(url).is_none()
 }
 
-/// What is wrong with an address that a browser or a secret is sent to.
+/// The mistake in a URL to which a browser or a secret is sent.
 fn fault(url: &str) -> Option<String> {
     if let Some(fault) = Link::fault(url, &["https", "http"]) {
         return Some(fault);

@@ -1,25 +1,25 @@
-//! `[queues]`: what a submission may bring.
+//! `[queues]`: bounds of submissions.
 
 use serde::Deserialize;
 
 use super::complaint::Complaints;
 
-/// Above this no payload is taken, whatever is configured.
+/// The upper bound of any configured payload size.
 const PAYLOAD_BYTES_MAX: usize = 1_048_576;
 
-/// Each queue is a queue of RabbitMQ and some 60 series of metrics.
+/// Each queue costs a queue of RabbitMQ and some 60 metric series.
 const QUEUES_MAX: u32 = 100_000;
 
-/// What holds for every queue.
+/// Settings that apply to every queue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Queues {
     /// Whether a submission to a queue that does not exist creates it with the default policy.
     pub auto_create: bool,
     pub max_payload_bytes: usize,
-    /// Queues in the cluster.
+    /// Most queues in the cluster.
     pub max: u32,
-    /// Of these, queues that came into being because one caller submitted to them.
+    /// Of these, most queues that one caller's submissions created.
     pub max_per_caller: u32,
 }
 

@@ -1,4 +1,4 @@
-//! How single values are read.
+//! Deserializers of single values.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ pub(super) fn maybe_secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result
     Ok(Option::<String>::deserialize(deserializer)?.map(SecretString::from))
 }
 
-/// A list, or one text with commas, which is what an environment variable can hold.
+/// A list, or one text with commas, the form that an environment variable can hold.
 pub(super) fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "must be a list of texts, or one text with commas")]

@@ -1,4 +1,4 @@
-//! `[scheduler]`: how much is held in memory and how much is asked for at once.
+//! `[scheduler]`: how much a node holds in memory and how much it requests at once.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use super::complaint::Complaints;
 pub struct Scheduler {
     /// How far ahead the heap is filled.
     pub horizon_ms: u64,
-    /// Entries of the heap at most, about 40 bytes each.
+    /// Most entries of the heap, about 40 bytes each.
     pub heap_entries: usize,
-    /// How long before its due time a task may be claimed at most, to hide the database's round trip. As much of it is used as
-    /// claims lately took.
+    /// How long before its due time a task may be claimed at most, to hide the database's round trip. The node uses
+    /// as much of it as claims lately took.
     pub claim_ahead_ms: u64,
-    /// Tasks in one statement at most.
+    /// Most tasks in one statement.
     pub batch: usize,
-    /// Tasks claimed whose outcome is not written yet, at most.
+    /// Most claimed tasks whose outcome is not written yet.
     pub window: usize,
 }
 

@@ -1,4 +1,4 @@
-//! `[telemetry]`: what the node says about itself.
+//! `[telemetry]`: the node's logs and traces.
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -6,25 +6,25 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::{complaint::Complaints, read};
 
-/// What is logged, and in which form.
+/// Which log lines are written, in which format, and where traces go.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Telemetry {
     /// A level, or `target=level` directives separated by commas.
     pub log: String,
     pub format: Format,
-    /// Base address of an OpenTelemetry collector that takes OTLP over HTTP; `None`: nothing is exported.
+    /// Base URL of an OpenTelemetry collector that takes OTLP over HTTP; `None`: nothing is exported.
     pub otlp_endpoint: Option<String>,
     /// `name=value` pairs separated by commas, sent with every export.
     #[serde(deserialize_with = "read::maybe_secret")]
     pub otlp_headers: Option<SecretString>,
-    /// Under which the collector knows the cluster.
+    /// The cluster's service name at the collector.
     pub service_name: String,
-    /// Of the tasks that come without a trace, how many begin one: 0 to 1.
+    /// The share, from 0 to 1, of tasks without a caller's trace that begin one.
     pub trace_ratio: f64,
 }
 
-/// Where a collector takes spans, below its base address.
+/// The path for spans, below the collector's base URL.
 const TRACES_PATH: &str = "/v1/traces";
 
 fn pairs(text: &str) -> impl Iterator<Item = Option<(&str, &str)>> {
@@ -56,14 +56,14 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
-    /// Where spans are sent.
+    /// The URL that spans are sent to.
     pub fn traces_url(&self) -> Option<String> {
         let base = self.otlp_endpoint.as_deref()?.trim_end_matches('/');
-        // The variable for traces alone names the whole address.
+        // OpenTelemetry's variable for traces alone names the whole URL.
         Some(if base.ends_with(TRACES_PATH) { base.to_owned() } else { format!("{base}{TRACES_PATH}") })
     }
 
-    /// What is sent with every export. What is no pair was complained about.
+    /// The headers of every export. A part that is not a pair has become a complaint already.
     pub fn headers(&self) -> impl Iterator<Item = (String, String)> {
         let text = self.otlp_headers.as_ref().map_or("", |headers| headers.expose_secret());
         pairs(text).flatten().map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -98,7 +98,7 @@ impl Telemetry {
             complaints.add("telemetry.log", format!("is {:?}, which is no log filter: {error}", self.log));
             return;
         }
-        // A misspelt level would be taken as the name of a target, and everything else would fall silent.
+        // A misspelt level would parse as the name of a target, and would silence every other target.
         for word in self.log.split(',').map(str::trim) {
             complaints.unless(
                 word.contains('=') || word.contains('[') || word.parse::<LevelFilter>().is_ok(),

@@ -178,7 +178,7 @@ fn every_mistake_is_shown_at_once() {
     );
 }
 
-/// What is added to the smallest file, the key that must be named, and a word of the reason.
+/// An addition to the smallest valid file, the key that the complaint must name, and a word of its reason.
 const REFUSED: &[(&str, &str, &str)] = &[
     ("[node]\nname = ''", "node.name", "1 to 64"),
     ("[node]\nname = 'a/b'", "node.name", "characters"),
@@ -261,7 +261,7 @@ fn variables_of_opentelemetry_count_where_nothing_else_is_said() {
     assert_eq!(telemetry.traces_url().as_deref(), Some("http://all:4318/v1/traces"));
     assert_eq!((telemetry.service_name.as_str(), telemetry.trace_ratio), ("shop", 0.25));
     let toml = format!("{SMALLEST}\n[telemetry]\notlp_endpoint = 'http://mine:4318'");
-    // The argument of a sampler that is not spoken here, and one that names the whole address.
+    // An unknown sampler, whose argument does not count, and a variable that names the whole URL.
     let other = [base, ("OTEL_TRACES_SAMPLER", "jaeger_remote"), ("OTEL_TRACES_SAMPLER_ARG", "endpoint=x")];
     let mine = read(&toml, &other).expect("accepted").telemetry;
     assert_eq!((mine.traces_url().as_deref(), mine.trace_ratio), (Some("http://mine:4318/v1/traces"), 0.0));
@@ -373,7 +373,7 @@ fn delay_exchanges_that_cannot_work_are_refused() {
     }
 }
 
-/// Names are logged; found by the fuzz target `config`.
+/// Names are logged, so a control character could forge a log line. The fuzz target `config` found this.
 #[test]
 fn a_delay_exchange_with_a_control_character_in_a_name_is_refused() {
     for (name, deliver_to, key) in [("a\\r", "b", "name"), ("a", "\\nb", "deliver_to"), ("a", "b\\u0085", "deliver_to")]
@@ -401,7 +401,7 @@ fn a_variable_that_names_no_key_is_refused() {
     }
 }
 
-/// Serde tells the fields of a section when it meets one that is not there.
+/// Serde lists the fields of a section when it meets an unknown one.
 #[test]
 fn the_table_of_keys_is_what_is_read() {
     let mut read_keys = Vec::new();
@@ -427,7 +427,7 @@ fn the_table_of_keys_is_what_is_read() {
             complaints.iter().find_map(|complaint| complaint.split_once(".x` is unknown; ")).expect("an unknown key").1;
         let names = known.split_once(" has ").expect("the known keys").1;
         read_keys.extend(names.split(", ").map(|name| format!("{section}.{name}")));
-        // Sections, whose keys stand for them.
+        // These keys are sections; the table lists their keys instead.
         read_keys.retain(|key| key != "auth.oidc.role" && key != "auth.token[].limits");
     }
     let mut listed: Vec<String> = keys::KEYS.iter().map(|key| key.path.to_owned()).collect();
@@ -456,7 +456,7 @@ fn the_defaults_in_the_table_are_the_defaults_in_force() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 500, ..Default::default() })]
 
-    /// The password may be in the line that is wrong.
+    /// The password may be in the very line that does not parse.
     #[test]
     fn whatever_stands_in_the_file_is_accepted_or_refused_in_words_that_hold_no_secret(
         line in "[a-z_.\\[\\]=\"'0-9 {}#ß-]{0,60}", at in 0..SMALLEST.len()

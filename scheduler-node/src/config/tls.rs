@@ -1,4 +1,4 @@
-//! The files with certificates that a client of a store presents and trusts.
+//! The certificate files of the clients of stores.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ pub(super) struct Files<'a> {
     pub ca: &'a Option<PathBuf>,
     pub cert: &'a Option<PathBuf>,
     pub key: &'a Option<PathBuf>,
-    /// Why none of them can be used, if so: the URL takes no certificates.
+    /// Why the files cannot be used, if the URL takes no certificates.
     pub unusable: Option<&'static str>,
 }
 

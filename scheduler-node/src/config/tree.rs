@@ -1,4 +1,4 @@
-//! Keys and values before they have types: what the file says, with what the environment says on top.
+//! Keys and values before they have types: the file's content with the environment on top.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,7 +12,7 @@ use super::{Error, complaint::Complaints, keys};
 
 const PREFIX: &str = "DUETIME_";
 
-/// The values as they were written, and which variable each came from where it came from one.
+/// The values as written, each with the variable that set it, if one did.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     pub(super) root: Dict,
@@ -20,7 +20,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// What the file says, if there is one, and `environment` over it.
+    /// The content of the file, if there is one, with `environment` taking precedence.
     pub(super) fn of(
         file: Option<&Path>,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -32,7 +32,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Adds the section that has to exist for its missing keys to be named.
+    /// Adds a section that must exist, so that its missing keys are named.
     pub(super) fn complete(&mut self) {
         self.root.entry("amqp".to_owned()).or_insert_with(|| Value::from(Dict::new()));
     }
@@ -42,7 +42,7 @@ impl Tree {
         Self::of_text(path, &text, complaints)
     }
 
-    /// What the file at `path` says; `text` is its content.
+    /// Parses `text`, the content of the file at `path`.
     pub(super) fn of_text(path: &Path, text: &str, complaints: &mut Complaints) -> Result<Self, Error> {
         let parsed = Toml::string(text).data();
         let mut profiles =
@@ -54,7 +54,8 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to others and are left alone.
+    /// Lays the environment over the file. Variables without a section (`DUETIME_TOKEN`) belong to other programs and
+    /// are left alone.
     pub(super) fn overlay(
         &mut self,
         environment: impl IntoIterator<Item = (String, String)>,
@@ -77,7 +78,7 @@ impl Tree {
         self.fill(standard, complaints);
     }
 
-    /// What is said nowhere else is taken from variables that have a meaning for everybody.
+    /// Fills keys that are still unset from OpenTelemetry's standard variables.
     fn fill(&mut self, mut standard: BTreeMap<String, String>, complaints: &mut Complaints) {
         // Other samplers have other arguments.
         match standard.get("OTEL_TRACES_SAMPLER").map(String::as_str) {
@@ -118,7 +119,7 @@ impl Tree {
         }
     }
 
-    /// Puts the content of the file that `<secret>_file` names in the place of `<secret>`.
+    /// Sets `<secret>` to the content of the file that `<secret>_file` names.
     fn take_secret_file(&mut self, secret: &str, complaints: &mut Complaints) {
         let Some((section, name)) = secret.rsplit_once('.') else { return };
         let way: Vec<String> = section.trim_end_matches("[]").split('.').map(str::to_owned).collect();
@@ -135,7 +136,7 @@ impl Tree {
         }
     }
 
-    /// Takes away the value at `path`, so that the rest can be read without it.
+    /// Removes the value at `path`, so that the rest can be read without it.
     pub(super) fn remove(&mut self, path: &[String]) {
         let Some((name, way)) = path.split_last() else { return };
         if let Some(Value::Dict(_, dict)) = find(&mut self.root, way) {
@@ -145,10 +146,10 @@ impl Tree {
         }
     }
 
-    /// Stands in for a required value that is missing, so that the rest can be read.
+    /// Puts a placeholder for a missing required value, so that the rest can be read.
     pub(super) fn stand_in(&mut self, path: &[String]) {
         let text = if path.last().is_some_and(|name| name == "role") { "viewer" } else { "" };
-        // Where nothing can be put, reading stops at the same place again and gives up.
+        // If there is no place for it, reading stops at the same key again and gives up.
         let _ = insert(&mut self.root, path, Value::from(text));
     }
 }
@@ -168,14 +169,14 @@ fn take_from(dict: &mut Dict, section: &str, name: &str, complaints: &mut Compla
     }
 }
 
-/// A secret from its file, without the line end that editors add.
+/// Reads a secret from its file, without the line end that editors add.
 fn read_secret(path: &str) -> Result<String, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("names {path}, which cannot be read: {error}"))?;
     let secret = text.trim_end_matches(['\n', '\r']);
     if secret.is_empty() { Err(format!("names {path}, which is empty")) } else { Ok(secret.to_owned()) }
 }
 
-/// `database`, `0`, `url` as it stands in the table of keys: `database[].url`.
+/// `database`, `0`, `url` as the table of keys spells it: `database[].url`.
 fn shape(steps: &[String]) -> String {
     join(steps, |_| "[]".to_owned())
 }
@@ -213,7 +214,8 @@ fn find<'a>(root: &'a mut Dict, way: &[String]) -> Option<&'a mut Value> {
     })
 }
 
-/// Puts `leaf` where `steps` lead, making the sections on the way. A number is a place in a list: one that is there, or the next.
+/// Puts `leaf` at the path `steps` and creates the sections on the way. A number is an index into a list: of an
+/// existing element, or of the next one.
 fn insert(root: &mut Dict, steps: &[String], leaf: Value) -> Result<(), String> {
     let Some((first, rest)) = steps.split_first() else { return Ok(()) };
     let Some(next) = rest.first() else {
@@ -241,7 +243,8 @@ fn insert(root: &mut Dict, steps: &[String], leaf: Value) -> Result<(), String> 
     }
 }
 
-/// Where the TOML is wrong and why. The line itself, which the parser quotes as well, may hold a secret.
+/// The position and the reason of a syntax error. The parser also quotes the line, which may hold a secret, so that
+/// part is dropped.
 fn place_and_reason(error: &figment::Error) -> String {
     let text = error.kind.to_string();
     let kept = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.contains('|'));

@@ -1,4 +1,4 @@
-//! What somebody did by a form of the console.
+//! Notes in the audit what a person did with a form of the console.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use common::{access::Caller, wire::Problem};
 
 use crate::{audit::Deed, desk::Desk};
 
-/// What forms are sent for, in the audit's words; `None` for what no page of ours sends.
+/// The audit's word for each form; `None` for a form that no page of ours sends.
 pub(super) fn deed(on: On, action: &str) -> Option<&'static str> {
     Some(match (on, action) {
         (On::Task, "cancel") => "task.cancel",
@@ -31,7 +31,7 @@ pub(super) fn deed(on: On, action: &str) -> Option<&'static str> {
     })
 }
 
-/// What one thing is done to.
+/// The kind of a form's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
     Task,
@@ -41,15 +41,15 @@ pub(super) enum On {
     Node,
 }
 
-/// Whoever did something, and from where.
+/// The caller of an action, and the address they came from.
 pub(super) struct Actor<'a> {
     pub(super) desk: &'a Desk,
     pub(super) caller: &'a Caller,
     pub(super) from: Option<SocketAddr>,
 }
 
-/// Everything that changes something through the console, and every page with payloads, is noted here, in the audit
-/// of the API: the caller, the deed, its target and the outcome.
+/// Notes a change made through the console, or a page with payloads, in the API's audit: the caller, the deed, its
+/// target and the outcome.
 pub(super) fn acted(actor: &Actor<'_>, what: &'static str, target: &str, outcome: Result<&str, &Problem>) {
     let (status, detail) = match outcome {
         Ok(said) => (200, said.to_owned()),

@@ -1,4 +1,5 @@
-//! The stylesheet, the script and the icon: compiled in, and kept by browsers for as long as their content is the same.
+//! The stylesheet, the script and the icon. They are compiled in, and browsers keep them for as long as their content
+//! is the same.
 
 use std::sync::LazyLock;
 
@@ -9,10 +10,10 @@ use axum::{
 };
 use sha2::{Digest, Sha256};
 
-/// Hexadecimal digits of the hash: nobody tries to make two of our own files collide.
+/// Hexadecimal digits of the hash. Few are enough, because no attacker chooses these files.
 const HASH_DIGITS: usize = 16;
 
-/// What pages link to.
+/// A file that pages link to.
 pub(super) struct Asset {
     name: &'static str,
     content_type: &'static str,
@@ -42,7 +43,8 @@ fn hash(content: &str) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()[..HASH_DIGITS].to_owned()
 }
 
-/// A page of another version of the console, during an upgrade, gets the file as it is here, but not to keep.
+/// Serves a file. A page of another version of the console, during an upgrade, gets this version's file, but may not
+/// cache it.
 pub(super) async fn asset(Path((hash, name)): Path<(String, String)>) -> Response {
     let Some(asset) = [&STYLE, &SCRIPT, &ICON].into_iter().find(|asset| asset.name == name) else {
         return StatusCode::NOT_FOUND.into_response();

@@ -1,4 +1,4 @@
-//! Who did what, newest first.
+//! The page of the audit: who did what, newest first.
 
 use askama::Template;
 use axum::{
@@ -18,7 +18,7 @@ use super::{
     told::{When, when},
 };
 
-/// Deeds of one page.
+/// Deeds on one page.
 const PAGE: u32 = 100;
 
 #[derive(Template)]

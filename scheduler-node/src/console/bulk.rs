@@ -1,5 +1,6 @@
-//! One thing done to many tasks: those selected on a page, or all that its filter finds. The first answer to the form is how many it
-//! would be; nothing is done before that was confirmed. Who works through more than one request can do is the person who goes on.
+//! One action on many tasks: those selected on a page, or all that its filter matches. The first answer to the form
+//! is the number of tasks; nothing is done before the person has confirmed it. When one request is not enough, the
+//! person continues with the next.
 
 use std::collections::BTreeMap;
 
@@ -36,27 +37,27 @@ struct BulkPage {
     frame: Frame,
     stage: Stage,
     action: Action,
-    /// What it is done to, in words.
+    /// The tasks that it applies to, in words.
     on: Vec<String>,
-    /// Everything the next form has to carry.
+    /// The hidden fields of the next form.
     hidden: Vec<(String, String)>,
     told: Told,
     back: String,
 }
 
-/// How far it is.
+/// The step that the page is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// A move must be told where to.
+    /// A move needs a due time.
     Where,
     /// Nothing is done yet.
     Confirm,
-    /// There may be more to do.
+    /// Tasks may be left.
     GoOn,
     Done,
 }
 
-/// The numbers as they are shown.
+/// The counts as the page shows them.
 #[derive(Default)]
 struct Told {
     matched: String,
@@ -66,16 +67,16 @@ struct Told {
     interrupted: Option<String>,
 }
 
-/// What is asked for, the same in every step.
+/// The action and its tasks, the same in every step.
 struct Wish {
     action: Action,
     target: Option<Target>,
-    /// `None`: all that the filter finds.
+    /// `None`: all tasks that the filter matches.
     selected: Option<Vec<TaskId>>,
     wanted: Wanted,
 }
 
-/// What became of those that were looked at.
+/// Counts of the tasks examined so far, by outcome.
 #[derive(Default)]
 struct Tally {
     matched: u64,
@@ -170,7 +171,7 @@ fn ids(posted: &Posted) -> Result<Vec<TaskId>, Problem> {
     Ok(ids)
 }
 
-/// Where to move: a moment in UTC, or by so many minutes.
+/// The target of a move: a moment in UTC, or a shift by this many minutes.
 pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) -> Result<Option<Target>, Problem> {
     match (to, by_min) {
         (None, None) => Ok(None),
@@ -193,7 +194,7 @@ pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) ->
     }
 }
 
-/// All that the filter finds, as far as one request goes.
+/// Applies the action to all tasks that the filter matches, as far as one request gets.
 async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Result<Tally, Problem> {
     let filter = wish.wanted.task_filter()?;
     let (due_at, shift_ms) = match wish.target {
@@ -224,7 +225,7 @@ async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Res
     })
 }
 
-/// Those selected, one by one: no more than a page has.
+/// Applies the action to the selected tasks, one by one; there are at most as many as a page has.
 async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> Result<Tally, Problem> {
     let mut tally = Tally { matched: ids.len() as u64, ..Tally::default() };
     for id in ids {
@@ -258,7 +259,7 @@ pub(super) async fn move_to(desk: &Desk, id: TaskId, target: Target) -> Result<(
     desk.change(id, ChangeRequest { due_at: Some(due_at), ..ChangeRequest::default() }).await.map(drop)
 }
 
-/// Whether it could be done to the task as it is now.
+/// Whether the action could be applied to the task in its current state.
 async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     let task = desk.get(id).await?;
     let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
@@ -271,7 +272,7 @@ async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutc
 
 fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
     let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
-    // A dry run that did not come to its end has counted only so far.
+    // A dry run that stopped early has counted only a part.
     let more = tally.cursor.is_some() && stage == Stage::Confirm;
     let left = |(why, tasks): (&Left, &u64)| {
         let why = match why {
@@ -288,7 +289,7 @@ fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
         left: tally.left.iter().map(left).collect(),
         interrupted: tally.interrupted.as_ref().map(|problem| problem.detail.clone()),
     };
-    // The next step asks for the same; a moment given in words stays the same moment.
+    // The next step asks for the same, and keeps the moment that a relative time stood for.
     let kept = posted.fields().iter().filter(|(name, _)| !["form_token", "at", "confirmed"].contains(&name.as_str()));
     let mut hidden: Vec<(String, String)> = kept.cloned().collect();
     if stage == Stage::GoOn {

@@ -1,4 +1,5 @@
-//! The cluster: its nodes, what each shard is assigned to and owned by, and what this node can reach.
+//! The page of the cluster: its nodes, the assignment and the owner of each shard, and the stores that this node can
+//! reach.
 
 use std::collections::BTreeMap;
 
@@ -34,11 +35,11 @@ struct ClusterPage {
     overdue: String,
     nodes: Vec<NodeRow>,
     shards: Vec<Shard>,
-    /// Those of which the table tells more.
+    /// The shards that the table describes in detail.
     told: Vec<Shard>,
     all: bool,
     unsettled: usize,
-    /// May drain nodes.
+    /// Whether the visitor may drain nodes.
     may_act: bool,
 }
 
@@ -55,7 +56,7 @@ struct NodeRow {
     is_master: bool,
 }
 
-/// A shard with the marks of the nodes, so that nothing is told by colour alone.
+/// A shard, labelled with its nodes' letters, so that no information is in colour alone.
 #[derive(Clone)]
 struct Shard {
     number: String,
@@ -70,7 +71,7 @@ struct Shard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Settled,
-    /// Assigned to another than owns it.
+    /// Assigned to a node other than its owner.
     Moving,
     Nobody,
 }
@@ -93,7 +94,7 @@ impl Standing {
     }
 }
 
-/// `?shards=all` tells of every shard in the table, else of those that are where they should not be.
+/// The table lists every shard with `?shards=all`; otherwise only those that are not settled.
 pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     let report = visitor.desk.cluster().await.map_err(|problem| Trouble::at(&visitor, problem))?;
     let readiness = visitor.desk.readiness();
@@ -137,7 +138,7 @@ pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
     Ok(Redirect::to("/console/cluster").into_response())
 }
 
-/// A letter for each node there is or that owns something: `A` to `Z`, then `A1` and so on.
+/// A letter for each node that is a member or owns a shard: `A` to `Z`, then `A1` and so on.
 fn marks(report: &ClusterReport) -> BTreeMap<NodeName, String> {
     let members = report.nodes.iter().map(|node| &node.name);
     let shards = report.shards.iter().flat_map(|shard| shard.owner.iter().chain(&shard.assigned));

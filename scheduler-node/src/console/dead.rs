@@ -1,4 +1,4 @@
-//! Dead letters: what has failed for good, by queue and error.
+//! Dead letters: the tasks that failed for good, by queue and error.
 
 use askama::Template;
 use axum::{http::StatusCode, response::Response};
@@ -17,9 +17,9 @@ use crate::desk::DEAD_LOOK;
 struct DeadPage {
     frame: Frame,
     groups: Vec<Group>,
-    /// Only so many were looked at.
+    /// Set when only this many tasks were examined.
     bound: Option<String>,
-    /// The visitor's role shows no error texts: a group is all dead tasks of a queue.
+    /// The visitor's role shows no error texts, so all dead tasks of a queue form one group.
     errors_hidden: bool,
     may_act: bool,
 }

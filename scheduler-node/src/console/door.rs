@@ -1,8 +1,8 @@
-//! Who is at the browser: signed in with a token ([`super::session`]) or with an identity provider ([`oidc`]). Either way the browser keeps
-//! the session, sealed; every node opens it and none remembers it.
+//! Authenticates a browser: by a token's session ([`super::session`]) or by an identity provider's ([`oidc`]). Either
+//! way the browser keeps the session, sealed. Every node can open it and none stores it.
 //!
-//! A form is taken only from a page of ours: the browser says where it comes from, and the form carries a token that only a page
-//! made for this session has.
+//! A form is accepted only from a page of this console: the browser states the page's origin, and the form carries a
+//! token that only a page made for this session has.
 
 use std::net::SocketAddr;
 
@@ -29,34 +29,34 @@ use super::{
 };
 use crate::{clock, desk::Desk, http::Caller};
 
-/// The cookie that holds a session, sealed, after the prefix that names its kind.
+/// The cookie of a sealed session. Its value begins with a prefix that names the kind.
 pub(super) const SESSION: &str = "duetime_session";
 
-/// Before a session that the identity provider opened.
+/// The prefix of a session that the identity provider opened.
 pub(super) const BY_PROVIDER: &str = "oidc.";
 
-/// Before a session that a token opened.
+/// The prefix of a session that a token opened.
 pub(super) const BY_TOKEN: &str = "token.";
 
-/// The field in which every form carries its token.
+/// The field of every form that carries the form token.
 const FORM_TOKEN: &str = "form_token";
 
-/// Mixed into the form token, so that it is good for nothing else.
+/// Mixed into the form token, so that it serves no other purpose.
 const FORM_PURPOSE: &[u8] = b"duetime console form";
 
-/// Whoever looks at a page.
+/// The person who requests a page.
 #[derive(Clone, Debug)]
 pub(super) struct Visitor {
     pub(super) caller: Caller,
-    /// What a page asks: on behalf of this caller, of nobody else.
+    /// The desk, restricted to this caller.
     pub(super) desk: Desk,
-    /// He has a session, so he can sign out.
+    /// The visitor has a session, so signing out is offered.
     pub(super) signed_in: bool,
     pub(super) form_token: String,
     pub(super) theme: Theme,
-    /// The path and query he asked for.
+    /// The path and query of the request.
     pub(super) here: String,
-    /// Where the request came from, where that is known.
+    /// The address of the client, if known.
     pub(super) from: Option<SocketAddr>,
 }
 
@@ -74,7 +74,7 @@ impl Visitor {
         Err(Trouble::at(self, Problem::forbidden(detail)))
     }
 
-    /// The filters of lists that the visitor may use: error texts are data.
+    /// The list filters that the visitor may use: a filter by error text needs the permission to read data.
     pub(super) fn filters(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let may = self.may(Permission::Payloads);
         FILTERS.iter().filter(move |(name, _)| may || *name != "error")
@@ -116,7 +116,7 @@ impl FromRequestParts<Console> for Visitor {
         match Self::of(parts, console) {
             Ok(Some(visitor)) => Ok(visitor),
             Ok(None) => {
-                // What was posted is lost, so he comes back to where he may begin anew.
+                // The content of a form is lost, so the person returns to the page where they can start again.
                 let here =
                     parts.uri.path_and_query().filter(|_| parts.method.is_safe()).map_or("/console", |at| at.as_str());
                 Err(Redirect::to(&sign_in_url(here)).into_response())
@@ -129,7 +129,7 @@ impl FromRequestParts<Console> for Visitor {
     }
 }
 
-/// A form that came from a page of ours, sent by somebody who may do what its route does.
+/// A form that came from a page of this console, sent by a visitor with the permission of its route.
 #[derive(Debug)]
 pub(super) struct Posted {
     pub(super) visitor: Visitor,
@@ -137,7 +137,7 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// The field, when it is there and not empty.
+    /// The field, when it is present and not empty.
     pub(super) fn one(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(field, text)| field == name && !text.is_empty()).map(|(_, text)| text.as_str())
     }
@@ -176,8 +176,8 @@ impl FromRequest<Console> for Posted {
     }
 }
 
-/// The permission that sending a form needs. A route that is missing here needs the rarest one, so that a forgotten
-/// route is closed.
+/// The permission that a form's route needs. An unlisted route needs the rarest one, so that a forgotten route is
+/// closed.
 fn needed(route: &str) -> Permission {
     match route {
         "/console/sign-out" | "/console/theme" => Permission::Look,
@@ -186,7 +186,8 @@ fn needed(route: &str) -> Permission {
     }
 }
 
-/// Whether the browser says that a page of this very origin sent this. One that says nothing is no browser of today.
+/// Whether the browser states that a page of this very origin sent the form. A client that states nothing is no
+/// current browser.
 pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site == "same-origin";
@@ -196,14 +197,15 @@ pub(super) fn is_from_here(headers: &HeaderMap) -> bool {
     origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
 }
 
-/// What a form of a session carries. Without tokens it is the same for all; then only the browser's word counts.
+/// The form token of a session. Without tokens it is the same for all sessions; then only the browser's statement of
+/// the origin protects.
 fn form_token(key: &[u8]) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(FORM_PURPOSE);
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-/// Who has a session. The gate is asked for a token at every request, so a token that was revoked ends its session.
+/// The holder of a session. The gate checks a token at every request, so revoking the token ends its session.
 fn holder(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
     if let Some(sealed) = session.strip_prefix(BY_PROVIDER) {
         return Ok(console.oidc.as_ref().and_then(|provider| provider.caller(sealed, clock::now())));
@@ -218,7 +220,7 @@ pub(super) fn sign_in_url(next: &str) -> String {
     format!("/console/sign-in?{query}")
 }
 
-/// Where to go after signing in: never to another site.
+/// The path to open after signing in: never one of another site.
 pub(super) fn safe_next(next: Option<&str>) -> &str {
     next.filter(|next| {
         let ours = *next == "/console" || next.starts_with("/console/") || next.starts_with("/console?");
@@ -227,7 +229,7 @@ pub(super) fn safe_next(next: Option<&str>) -> &str {
     .unwrap_or("/console")
 }
 
-/// The same, of the query.
+/// The path to open after signing in, from the query of the sign-in page.
 pub(super) fn next_of(uri: &Uri) -> String {
     safe_next(parameter(uri, "next").as_deref()).to_owned()
 }
@@ -240,7 +242,7 @@ pub(super) async fn sign_in_page(State(console): State<Console>, headers: Header
     ask(&console, &headers, &next, StatusCode::OK, None)
 }
 
-/// Why nobody was signed in, where he may try again.
+/// The sign-in page with the reason of the failure, where the person may try again.
 pub(super) fn not_signed_in(console: &Console, headers: &HeaderMap, next: &str, problem: &Problem) -> Response {
     let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     ask(console, headers, next, status, Some(problem.detail.clone()))
@@ -298,7 +300,7 @@ pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {
     with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
 }
 
-/// Over https the browser must never send it in the clear.
+/// Redirects and sets the cookie; over https it is marked `Secure`, so that the browser never sends it in the clear.
 fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response {
     let says = |name: &str, start: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.starts_with(start))
@@ -307,7 +309,7 @@ fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response 
     ([(header::SET_COOKIE, cookie)], redirect).into_response()
 }
 
-/// A cookie that no script reads.
+/// The attributes of a cookie that scripts cannot read.
 pub(super) fn kept(pair: &str, same_site: &str, is_secure: bool) -> String {
     let secure = if is_secure { "; Secure" } else { "" };
     format!("{pair}; Path=/console; HttpOnly; SameSite={same_site}{secure}")

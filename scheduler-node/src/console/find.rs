@@ -1,4 +1,4 @@
-//! The search box in the head of every page.
+//! The search box at the top of every page.
 
 use axum::{
     http::Uri,
@@ -8,7 +8,7 @@ use common::ids::TaskId;
 
 use super::{door::Visitor, form::parameter};
 
-/// An id leads to its task; everything else is taken for a business key.
+/// An id leads to its task; anything else is searched as a business key.
 pub(super) async fn find(_visitor: Visitor, uri: Uri) -> Response {
     let sought = parameter(&uri, "q").unwrap_or_default();
     let sought = sought.trim();

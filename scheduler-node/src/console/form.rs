@@ -1,5 +1,5 @@
-//! Forms that say what a request of the API says: the same fields under the same names, each with its meaning and its default, and
-//! what is wrong with one of them beside it.
+//! Forms with the fields of an API request: the same names, each with its meaning and default. A mistake appears
+//! beside its field.
 
 use axum::http::Uri;
 use common::wire::Problem;
@@ -13,7 +13,7 @@ pub(super) struct Spec {
     /// As the API names it, with a dot between levels.
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    /// What counts when it is left empty.
+    /// The value that applies when the field is left empty.
     pub(super) default: &'static str,
     pub(super) meaning: &'static str,
 }
@@ -22,24 +22,24 @@ pub(super) const fn spec(name: &'static str, kind: Kind, default: &'static str, 
     Spec { name, kind, default, meaning }
 }
 
-/// How it is written.
+/// The type of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Whole,
     Number,
-    /// Whole numbers with commas between them.
+    /// Whole numbers separated by commas.
     List,
     Text,
-    /// JSON as it is, kept apart by whoever reads the form.
+    /// JSON as written; the caller reads it separately.
     Json,
     /// A JSON object.
     Object,
-    /// Ticked or not.
+    /// A checkbox.
     Flag,
     OneOf(&'static [&'static str]),
 }
 
-/// A field as it is shown.
+/// A field as the page shows it.
 #[derive(Debug)]
 pub(super) struct Field {
     pub(super) spec: Spec,
@@ -64,7 +64,7 @@ impl Field {
     }
 }
 
-/// The parameters of a retry count only with the kind they belong to.
+/// A parameter of a retry counts only with its own kind.
 const RETRY_PARAMETERS: [(&str, &str); 5] = [
     ("retry.delay_ms", "fixed"),
     ("retry.base_ms", "exponential"),
@@ -73,7 +73,7 @@ const RETRY_PARAMETERS: [(&str, &str); 5] = [
     ("retry.jitter", "exponential"),
 ];
 
-/// The fields of `retry`; `default` is what counts without a kind.
+/// The fields of `retry`; `default` applies without a kind.
 pub(super) const fn retry(default: &'static str) -> [Spec; 6] {
     const KINDS: Kind = Kind::OneOf(&["polynomial", "exponential", "fixed", "immediate"]);
     [
@@ -86,20 +86,20 @@ pub(super) const fn retry(default: &'static str) -> [Spec; 6] {
     ]
 }
 
-/// The parameter of a page's URL, when it is there and not empty.
+/// A parameter of the page's URL, when it is present and not empty.
 pub(super) fn parameter(uri: &Uri, name: &str) -> Option<String> {
     form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(found, value)| found == name && !value.is_empty())
         .map(|(_, value)| value.into_owned())
 }
 
-/// The fields as a person filled them in.
+/// The fields as the person filled them in.
 pub(super) fn filled(specs: &[Spec], posted: &Posted) -> Vec<Field> {
     let value = |name| posted.one(name).unwrap_or_default().to_owned();
     specs.iter().map(|spec| Field { spec: *spec, value: value(spec.name), error: None }).collect()
 }
 
-/// The fields as something stands that the API shows as `json`.
+/// The fields of an existing object, from the API's `json` of it.
 pub(super) fn shown(specs: &[Spec], json: &Value) -> Vec<Field> {
     let field = |spec: &Spec| {
         let value = spec.name.split('.').try_fold(json, |json, level| json.get(level));
@@ -108,7 +108,7 @@ pub(super) fn shown(specs: &[Spec], json: &Value) -> Vec<Field> {
     specs.iter().map(field).collect()
 }
 
-/// As [`read`] takes it.
+/// A value in the text form that [`read`] parses.
 fn text(value: &Value) -> String {
     match value {
         Value::Null | Value::Bool(false) => String::new(),
@@ -119,12 +119,13 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// What was filled in, as the body of a request. What is empty is left out; a field that cannot be read is named.
+/// The body of a request from the filled-in fields. Empty fields are left out; the problem names a field that does
+/// not parse.
 pub(super) fn read(specs: &[Spec], posted: &Posted) -> Result<Map<String, Value>, Problem> {
     read_fields(specs, |name| posted.one(name))
 }
 
-/// The same; `one` finds a field by its name.
+/// Like [`read`]; `one` finds a field by its name.
 pub(super) fn read_fields<'a>(
     specs: &[Spec],
     one: impl Fn(&str) -> Option<&'a str>,
@@ -173,7 +174,7 @@ fn value(spec: &Spec, text: &str) -> Result<Value, Problem> {
     }
 }
 
-/// Puts what is wrong beside the field that is to blame; what blames none of them comes back.
+/// Puts a problem beside the field that it blames; returns its text when it blames none of them.
 pub(super) fn blame(fields: &mut [Field], problem: &Problem) -> Option<String> {
     let blamed = problem.field.as_deref().unwrap_or_default();
     let within = |name: &str| name.split_once('.').is_some_and(|(outer, _)| outer == blamed);

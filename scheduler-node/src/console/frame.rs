@@ -1,4 +1,4 @@
-//! What lies around every page: its head, where one can go from it, and the headers that keep it from doing anything else.
+//! The frame of every page: the head, the navigation, and the headers that restrict what a page may load.
 
 use askama::Template;
 use axum::{
@@ -12,7 +12,7 @@ use super::{
     door::{Posted, Visitor},
 };
 
-/// Where one can go from every page; `g` and the letter lead there too.
+/// The places in the navigation of every page; `g` and the letter lead there too.
 pub(super) const PLACES: &[Place] = &[
     Place { letter: 'o', name: "Overview", path: "/console", needs: Permission::Look },
     Place { letter: 't', name: "Tasks", path: "/console/tasks", needs: Permission::Look },
@@ -25,25 +25,26 @@ pub(super) const PLACES: &[Place] = &[
     Place { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Permission::Operate },
 ];
 
-/// One of them.
+/// An entry of the navigation.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) letter: char,
     pub(super) name: &'static str,
     pub(super) path: &'static str,
-    /// A visitor without it is not led there.
+    /// The entry is hidden from a visitor without this permission.
     pub(super) needs: Permission,
 }
 
-/// Nothing but our own files and forms: what a payload holds can neither run nor load nor look like anything but text.
+/// Allows nothing but this console's own files and forms: the content of a payload can neither run nor load anything
+/// nor look like anything but text.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const THEME: &str = "duetime_theme";
-/// A year.
+/// A year, in seconds.
 const THEME_S: u32 = 365 * 24 * 60 * 60;
 
-/// How pages are coloured.
+/// The colours of the pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Theme {
     /// As the browser prefers.
@@ -70,7 +71,7 @@ impl Theme {
         }
     }
 
-    /// What the switch leads to.
+    /// The theme that the switch selects next.
     pub(super) const fn next(self) -> Self {
         match self {
             Self::Auto => Self::Dark,
@@ -90,7 +91,7 @@ pub(super) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
         .map(|(_, value)| value)
 }
 
-/// What the frame of a page shows.
+/// The data of a page's frame.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) title: String,
@@ -103,7 +104,7 @@ impl Frame {
         Self { title: title.into(), theme: visitor.theme, visitor: Some(visitor.clone()) }
     }
 
-    /// For whoever has not signed in.
+    /// The frame for a visitor without a session.
     pub(super) fn outside(title: impl Into<String>, theme: Theme) -> Self {
         Self { title: title.into(), visitor: None, theme }
     }
@@ -130,13 +131,13 @@ impl Frame {
         path == place.path || (place.path != "/console" && path.starts_with(&format!("{}/", place.path)))
     }
 
-    /// What every form carries.
+    /// The token that every form carries.
     pub(super) fn form_token(&self) -> &str {
         self.visitor.as_ref().map_or("", |visitor| &visitor.form_token)
     }
 }
 
-/// A page as an answer.
+/// Renders a page as an answer.
 pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(html) => with_headers((status, Html(html)).into_response()),
@@ -167,9 +168,9 @@ fn with_headers(mut response: Response) -> Response {
 pub(super) struct SignInPage {
     pub(super) frame: Frame,
     pub(super) next: String,
-    /// Why the last attempt failed.
+    /// Why the last sign-in failed.
     pub(super) trouble: Option<String>,
-    /// The identity provider that signs people in, and where that begins.
+    /// The identity provider's name, and the URL where signing in with it begins.
     pub(super) provider: Option<(String, String)>,
 }
 
@@ -183,7 +184,7 @@ struct TroublePage {
 /// A problem, as a page. The `Err` of every handler.
 #[derive(Debug)]
 pub(super) struct Trouble {
-    // Boxed, because every handler's answer has room for it.
+    // Boxed to keep every handler's `Result` small.
     inner: Box<(Frame, Problem)>,
 }
 
@@ -220,7 +221,7 @@ pub(super) async fn nothing_here(visitor: Visitor) -> Trouble {
     Trouble::at(&visitor, Problem::not_found(detail))
 }
 
-/// Switches the colours and leads back.
+/// Switches the theme and returns to the page.
 pub(super) async fn theme(posted: Posted) -> Response {
     let theme = posted.one("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
     let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");

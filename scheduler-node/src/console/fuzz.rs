@@ -15,7 +15,7 @@ use crate::receipt::ReceiptKeys;
 
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
 
-/// A form as a browser sends it, read as that of a queue, of a schedule and of a list of tasks.
+/// Reads a form, as a browser sends it, as that of a queue, of a schedule and of a list of tasks.
 pub fn form(data: &[u8]) {
     let fields: Vec<(String, String)> =
         form_urlencoded::parse(data).map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
@@ -34,7 +34,7 @@ pub fn form(data: &[u8]) {
     page(&Wanted::of_pairs(fields.iter().map(|(name, value)| (name, value))));
 }
 
-/// The address of a page says all that the page is about.
+/// Checks that a page's address holds the whole state of the page.
 fn page(wanted: &Wanted) {
     let url = wanted.url();
     let (_, query) = url.split_once('?').expect("it has a query");
@@ -46,7 +46,7 @@ fn page(wanted: &Wanted) {
     }
 }
 
-/// The value of `cookie`, also as `origin` and as the place to go to after a sign-in.
+/// Reads the value as `cookie`, as `origin`, and as the path to open after a sign-in.
 pub fn cookies(data: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(data) else { return };
     let mut headers = HeaderMap::new();

@@ -1,11 +1,12 @@
-//! JSON as a person reads it: with line breaks, and every number and text as it was written.
+//! JSON formatted for a person: with line breaks, and every number and text as written.
 
 use std::ops::ControlFlow;
 
-/// So much is shown of a payload or a result; the API has the whole.
+/// The longest part of a payload or a result that a page shows; the API returns the whole.
 pub(super) const SHOWN_BYTES: usize = 64 << 10;
 
-/// The text with line breaks and indents, its values untouched: no number passes through a float. Only for what is JSON.
+/// The text with line breaks and indents, its values untouched: no number passes through a float. The input must be
+/// JSON.
 pub(super) fn pretty(json: &str) -> String {
     let mut text = Pretty { out: String::with_capacity(json.len() * 2), depth: 0 };
     let mut rest = json.char_indices().peekable();
@@ -49,7 +50,7 @@ struct Pretty {
 }
 
 impl Pretty {
-    /// Deeper than this nothing is moved to the right any more: depth alone must not make a page large.
+    /// The deepest indent: nesting alone must not make a page large.
     const DEEPEST: usize = 32;
 
     fn line(&mut self) {
@@ -60,7 +61,7 @@ impl Pretty {
     }
 }
 
-/// Where the text ends that begins with a quote here, in bytes.
+/// The length in bytes of the JSON string that begins here.
 fn end_of_text(json: &str) -> usize {
     let mut escaped = false;
     let end = json.char_indices().skip(1).try_for_each(|(at, character)| {
@@ -73,7 +74,7 @@ fn end_of_text(json: &str) -> usize {
     end.break_value().unwrap_or(json.len())
 }
 
-/// As much of a text as is shown, and whether that is all.
+/// The part of a text that is shown, and whether it is the whole.
 pub(super) fn shown(text: &str) -> (&str, bool) {
     if text.len() <= SHOWN_BYTES {
         return (text, true);

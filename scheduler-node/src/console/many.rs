@@ -1,4 +1,4 @@
-//! Many tasks at once, chosen by a filter alone: a way into what is done to all of them, and all of them to be taken away.
+//! Many tasks at once, chosen by a filter alone: the start of a bulk operation, and the export.
 
 use askama::Template;
 use axum::{
@@ -23,7 +23,7 @@ struct ManyPage {
     frame: Frame,
     inputs: Vec<Input>,
     hidden: Vec<(&'static str, String)>,
-    /// What is wrong with the filter.
+    /// The mistake in the filter.
     wrong: Option<String>,
     export: String,
     list: String,
@@ -44,7 +44,7 @@ impl Input {
     }
 }
 
-/// The filter is in the URL; what is done with it is counted first, by the page that it leads to.
+/// The filter is in the URL. The page that the form leads to counts the tasks before any change.
 pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
     let wanted = Wanted::of_uri(&uri);
     let wrong = wanted.task_filter().err().map(|problem| problem.detail);
@@ -69,8 +69,8 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
     show(status, &page)
 }
 
-/// A file of JSON, one task a line. Once lines have been sent there is no other status: an export that fails breaks off, without its
-/// last line.
+/// Sends a file of JSON, one task a line. The status is fixed once lines have been sent, so an export that fails ends
+/// early, without its last line.
 pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     let trouble = |problem| Trouble::at(&visitor, problem);
     if !console.show_payloads {

@@ -1,8 +1,9 @@
-//! Speaks to a person's browser: pages made here, asked of the desk as the API asks it. Everything works without a script, and
-//! every state of a page is in its URL. The heap, the stores and the loops are absent on purpose.
+//! Serves a person's browser: pages rendered here, whose data comes from the desk as the API's does. Everything works
+//! without a script, and every state of a page is in its URL. The heap, the stores and the loops are absent on
+//! purpose.
 //!
-//! A page is a template under `templates/` and a handler that fills it; what changes something is a form, taken by a handler
-//! with a [`Posted`](door::Posted), and told to [`acted`](act::acted).
+//! A page is a template under `templates/` and a handler that fills it. A change is a form, taken by a handler with a
+//! [`Posted`](door::Posted), and noted by [`acted`](act::acted).
 
 mod act;
 mod assets;
@@ -89,18 +90,18 @@ routes! { Console =>
     GET "/console/assets/{hash}/{name}" => assets::asset;
 }
 
-/// What every page needs.
+/// The shared state of all handlers.
 #[derive(Clone)]
 struct Console {
     desk: Desk,
     gate: Arc<Gate>,
-    /// Who signs people in beside the tokens.
+    /// The identity provider that signs people in, beside the tokens.
     oidc: Option<Arc<Provider>>,
     sessions: Sessions,
     show_payloads: bool,
 }
 
-/// All pages.
+/// The router of all pages.
 pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, keys: Receipts, config: &config::Console) -> Router {
     let (oidc, sessions) = (oidc.map(Arc::new), Sessions::new(keys));
     let console = Console { desk, gate, oidc, sessions, show_payloads: config.show_payloads };
@@ -115,10 +116,10 @@ pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, keys: Receipt
 /// The largest form is a page of selected ids with a filter.
 const FORM_BYTES: usize = 64 << 10;
 
-/// The largest payload of a schedule, written as forms are, and what is around it.
+/// The largest payload of a schedule in a form's encoding, and the other fields.
 const SCHEDULE_BYTES: usize = 256 << 10;
 
-/// Longer than anything a page asks for; whoever has not sent his form by then has gone.
+/// Longer than any page takes. A client that has not sent its form within this time has gone.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 
 async fn in_time(request: Request, next: Next) -> Response {

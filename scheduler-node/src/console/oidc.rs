@@ -1,8 +1,9 @@
-//! Signing in with an identity provider: away to it, and back with what it says.
+//! Signing in with an identity provider: the redirect to it, and the way back.
 //!
-//! The way back is a request that another site has caused, so only a cookie that such requests carry can tell who began: it lives
-//! for minutes, is sealed, and opens nothing. The session's own cookie stays kept from other sites, which is why the way back ends
-//! with a page of ours that leads on, and not with a redirect.
+//! Another site causes the request of the way back, so the browser sends only a cookie without `SameSite=Strict`. The
+//! cookie of the flow identifies the browser that began: it lives for minutes, is sealed, and opens nothing. The
+//! session's own cookie stays strict. That is why the way back ends with a page of this console that leads on, and
+//! not with a redirect.
 
 use std::net::SocketAddr;
 
@@ -29,13 +30,13 @@ use crate::{
     oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
 };
 
-/// The cookie that tells the browser that began from any other.
+/// The cookie that identifies the browser that began the sign-in.
 const FLOW: &str = "duetime_sign_in";
 
-/// What fits into that cookie with the rest. Whoever wants to go further begins at the overview.
+/// The longest path to return to that fits into that cookie with the rest. A longer one is replaced by the overview.
 const NEXT_BYTES: usize = 2_000;
 
-/// Where a sign-in with the provider begins.
+/// The URL where signing in with the provider begins.
 pub(super) fn begin_url(next: &str) -> String {
     let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
     format!("/console/sign-in/oidc?{query}")
@@ -74,7 +75,7 @@ pub(super) async fn callback(
         }
         Err(refusal) => {
             if let Refusal::NoRole { who, .. } = refusal {
-                // He may do nothing; only his name is noted.
+                // The person has no permission; the audit notes only their name.
                 let name = who.as_str().into();
                 let caller =
                     Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
@@ -84,7 +85,7 @@ pub(super) async fn callback(
             door::not_signed_in(&console, &headers, "/console", &refusal.problem())
         }
     };
-    // Another sign-in may be on its way in this browser; one that was answered is over.
+    // Another sign-in may be in progress in this browser; this one is over once it was answered.
     if !matches!(finished, Err(Refusal::Over)) {
         let over = kept(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
         response.headers_mut().append(header::SET_COOKIE, HeaderValue::try_from(over).expect("it is all ASCII"));

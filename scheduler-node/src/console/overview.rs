@@ -1,4 +1,4 @@
-//! The first page: how the cluster stands, and what is to come.
+//! The first page: the state of the cluster, and the tasks to come.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use super::{
 };
 use crate::desk::{Census, NodeFigures, Outlook};
 
-/// Bars of the next hour and of the next day: fine enough to see a spike, few enough to ask for.
+/// Width and number of the bars, for the next hour and the next day: fine enough to show a spike, few enough to
+/// query.
 const HOUR: (Duration, i32) = (Duration::from_secs(120), 30);
 const DAY: (Duration, i32) = (Duration::from_secs(3_600), 24);
 
@@ -24,7 +25,7 @@ struct OverviewPage {
     node: NodeTiles,
     cluster: Vec<Tile>,
     charts: Vec<Chart>,
-    /// What could not be asked.
+    /// Figures that could not be read.
     notes: Vec<String>,
 }
 
@@ -34,7 +35,7 @@ struct NodeTiles {
     tiles: Vec<Tile>,
 }
 
-/// A number and where it leads.
+/// A number and its link.
 struct Tile {
     name: &'static str,
     value: String,
@@ -43,18 +44,18 @@ struct Tile {
     bad: bool,
 }
 
-/// Bars side by side, in a drawing of 1 by 100 for each.
+/// A bar chart; each bar is drawn in an area of 1 by 100.
 struct Chart {
     title: &'static str,
     bars: Vec<Bar>,
-    /// All bars together.
+    /// The sum of all bars.
     total: String,
     first: String,
     last: String,
 }
 
 struct Bar {
-    /// From the top, of 100.
+    /// Distance from the top, out of 100.
     top: i64,
     height: i64,
     told: String,
@@ -112,7 +113,7 @@ fn node_tiles(figures: &NodeFigures) -> NodeTiles {
     let lateness =
         |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |seconds| format!("≤ {} ms", seconds * 1e3));
     let tile = |name, value, note| Tile { name, value, note, href: "", bad: false };
-    // A task that is due is claimed within milliseconds; one second behind is already seen by alerts.
+    // A due task is claimed within milliseconds; alerts already notice a delay of one second.
     let overdue = Tile {
         bad: figures.oldest_overdue >= Duration::from_secs(1),
         ..tile("Overdue", span(figures.oldest_overdue), "the oldest due task of its shards")
@@ -133,7 +134,7 @@ fn node_tiles(figures: &NodeFigures) -> NodeTiles {
 fn chart(title: &'static str, outlook: &Outlook) -> Chart {
     let most = outlook.iter().map(|bucket| bucket.tasks).max().unwrap_or(0).max(1);
     let bar = |bucket: &crate::desk::Bucket| {
-        // Something is seen wherever there is something.
+        // A bar with any task is at least 2 high, so that it is visible.
         let height = if bucket.tasks == 0 { 0 } else { (bucket.tasks * 100 / most).max(2) };
         let told = format!("{}: {}", clock_time(bucket.starts_at), count(bucket.tasks, bucket.at_least));
         Bar { top: 100 - height, height, told, at_least: bucket.at_least }

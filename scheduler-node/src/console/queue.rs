@@ -1,4 +1,4 @@
-//! One queue: its counts, its policy to be read and set, its pause, and its end.
+//! The page of one queue: its counts, the form of its policy, pause and deletion.
 
 use askama::Template;
 use axum::{
@@ -28,7 +28,7 @@ use crate::{
     internal::{self, Origin},
 };
 
-/// All that a policy says, apart from the retry.
+/// All fields of a policy, apart from the retry.
 const POLICY: [Spec; 24] = [
     spec(
         "settle",
@@ -95,10 +95,10 @@ pub(super) fn specs() -> Vec<Spec> {
 struct QueuePage {
     frame: Frame,
     name: QueueName,
-    /// `None`: there is no such queue yet.
+    /// `None`: the queue does not exist yet.
     there: Option<There>,
     fields: Vec<Field>,
-    /// What is wrong with what was sent, and not with one field.
+    /// A mistake that concerns no single field.
     wrong: Option<String>,
     may_act: bool,
 }
@@ -110,12 +110,12 @@ struct There {
     flow: Flow,
 }
 
-/// How it moves, as far as this node tells.
+/// The queue's throughput, as this node counts it.
 struct Flow {
     node: String,
     up: String,
     finished: String,
-    /// By minute, since the look that the URL tells of.
+    /// A minute, since the earlier view that the URL carries.
     since: Option<String>,
     again: String,
 }
@@ -137,7 +137,7 @@ pub(super) async fn queue(visitor: Visitor, Path(name): Path<String>, uri: Uri) 
     Ok(show(status, &page(&visitor, name, there, fields, &uri)))
 }
 
-/// The queue; `None` for one that is not there and might be made by whoever looks.
+/// The queue; `None` for one that does not exist and that the visitor may create.
 async fn look(visitor: &Visitor, name: &QueueName) -> Result<Option<QueueView>, Problem> {
     match visitor.desk.queue_get(name.clone()).await {
         Ok(queue) => Ok(Some(queue)),
@@ -163,7 +163,7 @@ fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Ve
     QueuePage { frame, name, there, fields, wrong: None, may_act: visitor.may(Permission::Operate) }
 }
 
-/// The look before is in the URL: no node remembers who has looked.
+/// The earlier view's figures are in the URL, because no node stores them.
 fn flow(figures: &NodeFigures, name: &QueueName, uri: &Uri) -> Flow {
     let finished = figures.finished_of(name).unwrap_or(0);
     let number = |field: &str| parameter(uri, field).and_then(|text| text.parse::<i64>().ok());

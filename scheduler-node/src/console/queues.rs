@@ -1,4 +1,4 @@
-//! The queues: how each treats its tasks, how many it has, and whether it moves.
+//! The list of queues: the policy, the counts and the throughput of each.
 
 use askama::Template;
 use axum::{
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::desk::NodeFigures;
 
-/// Queues of one page.
+/// Queues on one page.
 const PAGE: u32 = 100;
 
 #[derive(Template)]
@@ -46,7 +46,7 @@ struct Row {
     rate: String,
 }
 
-/// How many tasks there are, as it is shown.
+/// A count of tasks as the page shows it.
 pub(super) struct Shown {
     pub(super) scheduled: String,
     pub(super) waiting: String,
@@ -66,7 +66,7 @@ impl Shown {
     }
 }
 
-/// `?open=` leads to the page of a queue by its name, whether there is one or not.
+/// `?open=` leads to the page of a queue by its name, whether it exists or not.
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     if let Some(open) = parameter(&uri, "open") {
         check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
@@ -78,7 +78,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
     let page = QueuesPage {
         frame: Frame::new("Queues", &visitor),
         rows: listed.queues.iter().map(|queue| row(queue, &figures)).collect(),
-        // A name is safe in a URL.
+        // A queue's name needs no escaping in a URL.
         next: listed.next_cursor.map(|cursor| format!("/console/queues?cursor={cursor}")),
         node: figures.node.name.to_string(),
         up: span(figures.up),
@@ -98,7 +98,7 @@ fn row(queue: &QueueView, figures: &NodeFigures) -> Row {
     }
 }
 
-/// What a policy says beside its defaults, and what finishes a task.
+/// When a task counts as finished, and the policy's differences from the defaults.
 pub(super) fn in_short(policy: &QueuePolicy) -> Vec<String> {
     let default = QueuePolicy::default();
     let settle = match policy.settle {

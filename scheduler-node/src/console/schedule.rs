@@ -1,4 +1,4 @@
-//! One schedule: when it fires and fired, what its tasks are, and what can be done to it.
+//! The page of one schedule: its fire times, its tasks, and its actions.
 
 use askama::Template;
 use axum::{
@@ -30,7 +30,7 @@ use crate::{
     internal::{self, Origin},
 };
 
-/// Fire times shown, to come and gone.
+/// Past and future fire times shown, of each.
 const SHOWN: usize = 5;
 
 const CALENDAR: [Spec; 6] = [
@@ -62,7 +62,8 @@ const TASKS: [Spec; 6] = [
     spec("expires_after_ms", Kind::Whole, "never", "from the fire time: not started by then, it never is"),
 ];
 
-/// What is not shown cannot be written either: a form without the payload keeps the one there is.
+/// The fields of the form. A visitor who may not see the payload cannot set it either: a form without it keeps the
+/// existing payload.
 pub(super) fn specs(with_payload: bool) -> Vec<Spec> {
     let payload = PAYLOAD.into_iter().filter(|_| with_payload);
     CALENDAR.into_iter().chain(payload).chain(TASKS).chain(form::retry("the queue's")).collect()
@@ -73,11 +74,11 @@ pub(super) fn specs(with_payload: bool) -> Vec<Spec> {
 struct SchedulePage {
     frame: Frame,
     name: ScheduleName,
-    /// `None`: there is no such schedule yet.
+    /// `None`: the schedule does not exist yet.
     there: Option<There>,
     fields: Vec<Field>,
     payload_hidden: bool,
-    /// What is wrong with what was sent, and not with one field.
+    /// A mistake that concerns no single field.
     wrong: Option<String>,
     may_act: bool,
 }
@@ -92,10 +93,10 @@ struct There {
     updated: When,
 }
 
-/// A fire time, and the task it made as far as that is still kept.
+/// A fire time, and the task it made if that is still kept.
 struct FireTime {
     at: When,
-    /// On the clocks of the schedule's time zone.
+    /// In the schedule's time zone.
     local: String,
     task: Option<(String, &'static str)>,
 }
@@ -124,7 +125,7 @@ pub(super) async fn schedule(
     Ok(show(status, &page(&console, &visitor, name, there, fields).await))
 }
 
-/// The schedule; `None` for one that is not there and might be made by whoever looks.
+/// The schedule; `None` for one that does not exist and that the visitor may create.
 async fn look(visitor: &Visitor, name: &ScheduleName) -> Result<Option<ScheduleView>, Problem> {
     match visitor.desk.schedule_get(name.clone(), SHOWN).await {
         Ok(view) => Ok(Some(view)),
@@ -133,7 +134,7 @@ async fn look(visitor: &Visitor, name: &ScheduleName) -> Result<Option<ScheduleV
     }
 }
 
-/// As the form shows it: the payload as the text it is, and its type only where it can be set.
+/// The JSON that fills the form: the payload as its own text, and its type only if the form can set it.
 fn json_of(view: &ScheduleView) -> Result<Value, Problem> {
     let unwritable =
         |error: serde_json::Error| internal::problem(Origin::Request, Some(&error), "the schedule cannot be shown");
@@ -182,7 +183,7 @@ async fn shown(desk: &Desk, view: &ScheduleView) -> There {
     }
 }
 
-/// The task of a fire time, which is known by its key.
+/// The task of a fire time, found by its key.
 async fn task_of(desk: &Desk, view: &ScheduleView, at: UnixMicros) -> Option<(String, &'static str)> {
     let rules = &view.rules;
     let key = key_of(&view.name, at);
@@ -234,14 +235,14 @@ async fn set(console: &Console, name: &ScheduleName, posted: &Posted) -> Result<
             request.content_type = view.payload_base64.as_ref().map(|_| view.rules.content_type);
             (request.payload, request.payload_base64) = (view.payload, view.payload_base64);
         }
-        // As it was written, so that no number in it loses a digit.
+        // The payload stays as written, so that no number in it loses a digit.
         None => request.payload = posted.one("payload").map(json).transpose()?,
     }
     posted.visitor.desk.schedule_put(name.clone(), request).await.map(drop)
 }
 
 fn json(text: &str) -> Result<Box<RawValue>, Problem> {
-    // Browsers end each line of a text with two characters.
+    // Browsers end each line of a text with CR LF.
     let text = text.replace("\r\n", "\n").trim().to_owned();
     RawValue::from_string(text)
         .map_err(|error| Problem::invalid_field("payload", format!("`payload` must be JSON: {error}")))

@@ -1,4 +1,4 @@
-//! The schedules: when each fires, in words, and whether it does.
+//! The list of schedules: when each fires, in words, and its state.
 
 use askama::Template;
 use axum::{
@@ -20,7 +20,7 @@ use super::{
     told::{When, span, when},
 };
 
-/// Schedules of one page.
+/// Schedules on one page.
 const PAGE: u32 = 50;
 
 #[derive(Template)]
@@ -41,7 +41,7 @@ struct Row {
     last: Option<When>,
 }
 
-/// When it fires, as it is written and as it is said.
+/// The rule of a schedule, as written and in words.
 pub(super) struct Rule {
     pub(super) written: String,
     pub(super) words: String,
@@ -69,7 +69,7 @@ impl Rule {
     }
 }
 
-/// `?open=` leads to the page of a schedule by its name, whether there is one or not.
+/// `?open=` leads to the page of a schedule by its name, whether it exists or not.
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     if let Some(open) = parameter(&uri, "open") {
         check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
@@ -81,7 +81,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
     let page = SchedulesPage {
         frame: Frame::new("Schedules", &visitor),
         rows: listed.schedules.iter().map(|view| row(view, now)).collect(),
-        // A name is safe in a URL.
+        // A schedule's name needs no escaping in a URL.
         next: listed.next_cursor.map(|cursor| format!("/console/schedules?cursor={cursor}")),
         may_act: visitor.may(Permission::Operate),
     };

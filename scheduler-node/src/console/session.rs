@@ -1,9 +1,10 @@
-//! The session of a person who signed in with a token. The browser keeps the token sealed, so its cookie opens no API.
+//! The session of a person who signed in with a token. The browser keeps the token sealed, so its cookie opens no
+//! API.
 //!
 //! The seal's key is derived from the keys of the home database that every node reads (`receipt.rs`): nodes share no
-//! further secret and keep no sessions. The cookie seals the token itself, not its name or its hash. So each request asks
-//! the gate anew, which ends the session of a token that was revoked or has expired, and a reader of the database, who
-//! finds those keys and the hashes of tokens there, cannot make a session.
+//! further secret and keep no sessions. The cookie seals the token itself, not its name or its hash. So the gate
+//! checks the token at each request, which ends the session of a token that was revoked or has expired. A reader of
+//! the database finds those keys and the hashes of tokens there, but cannot make a session.
 
 use common::{time::UnixMicros, wire::Problem};
 use secrecy::{ExposeSecret, SecretSlice};
@@ -13,10 +14,10 @@ use crate::{receipt::Receipts, seal::Seal};
 /// A working day: a person who forgets to sign out is signed out by the next morning.
 pub(super) const SESSION_S: i64 = 12 * 60 * 60;
 
-/// Keeps the key apart from all others that are derived from the same secret.
+/// Separates the key from all others that are derived from the same secret.
 const PURPOSE: &str = "duetime console session of a token";
 
-/// When to ask a node again that has not read the keys yet, in seconds.
+/// Seconds until a retry of a request to a node that has not read the keys yet.
 const READ_AFTER_S: u32 = 1;
 
 /// Seals and opens the sessions of tokens.
@@ -36,7 +37,8 @@ impl Sessions {
         Ok(seal(key).close(&token, seconds(now) + SESSION_S))
     }
 
-    /// The token; `None` when no node of this cluster sealed it, when it was changed or has ended, or when its key is gone.
+    /// The token; `None` when no node of this cluster sealed the session, when it was altered or has ended, or when
+    /// its key is gone.
     pub(super) fn open(&self, sealed: &str, now: UnixMicros) -> Result<Option<String>, Problem> {
         let keys = self.keys.borrow();
         let keys = keys.as_ref().ok_or_else(unread)?;

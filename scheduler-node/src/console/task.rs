@@ -1,4 +1,4 @@
-//! One task: how it went, what it carries, what can be done to it.
+//! The page of one task: its history, its content, and its actions.
 
 use askama::Template;
 use axum::{
@@ -32,7 +32,7 @@ struct TaskPage {
     frame: Frame,
     id: String,
     state: &'static str,
-    /// What was just done.
+    /// The action that was just done.
     said: Option<&'static str>,
     facts: Vec<(&'static str, String)>,
     timeline: Vec<Step>,
@@ -45,23 +45,23 @@ struct TaskPage {
     can: Can,
 }
 
-/// Something that happened, or will.
+/// A past or future event of the task.
 struct Step {
     at: Option<When>,
     what: String,
     note: String,
 }
 
-/// A payload or a result, as far as it is shown.
+/// A payload or a result, cut to the part that is shown.
 struct Shown {
     text: String,
     note: String,
 }
 
-/// Why this console shows no payload to anyone.
+/// Why this console shows no payload to any visitor.
 const NOT_SHOWN: &str = "`console.show_payloads` is false";
 
-/// What may be done to the task by this visitor.
+/// The actions that this visitor may apply to the task.
 #[derive(Default)]
 struct Can {
     cancel: bool,
@@ -80,7 +80,7 @@ struct CancelPage {
     between_attempts: bool,
 }
 
-/// What a page may say after a form: only words of ours, whatever the URL says.
+/// The messages that a page may show after a form. The URL only selects one of these.
 const SAID: [(&str, &str); 6] = [
     ("cancelled", "Cancelled: nothing is delivered from here on."),
     ("no_further_attempts", "No further attempts; a copy of an earlier one may still be with the broker."),
@@ -245,7 +245,7 @@ fn curl(task: &TaskView, headers: &HeaderMap, with_token: bool) -> String {
     format!("curl -fsS {token}{scheme}://{}/v1/tasks/{}", host.unwrap_or("127.0.0.1:8080"), task.id)
 }
 
-/// Asks before a task is cancelled: it cannot be taken back.
+/// Asks for confirmation before a task is cancelled, because a cancel cannot be undone.
 pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Result<Response, Trouble> {
     let trouble = |problem| Trouble::at(&visitor, problem);
     let task = find(&visitor.desk, &id).await.map_err(trouble)?;
@@ -262,7 +262,7 @@ pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Res
     Ok(show(StatusCode::OK, &page))
 }
 
-/// Does one thing to one task.
+/// Applies one action to one task.
 pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
     let visitor = &posted.visitor;
     let done = match visitor.desk.id(&id) {
@@ -278,7 +278,7 @@ pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
     }
 }
 
-/// The word for what came of it.
+/// Applies the action and returns the word for its outcome.
 async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, Problem> {
     let outcome = |outcome| match outcome {
         CancelOutcome::Cancelled => "cancelled",

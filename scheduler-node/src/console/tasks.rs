@@ -1,4 +1,4 @@
-//! The list of tasks: found, paged, selected.
+//! The list of tasks: filtered, paged, selected.
 
 use askama::Template;
 use axum::{
@@ -31,12 +31,12 @@ struct TasksPage {
     rows: Vec<Row>,
     previous: Option<String>,
     next: Option<String>,
-    /// The filter, for what is done to all that match.
+    /// The filter, as hidden fields of the form for all matching tasks.
     hidden: Vec<(&'static str, String)>,
     may_act: bool,
 }
 
-/// A state, and how many tasks are in it where that is cheap to tell.
+/// A state, and the number of its tasks if it is cheap to count.
 struct Tab {
     name: &'static str,
     href: String,
@@ -44,7 +44,7 @@ struct Tab {
     current: bool,
 }
 
-/// A part of the filter, and the page without it.
+/// A part of the filter, and a link to the page without it.
 struct Chip {
     text: String,
     without: String,
@@ -86,7 +86,7 @@ impl Row {
     }
 }
 
-/// What was said of the last attempt that failed.
+/// The error of the last failed attempt.
 pub(super) fn last_error(task: &TaskView) -> Option<&str> {
     let of_attempt = || task.attempts.last().and_then(|attempt| attempt.error.as_deref());
     task.status_msg.as_deref().or_else(of_attempt)
@@ -113,7 +113,8 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
     Ok(show(StatusCode::OK, &page))
 }
 
-/// How many unfinished tasks there are by state, of all queues or of one; `None` when more is filtered, or they cannot be counted.
+/// Counts of unfinished tasks by state, of all queues or of one; `None` when the page filters by more, or counting
+/// fails.
 async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Census> {
     if wanted.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
         return None;
@@ -155,7 +156,7 @@ fn tabs(wanted: &Wanted, census: Option<&Census>) -> Vec<Tab> {
     std::iter::once(all).chain(TaskState::ALL.map(tab)).collect()
 }
 
-/// The state has its tabs.
+/// The state is left out, because it has its tabs.
 fn chips(wanted: &Wanted) -> Vec<Chip> {
     let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
     let others = wanted.fields().iter().filter(|(name, _)| *name != "state");

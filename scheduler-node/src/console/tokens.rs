@@ -1,4 +1,4 @@
-//! Tokens: which there are, made, revoked.
+//! The page of tokens: list, create, revoke.
 
 use askama::Template;
 use axum::{
@@ -22,7 +22,7 @@ use super::{
     told::{When, when},
 };
 
-/// Tokens of one page.
+/// Tokens on one page.
 const PAGE: u32 = 100;
 const DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 
@@ -32,7 +32,7 @@ struct TokensPage {
     frame: Frame,
     rows: Vec<Row>,
     next: Option<String>,
-    /// One that was just made: its name and itself, told this once.
+    /// A new token: its name and its secret, shown this once.
     made: Option<(String, String)>,
     /// The roles that the form offers.
     roles: [Role; 7],
@@ -55,7 +55,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
     page(&visitor, parameter(&uri, "cursor"), None).await
 }
 
-/// A token is shown by the answer to the form that made it and by no other page, so there is no redirect.
+/// Only the answer to the form that created a token shows its secret, so there is no redirect.
 pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
     let visitor = &posted.visitor;
     let action = posted.one("action").unwrap_or_default();
@@ -95,7 +95,7 @@ async fn create(posted: &Posted) -> Result<TokenView, Problem> {
     posted.visitor.desk.token_add(request, &posted.visitor.caller.name).await
 }
 
-/// Limits that are left empty are none.
+/// Reads the limits; an empty field means no limit.
 fn limits(posted: &Posted) -> Result<LimitsRequest, Problem> {
     let number = |field: &'static str| match posted.one(field) {
         Some(text) => match text.trim().parse::<i64>() {

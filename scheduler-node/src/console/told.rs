@@ -7,7 +7,7 @@ use common::{ids::TaskId, time::UnixMicros};
 
 use crate::desk::Census;
 
-/// A moment, as it is and as it lies from now.
+/// A moment, exact and relative to now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct When {
     /// For machines.
@@ -32,7 +32,7 @@ pub(super) fn when(moment: UnixMicros, now: UnixMicros) -> When {
     }
 }
 
-/// In the two units that matter.
+/// A duration in its two largest units.
 pub(super) fn span(length: Duration) -> String {
     const UNITS: [(u64, &str); 5] = [(31_557_600, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
     let seconds = length.as_secs();
@@ -48,13 +48,13 @@ pub(super) fn span(length: Duration) -> String {
     }
 }
 
-/// How many tasks there are, as far as they were counted: `≈` before an estimate.
+/// A count of tasks, marked with `≈` if it is an estimate.
 pub(super) fn about(number: i64, census: &Census) -> String {
     let told = count(number, census.counts.at_least);
     if census.estimated { format!("≈ {told}") } else { told }
 }
 
-/// With a comma between thousands; `+`: or more.
+/// With a comma between thousands; `+` means: or more.
 pub(super) fn count(number: i64, at_least: bool) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
@@ -70,7 +70,7 @@ pub(super) fn count(number: i64, at_least: bool) -> String {
     text
 }
 
-/// The end of an id: its beginning is the time at which it was made, and the same for many.
+/// The end of an id. Its beginning is the creation time, which many ids share.
 pub(super) fn short(id: TaskId) -> String {
     let text = id.to_string();
     format!("…{}", &text[24..])

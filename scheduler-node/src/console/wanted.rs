@@ -1,4 +1,4 @@
-//! Which tasks a page is about, as its URL says it.
+//! Which tasks a page shows, as its URL says.
 
 use axum::http::Uri;
 use chrono::NaiveDateTime;
@@ -6,7 +6,7 @@ use common::wire::{ListFilter, Problem, TaskFilter};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// What tasks can be filtered by, as the API names it, and as the page does.
+/// The filters of tasks: the API's name and the page's name of each.
 pub(super) const FILTERS: [(&str, &str); 7] = [
     ("queue", "Queue"),
     ("state", "State"),
@@ -17,16 +17,16 @@ pub(super) const FILTERS: [(&str, &str); 7] = [
     ("error", "Error"),
 ];
 
-/// Tasks of one page.
+/// Tasks on one page.
 pub(super) const PAGE: u32 = 50;
 
-/// So many pages back are remembered in a URL; further back it is the first page again.
+/// The number of earlier pages that a URL remembers; going back further leads to the first page.
 const BACK: usize = 20;
 
 /// Stands for the first page among those to go back to.
 const FIRST: &str = "first";
 
-/// A filter and a place in its list.
+/// A filter and a position in its list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     fields: Vec<(&'static str, String)>,
@@ -40,7 +40,7 @@ impl Wanted {
         Self::of_pairs(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()))
     }
 
-    /// What is empty or unknown is left out, as forms send every field.
+    /// Empty and unknown fields are left out, because forms send every field.
     pub(super) fn of_pairs(pairs: impl Iterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Self {
         let mut wanted = Self::default();
         for (name, value) in pairs {
@@ -70,14 +70,14 @@ impl Wanted {
         self.fields.extend(value.map(|value| (name, value.to_owned())));
     }
 
-    /// The first page of the same with that field set, or without it.
+    /// The first page of the same filter with that field set, or without it.
     pub(super) fn with(&self, name: &'static str, value: Option<&str>) -> Self {
         let mut wanted = Self { fields: self.fields.clone(), ..Self::default() };
         wanted.set(name, value);
         wanted
     }
 
-    /// The page that begins at `cursor`, with this one behind it.
+    /// The page that begins at `cursor`, with this one to go back to.
     pub(super) fn next(&self, cursor: String) -> Self {
         let mut back = self.back.clone();
         back.push(self.cursor.clone().unwrap_or_else(|| FIRST.to_owned()));
@@ -105,7 +105,7 @@ impl Wanted {
         format!("/console/tasks?{}", query.finish())
     }
 
-    /// As the list takes it; the problem names the field.
+    /// The filter as the list takes it; the problem names the field.
     pub(super) fn list_filter(&self) -> Result<ListFilter, Problem> {
         let filter: ListFilter = self.read()?;
         let cursor = self.cursor.as_ref().map(|cursor| cursor.parse());
@@ -115,7 +115,7 @@ impl Wanted {
         filter.validate().map(|()| filter)
     }
 
-    /// As bulk operations take it.
+    /// The filter as bulk operations take it.
     pub(super) fn task_filter(&self) -> Result<TaskFilter, Problem> {
         let filter: TaskFilter = self.read()?;
         filter.validate().map(|()| filter)
@@ -125,7 +125,7 @@ impl Wanted {
         let mut object = Map::new();
         for (name, value) in &self.fields {
             let value = Value::String(if name.starts_with("due_") { utc(value) } else { value.clone() });
-            // Each alone first: what is wrong with it is then told of this field.
+            // Each field is parsed alone first, so that the problem names this field.
             let alone = Value::Object(Map::from_iter([((*name).to_owned(), value.clone())]));
             if let Err(error) = serde_json::from_value::<T>(alone) {
                 return Err(Problem::invalid_field(*name, error.to_string()));

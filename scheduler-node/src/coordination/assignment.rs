@@ -1,22 +1,22 @@
-//! Which node should own which shard: written by the master, under its term.
+//! The assignment of shards to nodes: written by the master, under its term.
 
 use common::{cluster::AssignmentRecord, ids::Term};
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
 
 use super::{Coordination, Error, EtcdOp, LeaseId};
 
-/// What became of an assignment that the master wrote.
+/// The outcome of the master's write of an assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     Done,
     /// Not written: the writer is no longer master of that term.
     Deposed,
-    /// Not written: it no longer says what the decision was based on.
+    /// Not written: the assignment is no longer the one on which the decision was based.
     Moved,
 }
 
 impl Coordination {
-    /// Replaces `previous`, if that still stands and `lease` still holds the term that `next` was decided under.
+    /// Replaces `previous`, if that still stands and `lease` still holds the term under which `next` was decided.
     pub async fn assignment_write(
         &self,
         previous: Option<&AssignmentRecord>,
@@ -26,7 +26,7 @@ impl Coordination {
         let op = EtcdOp::AssignmentWrite;
         let key = self.keys.assignment();
         let seen = self.record_read(op, &key).await?;
-        // What cannot be read is nobody's decision and is written over.
+        // A value that cannot be parsed is no valid assignment and is overwritten.
         let standing: Option<AssignmentRecord> =
             seen.as_ref().and_then(|seen| serde_json::from_slice(&seen.value).ok());
         if standing.as_ref() == Some(next) {
@@ -46,7 +46,7 @@ impl Coordination {
         self.why_refused(next, lease).await
     }
 
-    /// The assignment as the leader of etcd has it now.
+    /// The present assignment, read from the leader of etcd.
     pub async fn assignment_read(&self) -> Result<Option<AssignmentRecord>, Error> {
         let seen = self.record_read(EtcdOp::AssignmentRead, &self.keys.assignment()).await?;
         Ok(seen.and_then(|seen| serde_json::from_slice(&seen.value).ok()))
@@ -57,7 +57,7 @@ impl Coordination {
     }
 
     async fn why_refused(&self, next: &AssignmentRecord, lease: LeaseId) -> Result<Written, Error> {
-        // The first copy of a request whose answer was lost may have done it.
+        // An earlier copy of this request, whose answer was lost, may have written it.
         if self.assignment_read().await?.as_ref() == Some(next) {
             return Ok(Written::Done);
         }

@@ -1,11 +1,11 @@
-//! The queue for master: who created his key first leads, and the revision that created it is his term.
+//! The queue for master. The node whose key is oldest leads; the revision that created the key is the node's term.
 
 use common::ids::{NodeId, Term};
 
 use super::{Coordination, Error, EtcdOp, LeaseId, records::Kept};
 
 impl Coordination {
-    /// Queues up, or finds the place it has. A lease has one place, so it keeps it as long as it lives.
+    /// Queues up, or finds the node's place. A lease has one place and keeps it as long as it lives.
     pub async fn candidate_put(&self, node: &NodeId, lease: LeaseId) -> Result<Term, Error> {
         let value = serde_json::to_vec(node).expect("a node id is plain text");
         let op = EtcdOp::CandidatePut;
@@ -15,7 +15,7 @@ impl Coordination {
         }
     }
 
-    /// Resigns, or leaves the queue.
+    /// Resigns as master, or leaves the queue.
     pub async fn candidate_remove(&self, lease: LeaseId) -> Result<(), Error> {
         self.record_remove(EtcdOp::CandidateRemove, &self.keys.candidate(lease), |_| true).await
     }

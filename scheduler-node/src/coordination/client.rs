@@ -1,7 +1,8 @@
-//! One connection an endpoint, and our own way from one to the next.
+//! One client for each etcd endpoint, and Duetime's own fail-over between them.
 //!
-//! etcd-client's balanced channel never leaves a frozen endpoint, and by default its calls and streams wait for ever. So
-//! every endpoint has a client of its own, one of them is in use, and whoever finds it silent moves everybody on.
+//! etcd-client's balanced channel never leaves a frozen endpoint, and by default its calls and streams wait for
+//! ever. Hence every endpoint has a client of its own, and one endpoint is in use. The first caller that finds
+//! it silent moves all callers to the next one.
 
 use std::{
     fmt,
@@ -23,19 +24,19 @@ use super::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An endpoint that has not answered by then is left.
+/// The longest wait for an answer of an endpoint, before the next one is tried.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A frozen peer is noticed on an idle connection after the interval and the timeout together.
+/// On an idle connection, a frozen peer is noticed after the interval and the timeout together.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// All endpoints, and which one is in use.
+/// All endpoints, and the one in use.
 pub(super) struct Endpoints {
     all: Vec<Endpoint>,
-    /// Index of the one in use. Streams watch it, to move with everybody else.
+    /// Index of the endpoint in use. Streams watch it, to move with all other callers.
     current: watch::Sender<usize>,
-    /// No endpoint answered the last time: said once, not each time.
+    /// Whether no endpoint answered the last request, so that an outage is logged once.
     away: AtomicBool,
     metrics: Arc<CoordinationMetrics>,
 }
@@ -46,7 +47,7 @@ struct Endpoint {
     login: Option<Login>,
 }
 
-/// Who to be, and whether the client has been told.
+/// The credentials, and whether the client has logged in with them.
 struct Login {
     user: String,
     password: SecretString,
@@ -70,8 +71,8 @@ impl Endpoints {
         Ok(Self { all, current: watch::Sender::new(0), away: AtomicBool::new(false), metrics })
     }
 
-    /// Asks the endpoint in use, and the others in turn while there is no answer. `request` may reach etcd more than
-    /// once, so it must be idempotent. Waits at most `timeout` for each endpoint.
+    /// Sends a request to the endpoint in use, and to the others in turn while there is no answer. `request`
+    /// may reach etcd more than once, so it must be idempotent. Waits at most `timeout` for each endpoint.
     pub(super) async fn ask<T, F>(
         &self,
         op: EtcdOp,
@@ -82,7 +83,7 @@ impl Endpoints {
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let mut source = None;
-        // A lone endpoint is asked twice: a connection that broke is only noticed by using it.
+        // A lone endpoint gets the request twice: only use reveals a broken connection.
         for _ in 0..self.all.len().max(2) {
             let number = *self.current.borrow();
             let answer = tokio::time::timeout(timeout, self.all[number].ask(&request)).await;
@@ -110,8 +111,8 @@ impl Endpoints {
         Err(error)
     }
 
-    /// The endpoint in use, for a stream. Whoever holds one reports its end with [`Self::failed`] and leaves when
-    /// [`Self::moved`] says so.
+    /// Opens a stream on the endpoint in use. The stream's holder reports its end with [`Self::failed`] and
+    /// leaves the endpoint when [`Self::moved`] returns.
     pub(super) async fn stream<T, F>(&self, op: EtcdOp, open: impl Fn(Client) -> F) -> Result<(usize, T), Error>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
@@ -127,7 +128,7 @@ impl Endpoints {
         Err(Error::Unanswered { op, source })
     }
 
-    /// Endpoint `number` did not answer. The first to say so moves everybody on.
+    /// Reports that endpoint `number` did not answer. The first report moves all callers to the next endpoint.
     pub(super) fn failed(&self, number: usize) {
         self.metrics.request_failures.inc();
         let next = (number + 1) % self.all.len();
@@ -147,7 +148,7 @@ impl Endpoints {
     /// Waits until endpoint `number` is no longer the one in use.
     pub(super) async fn moved(&self, number: usize) {
         let mut current = self.current.subscribe();
-        // The sender lives in self, so the wait cannot end otherwise.
+        // The sender lives in `self`, so the wait cannot end otherwise.
         let _ = current.wait_for(|current| *current != number).await;
     }
 
@@ -163,7 +164,7 @@ impl Endpoints {
 }
 
 impl Endpoint {
-    /// Opens no connection yet.
+    /// Makes the client. It does not connect yet.
     async fn new(url: &str, settings: &EtcdSettings) -> Result<Self, etcd_client::Error> {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
@@ -198,7 +199,7 @@ impl Endpoint {
 }
 
 impl Login {
-    /// The client keeps the token, and gets a new one when it runs out.
+    /// Logs in once. The client keeps the token, and gets a new one when it expires.
     async fn once(&self, client: &Client) -> Result<(), etcd_client::Error> {
         let mut done = self.done.lock().await;
         if !*done {
@@ -229,7 +230,7 @@ fn tls(settings: Option<&EtcdTls>) -> Result<TlsOptions, etcd_client::Error> {
     Ok(options)
 }
 
-/// A text without any certificate would be taken for an empty list, and then every server is a stranger.
+/// Refuses a text without a certificate: the client would take it for an empty list and then trust no server.
 fn check_certificates(pem: &[u8], what: &str) -> Result<(), etcd_client::Error> {
     let mut certificates = CertificateDer::pem_slice_iter(pem).peekable();
     let fault = match certificates.peek() {
@@ -239,8 +240,8 @@ fn check_certificates(pem: &[u8], what: &str) -> Result<(), etcd_client::Error> 
     fault.map_or(Ok(()), |fault| Err(etcd_client::Error::InvalidArgs(format!("{what} cannot be read: {fault}"))))
 }
 
-/// The token is refused for a reason that the client does not know as one: users were changed since, or the server has
-/// forgotten it.
+/// Whether etcd refused the token for a reason that the client does not recognise: the users changed since, or
+/// the server has forgotten the token.
 fn is_stale_login(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(answer) = error else { return false };
     status(error) == Some(code::INVALID_ARGUMENT)

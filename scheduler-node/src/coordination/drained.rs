@@ -1,5 +1,5 @@
-//! Which nodes operators have drained: one key for all of them, so that two who drain the last two nodes at the same time
-//! write the same key, and one of them has to look again.
+//! The nodes that operators have drained. One key holds all of them: of two operators who drain the last two
+//! nodes at the same time, one finds the key changed and has to read it again.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use etcd_client::{Compare, CompareOp, GetOptions, GetResponse, KeyValue, Txn, Tx
 
 use super::{Coordination, Error, EtcdOp};
 
-/// Who is there and who is drained, as the leader of etcd had it at one revision.
+/// The registered nodes and the drained ones, read from the leader of etcd at one revision.
 #[derive(Clone, Debug)]
 pub struct Drained {
     pub roll: Roll,
-    /// Of the key of the drained; 0: there is none.
+    /// The revision of the key of drained nodes. 0: there is no key.
     mod_revision: i64,
 }
 
@@ -30,7 +30,7 @@ impl Coordination {
         });
         let drained = parts.next().and_then(|mut get: GetResponse| get.take_kvs().pop());
         let nodes = parts.next().map(|mut get| get.take_kvs()).unwrap_or_default();
-        // What cannot be read is not there, as in the mirror.
+        // A value that cannot be parsed counts as absent, as in the mirror.
         let member = |found: KeyValue| serde_json::from_slice::<Member>(found.value()).ok();
         let members = nodes.into_iter().filter_map(member).map(|member| (member.node.name.clone(), member)).collect();
         let starts = drained.as_ref().and_then(|found| serde_json::from_slice(found.value()).ok()).unwrap_or_default();
@@ -38,7 +38,7 @@ impl Coordination {
         Ok(Drained { roll: Roll { members, drained: starts }, mod_revision })
     }
 
-    /// Writes down which starts are drained, unless that has changed since it was read. The revision that has it.
+    /// Writes the drained starts, unless the key has changed since it was read. Returns the revision of the write.
     pub async fn drained_write(&self, read: &Drained, next: &BTreeSet<NodeId>) -> Result<Option<i64>, Error> {
         let key = self.keys.drained();
         let unchanged = Compare::mod_revision(key.clone(), CompareOp::Equal, read.mod_revision);

@@ -1,8 +1,8 @@
-//! What can go wrong with a request to etcd, and what that says about its effect.
+//! The errors of a request to etcd, each with what it says about the request's effect.
 
 use std::fmt;
 
-/// Every request by its name: the same word in the function and in the log.
+/// The name of every request: the same word in the function and in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EtcdOp {
     LeaseGrant,
@@ -48,24 +48,24 @@ impl fmt::Display for EtcdOp {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody knows whether it was done. It may be repeated. `source` is missing when the last endpoint kept silent.
+    /// The outcome is unknown. The request may be repeated. `source` is missing when the last endpoint kept silent.
     #[error("{op}: no endpoint of etcd gave an answer")]
     Unanswered {
         op: EtcdOp,
         #[source]
         source: Option<etcd_client::Error>,
     },
-    /// It was not done, and asking another endpoint would not help.
+    /// The request had no effect, and another endpoint would answer the same.
     #[error("{op}: etcd refused")]
     Refused {
         op: EtcdOp,
         #[source]
         source: etcd_client::Error,
     },
-    /// It was not done: the lease that the key should hang on has run out.
+    /// The request had no effect: the lease of the key has expired.
     #[error("{op}: the lease is gone")]
     LeaseGone { op: EtcdOp },
-    /// It was not done: the key changed each time between the look and the write.
+    /// The request had no effect: the key changed each time between the read and the write.
     #[error("{op}: the key keeps changing")]
     Contended { op: EtcdOp },
     #[error("the etcd endpoint `{endpoint}` cannot be used")]
@@ -76,7 +76,7 @@ pub enum Error {
     },
 }
 
-/// gRPC's own numbers.
+/// The status codes of gRPC.
 pub(super) mod code {
     pub(crate) const INVALID_ARGUMENT: i32 = 3;
     pub(crate) const NOT_FOUND: i32 = 5;
@@ -87,7 +87,7 @@ pub(super) mod code {
     pub(crate) const UNAUTHENTICATED: i32 = 16;
 }
 
-/// The number of the status that etcd answered with, if it answered.
+/// The code of the status with which etcd answered, if it answered.
 pub(super) fn status(error: &etcd_client::Error) -> Option<i32> {
     match error {
         etcd_client::Error::GRpcStatus(status) => Some(status.code().into()),
@@ -95,7 +95,7 @@ pub(super) fn status(error: &etcd_client::Error) -> Option<i32> {
     }
 }
 
-/// Whether etcd has understood and said no, so that the next endpoint would say the same.
+/// Whether etcd has understood and refused the request, so that the next endpoint would refuse it too.
 pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
     const REFUSALS: [i32; 7] = [
         code::INVALID_ARGUMENT,

@@ -4,14 +4,14 @@ use common::ids::{NodeName, ShardId};
 
 use super::LeaseId;
 
-/// Every key of one cluster.
+/// The keys of one cluster.
 #[derive(Debug)]
 pub(super) struct Keys {
     /// Ends with a slash, so that no other cluster's prefix begins with it.
     prefix: String,
 }
 
-/// What a key is about.
+/// The subject of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Node(NodeName),
@@ -26,12 +26,12 @@ impl Keys {
         Self { prefix: format!("{}/", prefix.trim_end_matches('/')) }
     }
 
-    /// Begins every key of the cluster.
+    /// The beginning of every key of the cluster.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Begins the key of every node.
+    /// The beginning of every node's key.
     pub(super) fn nodes(&self) -> String {
         format!("{}nodes/", self.prefix)
     }
@@ -56,7 +56,7 @@ impl Keys {
         format!("{}drained", self.prefix)
     }
 
-    /// `None` for a key that is not one of these.
+    /// Parses a key. `None`: it is none of these.
     pub(super) fn parse(&self, key: &[u8]) -> Option<Key> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
         match key {
@@ -67,7 +67,7 @@ impl Keys {
         match key.split_once('/')? {
             ("nodes", name) if !name.is_empty() => Some(Key::Node(NodeName::new(name))),
             ("candidates", lease) => LeaseId::parse(lease).map(Key::Candidate),
-            // Only the one spelling: a second key for a shard must not hide the first.
+            // Accepts one spelling only: a second key for a shard must not hide the first.
             ("owners", shard) => {
                 shard.parse().ok().filter(|number: &u16| number.to_string() == shard).map(ShardId::new).map(Key::Owner)
             }

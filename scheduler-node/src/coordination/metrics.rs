@@ -1,4 +1,4 @@
-//! What alerts about the cluster's coordination stand on.
+//! The metrics behind the alerts about the cluster's coordination.
 
 use std::{
     sync::Arc,
@@ -23,11 +23,12 @@ pub struct CoordinationMetrics {
     pub drained: IntGauge,
     /// Shards whose fence this node holds.
     pub shards_owned: IntGauge,
-    /// Shards of the whole cluster that nobody says he owns, and those that this node says and has no fence of.
+    /// Shards of the whole cluster that no node claims to own, and shards that this node claims without holding
+    /// the fence.
     pub shards_unowned: IntGauge,
     pub acquisitions: IntCounter,
     pub releases: IntCounter,
-    /// Answers that etcd did not give, by endpoint tried.
+    /// Missing answers of etcd, one for each endpoint tried.
     pub request_failures: IntCounter,
 }
 
@@ -65,23 +66,23 @@ impl CoordinationMetrics {
         Ok(Arc::new(metrics))
     }
 
-    /// The lease was renewed at `at`; until the first time the age counts from the start of the node.
+    /// Notes that the lease was renewed at `at`. Before the first renewal, the age counts from the start of the node.
     pub fn renewed(&self, at: Instant) {
         *self.renewal_age.last.lock() = at;
     }
 
-    /// What the mirror shows is what etcd had at `at` or later.
+    /// Notes that the mirror shows etcd's state of `at` or later.
     pub fn confirmed(&self, at: Instant) {
         *self.view_age.last.lock() = at;
     }
 
-    /// Since etcd last confirmed what the mirror shows; until the first time since the start of the node.
+    /// The time since etcd last confirmed the mirror's picture; before the first time, since the start of the node.
     pub fn view_age(&self) -> Duration {
         self.view_age.last.lock().elapsed()
     }
 }
 
-/// A gauge that grows by itself, so that a loop that hangs shows as well as one that fails.
+/// A gauge that grows by itself, so that it shows a loop that hangs as well as one that fails.
 #[derive(Clone, Debug)]
 struct Age {
     last: Arc<Mutex<Instant>>,

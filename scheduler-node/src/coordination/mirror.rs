@@ -1,7 +1,8 @@
-//! A copy of everything under the cluster's prefix, kept current: what every decision about the cluster looks at.
+//! A copy of everything under the cluster's prefix, kept current. Every decision about the cluster reads it.
 //!
-//! It lists the prefix at a revision, watches from the next one on, and starts over after half a minute, after every gap and
-//! every error. The list is the truth; the watch only makes it quick. Without etcd the last picture stays.
+//! The mirror lists the prefix at a revision and watches from the next one on. It starts over after half a
+//! minute, after every gap and after every error. The list is the truth; the watch only makes it quick. Without
+//! etcd the last picture stays.
 
 #[cfg(test)]
 mod tests;
@@ -27,27 +28,27 @@ use tokio_util::sync::CancellationToken;
 use super::{Coordination, Error, EtcdOp, LeaseId, client::REQUEST_TIMEOUT, keys::Key};
 use crate::supervise::at_work;
 
-/// A watch can lose events on the server's side without a word: this is for how long.
+/// The longest time for which the mirror misses events that the server's side of a watch has silently lost.
 const RELIST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The server is asked for a sign of life this often. It also keeps the server from taking our pings on a quiet connection
-/// for an attack.
+/// The interval at which the mirror asks the server for a sign of life. The requests also keep the server from
+/// taking the client's pings on a quiet connection for an attack.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A watch that has said nothing for so long is stuck.
+/// A watch that has been silent for this long is stuck.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between attempts while etcd does not answer.
+/// The pauses between attempts while etcd does not answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A cluster of many thousand shards lists more than the 4 MiB that are taken by default.
+/// The size limit of a list. A cluster of many thousand shards exceeds the default of 4 MiB.
 const LIST_LIMIT_BYTES: usize = 64 << 20;
 
 /// The newest picture. Revision 0: etcd has not been read yet.
 pub type Views = watch::Receiver<Arc<ClusterView>>;
 
-/// Keeps the picture; see the module.
+/// Keeps the copy current, and publishes each new picture.
 #[derive(Debug)]
 pub struct Mirror {
     coordination: Coordination,
@@ -55,11 +56,11 @@ pub struct Mirror {
     picture: Picture,
 }
 
-/// Why a watch ended without an error.
+/// The reason why a watch ended without an error.
 enum End {
-    /// Time to list again, or the watch is stuck, or everybody has moved to another endpoint.
+    /// A new list is due, the watch is stuck, or all callers have moved to another endpoint.
     Due,
-    /// The server cancelled it: the revision was compacted away, or it has lost its leader.
+    /// The server cancelled the watch: its revision was compacted away, or the server has lost its leader.
     Cancelled(String),
 }
 
@@ -167,7 +168,7 @@ impl Mirror {
         self.coordination.endpoints.stream(EtcdOp::MirrorWatch, open).await
     }
 
-    /// Takes one answer and what has come in behind it, so that a burst of changes is one picture.
+    /// Takes one response and all that have arrived behind it, so that a burst of changes makes one picture.
     fn take(&mut self, stream: &mut WatchStream, response: WatchResponse) -> Option<End> {
         let mut next = Some(response);
         let mut changed = false;
@@ -217,7 +218,7 @@ impl Mirror {
     }
 }
 
-/// Everything that could be read, by key.
+/// All values that could be parsed, by key.
 #[derive(Debug, Default)]
 struct Picture {
     revision: i64,
@@ -226,7 +227,7 @@ struct Picture {
     assignment: Option<AssignmentRecord>,
     owners: BTreeMap<ShardId, OwnerRecord>,
     drained: BTreeSet<NodeId>,
-    /// Keys that could not be read, so that each is said once.
+    /// Keys whose values could not be parsed, so that each is logged once.
     complaints: BTreeSet<Vec<u8>>,
 }
 
@@ -263,7 +264,7 @@ impl Picture {
         }
     }
 
-    /// What cannot be read counts as absent.
+    /// Parses a value. One that cannot be parsed counts as absent.
     fn read<T: DeserializeOwned>(&mut self, found: &KeyValue) -> Option<T> {
         match serde_json::from_slice(found.value()) {
             Ok(value) => Some(value),

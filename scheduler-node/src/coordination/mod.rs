@@ -1,19 +1,25 @@
-//! Speaks to etcd: who is alive, who leads, who should own what and who says he does.
+//! The client of etcd: live nodes, the master, the assignment of shards, and the owners' own records.
 //!
 //! | key | value | lives as long as |
 //! |---|---|---|
-//! | `<prefix>/nodes/<name>` | [`Member`](common::cluster::Member) | its node's lease |
-//! | `<prefix>/candidates/<lease>` | the node that queues up for master; the oldest key leads, its create revision is the term | its node's lease |
-//! | `<prefix>/assignment` | [`AssignmentRecord`](common::cluster::AssignmentRecord), written under the master's term | for ever |
-//! | `<prefix>/owners/<shard>` | [`OwnerRecord`](common::cluster::OwnerRecord): whoever creates it may take the fence | its owner's lease |
-//! | `<prefix>/drained` | the starts of nodes that operators have drained; one that has ended drains nothing | for ever |
+//! | `<prefix>/nodes/<name>` | [`Member`] | its node's lease |
+//! | `<prefix>/candidates/<lease>` | a node that stands for master; the oldest key leads | its node's lease |
+//! | `<prefix>/assignment` | [`AssignmentRecord`], written under the master's term | for ever |
+//! | `<prefix>/owners/<shard>` | [`OwnerRecord`]: its creator may take the fence | its owner's lease |
+//! | `<prefix>/drained` | the starts of nodes that operators have drained; an ended one drains nothing | for ever |
 //!
-//! All of it may be lost. Tasks, fences and epochs are the databases' business; without etcd every owner goes on, and what
-//! is lost here is written again by those who are alive. So nothing here is a permission, and nothing here decides: the
-//! pure decisions are in `common::cluster`, the loops act on them, and the fence has the last word.
+//! The create revision of the master's candidate key is its term.
 //!
-//! Every write is a transaction that may be repeated: it compares the revision it has seen, so that a copy that was held up
-//! on its way finds the world changed and does nothing.
+//! All of it may be lost. Tasks, fences and epochs are in the databases. Without etcd every owner goes on, and
+//! live nodes write lost keys again. So no key is a permission, and this room takes no decision: the pure
+//! decisions are in `common::cluster`, the loops act on them, and the fence has the last word.
+//!
+//! Every write is a transaction that may be repeated. It compares the revision that it has read, so a delayed
+//! copy finds a newer revision and does nothing.
+//!
+//! [`Member`]: common::cluster::Member
+//! [`AssignmentRecord`]: common::cluster::AssignmentRecord
+//! [`OwnerRecord`]: common::cluster::OwnerRecord
 
 mod assignment;
 mod candidates;
@@ -44,24 +50,24 @@ pub use session::{LeaseId, Registered, Renewal};
 use client::Endpoints;
 use keys::Keys;
 
-/// Where etcd is and how to speak to it.
+/// The address of etcd, and the credentials.
 #[derive(Clone, Debug)]
 pub struct EtcdSettings {
     /// `http://` or `https://` URLs, at least one.
     pub endpoints: Vec<String>,
-    /// Begins every key; without a slash at its end.
+    /// The beginning of every key, without a slash at its end.
     pub prefix: String,
-    /// Silence after which a node counts as gone. Whole seconds.
+    /// The silence after which a node counts as gone. Whole seconds.
     pub lease_ttl: Duration,
     pub user: Option<(String, SecretString)>,
     /// Only with `https://` endpoints. `None` there: the system's authorities, no client certificate.
     pub tls: Option<EtcdTls>,
 }
 
-/// PEM texts.
+/// The PEM texts of an encrypted connection.
 #[derive(Clone)]
 pub struct EtcdTls {
-    /// Who signed the servers' certificates. `None`: those the system trusts.
+    /// The authorities that signed the servers' certificates. `None`: those that the system trusts.
     pub ca: Option<Vec<u8>>,
     /// The client's own certificate and its key.
     pub identity: Option<(Vec<u8>, SecretString)>,
@@ -74,7 +80,7 @@ impl fmt::Debug for EtcdTls {
     }
 }
 
-/// The room's handle; clones share one set of connections.
+/// The handle of this room. Clones share one set of connections.
 #[derive(Clone, Debug)]
 pub struct Coordination {
     endpoints: Arc<Endpoints>,
@@ -84,8 +90,8 @@ pub struct Coordination {
 }
 
 impl Coordination {
-    /// Connects lazily: an etcd that is away does not keep the node from starting. Refuses what can never work, such as an
-    /// endpoint that is no URL or a certificate that is no PEM.
+    /// Connects lazily: an unreachable etcd does not keep the node from starting. Refuses settings that can
+    /// never work, such as an endpoint that is no URL or a certificate that is no PEM.
     pub async fn new(settings: EtcdSettings, metrics: Arc<CoordinationMetrics>) -> Result<Self, Error> {
         let endpoints = Endpoints::new(&settings, Arc::clone(&metrics)).await?;
         Ok(Self {

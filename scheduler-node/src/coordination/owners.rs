@@ -1,4 +1,4 @@
-//! Who may take the fence of a shard: whoever created its owner key.
+//! The right to take the fence of a shard: it belongs to the node that created the shard's owner key.
 
 use common::{
     cluster::OwnerRecord,
@@ -8,7 +8,7 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
 
 use super::{Coordination, Error, EtcdOp, LeaseId, records::Kept};
 
-/// An owner key that was ours when we looked.
+/// An owner key that belonged to this node when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerKey {
     pub shard: ShardId,
@@ -17,9 +17,9 @@ pub struct OwnerKey {
 }
 
 impl Coordination {
-    /// Creates the key, or finds that it is `node`'s already. `None`: it is another's.
+    /// Creates the key, or finds that it is already `node`'s. `None`: the key is another node's.
     ///
-    /// `epoch` is that of a fence which is held all along, when only the key was lost.
+    /// `epoch` is the epoch of a fence that the node still holds, where only the key was lost.
     pub async fn owner_create(
         &self,
         shard: ShardId,
@@ -35,8 +35,8 @@ impl Coordination {
         }
     }
 
-    /// Writes the epoch of the fence that was taken. `false`: the key is not the one that was created, so the fence was
-    /// taken too late and another may have it by now.
+    /// Writes the epoch of the fence that was taken. `false`: the key is not the one that was created, so the
+    /// fence was taken too late and another node may hold it by now.
     pub async fn owner_confirm(&self, created: &OwnerKey, node: &NodeId, epoch: Epoch) -> Result<bool, Error> {
         let key = self.keys.owner(created.shard);
         let is_same = Compare::create_revision(key.clone(), CompareOp::Equal, created.create_revision);
@@ -44,13 +44,13 @@ impl Coordination {
         let put = TxnOp::put(key, value(node, Some(epoch)), Some(options));
         match self.transact(EtcdOp::OwnerConfirm, Txn::new().when([is_same]).and_then([put])).await {
             Ok(answer) => Ok(answer.succeeded()),
-            // The key went with its lease.
+            // The key expired with its lease.
             Err(Error::LeaseGone { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Lets the next owner in. Nothing when the key is not `node`'s.
+    /// Removes the owner key, which lets the next owner in. Does nothing when the key is not `node`'s.
     pub async fn owner_remove(&self, shard: ShardId, node: &NodeId) -> Result<(), Error> {
         let key = self.keys.owner(shard);
         self.record_remove(EtcdOp::OwnerRemove, &key, |value| is_owned_by(value, node)).await

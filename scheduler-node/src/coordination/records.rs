@@ -1,4 +1,4 @@
-//! Keys that belong to one node: created when absent, kept while it lives, removed by nobody else.
+//! Keys that belong to one node: created when absent, kept while the node lives, removed by that node alone.
 
 use std::sync::Arc;
 
@@ -12,17 +12,18 @@ use super::{
     error::{code, status},
 };
 
-/// How often a key may change between the look and the write. Only we write our keys, so once is rare already.
+/// The most tries of a write whose key changes between the read and the write. Only Duetime writes these keys,
+/// so one such change is rare already.
 const ROUNDS: usize = 4;
 
-/// What became of a key that we want to be ours.
+/// The outcome for a key that this node wants to own.
 #[derive(Debug)]
 pub(super) enum Kept {
     Ours { create_revision: i64 },
     Anothers { value: Vec<u8> },
 }
 
-/// A value as it was when we looked.
+/// A value as it was read.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) value: Vec<u8>,
@@ -30,7 +31,7 @@ pub(super) struct Seen {
 }
 
 impl Coordination {
-    /// Puts `value` under `key` on `lease`, unless what is there is another's.
+    /// Puts `value` under `key` on `lease`, unless the present value is another node's.
     pub(super) async fn record_keep(
         &self,
         op: EtcdOp,
@@ -41,7 +42,7 @@ impl Coordination {
     ) -> Result<Kept, Error> {
         let put = TxnOp::put(key.clone(), value.clone(), Some(PutOptions::new().with_lease(lease.number())));
         let get = TxnOp::get(key.clone(), None);
-        // First as if the key were absent, then over what was found.
+        // The first try expects no key; each later try expects the state that the one before found.
         let mut unchanged = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
         let mut over = None;
         for _ in 0..ROUNDS {
@@ -68,7 +69,7 @@ impl Coordination {
         Err(Error::Contended { op })
     }
 
-    /// Deletes `key` if it is there and ours.
+    /// Deletes `key` if it exists and is this node's.
     pub(super) async fn record_remove(
         &self,
         op: EtcdOp,
@@ -79,7 +80,7 @@ impl Coordination {
             let Some(seen) = self.record_read(op, key).await?.filter(|seen| is_ours(&seen.value)) else {
                 return Ok(());
             };
-            // By revision: a copy of this request that arrives late must not delete what was created since.
+            // The delete names the revision: a copy of this request that arrives late must not delete a later key.
             let unchanged = Compare::mod_revision(key, CompareOp::Equal, seen.mod_revision);
             let txn = Txn::new().when([unchanged]).and_then([TxnOp::delete(key, None)]);
             if self.transact(op, txn).await?.succeeded() {
@@ -89,7 +90,7 @@ impl Coordination {
         Err(Error::Contended { op })
     }
 
-    /// What is under `key` now: asks the leader.
+    /// The present value of `key`, read from the leader.
     pub(super) async fn record_read(&self, op: EtcdOp, key: &str) -> Result<Option<Seen>, Error> {
         let key: Arc<str> = key.into();
         let get = move |mut client: Client| {
@@ -113,7 +114,7 @@ impl Coordination {
     }
 }
 
-/// What the look of a failed transaction found.
+/// The value that the read in a failed transaction found.
 fn found(answer: &TxnResponse) -> Option<KeyValue> {
     match answer.op_responses().into_iter().next()? {
         TxnOpResponse::Get(mut get) => get.take_kvs().pop(),

@@ -1,4 +1,4 @@
-//! The lease that all keys of a node hang on, and the node's own key.
+//! The lease that carries all keys of a node, and the node's own key.
 
 use std::{fmt, time::Duration};
 
@@ -24,7 +24,7 @@ impl LeaseId {
         self.0
     }
 
-    /// Reads what Display writes.
+    /// Parses the form that `Display` writes.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let plain = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         let number = u64::from_str_radix(text, 16).ok().filter(|_| plain)?;
@@ -32,7 +32,7 @@ impl LeaseId {
     }
 }
 
-/// As etcdctl writes it, at full width.
+/// The number as etcdctl writes it, at full width.
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
@@ -48,23 +48,23 @@ impl fmt::Debug for LeaseId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
     Alive,
-    /// It has run out, and its keys with it.
+    /// The lease has expired, and its keys with it.
     Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Registered {
     Done,
-    /// Another start of a node of that name still holds the key.
+    /// Another start of a node with the same name still holds the key.
     NameTaken {
         by: Option<NodeId>,
     },
 }
 
 impl Coordination {
-    /// A new lease of the configured time to live.
+    /// Grants a new lease with the configured time to live.
     pub async fn lease_grant(&self) -> Result<LeaseId, Error> {
-        // A number of our own: when the answer is lost and the request repeated, it is still one lease.
+        // The client chooses the number: when the answer is lost and the request repeated, it is still one lease.
         let id: i64 = rand::random_range(1..=i64::MAX);
         let ttl_secs = i64::try_from(self.lease_ttl.as_secs()).expect("the configuration bounds the time to live");
         let grant = move |mut client: Client| async move {
@@ -77,9 +77,10 @@ impl Coordination {
         }
     }
 
-    /// Renews for another time to live, and waits for the answer.
+    /// Renews the lease for another time to live, and waits for the answer.
     pub async fn lease_renew(&self, lease: LeaseId) -> Result<Renewal, Error> {
-        // A stream for each renewal: it is nothing but a request then, with the same way to the next endpoint.
+        // Each renewal opens a stream of its own. It is then a simple request, with the same fail-over to the
+        // next endpoint.
         let renew = move |mut client: Client| async move { client.lease_keep_alive(lease.0).await.map(drop) };
         match self.endpoints.ask(EtcdOp::LeaseRenew, self.renewal_timeout(), renew).await {
             Ok(()) => Ok(Renewal::Alive),
@@ -89,7 +90,7 @@ impl Coordination {
         }
     }
 
-    /// Ends the lease, and with it every key on it.
+    /// Revokes the lease, and with it every key on it.
     pub async fn lease_revoke(&self, lease: LeaseId) -> Result<(), Error> {
         let revoke = move |mut client: Client| async move { client.lease_revoke(lease.0).await.map(drop) };
         match self.endpoints.ask(EtcdOp::LeaseRevoke, REQUEST_TIMEOUT, revoke).await {
@@ -98,7 +99,7 @@ impl Coordination {
         }
     }
 
-    /// Registers the node, or brings its key up to date. The same start of the node may take it over onto a new lease.
+    /// Registers the node, or brings its key up to date. The same start of the node may move the key to a new lease.
     pub async fn member_put(&self, member: &Member, lease: LeaseId) -> Result<Registered, Error> {
         let value = serde_json::to_vec(member).expect("a member has no map with keys other than text");
         let key = self.keys.node(&member.node.name);
@@ -114,13 +115,13 @@ impl Coordination {
         self.record_remove(EtcdOp::MemberRemove, &self.keys.node(&node.name), is_ours).await
     }
 
-    /// Which start of the node holds the name now.
+    /// The start of the node that holds the name now.
     pub async fn member_read(&self, name: &NodeName) -> Result<Option<NodeId>, Error> {
         let seen = self.record_read(EtcdOp::MemberPut, &self.keys.node(name)).await?;
         Ok(seen.and_then(|seen| registered_by(&seen.value)))
     }
 
-    /// A frozen endpoint must leave time to ask another before the lease runs out.
+    /// A frozen endpoint must leave time to ask another before the lease expires.
     fn renewal_timeout(&self) -> Duration {
         REQUEST_TIMEOUT.min(self.lease_ttl / 3)
     }

@@ -1,4 +1,4 @@
-//! What was done, by whom and how it was answered.
+//! The audit log: each action, its caller and its outcome.
 
 use common::wire::{AuditFilter, AuditList, Problem};
 
@@ -6,12 +6,12 @@ use super::{Desk, refusal::failed};
 use crate::audit::Audit;
 
 impl Desk {
-    /// Where whoever answers notes what he answered.
+    /// The audit log's entry point. The layer that answers a request notes the outcome here.
     pub fn audit(&self) -> &Audit {
         &self.parts().audit
     }
 
-    /// One page, newest first.
+    /// One page of the audit log, newest first.
     pub async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
         self.ask_for_everything()?;
         filter.validate()?;

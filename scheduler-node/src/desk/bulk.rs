@@ -1,7 +1,7 @@
-//! One thing done to all tasks that a filter finds, over all databases.
+//! One action on all tasks that match a filter, over all databases.
 //!
-//! Nothing runs on behind a request: each does so much, a batch at a time, and answers where the next one goes on. A client that
-//! hangs up stops the work after the batch at hand.
+//! No work goes on behind a request. Each request works batch by batch up to a bound, and answers with the
+//! cursor at which the next request continues. A client that hangs up stops the work after the current batch.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,10 +29,10 @@ use crate::store::{
     change::Keep,
 };
 
-/// An answer comes after this at the latest, give or take a batch: clients wait for 30 s.
+/// The longest time until an answer, give or take a batch. Clients wait for 30 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// What became of one batch.
+/// The outcome of one batch.
 #[derive(Debug, Default)]
 struct Tally {
     matched: u64,
@@ -57,13 +57,13 @@ impl Tally {
 }
 
 impl Desk {
-    /// Does it to as many tasks as one request may, from its cursor on.
+    /// Applies the action to as many tasks as one request may, from its cursor on.
     pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
         let bulk = request.validate(self.now())?;
         self.ask_for_tasks(bulk.filter.queue.as_ref())?;
         self.ask_for_errors(bulk.filter.error.as_ref())?;
         if let Some(place) = bulk.cursor.as_ref().and_then(|cursor| cursor.place.as_ref()) {
-            // The walk goes on there, whatever the filter says.
+            // The walk continues in the queue of the cursor, whatever the filter says.
             self.ask_for(&place.queue)?;
         }
         let started = Instant::now();
@@ -82,7 +82,7 @@ impl Desk {
                     tally.add(batch);
                     position = next;
                 }
-                // What was done before it is told with it.
+                // The answer reports the work done so far together with the problem.
                 Err(problem) if tally.matched > 0 => {
                     interrupted = Some(problem);
                     break;
@@ -104,7 +104,7 @@ impl Desk {
         })
     }
 
-    /// One batch, and where the next one is.
+    /// Handles one batch, and returns the position of the next one.
     async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<(Tally, Option<Position>), Problem> {
         let databases = self.parts().store.databases();
         let Some(database) = databases.get(at.database) else {
@@ -139,7 +139,8 @@ impl Desk {
         has_next.then(|| Position { database: next, place: None, ..at.clone() })
     }
 
-    /// Does it to a batch: together to those that nobody holds, one by one to the rest.
+    /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
+    /// to the rest.
     async fn act(&self, database: &Database, act: Act, batch: Vec<Found>) -> Result<Tally, Problem> {
         let keep = Keep::of(&self.parts().books.load());
         let done = database.bulk_act(act, &batch, &keep).await.map_err(|error| failed(&error))?;
@@ -158,7 +159,7 @@ impl Desk {
         Ok(tally)
     }
 
-    /// Tells whoever has to know of what was done, and counts it.
+    /// Counts the changes, and nudges the owners of the tasks that have a new moment to act on.
     fn noted(&self, done: &[Done]) -> Tally {
         let mut tally = Tally { done: done.len() as u64, ..Tally::default() };
         let mut cancelled: BTreeMap<_, u64> = BTreeMap::new();
@@ -178,7 +179,7 @@ impl Desk {
         tally
     }
 
-    /// As a request about this task alone would.
+    /// Does what a request about this task alone would do.
     async fn act_singly(&self, act: Act, found: &Found) -> Result<Option<CancelOutcome>, Problem> {
         let id = found.seen.id;
         match act {
@@ -197,12 +198,12 @@ impl Desk {
     }
 }
 
-/// Why one task was refused, in a word.
+/// The reason for which one task was refused.
 fn why(problem: &Problem) -> Left {
     match (problem.status, problem.slug()) {
         (422, _) => Left::WouldExpire,
         (_, "duplicate") => Left::KeyTaken,
-        // Finished, or even dropped, since it was seen.
+        // The task has finished, or its row was even dropped, since the walk found it.
         _ => Left::InFlight,
     }
 }

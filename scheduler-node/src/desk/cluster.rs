@@ -1,4 +1,4 @@
-//! The cluster as it is shown: what is intended, from etcd, beside what is, from the databases.
+//! The cluster as it is shown: the intended state, from etcd, beside the actual state, from the databases.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,15 +19,17 @@ use crate::{
     store::fence::ShardRow,
 };
 
-/// How often operators may be faster with another drain; each of them has moved on by then.
+/// The most tries of a drain that conflicts with other drains. Each conflict means that another operator's
+/// drain was written.
 const ROUNDS: usize = 8;
 
-/// Until this node's own picture of the cluster has what was written. It shows within milliseconds.
+/// The longest wait for this node's own view of the cluster to contain the write. Usually it does within
+/// milliseconds.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
 impl Desk {
-    /// Who owns a shard is told by its own database, whose fence decides it. Where a database cannot be asked, nobody knows: its
-    /// shards have no owner in the report, and a note says why.
+    /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
+    /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
     pub async fn cluster(&self) -> Result<ClusterReport, Problem> {
         let databases = self.parts().store.databases();
         let ranges: Vec<(DatabaseName, ShardRange)> =
@@ -59,8 +61,8 @@ impl Desk {
         Ok(report)
     }
 
-    /// Drains a node in the name of `by`, or ends that. The master moves its shards after the answer: the node shows how many
-    /// are left. Asked again, it is so already.
+    /// Drains a node in the name of `by`, or ends a drain. The master moves the shards after the answer; the
+    /// node's report shows how many are left. A repeated request changes nothing and gets the same answer.
     pub async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
         self.ask_for_everything()?;
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
@@ -69,7 +71,7 @@ impl Desk {
                 tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
                 let mut views = desk.parts().views.clone();
                 let shown = views.wait_for(|view| view.revision >= revision);
-                // It is written; this node's picture is late, and what is told below is right all the same.
+                // The drain is written. This node's view is late, and the answer below is right all the same.
                 let _ = tokio::time::timeout(SHOWN_WITHIN, shown).await;
             }
             let node = desk.cluster().await?.nodes.into_iter().find(|node| node.name == name);
@@ -79,7 +81,8 @@ impl Desk {
         .await
     }
 
-    /// The revision of etcd that has it; `None`: it was so already.
+    /// Writes the drain and returns the revision of etcd that contains it. `None`: the node was in that state
+    /// already.
     async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Option<i64>, Problem> {
         let coordination = &self.parts().coordination;
         for _ in 0..ROUNDS {
@@ -109,7 +112,7 @@ fn show_owners(report: &mut ClusterReport, fences: &HashMap<ShardId, ShardRow>) 
     for shard in &mut report.shards {
         let fence = fences.get(&shard.shard);
         shard.owner = fence.and_then(|fence| fence.owner.as_ref()).map(NodeName::new);
-        // The epoch stays when the owner has given the shard up: the next one counts on from there.
+        // The epoch stays when the owner has given the shard up: the next owner counts on from it.
         shard.epoch = fence.map(|fence| fence.epoch);
         if let (Some(owner), Some(incarnation)) = (&shard.owner, fence.and_then(|fence| fence.incarnation)) {
             *owned.entry((owner.clone(), incarnation)).or_default() += 1;

@@ -1,4 +1,4 @@
-//! Judges what was submitted in SQL, as any other submission is judged.
+//! Judges tasks submitted in SQL by the rules for every other submission.
 
 use common::{
     shard::route::bound_to,
@@ -10,8 +10,8 @@ use super::{Desk, limits::Limited, meter::Admission};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
-    /// One answer a row, in their order: the task it is to be, or why it cannot be one. The caller keeps the [`Admission`]
-    /// until the tasks are stored.
+    /// Returns one answer for each row, in their order: the task to store, or the reason why the row cannot be
+    /// one. The caller keeps the [`Admission`] until the tasks are stored.
     pub async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
@@ -29,7 +29,8 @@ impl Desk {
         (rows.iter().zip(read).map(judged).collect(), room)
     }
 
-    /// A database that had not heard of the queue's policy yet has put the task on another shard than its kin.
+    /// Refuses a row whose shard does not fit the queue's placement. A database that did not know the queue's
+    /// policy yet has put the task on another shard than the tasks that belong with it.
     fn check_shard(&self, row: &InboxRow, task: &ValidTask) -> Result<(), Problem> {
         let placement = self.parts().books.load().get(&task.queue).policy.placement;
         let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());

@@ -1,7 +1,7 @@
-//! Tells all tasks that a filter finds, one a line, over all databases.
+//! Exports all tasks that match a filter, one a line, over all databases.
 //!
-//! No snapshot: what changes meanwhile is told as it is when its turn comes. Live tasks are told before finished ones, so that
-//! one that finishes meanwhile is told at least once.
+//! The export is no snapshot: a task that changes meanwhile appears as it is when its turn comes. Live tasks
+//! come before finished ones, so a task that finishes meanwhile appears at least once.
 
 use std::{
     collections::VecDeque,
@@ -26,29 +26,29 @@ use crate::{
     },
 };
 
-/// Of looking without finding anything, before the answer begins or goes on all the same.
+/// The longest search without a match before the answer begins or goes on all the same.
 const LOOK_ON: Duration = Duration::from_secs(1);
 
-/// So much is read at a time, give or take one task: what an export may take of a node's memory.
+/// The bytes that are read at a time, give or take one task: an export's share of a node's memory.
 const READ_BYTES: u64 = 4 << 20;
 
 /// An export under way.
 struct Export {
     filter: TaskFilter,
-    /// What is still to be walked over, the present one first.
+    /// The walks still to come, the present one first.
     walks: VecDeque<(Arc<Database>, Walk)>,
     place: Option<Place>,
-    /// The present walk has come to its end.
+    /// Whether the present walk has come to its end.
     walked: bool,
-    /// Found, not read yet.
+    /// Tasks that were found and are not read yet.
     found: VecDeque<Found>,
     exported: u64,
     ended: bool,
 }
 
 impl Desk {
-    /// Lines of JSON in chunks of many lines; the last line counts them. What fails at once is the answer; a problem later ends
-    /// the lines early.
+    /// Returns lines of JSON in chunks of many lines; the last line counts them. A failure before the first
+    /// line is the answer; a later problem ends the lines early.
     pub async fn export(
         &self,
         filter: TaskFilter,
@@ -82,7 +82,7 @@ fn walks(state: Option<TaskState>) -> &'static [Walk] {
 }
 
 impl Export {
-    /// The next lines, maybe none though there are more; `None`: the last one has been told.
+    /// The next lines, possibly none although more follow. `None`: the export is complete.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Problem> {
         let started = Instant::now();
         loop {

@@ -1,4 +1,5 @@
-//! What this node alone knows of itself since it started: for a person who wants to see how it does, and whether its queues move.
+//! This node's own counts since its start, for a person who wants to see how the node does and whether its
+//! queues move.
 
 use std::{
     collections::BTreeMap,
@@ -13,30 +14,31 @@ use common::{
 use super::Desk;
 use crate::metrics::Lateness;
 
-/// See the module.
+/// Counts and states of this node alone.
 #[derive(Clone, Debug)]
 pub struct NodeFigures {
     pub node: NodeId,
     pub at: UnixMicros,
     pub up: Duration,
     pub lateness: Lateness,
-    /// How far behind the oldest due task of its shards is.
+    /// The delay of the oldest due task of the node's shards.
     pub oldest_overdue: Duration,
     finished: BTreeMap<String, u64>,
 }
 
 impl NodeFigures {
-    /// Tasks that reached a final state here.
+    /// The number of tasks that reached a final state on this node.
     pub fn finished(&self) -> u64 {
         self.finished.values().sum()
     }
 
-    /// The same of one queue. `None`: none did, or the queue is one of too many to have a count of its own.
+    /// The number of tasks of one queue that reached a final state on this node. `None`: none did, or there are
+    /// too many queues for this one to have a count of its own.
     pub fn finished_of(&self, queue: &QueueName) -> Option<u64> {
         self.finished.get(queue.as_str()).copied()
     }
 
-    /// `finished` tasks as so many a minute, on average since it started.
+    /// `finished` tasks as an average number a minute since the node's start.
     pub fn a_minute(&self, finished: u64) -> f64 {
         finished as f64 / (self.up.as_secs_f64() / 60.0).max(1.0)
     }

@@ -1,4 +1,4 @@
-//! A task by its business key: which one that is at the moment.
+//! Finds the task that a business key names at the moment.
 
 use common::{
     ids::{QueueName, TaskId},
@@ -10,7 +10,8 @@ use common::{
 use super::{Desk, refusal::failed};
 
 impl Desk {
-    /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.
+    /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
+    /// that is still kept.
     pub async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
         queue::check_name(queue)?;
         check_key("key", key)?;

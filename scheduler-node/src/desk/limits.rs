@@ -21,19 +21,20 @@ use super::{
     meter::{Admission, Meter, Meters, Subject},
 };
 
-/// A submission waits this long for a count. Then the last count decides.
+/// The longest wait of a submission for a count. After that the last count decides.
 const COUNT_WITHIN: Duration = Duration::from_secs(2);
 
-/// Refused tasks of one request whose keys are looked up, because another task may answer for them; and how many at a time.
+/// The refused tasks of one request whose keys are looked up, because another task may answer for them; and the
+/// number looked up at a time.
 const KEYS_LOOKED_UP: usize = 100;
 const LOOKED_UP_AT_ONCE: usize = 4;
 
-/// `Retry-After`: tasks have to finish, a second has to pass, or an operator has to make room.
+/// `Retry-After` in seconds: tasks have to finish, a second has to pass, or an operator has to make room.
 const PENDING_AGAIN_AFTER_S: u32 = 5;
 const RATE_AGAIN_AFTER_S: u32 = 1;
 const MADE_AGAIN_AFTER_S: u32 = 60;
 
-/// Which limits count for a submission.
+/// The limits that apply to a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limited {
     No,
@@ -42,7 +43,7 @@ pub(super) enum Limited {
     All,
 }
 
-/// Whose limit it is.
+/// The holder of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     Queue,
@@ -65,7 +66,7 @@ enum Verdict {
 
 /// A task with a limit.
 struct Case {
-    /// Where it stands in the request.
+    /// Its index in the request.
     place: usize,
     size: Usage,
     bounds: Vec<Bound>,
@@ -77,8 +78,8 @@ impl Desk {
         &self.inner.meters
     }
 
-    /// Refuses those of `tasks` for which there is no room. The caller keeps the [`Admission`], which holds the room of the
-    /// others, until they are answered.
+    /// Refuses those of `tasks` for which there is no room. The caller keeps the [`Admission`], which holds the
+    /// room of the others, until they are answered.
     pub(super) async fn within_limits(
         &self,
         mut tasks: Vec<Result<ValidTask, Problem>>,
@@ -105,7 +106,8 @@ impl Desk {
         (tasks, admission)
     }
 
-    /// Tasks with a limit. Those beyond a rate are refused already. Messages on their way to another exchange have none.
+    /// Collects the tasks with a limit, and refuses those beyond a rate at once. Messages on their way to
+    /// another exchange have no limit.
     fn cases(&self, tasks: &[Result<ValidTask, Problem>], book: &QueueBook, limited: Limited) -> Vec<Case> {
         let now = Instant::now();
         let of_token = self.token_bound(now);
@@ -143,7 +145,7 @@ impl Desk {
         Some((Bound { whose: Whose::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
     }
 
-    /// Rules on the open cases. Returns what has to be counted before the others can be ruled on.
+    /// Rules on the open cases. Returns the limits that need a count before the other cases can be ruled on.
     fn rule(&self, cases: &mut [Case], admission: &mut Admission, last: bool) -> Vec<Bound> {
         let now = Instant::now();
         let (mut first, mut meanwhile): (Vec<Bound>, Vec<Bound>) = (Vec::new(), Vec::new());
@@ -186,8 +188,8 @@ impl Desk {
         let _ = timeout(COUNT_WITHIN, all).await;
     }
 
-    /// A task whose key is there already adds nothing: it passes, and the other task answers for it. A bounded number of keys
-    /// is looked up.
+    /// Lets a task pass whose key exists already: it adds nothing, and the other task answers for it. A bounded
+    /// number of keys is looked up.
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],
@@ -218,7 +220,7 @@ impl Desk {
         }
     }
 
-    /// As far as it can be read.
+    /// Whether another task answers for `task`, as far as that can be read.
     async fn is_answered_by_another(&self, task: &ValidTask) -> bool {
         let Some(keyed) = &task.keyed else { return false };
         let Ok(id) = self.find(task.queue.as_str(), task.partition_key.as_deref(), &keyed.key).await else {
@@ -251,7 +253,7 @@ impl Desk {
         Problem::limited(detail).of_limit(limit, most, Some(used)).retry_after(PENDING_AGAIN_AFTER_S)
     }
 
-    /// Too many queues or schedules.
+    /// The problem for one queue or schedule too many.
     pub(super) fn too_many_made(&self, limit: Limit, most: i64, used: i64) -> Problem {
         self.parts().metrics.limited(limit).inc();
         let (whose, what) = match limit {
@@ -263,7 +265,7 @@ impl Desk {
         Problem::limited(detail).of_limit(limit, most, Some(used)).retry_after(MADE_AGAIN_AFTER_S)
     }
 
-    /// How many queues the token has, and may have, where that is limited.
+    /// The token's number of queues and its limit, where it has one.
     pub(super) fn queues_of_token(&self) -> Option<(i64, i64)> {
         let most = self.limits.queues?;
         let book = self.parts().books.load_full();

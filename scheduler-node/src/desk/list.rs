@@ -12,22 +12,23 @@ use common::{
 use super::{Desk, refusal::failed};
 use crate::store::list::{Among, Page};
 
-/// A page without any task is not answered before the next ones have been looked at for this long.
+/// The time for which a request without a match goes on to the following pages before it answers.
 const LOOK_ON: Duration = Duration::from_secs(1);
 
-/// Queues that are listed together. Each costs a page a few probes of every partition of the archive: some 100 ms for so many.
+/// The number of queues that are listed together. Each costs a page a few probes of every partition of the
+/// archive: about 100 ms for this many.
 const BLOCK: usize = 1_000;
 
 /// The queues of one page.
 #[derive(Debug)]
 struct Queues {
-    /// `None`: there are few enough for one block.
+    /// `None`: there are few enough queues for one block.
     block: Option<Block>,
     names: Vec<QueueName>,
 }
 
 impl Queues {
-    /// Those that `filter` asks for: its own queue, else the block of its cursor, else the first one.
+    /// The queues that `filter` selects: its own queue, else the block of its cursor, else the first block.
     fn of(filter: &ListFilter, book: &QueueBook) -> Self {
         if filter.queue.is_some() {
             return Self { block: None, names: Vec::new() };
@@ -39,7 +40,7 @@ impl Queues {
         }
     }
 
-    /// The block that begins after the queue of that name.
+    /// The block that begins after the queue `name`.
     fn after(name: &str, book: &QueueBook) -> Self {
         let mut names = book.after(name).map(|queue| queue.name.clone());
         let mine: Vec<QueueName> = names.by_ref().take(BLOCK).collect();
@@ -47,14 +48,15 @@ impl Queues {
         Self { block: Some(Block { after: name.to_owned(), up_to }), names: mine }
     }
 
-    /// Queues may have been made or deleted since: the edges of the block stay where they are.
+    /// The queues of `block`. Queues may have been created or deleted since its cursor was issued; the edges of
+    /// the block stay.
     fn in_block(block: Block, book: &QueueBook) -> Self {
         let names = book.after(&block.after).map(|queue| &queue.name).take_while(|name| block.has(name));
         let names = names.take(2 * BLOCK).cloned().collect();
         Self { block: Some(block), names }
     }
 
-    /// Where the list goes on when this block has come to its end.
+    /// The cursor at which the list goes on after the end of this block.
     fn next(&self, book: &QueueBook) -> Option<Cursor> {
         let up_to = self.block.as_ref()?.up_to.as_ref()?;
         let block = Self::after(up_to, book).block;
@@ -63,8 +65,9 @@ impl Queues {
 }
 
 impl Desk {
-    /// One page in the order of (due_at, id), over all databases; with very many queues, block by block of them. It can be short, even
-    /// empty, and still have a next one: how many tasks are looked at for one page is bounded.
+    /// One page in the order of (due_at, id), over all databases; with very many queues, one block of queues
+    /// after another. A page may be short or empty and still have a next one, because the number of tasks
+    /// examined for one page is bounded.
     pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.ask_for_tasks(filter.queue.as_ref())?;

@@ -1,5 +1,5 @@
-//! How much of a limit is used, as far as this node knows: a meter for each limited queue, and one for the queues of each
-//! limited token. Tokens with the same queues share a meter.
+//! The used part of each limit, as far as this node knows: a meter for each limited queue, and one for the
+//! queues of each limited token. Tokens with the same queues share a meter.
 
 use std::{
     collections::HashMap,
@@ -21,14 +21,14 @@ use crate::{
     supervise::spawn_child,
 };
 
-/// Meters beyond this many are forgotten when nothing has asked them for [`IDLE`].
+/// Beyond this number, meters that no submission has used for [`IDLE`] are dropped.
 const METERS: usize = 1_024;
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Counts under way on this node at one time: they must leave connections to everything else.
+/// The most counts at a time on this node: they must leave connections to everything else.
 const COUNTS: usize = 2;
 
-/// What a meter measures.
+/// The subject of a meter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Subject {
     Queue(QueueName),
@@ -43,7 +43,7 @@ pub(super) struct Meters {
 pub(super) struct Meter {
     subject: Subject,
     state: Mutex<State>,
-    /// Hears of the end of each count.
+    /// Notified at the end of each count.
     ended: watch::Sender<()>,
 }
 
@@ -81,7 +81,7 @@ impl Meter {
         Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
     }
 
-    /// As [`Tally::admit`].
+    /// Calls [`Tally::admit`] on this meter's tally.
     pub(super) fn admit(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
         self.state.lock().tally.admit(most, more, now, last)
     }
@@ -94,13 +94,13 @@ impl Meter {
         self.state.lock().tally.force(more);
     }
 
-    /// Whether one more submission passes.
+    /// Whether the rate limit admits one more submission.
     pub(super) fn may_submit(&self, per_second: u32, now: Instant) -> bool {
         self.state.lock().submits.take(per_second, now)
     }
 
-    /// Counts the tasks, unless a count is under way. The receiver changes when the count ends. The count goes on when its
-    /// first caller has gone, because others wait for it too.
+    /// Counts the tasks, unless a count is under way. The receiver changes when the count ends. The count goes
+    /// on when its first caller has gone, because others wait for it too.
     pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: Pending) -> watch::Receiver<()> {
         let ended = self.ended.subscribe();
         let mut state = self.state.lock();
@@ -123,7 +123,7 @@ struct Count {
 impl Count {
     async fn run(mut self, desk: &Desk, most: Pending) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
-        // The time spent waiting for the permit is no cost of counting.
+        // The wait for the permit is no cost of counting.
         self.meter.state.lock().tally.count_begins(Instant::now());
         match counted(desk, &self.meter.subject, most).await {
             Ok(counted) => self.counted = Some(counted),
@@ -146,7 +146,7 @@ impl Drop for Count {
     }
 }
 
-/// In every database. Each stops when it alone exceeds `most`.
+/// Counts in every database. Each count stops when it alone exceeds `most`.
 async fn counted(desk: &Desk, subject: &Subject, most: Pending) -> Result<(Usage, Extent), Error> {
     let queues: Vec<QueueName> = match subject {
         Subject::Queue(queue) => vec![queue.clone()],
@@ -182,7 +182,7 @@ impl std::fmt::Debug for Admission {
 }
 
 impl Admission {
-    /// The meter has taken room for it.
+    /// Adds room that the meter has already taken.
     pub(super) fn add(&mut self, meter: &Arc<Meter>, taken: Usage) {
         match self.0.iter_mut().find(|(of, _)| Arc::ptr_eq(of, meter)) {
             Some((_, sum)) => *sum = sum.plus(taken),

@@ -1,8 +1,8 @@
-//! Answers one client's request at a time by asking the store. It knows what a request means, and for which queues whoever asks
-//! may ask; how the answer travels is absent here, and so is everything that happens by itself over time.
+//! Answers one client's request at a time with the help of the store. The desk knows the meaning of a request and the
+//! queues that its caller may use. It knows neither the protocol of the answer nor anything that happens over time.
 //!
-//! Whatever writes runs in a task of its own, so that a client that hangs up does not leave it half done. No outcome is
-//! guessed at: where nobody knows whether something was done, the answer says so.
+//! Every write runs in a task of its own, so that a client that hangs up does not leave it half done. The desk
+//! never guesses an outcome: where one is unknown, the answer says so.
 
 mod audit;
 mod bulk;
@@ -62,7 +62,7 @@ pub use receive::Taken;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
 
-/// What the desk asks.
+/// The parts of the node that the desk uses.
 #[derive(Debug)]
 pub struct Parts {
     pub me: NodeId,
@@ -74,13 +74,14 @@ pub struct Parts {
     pub access: Arc<Access>,
     pub audit: Audit,
     pub max_payload_bytes: usize,
-    /// A queue comes into being with the first task that names it.
+    /// Whether a queue is created with the first task that names it.
     pub auto_create: bool,
     /// The most queues in the cluster, and of these the most that one caller's submissions create.
     pub queues_max: u32,
     pub queues_max_per_caller: u32,
     pub views: watch::Receiver<Arc<ClusterView>>,
-    /// Too many nodes vanished together: nothing is reassigned until then. In the past, it is over.
+    /// Until this moment nothing is reassigned, because too many nodes vanished together. A moment in the past
+    /// has no effect.
     pub frozen_until: watch::Receiver<Option<UnixMicros>>,
     pub coordination: Coordination,
     pub metrics: Arc<Metrics>,
@@ -91,9 +92,9 @@ pub struct Parts {
 #[derive(Clone)]
 pub struct Desk {
     inner: Arc<Inner>,
-    /// The queues that whoever asks may know of.
+    /// The queues that the caller may see.
     scope: Scope,
-    /// Who asks, where that is known.
+    /// The caller's name, where it is known.
     caller: Arc<str>,
     /// Whether the caller may see payloads, headers, results and error texts.
     shows_data: bool,
@@ -104,7 +105,7 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Whoever reads the queues anew holds this, so that many who miss the same queue read them once.
+    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once.
     reading: Mutex<()>,
     meters: meter::Meters,
 }
@@ -115,7 +116,7 @@ impl fmt::Debug for Desk {
     }
 }
 
-/// Who asks over AMQP and in SQL, as far as a node knows.
+/// The caller's name for submissions over AMQP and in SQL, where a node does not know the caller.
 const NO_CALLER: &str = "no token";
 
 impl Desk {
@@ -139,12 +140,12 @@ impl Desk {
         self.parts().readiness.report()
     }
 
-    /// Counts what was refused because that limit is reached.
+    /// The counter of requests refused because `limit` is reached.
     pub fn limited(&self, limit: Limit) -> prometheus::IntCounter {
         self.parts().metrics.limited(limit)
     }
 
-    /// The id that `text` spells. What is no id is no task either.
+    /// Parses a task's id. A text that is no id gets the answer of a task that does not exist.
     pub fn id(&self, text: &str) -> Result<TaskId, Problem> {
         text.parse().map_err(|_| Problem::not_found(format!("`{text}` is not the id of a task")))
     }
@@ -162,9 +163,9 @@ impl Desk {
         })
     }
 
-    /// Why there is no such task: what was submitted in SQL may still be in an inbox.
+    /// The problem for a task that was not found: a task submitted in SQL may still be in an inbox.
     async fn missing(&self, id: TaskId) -> Problem {
-        // What is in an inbox may be of any queue.
+        // A row of an inbox may be of any queue.
         let databases = if self.scope.is_all() { self.parts().store.databases() } else { &[] };
         let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
         for (database, found) in databases.iter().zip(found) {
@@ -189,13 +190,14 @@ impl Desk {
         Limits { max_payload_bytes: self.parts().max_payload_bytes }
     }
 
-    /// The moment from which delays count: the first database's time, which decides what is due, while it is known.
+    /// The moment from which delays count. It is the first database's time, which decides what is due, while it
+    /// is known.
     pub fn now(&self) -> UnixMicros {
         self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
     }
 }
 
-/// Runs to its end even when whoever asked has gone.
+/// Runs to its end even when the client has gone.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {

@@ -1,4 +1,4 @@
-//! What is to come, and what has failed for good: for a person who wants to see at one glance.
+//! The tasks to come and the tasks that failed for good, for a person who wants to see both at one glance.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,20 +9,20 @@ use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
 pub use crate::store::outlook::DEAD_LOOK;
 
-/// How many tasks come due in one span of time, over all databases.
+/// The number of tasks that come due in one span of time, over all databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     pub starts_at: UnixMicros,
     pub tasks: i64,
-    /// There are at least so many.
+    /// Whether the number is a lower bound.
     pub at_least: bool,
 }
 
-/// What comes due, one span after another.
+/// The numbers of tasks to come, one span after another.
 pub type Outlook = Vec<Bucket>;
 
 impl Desk {
-    /// How many tasks come due in each of `count` spans of `length` from now on.
+    /// Counts the tasks that come due in each of `count` spans of `length` from now on.
     pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
         self.ask_for_everything()?;
         let now = self.now();

@@ -1,4 +1,4 @@
-//! Queues: set, shown, paused, deleted. They are kept in the first database; their tasks are everywhere.
+//! Queues: set, shown, paused, deleted. Queues are kept in the first database, their tasks in every database.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,19 +25,21 @@ use crate::{
 
 pub use crate::store::outlook::Census;
 
-/// A turn of a queue waits up to half a second for the claims in flight. When one of those hangs, the turn is tried this often in all.
+/// The most tries of one turn of a queue. A turn waits up to half a second for the claims in flight, and one of
+/// those may hang.
 const TURN_TRIES: u32 = 4;
 
-/// Between two tries: what queued up behind the first gets its turn.
+/// The pause between two tries, in which the statements that queued up behind the first get their turn.
 const TURN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Queues read at once for a caller who may know of some only, and how often for one page: some 100 ms.
+/// The number of queues read at once for a caller who may see only some of them, and the most reads for one
+/// page. Together they take about 100 ms.
 const READ_AT_ONCE: usize = 1_000;
 const READS_A_PAGE: usize = 10;
 
 impl Desk {
-    /// Sets a queue's policy. It is in force for every task accepted after the answer, on every node (G12). When a database cannot be
-    /// reached nothing is changed.
+    /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
+    /// (G12). While a database cannot be reached, nothing is changed.
     pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
         let paused = request.paused;
@@ -74,7 +76,7 @@ impl Desk {
         }
     }
 
-    /// Why a submission could not create this queue.
+    /// The reason why a submission could not create this queue.
     pub(super) fn no_queue_more(&self, name: &QueueName) -> Problem {
         match self.queues_of_token() {
             Some((used, most)) if used >= most => self.too_many_made(Limit::TokenQueues, most, used),
@@ -82,7 +84,8 @@ impl Desk {
         }
     }
 
-    /// Refuses to lead a queue's tasks elsewhere for whoever may not know of all queues: what is there may be another tenant's.
+    /// Refuses a policy that leads a queue's tasks elsewhere, to a caller who may not see all queues: the new
+    /// target may be another tenant's.
     fn refuse_to_leave(&self, before: Option<&QueuePolicy>, policy: &QueuePolicy) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());
@@ -104,7 +107,8 @@ impl Desk {
         }
     }
 
-    /// Tasks stay on their shards, so those of a queue that is placed anew would be counted and ordered on two sides.
+    /// Refuses a new placement while the queue has unfinished tasks. Tasks stay on their shards, so those of a
+    /// queue with a new placement would be counted and ordered on two shards.
     async fn refuse_to_move(
         &self,
         name: &QueueName,
@@ -117,13 +121,13 @@ impl Desk {
         }
         let now = &before.placement;
         let detail = format!(
-            "`placement` is `{now}` and the queue has tasks that are not finished; let them finish or cancel them first,              or set `{placement}` on a new queue"
+            "`placement` is `{now}` and the queue has tasks that are not finished; let them finish or cancel them first, or set `{placement}` on a new queue"
         );
         Err(Problem::conflict(detail))
     }
 
-    /// Stops or restarts dispatch; what comes due meanwhile waits as `ready`. A database that cannot be reached keeps nobody from
-    /// pausing the others; the answer says that the queue's own state there is not certain yet.
+    /// Pauses or resumes dispatch; tasks that come due during a pause wait as `ready`. An unreachable database does
+    /// not prevent the pause elsewhere: the answer then says that the queue's state in that database is uncertain.
     pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
         let desk = self.clone();
@@ -146,8 +150,8 @@ impl Desk {
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
 
-    /// A page of the queues that are for the caller, by name. It can be short and still have a next one: how many queues are looked at
-    /// for one page is bounded.
+    /// A page of the queues that the caller may see, by name. A page may be short and still have a next one,
+    /// because the number of queues examined for one page is bounded.
     pub async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
         page.validate()?;
         let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
@@ -155,7 +159,8 @@ impl Desk {
         let (mut records, mut next_cursor) = (Vec::new(), page.cursor.clone());
         for _ in 0..READS_A_PAGE {
             let after = next_cursor.as_deref().unwrap_or_default();
-            // All queues: just what is asked for. Some of them: a larger piece at once, as most are not for the caller.
+            // With all queues in scope, the page reads just as many as it needs. Otherwise it reads a larger
+            // piece at once, as most queues are outside the caller's scope.
             let most = if self.scope.is_all() { limit } else { READ_AT_ONCE };
             let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await;
             let read = read.map_err(|error| failed(&error))?;
@@ -176,8 +181,8 @@ impl Desk {
         Ok(QueueList { queues: self.with_counts(records).await, next_cursor })
     }
 
-    /// The unfinished tasks of all queues by state, over all databases; of a caller's own queues, as many as a page holds. A database that
-    /// cannot be asked makes it "at least so many".
+    /// Counts the unfinished tasks of all queues by state, over all databases. For a caller with queues of their own
+    /// it counts those queues, up to one page of them. An unreachable database turns the count into a lower bound.
     pub async fn census(&self) -> Result<Census, Problem> {
         if !self.scope.is_all() {
             let list = self.queue_list(&QueuePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
@@ -200,7 +205,7 @@ impl Desk {
         Ok(census)
     }
 
-    /// Forgets a queue that has no task left which is not finished.
+    /// Deletes a queue that has no unfinished task.
     pub async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
         self.ask_for(&name)?;
         let desk = self.clone();
@@ -221,7 +226,7 @@ impl Desk {
         .await
     }
 
-    /// Refuses a change that not every database could be told of.
+    /// Refuses a change while a database cannot be reached.
     async fn reach_all(&self) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1).map(|database| database.ping());
         futures::future::try_join_all(others).await.map(drop).map_err(|error| {
@@ -233,13 +238,13 @@ impl Desk {
         })
     }
 
-    /// A queue has a new policy: from the answer on, every database refuses claims that do not know it, and tasks that were given their shards by an
-    /// older placement.
+    /// Announces a queue's new policy to the other databases. From the answer on, every database refuses claims
+    /// that do not know the policy, and tasks whose shards came from an older placement.
     async fn turned(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
         let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
         if let Err(error) = self.read_anew().await {
-            // It is written; claims that do not know it are refused until the queues can be read.
+            // The change is written. Claims that do not know it are refused until this node can read the queues.
             tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
         let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
@@ -267,7 +272,7 @@ impl Desk {
     pub(super) async fn look_for(&self, missing: &[QueueName]) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
-        // An earlier request may have brought them.
+        // An earlier request may have read them.
         if missing.iter().all(|queue| book.find(queue).is_some())
             || self.parts().store.home().queue_revision().await? == book.revision()
         {
@@ -276,7 +281,7 @@ impl Desk {
         self.read_alone().await
     }
 
-    /// Creates those of `missing` that are not there, as far as there is room.
+    /// Creates those of `missing` that do not exist, as far as there is room.
     pub(super) async fn create(&self, missing: Vec<QueueName>) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
@@ -299,7 +304,7 @@ impl Desk {
         catch_up(self.parts().store.home(), &self.parts().books).await
     }
 
-    /// The unfinished tasks of a queue, over all databases; an error when one cannot be asked.
+    /// Counts the unfinished tasks of a queue over all databases. Fails when a database cannot be reached.
     async fn live(&self, name: &QueueName) -> Result<Counts, Problem> {
         let names = std::slice::from_ref(name);
         let parts = self.parts().store.databases().iter().map(|database| database.queue_counts(names));
@@ -307,7 +312,8 @@ impl Desk {
         Ok(counts.into_iter().filter_map(|mut counts| counts.remove(name)).fold(Counts::default(), sum))
     }
 
-    /// With what each has over all databases; a database that cannot be asked makes it "at least so many".
+    /// The views of queues with their counts over all databases. An unreachable database turns a count into a
+    /// lower bound.
     async fn with_counts(&self, records: Vec<QueueRecord>) -> Vec<QueueView> {
         let names: Vec<QueueName> = records.iter().map(|record| record.queue.name.clone()).collect();
         let parts = self.parts().store.databases().iter().map(|database| database.queue_counts(&names));
@@ -331,7 +337,7 @@ impl Desk {
     }
 }
 
-/// Writes a change of a queue, again when the claims in flight were in its way.
+/// Writes a change of a queue, and retries when the claims in flight were in its way.
 async fn turn<T, F: Future<Output = Result<T, Error>>>(write: impl Fn() -> F) -> Result<T, Error> {
     let mut tries = 1;
     loop {
@@ -355,10 +361,10 @@ fn sum(one: Counts, other: Counts) -> Counts {
     }
 }
 
-/// Queues that one statement creates: by so many, times the nodes, the limits may be exceeded.
+/// The number of queues that one statement creates. The limits may be exceeded by at most this many for each node.
 const CREATED_AT_ONCE: usize = 100;
 
-/// When to come again: somebody has to delete a queue, or raise the limit.
+/// `Retry-After` in seconds: an operator has to delete a queue or raise the limit.
 const AGAIN_AFTER_S: u32 = 60;
 
 pub(super) fn too_many(name: &QueueName, most: u32) -> Problem {

@@ -1,4 +1,4 @@
-//! Takes in what is submitted over AMQP.
+//! Takes in tasks that are submitted over AMQP.
 
 use common::wire::{DelayWay, Message, Problem, ValidTask};
 
@@ -8,22 +8,22 @@ use crate::{
     traces::Way,
 };
 
-/// As the metrics call it.
+/// The label of this source in the metrics.
 const SOURCE: &str = "amqp";
 
-/// What became of one message.
+/// The outcome for one message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Taken {
-    /// It is a task, or another one answers for it, and durable.
+    /// The message is durable as a task, or another task answers for it.
     Durable,
-    /// It cannot be a task.
+    /// The message cannot be a task.
     Refused(Problem),
-    /// Not stored, or nobody knows: it has to come again.
+    /// The message is not stored, or its outcome is unknown: it has to come again.
     Again(String),
 }
 
 impl Desk {
-    /// One answer a message, in their order. With a way, a message goes on along it when it is due.
+    /// Returns one outcome for each message, in their order. A message with a way goes on along it when it is due.
     pub async fn receive(&self, messages: &[(Option<&DelayWay>, &Message)]) -> Vec<Taken> {
         let (now, limits) = (self.now(), self.limits());
         let read: Vec<Result<ValidTask, Problem>> = messages

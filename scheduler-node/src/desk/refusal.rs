@@ -1,4 +1,4 @@
-//! What a client is told when a store could not do what it was asked.
+//! The problems that answer a client when a store could not do what the request asked for.
 
 use common::wire::Problem;
 
@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// When to ask again, in seconds: about as long as a store takes to come back or to get out of the way.
+/// `Retry-After` in seconds: about as long as a store takes to come back or to get out of the way.
 const AGAIN_AFTER_S: u32 = 1;
 
-/// Not stored, or not known to be: the client has to send it again.
+/// The problem for a submission that is not stored, or not known to be stored: the client has to send it again.
 pub(super) fn unstored(error: &Unstored) -> Problem {
     let detail = match error {
         Unstored::Refused(why) => {
@@ -37,7 +37,8 @@ pub(super) fn unstored(error: &Unstored) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-/// A task whose key is there already, where that stands against it.
+/// Turns the outcome of a keyed submission into a problem where the task that has the key already forbids the
+/// new one.
 pub(crate) fn put(put: Put) -> Result<Put, Problem> {
     match put.outcome {
         PutOutcome::Created | PutOutcome::Existing | PutOutcome::Replaced => Ok(put),
@@ -54,7 +55,7 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
     }
 }
 
-/// A statement that failed. Logged here, once.
+/// The problem for a failed statement. Logs the failure; callers need not.
 pub(super) fn failed(error: &Error) -> Problem {
     let database = &error.database;
     if is_ours(error) {
@@ -86,7 +87,7 @@ pub(super) fn failed(error: &Error) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-/// A request to etcd that failed. Logged here, once.
+/// The problem for a failed request to etcd. Logs the failure; callers need not.
 pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
     use coordination::Error;
     let detail = match error {
@@ -103,16 +104,17 @@ pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-/// Asking again will not help.
+/// Whether the fault is in the data or in Duetime itself, so that a repeated request will not help.
 fn is_ours(error: &Error) -> bool {
-    // The archive has no partition yet that is kept for as long as a queue keeps its tasks: it is new, or has just been told so.
+    // A check violation here is no such fault. The archive has no partition yet for a retention as long as the
+    // queue's: the queue is new, or its policy has just changed.
     let finishes =
         [StoreOp::TaskCancel, StoreOp::BulkCancel, StoreOp::TaskFinish, StoreOp::TaskPut].contains(&error.op);
     let unprepared = finishes && error.sqlstate().as_deref() == Some("23514");
     !unprepared && matches!(error.fault(), Fault::Data | Fault::Bug)
 }
 
-/// Statements that change nothing, whatever becomes of them.
+/// Whether the statement changes nothing, whatever its outcome.
 fn reads(op: StoreOp) -> bool {
     matches!(
         op,

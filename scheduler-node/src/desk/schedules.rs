@@ -1,4 +1,5 @@
-//! Schedules: put, shown, paused, run by hand, deleted. They are kept in the first database; the firer makes their tasks.
+//! Schedules: put, shown, paused, run by hand, deleted. They are kept in the first database; the firer makes
+//! their tasks.
 
 use std::time::Duration;
 
@@ -20,22 +21,22 @@ use crate::{
     store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
 };
 
-/// How often a change is tried on a schedule that fires at the same moment. It fires once a second at the most.
+/// The most tries of a change to a schedule that fires at the same moment. A schedule fires at most once a second.
 const TRIES: usize = 10;
 
-/// A schedule as it was put.
+/// A schedule that was put.
 #[derive(Debug)]
 pub struct PutSchedule {
     pub view: ScheduleView,
-    /// It was not there before.
+    /// Whether the request created it.
     pub created: bool,
 }
 
-/// How many next fire times an answer to a change shows.
+/// The number of next fire times that the answer to a change shows.
 const NEXT_SHOWN: usize = 5;
 
 impl Desk {
-    /// Sets a schedule. Fire times that are decided already are made as it was before.
+    /// Sets a schedule. Fire times that are already decided still get the tasks of the schedule before the change.
     pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.ask_for(&valid.rules.queue)?;
@@ -57,7 +58,7 @@ impl Desk {
         .await
     }
 
-    /// `None`: somebody wrote it in between.
+    /// Makes one try. `None`: another change came in between.
     async fn put_once(
         &self,
         name: &ScheduleName,
@@ -98,7 +99,7 @@ impl Desk {
         }
     }
 
-    /// Stops or restarts a schedule; fire times in between are not made up.
+    /// Pauses or resumes a schedule. The fire times during the pause are not made up.
     pub async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -121,12 +122,12 @@ impl Desk {
         .await
     }
 
-    /// With its next `next` fire times.
+    /// A schedule with its next `next` fire times.
     pub async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
         Ok(self.shown_schedule(self.schedule(&name).await?, next))
     }
 
-    /// One page, by name, without payloads.
+    /// One page of schedules, by name, without payloads.
     pub async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
         page.validate()?;
         let limit = i64::from(page.limit());
@@ -138,7 +139,8 @@ impl Desk {
             after = records.last().filter(|_| full).map(|last| last.name.to_string());
             let own = records.iter().filter(|record| self.scope.has(&record.rules.queue));
             let schedules: Vec<ScheduleView> = own.map(|record| self.view_of(record, 1)).collect();
-            // The cursor is a name that was shown, never one of another queue's schedule; so a page that shows none is not answered.
+            // The cursor must be a name that the caller was shown, never that of another queue's schedule. A
+            // page that shows none is therefore not answered.
             if let (Some(_), Some(last)) = (&after, schedules.last()) {
                 let next_cursor = Some(last.name.to_string());
                 return Ok(ScheduleList { schedules, next_cursor });
@@ -149,7 +151,7 @@ impl Desk {
         }
     }
 
-    /// Makes a task now, outside the calendar: it does not count for what overlaps.
+    /// Makes a task now, outside the calendar. The task plays no part in the rule for overlaps.
     pub async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
         let now = self.now();
@@ -172,13 +174,14 @@ impl Desk {
         Ok(self.store_one(task, Limited::No).await?.view)
     }
 
-    /// Forgets a schedule. Fire times that are decided are still made, and tasks that are made stay.
+    /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.
     pub async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
         let desk = self.clone();
         to_its_end(async move {
             let home = desk.parts().store.home();
             for _ in 0..TRIES {
-                // Whoever may not know of all schedules deletes the one that was read, not one that took its place.
+                // A caller who may not see all schedules deletes the schedule that was read, not one that took
+                // its place.
                 let read = if desk.scope.is_all() { None } else { Some(desk.schedule(&name).await?.revision) };
                 if home.schedule_delete(&name, read).await.map_err(|error| failed(&error))? {
                     tracing::info!(schedule = %name, "schedule deleted");
@@ -224,7 +227,7 @@ impl Desk {
     }
 }
 
-/// `paused: None` leaves it as it is.
+/// Pauses or resumes the schedule. `paused: None` changes nothing.
 fn pause_or_resume(standing: &mut Standing, calendar: &Calendar, paused: Option<bool>, now: UnixMicros) {
     match paused {
         Some(true) => standing.pause(now),

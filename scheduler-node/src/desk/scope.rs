@@ -1,5 +1,6 @@
-//! For which queues somebody asks. Where a request names a queue that is not his, the answer is 403 before anything is looked at;
-//! where it names something in such a queue, 404, as though it were not there. Neither tells what there is.
+//! Restricts a desk to the caller's queues. A request that names a queue outside them gets 403 before any
+//! look-up. A request that names an object in such a queue gets 404, as though the object did not exist.
+//! Neither answer reveals what exists.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use common::{
 use super::{Desk, refusal::failed};
 
 impl Desk {
-    /// The same desk, for somebody who may know of these queues only.
+    /// The same desk, for a caller who may see these queues only.
     pub fn within(&self, scope: Scope) -> Self {
         Self { scope, ..self.clone() }
     }
@@ -27,7 +28,7 @@ impl Desk {
         }
     }
 
-    /// Refuses a queue that is not for whoever asks.
+    /// Refuses a queue outside the caller's scope.
     pub(super) fn ask_for(&self, queue: &QueueName) -> Result<(), Problem> {
         if self.scope.has(queue) {
             return Ok(());
@@ -36,7 +37,7 @@ impl Desk {
         Err(Problem::forbidden(detail))
     }
 
-    /// Refuses a look at tasks of all queues by whoever may not know of them all.
+    /// Refuses tasks of all queues to a caller who may see only some queues.
     pub(super) fn ask_for_tasks(&self, queue: Option<&QueueName>) -> Result<(), Problem> {
         match queue {
             Some(queue) => self.ask_for(queue),
@@ -49,7 +50,8 @@ impl Desk {
         }
     }
 
-    /// Refuses a task that is not for whoever asks. It keeps its queue, so what is read here is still so when it is written.
+    /// Refuses a task outside the caller's scope. A task never changes its queue, so the check still holds at a
+    /// later write.
     pub(super) async fn ask_for_task(&self, id: TaskId) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());
@@ -60,7 +62,7 @@ impl Desk {
         }
     }
 
-    /// Refuses what concerns all queues to whoever may know of some only.
+    /// Refuses a request about all queues to a caller who may see only some of them.
     pub fn ask_for_everything(&self) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Takes tasks in.
+//! Accepts tasks.
 
 use std::collections::BTreeSet;
 
@@ -16,18 +16,18 @@ use crate::{
     traces::Way,
 };
 
-/// As the metrics call it.
+/// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
 /// A task that is durable.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     pub view: TaskView,
-    /// It was there already.
+    /// Whether an earlier task answers for this submission.
     pub duplicate: bool,
 }
 
-/// Where a task of a batch stands in it, and what its receipt needs.
+/// The position of a task in its batch, and the values that its receipt needs.
 struct Placed {
     place: usize,
     queue: QueueName,
@@ -35,7 +35,7 @@ struct Placed {
 }
 
 impl Desk {
-    /// Answers once the task is durable, from what was written: it is not read back.
+    /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
         self.ask_for_all(&task)?;
@@ -55,7 +55,7 @@ impl Desk {
                 put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
                     Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
                 }
-                // It was there, or is shown with what it waits for.
+                // The task existed already, or its view has to list the tasks for which it waits.
                 put => return self.as_it_is(put).await,
             },
         };
@@ -66,8 +66,8 @@ impl Desk {
         Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
     }
 
-    /// The task that was written, or that answers for it, as it is now. Callers see the data of a task that they sent
-    /// themselves.
+    /// The current view of the task that was written or that answers for the submission. Callers see the data
+    /// of a task that they submitted themselves.
     async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;
@@ -75,7 +75,7 @@ impl Desk {
         Ok(Submitted { view: TaskView { duplicate, ..view }, duplicate })
     }
 
-    /// One answer a task, in their order. What is wrong with one does not touch the others.
+    /// Returns one answer for each task, in their order. An invalid task does not affect the others.
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
@@ -107,13 +107,14 @@ impl Desk {
         self.ask_for_all(&task).map(|()| task)
     }
 
-    /// Refuses a task that speaks of a queue which is not for whoever asks.
+    /// Refuses a task that names a queue outside the caller's scope.
     fn ask_for_all(&self, task: &ValidTask) -> Result<(), Problem> {
         named(task).try_for_each(|queue| self.ask_for(queue))
     }
 
-    /// The tasks that may be stored. The queues of these, and no others, are created on their first use: neither the queue of a
-    /// refused task nor one that a task only depends on. Keep the [`Admission`] until the tasks are answered.
+    /// Returns the tasks that may be stored. Creates, on their first use, the queues of these tasks only:
+    /// neither the queue of a refused task nor one that a task merely depends on. Keep the [`Admission`] until
+    /// the tasks are answered.
     pub(super) async fn admitted(
         &self,
         tasks: Vec<Result<ValidTask, Problem>>,
@@ -141,8 +142,8 @@ impl Desk {
         (tasks, admission)
     }
 
-    /// Creates the queues that are not there, where that is how queues come into being. Answers those for which there is no room.
-    /// A task goes in all the same when it cannot be told: its queue's policy is the default one.
+    /// Creates the queues that do not exist, where submissions may create queues. Returns those for which there is no
+    /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy.
     pub(super) async fn open(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
@@ -157,7 +158,7 @@ impl Desk {
         missing.into_iter().filter(|queue| book.find(queue).is_none()).collect()
     }
 
-    /// Refuses a task that its queue cannot take, and one that waits for tasks it cannot hear of.
+    /// Refuses a task that its queue cannot take, and one that depends on tasks whose end it cannot learn.
     pub(super) fn admit(&self, task: &ValidTask) -> Result<(), Problem> {
         let book = self.parts().books.load();
         let placement = |queue: &QueueName| book.get(queue).policy.placement;
@@ -165,7 +166,8 @@ impl Desk {
         self.admit_payload(&task.queue, &task.content.payload)
     }
 
-    /// Refuses a queue that is not there, where queues are made by hand only, and a payload that cannot have its queue's format.
+    /// Refuses a queue that does not exist where only requests create queues, and a payload that cannot have
+    /// its queue's format.
     pub(super) fn admit_payload(&self, queue: &QueueName, payload: &[u8]) -> Result<(), Problem> {
         let book = self.parts().books.load();
         if let Some(queue) = book.find(queue) {
@@ -178,7 +180,7 @@ impl Desk {
         Err(Problem::invalid_field("queue", detail))
     }
 
-    /// Sees to it that this node has heard of `queues` if there are such.
+    /// Reads those of `queues` that are not in this node's book, if they exist.
     pub(super) async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
@@ -190,7 +192,7 @@ impl Desk {
     }
 }
 
-/// The queues that a task speaks of.
+/// The queues that a task names: its own and those of its dependencies.
 pub(super) fn named(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
     std::iter::once(&task.queue).chain(task.depends_on.iter().map(|other| &other.queue))
 }

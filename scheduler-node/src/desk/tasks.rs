@@ -1,4 +1,4 @@
-//! One task: shown, changed, cancelled, run, retried, reported on.
+//! Requests about one task: get, change, cancel, run, retry, report.
 
 use common::{
     ids::{Attempt, TaskId},
@@ -54,14 +54,14 @@ impl Desk {
     /// Refuses a new payload that cannot have the format of the task's queue.
     async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
         let Some(payload) = &change.payload else { return Ok(()) };
-        // A task keeps its queue, so what is read here is still so when the change is written.
+        // A task never changes its queue, so the queue read here is still the task's when the change is written.
         match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
             Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
             None => Err(self.missing(id).await),
         }
     }
 
-    /// Cancels a task that is not claimed yet; asked again, it repeats its answer.
+    /// Cancels a task that is not claimed yet. A repeated request gets the same answer.
     pub async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -82,7 +82,7 @@ impl Desk {
         .await
     }
 
-    /// Cancels a task that is not claimed yet, and asks the consumer of one that is to stop.
+    /// Cancels a task that is not claimed yet. If it is claimed, asks its consumer to stop.
     pub async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -100,14 +100,14 @@ impl Desk {
                     tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is to stop");
                     Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
                 }
-                // It has failed or finished just now.
+                // The task failed or finished a moment ago.
                 Guarded::Refused(_) | Guarded::Missing => desk.cancel(id).await,
             }
         })
         .await
     }
 
-    /// Makes a task due now that is not claimed yet.
+    /// Makes a task that is not claimed yet due now.
     pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -121,7 +121,7 @@ impl Desk {
         .await
     }
 
-    /// Gives a dead task new attempts, the first of them now.
+    /// Gives a dead task new attempts. The first of them is due now.
     pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -143,7 +143,7 @@ impl Desk {
         .await
     }
 
-    /// Applies what a consumer reports of one attempt.
+    /// Applies a consumer's report on one attempt.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
         let desk = self.clone();
         to_its_end(async move {
@@ -152,7 +152,7 @@ impl Desk {
             match reported {
                 Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
-                // A report over HTTP needs no voucher: its token was let in.
+                // A report over HTTP needs no voucher: its token was authenticated.
                 Reported::Missing | Reported::Untrusted { .. } => {
                     let task = desk.get(id).await?;
                     return Err(stale(attempt, task.state, task.attempt));
@@ -166,7 +166,7 @@ impl Desk {
         .await
     }
 
-    /// A task that was just written by hand: whoever has to look at it next is told when.
+    /// The view of a task that a request has just changed. Tells the task's owner the moment of its next action.
     fn written(&self, task: TaskRecord) -> TaskView {
         self.parts().nudger.written(task.id, task.wake_at);
         tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task changed by hand");
@@ -178,7 +178,7 @@ impl Desk {
     }
 }
 
-/// Why `change` was not done to `task`.
+/// The reason why `change` was not applied to `task`.
 fn unchanged(task: &TaskRecord, change: &ValidChange) -> Problem {
     if !task.state.may_be_changed() || !would_lapse(task, change) {
         return Problem::in_flight(task.state);

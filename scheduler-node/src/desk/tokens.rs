@@ -1,4 +1,5 @@
-//! Tokens: made, shown, revoked. They are kept in the first database; the token itself is told once and kept nowhere.
+//! Tokens: created, shown, revoked. They are kept in the first database. The token itself is shown once and
+//! kept nowhere.
 
 use common::wire::{
     Problem, TokenList, TokenPage, TokenRequest, TokenView,
@@ -14,7 +15,8 @@ use crate::{
 };
 
 impl Desk {
-    /// Makes a token in the name of `by`. In force on this node from the answer on, on the others within half a second.
+    /// Creates a token in the name of `by`. It is in force on this node from the answer on, on the others
+    /// within half a second.
     pub async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
         self.ask_for_everything()?;
         let valid = request.validate(self.now())?;
@@ -42,7 +44,7 @@ impl Desk {
         .await
     }
 
-    /// Revokes a token in the name of `by`. It opens nothing on this node from the answer on, on the others within half a second.
+    /// Revokes a token in the name of `by`. This node refuses it from the answer on, the others within half a second.
     pub async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
         self.ask_for_everything()?;
         check_name(name)?;
@@ -59,7 +61,8 @@ impl Desk {
         .await
     }
 
-    /// One page, newest first, revoked ones too; those of this node's configuration before the first.
+    /// One page, newest first, revoked tokens included. The first page starts with the tokens of this node's
+    /// configuration.
     pub async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
         self.ask_for_everything()?;
         page.validate()?;
@@ -74,7 +77,8 @@ impl Desk {
         Ok(TokenList { tokens, next_cursor })
     }
 
-    /// Whoever comes to an open node may be anybody on the machine: the first to make a token would lock the others out.
+    /// Refuses the first token on an open node. A caller there may be any user of the machine, and the first to
+    /// create a token would lock the others out.
     fn refuse_first(&self) -> Result<(), Problem> {
         if !self.parts().access.is_open() {
             return Ok(());
@@ -94,7 +98,8 @@ impl Desk {
         Err(Problem::conflict(detail))
     }
 
-    /// Before the answer goes out. It is written, and is read again within half a second anyway.
+    /// Puts a written change in force on this node before the answer goes out. After a failed read, the node
+    /// reads the tokens again within half a second.
     async fn tokens_in_force(&self) {
         if let Err(error) = read_anew(&self.parts().store, &self.parts().access).await {
             tracing::warn!(

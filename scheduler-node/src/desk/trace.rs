@@ -1,4 +1,4 @@
-//! Where submissions stand in the traces of their tasks.
+//! The place of submissions in the traces of their tasks.
 
 use common::{
     ids::QueueName,
@@ -12,18 +12,19 @@ use crate::{
     traces::{Batch, Done, Hop, Step, Submitted, Way},
 };
 
-/// Traces of a batch's tasks that its own hop names; the tasks name theirs anyway.
+/// The most traces of a batch's tasks to which the batch's own hop is linked. The tasks name their traces anyway.
 const MAX_LINKS: usize = 128;
 
-/// A task on its way into the database, of a trace that is recorded.
+/// A task on its way into the database whose trace is recorded.
 pub(super) struct Traced {
     hop: Hop,
     queue: QueueName,
 }
 
 impl Desk {
-    /// [`Desk::submit_batch`] for a client that may stand in a trace: then the batch is a hop of it, with those of the tasks below. Tasks
-    /// that name traces of their own stay in them, and the batch is linked to them.
+    /// [`Desk::submit_batch`] for a client that may have a trace of its own. The batch is then a hop of that
+    /// trace, with the hops of its tasks below. Tasks that name traces of their own stay in those, and the
+    /// batch is linked to them.
     pub async fn submit_batch_for(
         &self,
         upstream: Option<Upstream>,
@@ -54,7 +55,7 @@ impl Desk {
         self.parts().traces.submitting(task).map(|hop| Traced { hop, queue: task.queue.clone() })
     }
 
-    /// What a submission came to.
+    /// Records the outcome of a submission.
     pub(super) fn trace(&self, traced: Option<Traced>, way: Way, answer: &Result<Answer, Unstored>) {
         let Some(Traced { hop, queue }) = traced else { return };
         let outcome = match answer {

@@ -1,5 +1,5 @@
-//! Turns a task as it is kept into the view that its caller may see. Every view that leaves the desk passes
-//! [`Desk::visible`] or [`Desk::visible_schedule`], so a role without payloads has none of them on any way.
+//! Turns a stored task into the view that its caller may see. Every view that leaves the desk passes
+//! [`Desk::visible`] or [`Desk::visible_schedule`], so no route shows a payload to a role without payloads.
 
 use common::{
     queue::QueueBook,
@@ -11,7 +11,7 @@ use super::Desk;
 use crate::store::rows::TaskRecord;
 
 impl Desk {
-    /// A task from the store, as its caller may see it.
+    /// The view of a stored task that its caller may see.
     pub(super) fn view(&self, task: TaskRecord, book: &QueueBook) -> TaskView {
         self.visible(view(task, book))
     }
@@ -24,7 +24,7 @@ impl Desk {
         if self.shows_data { view } else { view.without_data() }
     }
 
-    /// Refuses an answer that consists of data.
+    /// Refuses an answer that consists of data to a caller whose role shows none.
     pub(super) fn ask_for_data(&self, of: &str) -> Result<(), Problem> {
         if self.shows_data {
             return Ok(());
@@ -32,13 +32,13 @@ impl Desk {
         Err(Problem::forbidden(format!("{of}, and the role of this token shows none")))
     }
 
-    /// Refuses a filter by error texts: it would tell which texts there are.
+    /// Refuses a filter by error texts to a caller who may see no data: the matches would reveal the texts.
     pub(super) fn ask_for_errors(&self, error: Option<&String>) -> Result<(), Problem> {
         error.map_or(Ok(()), |_| self.ask_for_data("the filter `error` looks into the words of consumers"))
     }
 }
 
-/// The queue's policy fills in what the task leaves open.
+/// Fills in from the queue's policy what the task leaves open.
 fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
     let max_attempts = task.max_attempts.unwrap_or_else(|| book.get(&task.queue).policy.max_attempts);
     let body = match task.payload {
@@ -65,7 +65,7 @@ fn view(task: TaskRecord, book: &QueueBook) -> TaskView {
         expires_at: task.expires_at,
         delivered_at: task.delivered_at,
         finished_at: task.finished_at,
-        // It was checked when it came in; should it not be JSON all the same, the rest is shown.
+        // The result was checked on arrival. Should it not be JSON all the same, the rest of the task is shown.
         result: task.result.and_then(|text| RawValue::from_string(text).ok()),
         status_code: task.status_code,
         status_msg: task.status_msg,

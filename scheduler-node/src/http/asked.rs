@@ -1,4 +1,5 @@
-//! The desk as whoever asks may use it. Handlers get it from here and from nowhere else, so that none forgets who asks.
+//! The desk as the caller of a request may use it. Handlers get a desk from here and from nowhere else, so that none
+//! forgets to restrict it.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use common::access::Caller;
@@ -10,7 +11,7 @@ use crate::{
     readiness::Report,
 };
 
-/// The desk behind the gate.
+/// The unrestricted desk behind the gate; handlers cannot take it out.
 #[derive(Clone)]
 pub(super) struct Front(Desk);
 
@@ -19,13 +20,13 @@ impl Front {
         Self(desk)
     }
 
-    /// For everybody.
+    /// The readiness report, which every caller may have.
     pub(super) fn readiness(&self) -> Report {
         self.0.readiness()
     }
 }
 
-/// Who asks, and the desk within what he may know of.
+/// The caller of a request, and the desk restricted to the caller's queues.
 pub(super) struct Asked {
     pub(super) desk: Desk,
     pub(super) caller: Caller,
@@ -35,7 +36,7 @@ impl FromRequestParts<Api> for Asked {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
-        // The shell puts him there, except on routes that are for everybody.
+        // The shell puts the caller there, except on routes that are open to all.
         let nobody =
             || internal::problem(Origin::Request, None, "the request was not authenticated, and nothing was done");
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;

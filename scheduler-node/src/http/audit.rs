@@ -1,4 +1,4 @@
-//! Who did what: shown, and noted when a request has been answered.
+//! The audit: its routes, and the note that is made once a request has been answered.
 
 use std::net::SocketAddr;
 
@@ -16,22 +16,22 @@ use common::{
 use super::{Asked, query, refusal::Refusal};
 use crate::audit::{Audit, Deed, SCHEDULE_READ, TASK_LIST, TASK_READ};
 
-/// By which a client finds his request again.
+/// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
 
 pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<AuditList>, Refusal> {
     Ok(Json(asked.desk.audit_list(query::audit_filter(&uri)?).await?))
 }
 
-/// What a handler tells of a deed that the path does not; put into the answer's extensions.
+/// Details of a deed that its path does not hold. A handler puts them into the answer's extensions.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     pub(super) target: String,
     pub(super) detail: Option<String>,
 }
 
-/// An answer that shows the data of tasks; put into its extensions. It is noted unless the request is noted for what
-/// it does.
+/// Marks an answer that shows the data of tasks; a handler puts it into the extensions. Such an answer is noted
+/// unless the request is noted as a deed already.
 #[derive(Clone, Debug)]
 struct Read {
     what: &'static str,
@@ -45,7 +45,7 @@ pub(super) fn task(view: TaskView) -> Response {
     answer(Json(view), read)
 }
 
-/// The answer with a page of tasks that `uri` asked for.
+/// The answer with the page of tasks that `uri` asked for.
 pub(super) fn tasks(list: ListAnswer, uri: &Uri) -> Response {
     let shown = list.tasks.iter().filter(|task| !task.data_hidden).count();
     let read =
@@ -67,12 +67,12 @@ fn answer(body: impl IntoResponse, read: Option<Read>) -> Response {
     response
 }
 
-/// Which tasks a request asked for stands in its query.
+/// The query, which says which tasks a request asked for.
 fn filter(uri: &Uri) -> String {
     uri.query().filter(|query| !query.is_empty()).unwrap_or("all").to_owned()
 }
 
-/// A request that is noted once it has been answered, if it has to be.
+/// The data of a request for its note, which is made after the answer.
 pub(super) struct Draft {
     what: Option<&'static str>,
     method: Method,
@@ -88,7 +88,7 @@ impl Draft {
         Self {
             what,
             method: request.method().clone(),
-            // Of what is noted only when it is refused, the path is enough.
+            // For a request that is noted only if it is refused, the path is enough.
             route: what.and(route).map(str::to_owned),
             uri: request.uri().clone(),
             from: request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0),
@@ -96,7 +96,7 @@ impl Draft {
         }
     }
 
-    /// Notes what changes something, answers that show data, and refusals.
+    /// Notes deeds, answers that show data, and refusals.
     pub(super) fn note(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
         let status = response.status().as_u16();
         let read = response.extensions().get::<Read>();
@@ -128,8 +128,8 @@ impl Draft {
     }
 }
 
-/// What a request does, where it is noted whatever its answer. Submissions and results are not: they are too many. A
-/// look is noted when its answer shows the data of tasks.
+/// The deed of a request, which is noted whatever its answer. Submissions and results are not, because there are too
+/// many. A read is noted when its answer shows the data of tasks.
 fn deed(method: &Method, route: &str) -> Option<&'static str> {
     Some(match (method.as_str(), route) {
         ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",
@@ -171,7 +171,7 @@ mod tests {
     fn every_route_that_changes_something_is_noted_but_for_submissions_and_results_and_so_is_an_export() {
         const TOO_MANY: [&str; 3] = ["/v1/tasks", "/v1/tasks/batch", "/v1/tasks/{id}/result"];
         for (method, route) in ROUTES {
-            // Who exports takes every payload along.
+            // An export is a deed, because it takes every payload along.
             let looks = method == Method::GET && *route != "/v1/tasks/export";
             assert_eq!(deed(method, route).is_some(), !looks && !TOO_MANY.contains(route), "{method} {route}");
         }

@@ -1,4 +1,5 @@
-//! Bodies of requests: taken whole, up to a size, while they arrive fast enough ([`super::serve`]) and there is room.
+//! Bodies of requests. A body is read as a whole and up to a size, while it arrives fast enough ([`super::serve`])
+//! and memory is available.
 
 use std::{str::Utf8Error, sync::Arc, time::Duration};
 
@@ -17,13 +18,13 @@ use super::{
     serve::TooSlow,
 };
 
-/// Room is made for this much with the first bytes; for more only as it arrives, whatever the client says will come.
+/// The first bytes reserve this much memory. More is reserved only as it arrives, whatever size the client announces.
 const FIRST_ROOM_BYTES: usize = 1 << 20;
-/// So much of a body that is too large is still taken, so that the client reads the answer and not a broken connection.
+/// This much of an oversized body is still read, so that the client sees the answer and not a broken connection.
 const DRAIN_BYTES: usize = 16 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
-/// What a client has sent after its request's head; nothing of it has been read yet.
+/// A request's body of which nothing has been read yet.
 pub(super) struct Sent {
     pub(super) headers: HeaderMap,
     body: Body,
@@ -43,7 +44,7 @@ impl FromRequest<Api> for Sent {
 }
 
 impl Sent {
-    /// The body as text. `Content-Type` must be JSON, or absent.
+    /// Reads the body as text. `Content-Type` must be JSON, or absent.
     pub(super) async fn text(self, limit_bytes: usize) -> Result<Text, Problem> {
         check_type(&self.headers)?;
         let said = said_bytes(&self.headers);
@@ -58,7 +59,7 @@ impl Sent {
     }
 }
 
-/// A body that is UTF-8, in the room that it has taken.
+/// A body in UTF-8, with the memory that it has reserved.
 #[derive(Debug)]
 pub(super) struct Text {
     text: String,
@@ -70,12 +71,12 @@ impl Text {
         &self.text
     }
 
-    /// The body; an empty one as an empty object, for requests in which everything may be left out.
+    /// The body; an empty one reads as an empty object, for requests whose fields are all optional.
     pub(super) fn or_empty_object(&self) -> &str {
         if self.text.trim_ascii().is_empty() { "{}" } else { &self.text }
     }
 
-    /// The room alone, for what was made of the body and takes as much.
+    /// Keeps only the reservation, for the values that were parsed from the body and take as much memory.
     pub(super) fn into_reserved(self) -> Reserved {
         self.reserved
     }
@@ -102,7 +103,7 @@ async fn collect(
             return Err(too_large(limit_bytes));
         }
         if needed > bytes.capacity() {
-            // Doubled as it arrives, or to the announced size where that is less than double.
+            // The buffer doubles as bytes arrive, or grows to the announced size if that is less than double.
             let wanted = needed.max(bytes.capacity() * 2).max(said.min(FIRST_ROOM_BYTES)).min(limit_bytes);
             let wanted = if (needed..wanted).contains(&said) { said } else { wanted };
             reserved.grow_to(wanted).await?;
@@ -133,7 +134,7 @@ async fn drain(mut arriving: impl futures::Stream<Item = Result<Bytes, axum::Err
             left = still;
         }
     };
-    // Whether it came to its end or not, the answer is the same.
+    // The answer is the same whether the rest was read or not.
     let _ = tokio::time::timeout(DRAIN_WITHIN, take).await;
 }
 

@@ -1,4 +1,4 @@
-//! Many tasks at once: one thing done to all of them, or all of them told, one a line.
+//! Many tasks at once: bulk operations, and the export of all matching tasks, one a line.
 
 use axum::{
     Extension, Json,
@@ -27,7 +27,8 @@ pub(super) async fn act(
     Ok((Extension(told), Json(answer)))
 }
 
-/// Once lines have been sent there is no other status: an export that fails breaks off, without its last line.
+/// Sends the lines of an export. The status is fixed once lines have been sent, so an export that fails ends early,
+/// without its last line.
 pub(super) async fn export(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
     let lines = asked.desk.export(query::task_filter(&uri)?).await?;
     Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response())

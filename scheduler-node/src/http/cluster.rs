@@ -1,4 +1,4 @@
-//! The node and the cluster: what an operator, a probe and Prometheus ask for.
+//! The node and the cluster: the routes of operators, probes and Prometheus.
 
 use axum::{
     Json,
@@ -25,12 +25,13 @@ pub(super) async fn undrain(asked: Asked, Named(name): Named) -> Result<Json<Nod
     Ok(Json(asked.desk.node_drain(&name, false, &asked.caller.name).await?))
 }
 
-/// The process answers: all that a liveness probe may ask, because a restart heals nothing else.
+/// Says that the process answers. A liveness probe must ask no more, because a restart heals nothing else.
 pub(super) async fn alive() -> Json<serde_json::Value> {
     Json(json!({ "status": "alive" }))
 }
 
-/// Whether requests should come here. Only a caller who may look at the cluster reads why not: the reasons name hosts.
+/// Whether this node should get requests. Only a caller who may look at the cluster reads the reasons, because they
+/// name hosts.
 pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
     let readiness = api.front.readiness();
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -42,7 +43,7 @@ pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Respons
     (status, Json(answer)).into_response()
 }
 
-/// Every queue is named in them.
+/// The metrics name every queue, so the caller must be allowed all of them.
 pub(super) async fn metrics(asked: Asked, State(api): State<Api>) -> Result<Response, Refusal> {
     asked.desk.ask_for_everything()?;
     let text = TextEncoder::new()

@@ -1,4 +1,4 @@
-//! Fuzz targets of query strings and of the headers that say who calls.
+//! Fuzz targets of query strings and of the headers that identify the caller.
 
 use axum::http::{HeaderValue, Uri};
 use common::wire::Problem;
@@ -8,7 +8,7 @@ use super::{
     query,
 };
 
-/// A query string is taken or refused with a problem of the client's.
+/// A query string is accepted, or refused with a problem that blames the client.
 pub fn query(text: &str) {
     let Ok(uri) = format!("/v1/tasks?{text}").parse::<Uri>() else { return };
     let refused = |problem: Problem| assert!((400..500).contains(&problem.status), "{problem:?}");
@@ -22,7 +22,7 @@ pub fn query(text: &str) {
     let _ = query::token_page(&uri).map(drop).map_err(refused);
 }
 
-/// The value of `authorization`, or of `host`.
+/// Reads the value as `authorization` and as `host`.
 pub fn header(data: &[u8]) {
     if let Ok(value) = HeaderValue::from_bytes(data)
         && let Some(token) = bearer(&value)

@@ -1,4 +1,4 @@
-//! Who is let in, and to what.
+//! Authentication, and the permissions of callers.
 
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
@@ -14,10 +14,11 @@ use crate::access::Access;
 const CHALLENGE: &str = "Bearer realm=\"duetime\"";
 const CHALLENGE_WRONG: &str = "Bearer realm=\"duetime\", error=\"invalid_token\"";
 
-/// When to ask a node again that cannot know yet which tokens there are, in seconds.
+/// Seconds until a retry of a request to a node that has not read the tokens yet.
 const KNOWN_AFTER_S: u32 = 1;
 
-/// Lets in whoever has a token. Without any, everybody is let in: the configuration allows that on loopback only.
+/// Lets in callers with a valid token. Without any tokens it lets in every caller, which the configuration allows on
+/// loopback only.
 #[derive(Clone, Debug)]
 pub struct Gate {
     access: Arc<Access>,
@@ -28,19 +29,19 @@ impl Gate {
         Self { access }
     }
 
-    /// Whoever comes, where there are no tokens; `None` where there are.
+    /// The anonymous caller where there are no tokens; `None` where there are.
     pub fn anybody(&self) -> Option<Caller> {
         self.access.is_open().then(Caller::anonymous)
     }
 
-    /// Who has this token. Takes as long for a wrong token as for a right one, whichever it is.
+    /// The caller that has this token. The comparison takes the same time for every token, valid or not.
     pub fn caller(&self, token: &[u8]) -> Option<Caller> {
         if self.access.is_open() {
             return Some(Caller::anonymous());
         }
         let (book, now) = (self.access.book(), Instant::now());
         let made = book.as_ref().map_or(&[][..], |book| &book.tokens);
-        // Of two with the same hash the configured one, which comes last.
+        // Of two tokens with the same hash the configured one wins, because it comes last.
         let tokens = made.iter().chain(self.access.configured());
         let digest: [u8; 32] = Sha256::digest(token).into();
         let mut found = 0_u32;
@@ -52,8 +53,9 @@ impl Gate {
         tokens.clone().nth(place).filter(|token| !token.is_expired(now)).map(|token| token.caller.clone())
     }
 
-    /// Where nobody is asked for a token, refuses who came by a name that is not this machine's own. A page of another site may have its
-    /// name lead here while somebody looks at it (DNS rebinding), and is of this very site then as far as his browser can tell.
+    /// Where no token is required, refuses a request whose `Host` is not this machine's own name. Another site may
+    /// point its name here while a person views its page (DNS rebinding); the browser then takes that page and this
+    /// node for the same site.
     pub(super) fn meet(&self, host: Option<&str>) -> Result<(), Refusal> {
         if !self.access.is_open() || host.is_none_or(is_own) {
             return Ok(());
@@ -63,7 +65,7 @@ impl Gate {
         Err(Problem::forbidden(detail).into())
     }
 
-    /// Refuses a caller without the permission that the route needs. `None`: the token itself is enough.
+    /// Refuses a caller without the permission that the route needs. `None`: any valid token is enough.
     pub(super) fn admit(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
         if self.access.is_open() && is_from_another_site(headers) {
             let detail = "without tokens configured, pages of other sites may not use this API from a browser";
@@ -105,27 +107,27 @@ impl Gate {
         }
     }
 
-    /// Whether this node cannot tell yet: a token that is `sent` may be a good one, and where none is configured none may be
-    /// needed.
+    /// Whether this node cannot decide yet, because it has not read the tokens. A token that was `sent` may be valid;
+    /// where none is configured, none may be required.
     fn is_in_doubt(&self, sent: bool) -> bool {
         self.access.book().is_none() && (sent || !self.access.is_closed())
     }
 }
 
-/// The token of `Bearer <token>`; the scheme in any case.
+/// The token of `Bearer <token>`; the scheme is case-insensitive.
 pub(super) fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let bytes = value.as_bytes();
     let (scheme, token) = bytes.split_at_checked(b"Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Whether a browser says that a page of another site sent this. Where nobody is asked for a token, any page that a person
-/// on this machine looks at could otherwise cancel tasks.
+/// Whether the browser states that a page of another site sent this. Where no token is required, any page that a
+/// person on this machine views could otherwise cancel tasks.
 fn is_from_another_site(headers: &HeaderMap) -> bool {
     headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Nobody else can have such a name lead here: an address, or `localhost`, with or without a port.
+/// Whether no other site can point such a name here: an address, or `localhost`, with or without a port.
 pub(super) fn is_own(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host();
@@ -166,7 +168,7 @@ mod tests {
         of(&configured())
     }
 
-    /// Made over the API; it expires after `left`.
+    /// A token book with one token made over the API, which expires after `left`.
     fn made(name: &str, left: Option<Duration>) -> TokenBook {
         let caller = Caller {
             id: Some(1),

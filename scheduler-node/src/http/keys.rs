@@ -1,4 +1,4 @@
-//! Tasks by their business key: the same calls as by id, once it is known which task that is.
+//! Tasks by business key: looks up the id, then does the same as the routes by id.
 
 use axum::{
     Json,

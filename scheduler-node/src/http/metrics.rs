@@ -1,4 +1,4 @@
-//! What is counted of requests.
+//! Metrics of requests and connections.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaug
 
 use super::ROUTES;
 
-/// The route of what matched none.
+/// The route label of a request that matched no route.
 const NO_ROUTE: &str = "none";
 
-/// Requests by route pattern, so that there are as many series as routes, however many tasks and queues.
+/// Counts requests by route pattern, so that the number of series does not depend on tasks and queues.
 #[derive(Clone, Debug)]
 pub struct HttpMetrics {
     requests: IntCounterVec,
@@ -49,7 +49,7 @@ impl HttpMetrics {
         Ok(metrics)
     }
 
-    /// Counts requests beyond their token's rate there.
+    /// Sets the counter of requests beyond their token's rate.
     pub(super) fn counting(self, beyond_rate: IntCounter) -> Self {
         Self { beyond_rate: Some(beyond_rate), ..self }
     }
@@ -68,7 +68,7 @@ impl HttpMetrics {
     }
 }
 
-/// A client may invent methods; a label may not.
+/// The label of a method. A client may invent methods; each must not become a label.
 fn bounded(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
@@ -83,7 +83,7 @@ fn class(status: StatusCode) -> &'static str {
     }
 }
 
-/// Why there was no place for a connection.
+/// Which limit a refused connection exceeded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Full {
     All,
@@ -99,10 +99,10 @@ impl Full {
     }
 }
 
-/// What did not come in time on a connection that was therefore ended.
+/// The missed deadline that ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// A request's head.
+    /// The head of a request.
     Head,
     /// The next request.
     Idle,
@@ -120,7 +120,7 @@ impl Ended {
     }
 }
 
-/// Connections: how many there are, how many were refused, and how many were ended because they stood still.
+/// Counts open connections, refused ones, and those ended because they made no progress.
 #[derive(Clone, Debug)]
 pub struct ConnectionMetrics {
     open: IntGauge,

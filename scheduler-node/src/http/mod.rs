@@ -1,7 +1,8 @@
-//! Speaks to clients over HTTP: reads requests, asks the desk, writes answers. Every answer that is not what was asked for is a
-//! problem (RFC 9457).
+//! Serves clients over HTTP: reads requests, asks the desk, writes answers. Every unsuccessful answer is a problem
+//! (RFC 9457).
 //!
-//! What a request means is decided in `common` and done by the desk. The heap, the stores and the loops are absent on purpose.
+//! `common` decides the meaning of a request, and the desk carries it out. The heap, the stores and the loops are
+//! absent on purpose.
 
 mod asked;
 mod audit;
@@ -95,23 +96,23 @@ routes! { Api =>
     GET "/openapi.json" => openapi::show;
 }
 
-/// Beside the payload a request has names, times and headers; they are small.
+/// The names, times and headers of a request beside its payload; they are small.
 const AROUND_PAYLOAD_BYTES: usize = 64 << 10;
 
-/// How large bodies may be.
+/// Limits on the bodies and the rate of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of a request about one task: its payload in base64 and everything around it.
+    /// Of a request about one task: its payload in base64 and the JSON around it.
     pub single_bytes: usize,
     pub batch_bytes: usize,
-    /// Of all bodies that are being read or stored at one time; what does not fit waits.
+    /// Of all bodies that are being read or stored at one time; a body beyond it waits.
     pub bodies_bytes: usize,
     /// Requests a second of each caller; 0: no limit.
     pub requests_per_second: u32,
 }
 
 impl Limits {
-    /// The limits that go with the largest payload the configuration allows.
+    /// The limits that match the largest payload the configuration allows.
     pub fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
         Self {
@@ -123,7 +124,7 @@ impl Limits {
     }
 }
 
-/// What every handler needs.
+/// The shared state of all handlers.
 #[derive(Clone)]
 struct Api {
     front: Front,
@@ -133,7 +134,7 @@ struct Api {
     registry: Registry,
 }
 
-/// All of the API, and beside it `pages`, for a person's browser.
+/// The router of the whole API, with `pages` for a person's browser beside it.
 pub fn router(
     desk: Desk,
     gate: Arc<Gate>,

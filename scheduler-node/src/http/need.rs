@@ -3,21 +3,22 @@
 use axum::http::Method;
 use common::access::Permission;
 
-/// What a request needs before a handler sees it.
+/// The condition that a request must meet before a handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Nothing: probes, and the console, which asks for a token itself because a browser sends none of its own accord.
+    /// Nothing: probes, and the console. The console authenticates by itself, because a browser sends no token of its
+    /// own accord.
     Nothing,
     /// A token of any role: the answer is the same for all of them.
     Token,
     May(Permission),
 }
 
-/// `route` is the pattern that matched, if one did. A route that is missing here needs the rarest permission, so that
-/// a forgotten one is closed and not open.
+/// `route` is the pattern that matched, if one did. An unlisted route needs the rarest permission, so that a
+/// forgotten one is closed and not open.
 pub(super) fn needed(method: &Method, route: Option<&str>) -> Need {
     let Some(route) = route else {
-        // Paths without a handler: strangers do not learn which paths exist.
+        // Paths without a handler need a token, so that strangers do not learn which paths exist.
         return Need::Token;
     };
     if route == "/" || route.starts_with("/console") {
@@ -51,11 +52,11 @@ mod tests {
     use super::*;
     use crate::http::ROUTES;
 
-    /// The roles that are let in, from the reference: `metrics, submitter, reporter, observer, viewer, producer,
-    /// operator`, one letter each.
+    /// The roles that are let in, as the reference lists them: `metrics, submitter, reporter, observer, viewer,
+    /// producer, operator`, one letter each.
     const ROLES: &str = "msrovpO";
 
-    /// Every route, and the roles for it. A new route needs a line here.
+    /// Every route and the roles that may use it. A new route needs a line here.
     const TABLE: &[(&str, &str)] = &[
         ("POST /v1/tasks", "spO"),
         ("GET /v1/tasks", "ovpO"),

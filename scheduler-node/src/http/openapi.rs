@@ -1,7 +1,7 @@
-//! The API described for programs: OpenAPI 3.1, the same from every node.
+//! The description of the API for programs: OpenAPI 3.1, the same from every node.
 //!
-//! The document is written by hand beside this file, because what a field accepts is decided by checks and not by types. Tests hold it
-//! to the code: the routes and roles here; what is really asked and answered in the scenarios.
+//! The document beside this file is written by hand, because checks and not types decide what a field accepts. Tests
+//! compare it with the code: the routes and roles here, requests and answers in the scenarios.
 
 use axum::{
     http::header,
@@ -34,7 +34,7 @@ mod tests {
         serde_json::from_str(DOCUMENT).expect("JSON")
     }
 
-    /// `GET /v1/tasks` and so on, with what is said about it.
+    /// Every operation as `GET /v1/tasks`, with its description.
     fn operations(document: &Value) -> Vec<(String, &Value)> {
         let paths = document["paths"].as_object().expect("paths");
         let of = |path: &str, method: &str| format!("{} {path}", method.to_uppercase());

@@ -8,16 +8,16 @@ use common::wire::{
 };
 use serde::de::DeserializeOwned;
 
-/// What axum puts before the reason.
+/// The text that axum puts before the reason.
 const PREAMBLE: &str = "Failed to deserialize query string: ";
 
-/// The filter of a list; the problem names the parameter that is to blame.
+/// The filter of a list; the problem names the parameter to blame.
 pub(super) fn filter(uri: &Uri) -> Result<ListFilter, Problem> {
     let filter: ListFilter = parameters(uri)?;
     filter.validate().map(|()| filter)
 }
 
-/// The filter of an export, as that of a list.
+/// The filter of an export; the problem names the parameter to blame.
 pub(super) fn task_filter(uri: &Uri) -> Result<TaskFilter, Problem> {
     let filter: TaskFilter = parameters(uri)?;
     filter.validate().map(|()| filter)
@@ -28,7 +28,7 @@ pub(super) fn partition_key(uri: &Uri) -> Result<Option<String>, Problem> {
     parameters::<KeyQuery>(uri).map(|query| query.partition_key)
 }
 
-/// How many of a schedule's next fire times to show.
+/// The number of a schedule's next fire times to show.
 pub(super) fn next(uri: &Uri) -> Result<usize, Problem> {
     Ok(parameters::<NextQuery>(uri)?.count()?)
 }
@@ -47,7 +47,7 @@ pub(super) fn schedule_page(uri: &Uri) -> Result<SchedulePage, Problem> {
     Ok(page)
 }
 
-/// Which deeds.
+/// Which deeds of the audit.
 pub(super) fn audit_filter(uri: &Uri) -> Result<AuditFilter, Problem> {
     let filter: AuditFilter = parameters(uri)?;
     filter.validate().map(|()| filter)

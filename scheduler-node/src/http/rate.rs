@@ -1,17 +1,17 @@
-//! How many requests a second each caller may send.
+//! The rate limit of each caller's requests.
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use common::{access::Caller, limit::Bucket};
 use parking_lot::Mutex;
 
-/// Callers remembered at one time. Those that have sent nothing for a second are forgotten first.
+/// Most callers remembered at one time. Those that sent nothing for a second are forgotten first.
 const CALLERS: usize = 4_096;
 
-/// A bucket for each caller that is limited.
+/// A token bucket for each limited caller.
 #[derive(Debug)]
 pub(super) struct Rates {
-    /// Of callers whose token has no limit of its own; 0: no limit.
+    /// The rate of callers whose token has no limit of its own; 0: no limit.
     per_second: u32,
     buckets: Mutex<HashMap<Arc<str>, Bucket>>,
 }

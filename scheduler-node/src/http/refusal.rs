@@ -1,4 +1,4 @@
-//! Every answer that is not what was asked for: a problem, and never anything else.
+//! Every unsuccessful answer is a problem, and never anything else.
 
 use axum::{
     Json,
@@ -14,21 +14,21 @@ use common::{
 /// A problem on its way to the client. The `Err` of every handler.
 #[derive(Debug)]
 pub(super) struct Refusal {
-    // Boxed, because every handler's answer has room for it.
+    // Boxed to keep every handler's `Result` small.
     problem: Box<Problem>,
-    /// What to log in with, where that is what is missing.
+    /// The authentication scheme to offer, if credentials are missing.
     challenge: Option<&'static str>,
-    /// Who was refused, where that is known.
+    /// The caller who was refused, if known.
     caller: Option<Box<Caller>>,
 }
 
 impl Refusal {
-    /// Credentials are missing or wrong; `challenge` says which are wanted.
+    /// Credentials are missing or wrong; `challenge` names the scheme to use.
     pub(super) fn unauthorized(detail: &str, challenge: &'static str) -> Self {
         Self { problem: Box::new(Problem::unauthorized(detail)), challenge: Some(challenge), caller: None }
     }
 
-    /// The same, said to `caller`.
+    /// Attaches the caller who was refused.
     pub(super) fn to(self, caller: Caller) -> Self {
         Self { caller: Some(Box::new(caller)), ..self }
     }

@@ -1,4 +1,5 @@
-//! Memory for requests' bodies: taken as their bytes arrive, given back when the request is done, shared among the callers.
+//! Memory for the bodies of requests. A body reserves it as bytes arrive and frees it when the request is done;
+//! callers share it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -6,17 +7,17 @@ use common::wire::Problem;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// How long a body that has no room waits for some. Meanwhile the client is kept from sending more.
+/// How long a body waits for memory. Meanwhile back-pressure keeps the client from sending more.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 
-/// A body of up to this size may use the part of the room that is kept for small ones.
+/// A body of up to this size may use the reserve for small ones.
 const SMALL_BYTES: usize = 2 << 20;
-/// Of the whole room one part in so many is for small bodies, so that large ones never keep a single task out.
+/// One part in this many of the memory is reserved for small bodies, so that large ones never keep a single task out.
 const SMALL_PART: usize = 8;
-/// One caller has at most one part in so many.
+/// One caller gets at most one part in this many.
 const CALLER_PART: usize = 2;
 
-/// When to come again after a refusal, in seconds.
+/// `Retry-After` of a refusal, in seconds.
 const AGAIN_AFTER_S: u32 = 1;
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ struct Taken {
     by_caller: HashMap<Arc<str>, usize>,
 }
 
-/// Why there is no room at the moment.
+/// Why there is no memory at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Full {
     Room,
@@ -77,7 +78,7 @@ impl Room {
     }
 }
 
-/// The room that one body has taken; given back when dropped.
+/// The memory that one body has reserved; freed on drop.
 #[derive(Debug)]
 pub(super) struct Reserved {
     room: Arc<Room>,
@@ -90,12 +91,12 @@ impl Reserved {
         Self { room: Arc::clone(room), caller, bytes: 0 }
     }
 
-    /// Takes room until there is enough for `bytes`. Waits for it for a while, then refuses the body.
+    /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
         let more = bytes.saturating_sub(self.bytes);
         let free = async {
             loop {
-                // Interest is registered before the look, so that no room is freed in between unseen.
+                // The waiter is registered before the check, so that it misses no release in between.
                 let mut freed = std::pin::pin!(self.room.freed.notified());
                 freed.as_mut().enable();
                 match self.room.take(&self.caller, more, bytes <= SMALL_BYTES) {
@@ -114,7 +115,7 @@ impl Reserved {
     fn refusal(&self, more: usize, bytes: usize) -> Problem {
         let full = self.room.take(&self.caller, more, bytes <= SMALL_BYTES);
         if full.is_ok() {
-            // Freed just now; the request is refused all the same, because its client may be gone.
+            // The memory has just been freed. The request is refused all the same, because its client may be gone.
             self.room.give_back(&self.caller, more);
         }
         let problem = match full {
@@ -126,7 +127,7 @@ impl Reserved {
         problem.retry_after(AGAIN_AFTER_S)
     }
 
-    /// Gives back everything beyond `bytes`.
+    /// Frees everything beyond `bytes`.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let needless = self.bytes.saturating_sub(bytes);
         self.room.give_back(&self.caller, needless);

@@ -1,9 +1,9 @@
-//! The routes of a room, spelled once: as they are matched, as they are counted, and who answers.
+//! The routes of a module, written once for the router, the metrics and the handlers.
 
 /// `routes! { State => METHOD "/path" => handler; … }` makes the list `ROUTES` and the router `routes()`.
 macro_rules! routes {
     ($state:ty => $($method:ident $path:literal => $handler:expr;)*) => {
-        /// Every route there is, as it is matched and as it is counted.
+        /// Every route, by the pattern that the router matches and the metrics count.
         pub(crate) const ROUTES: &[(axum::http::Method, &str)] = &[$((axum::http::Method::$method, $path)),*];
 
         fn routes() -> axum::Router<$state> {

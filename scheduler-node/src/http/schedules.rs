@@ -1,4 +1,4 @@
-//! Schedules: set, shown, paused, run by hand.
+//! Schedules: set, show, pause, run by hand.
 
 use axum::{
     Json,

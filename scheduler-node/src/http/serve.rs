@@ -1,7 +1,7 @@
-//! The listener: takes connections until told to stop, then lets the requests at hand finish.
+//! The listener: accepts connections until it is stopped, then lets the requests in flight finish.
 //!
-//! A connection has a place, of which there are only so many in all and for each address. It keeps the place while it makes
-//! progress: a head, a body or an answer that stands still for too long ends it.
+//! A connection takes a place, of which there is a limited number in all and for each address. It keeps the place
+//! while it makes progress: a head, a body or an answer that stalls for too long ends the connection.
 
 mod activity;
 mod connection;
@@ -23,25 +23,28 @@ use self::{connection::Speaker, places::Places};
 use super::ConnectionMetrics;
 use crate::supervise::at_work;
 
-/// Requests that take longer to finish once the node stops are cut off. What they had accepted is durable.
+/// Once the node stops, requests that take longer than this to finish are cut off. Everything they had accepted is
+/// durable.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 
-/// The pause after an `accept` that failed for want of memory or file descriptors; at once it would fail again.
+/// The pause after an `accept` that failed for lack of memory or file descriptors; an immediate retry would fail
+/// again.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
-/// What clients may take of a node's connections and time.
+/// Limits on clients' use of a node's connections and time.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Connections open at one time.
+    /// Most open connections.
     pub all: usize,
-    /// Of these, connections from one address.
+    /// Most open connections from one address; they count towards `all` too.
     pub per_address: usize,
-    /// A request's head is complete so soon after its first byte; so is the first head after the connection was opened.
+    /// A request's head must be complete within this time after its first byte, and the first head after the
+    /// connection opened.
     pub head_within: Duration,
-    /// A connection stays open so long without a request. Longer than the 60 s for which load balancers keep theirs, so
-    /// that the balancer closes first and never sends a request into a connection that the node is closing.
+    /// How long a connection may stay open without a request. It exceeds the 60 s of common load balancers, so that
+    /// the balancer closes first. A balancer then never sends a request into a connection that the node is closing.
     pub idle_within: Duration,
-    /// The client takes some part of an answer within this time.
+    /// The client must take some part of an answer within this time.
     pub write_within: Duration,
     pub body: BodyPace,
 }
@@ -49,11 +52,11 @@ pub struct ConnectionLimits {
 /// How fast a request's body must arrive. Time counts only while the node waits for the client.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyPace {
-    /// Every body has this much time,
+    /// Every body has this much time.
     pub grace: Duration,
-    /// and a second more for each of these many bytes that have arrived.
+    /// A body gets a second more for each of this many bytes that have arrived.
     pub bytes_per_second: u64,
-    /// No pause between two pieces is longer.
+    /// The longest pause between two pieces.
     pub pause: Duration,
 }
 
@@ -81,12 +84,12 @@ pub struct Server {
     pub listener: TcpListener,
     pub limits: ConnectionLimits,
     pub metrics: ConnectionMetrics,
-    /// `None`: clients speak in the clear.
+    /// `None`: plain HTTP.
     pub certificate: Option<Arc<Certificate>>,
 }
 
 impl Server {
-    /// Serves until `stop` is cancelled and the requests at hand then are finished.
+    /// Serves until `stop` is cancelled and the requests in flight at that time are finished.
     pub async fn serve(self, router: Router, stop: CancellationToken) {
         self.serve_to_the_end(router, stop, FINISH_WITHIN).await;
     }
@@ -103,7 +106,7 @@ impl Server {
             };
             let _work = at_work();
             let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
-            // Without a place the connection is closed here.
+            // Without a free place the connection is dropped here, which closes it.
             let Some(place) = Places::take(&places, from.ip()) else { continue };
             let speaker = Arc::clone(&speaker);
             let acceptor = certificate.as_ref().map(|certificate| certificate.acceptor());
@@ -126,13 +129,13 @@ impl Server {
 async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Option<(TcpStream, SocketAddr)> {
     match accepted {
         Ok((stream, from)) => {
-            // Answers are small and complete: waiting to fill a packet would only make them late.
+            // Answers are small and complete: waiting to fill a packet would only delay them.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "cannot switch off delayed sending");
             }
             Some((stream, from))
         }
-        // The client has gone again before its connection was accepted.
+        // The client closed the connection before it was accepted.
         Err(error)
             if matches!(
                 error.kind(),

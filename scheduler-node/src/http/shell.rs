@@ -1,4 +1,4 @@
-//! What lies around every handler: who is let in, what is counted and logged, and the answers where there is no handler.
+//! The layers around every handler: authentication, metrics, logs, and the answers where there is no handler.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
@@ -101,13 +101,13 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     response
 }
 
-/// By which name the node was asked; what is not text is no name of anyone's.
+/// The host name in the request; a value that is not text names no host.
 fn host(request: &Request) -> Option<&str> {
     let sent = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
     sent.or_else(|| request.uri().host())
 }
 
-/// The panic itself has been logged where it happened.
+/// The answer after a panic, which has been logged where it happened.
 fn broken(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
     Refusal::from(internal::problem(Origin::Request, None, "the request broke something here; it may have been done"))
@@ -120,7 +120,7 @@ async fn nothing_here(uri: Uri) -> Refusal {
     Problem::not_found(detail).into()
 }
 
-/// The router adds the header that names the methods there are.
+/// Refuses an unsupported method; the router adds the header that lists the supported ones.
 async fn wrong_method(method: Method, uri: Uri) -> Refusal {
     Problem::method_not_allowed(format!(
         "{method} is not a method of {}; the header Allow names those there are",
@@ -194,7 +194,7 @@ mod tests {
         router.clone().oneshot(request.body(Body::empty()).expect("a request")).await.expect("an answer")
     }
 
-    /// Checks that the answer is a problem, and gives its detail.
+    /// Checks that the answer is a problem, and returns its detail.
     async fn detail(response: Response) -> String {
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
         let status = response.status().as_u16();

@@ -1,4 +1,4 @@
-//! Tasks: submitted, shown, listed, changed, cancelled, run, retried, reported.
+//! Tasks: submit, show, list, change, cancel, run, retry, report.
 
 use axum::{
     Json,
@@ -18,7 +18,7 @@ use common::{
 
 use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};
 
-/// After so many tasks of a batch were read, others get their turn: what is due must not wait for what is being read.
+/// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
 
 pub(super) async fn submit(asked: Asked, State(api): State<Api>, sent: Sent) -> Result<Response, Refusal> {
@@ -32,7 +32,7 @@ pub(super) async fn submit(asked: Asked, State(api): State<Api>, sent: Sent) -> 
     let place = format!("/v1/tasks/{}", submitted.view.id);
     let headers = [(header::LOCATION, place)];
     Ok(if submitted.duplicate {
-        // It may have been sent by somebody else.
+        // Another caller may have submitted it, so the answer counts as a read of its data.
         (status, headers, audit::task(submitted.view)).into_response()
     } else {
         (status, headers, Json(submitted.view)).into_response()
@@ -47,7 +47,7 @@ pub(super) async fn submit_batch(
     let upstream = upstream(&sent.headers);
     let text = sent.text(api.limits.batch_bytes).await?;
     let tasks = read_batch(text.as_str()).await?;
-    // The tasks are about as large as their text was, until they are stored.
+    // Until they are stored, the tasks take about as much memory as their text did.
     let _reserved = text.into_reserved();
     let answers = asked.desk.submit_batch_for(upstream, tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
@@ -57,7 +57,7 @@ pub(super) async fn submit_batch(
     Ok(Json(BatchAnswer { results: results.collect() }))
 }
 
-/// Each task by itself: one that cannot be read does not fail the others.
+/// Parses each task by itself: an invalid one does not fail the others.
 async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Problem> {
     let batch = BatchRequest::split(text)?;
     let mut tasks = Vec::with_capacity(batch.tasks.len());
@@ -119,13 +119,13 @@ pub(super) async fn report(
     Ok(Json(task.without_data()))
 }
 
-/// Where the client stands in a trace, as it says with W3C Trace Context.
+/// The client's span, from its W3C Trace Context headers.
 fn upstream(headers: &HeaderMap) -> Option<Upstream> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     Upstream::of(text(HEADER_TRACEPARENT), text(HEADER_TRACESTATE))
 }
 
-/// Over HTTP a report says itself which attempt it is about.
+/// Parses a report. Over HTTP its body names the attempt.
 fn read_report(text: &str) -> Result<(Attempt, ResultBody), Problem> {
     let report = ResultBody::parse_request(text)?;
     match report.attempt {

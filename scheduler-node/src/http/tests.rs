@@ -1,4 +1,4 @@
-//! Every route, asked by somebody who may know of some queues only.
+//! Tests every route with a caller who may use some queues only.
 
 mod roles;
 
@@ -18,20 +18,20 @@ use tower::ServiceExt;
 use super::{Gate, HttpMetrics, Limits, ROUTES, router};
 use crate::desk::tests::{Counter, fresh};
 
-/// What a route answers to somebody whose queue it is not.
+/// A route's answer to a caller about a queue outside of their scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Foreign {
     /// 403: the request names the queue.
     Forbidden,
     /// 403 for each task of the batch.
     EachForbidden,
-    /// 404, as though it were not there.
+    /// 404, as though it did not exist.
     Missing,
     /// 200, without it.
     Hidden,
-    /// 403, though it names no queue: it concerns them all.
+    /// 403 although the request names no queue: it concerns them all.
     ForNobody,
-    /// It tells nothing of queues.
+    /// The answer holds nothing about queues.
     Open,
 }
 
@@ -64,11 +64,11 @@ fn decision(method: &Method, route: &str) -> Option<Foreign> {
 struct Api {
     router: Router,
     counter: Counter,
-    /// An operator of everything.
+    /// The token of an operator of all queues.
     all: String,
-    /// An operator of the queue `mine`.
+    /// The token of an operator of the queue `mine`.
     mine: String,
-    /// By the names of roles.
+    /// Tokens by the name of their role.
     tokens: Mutex<HashMap<&'static str, String>>,
 }
 
@@ -102,7 +102,7 @@ impl Api {
         (status, String::from_utf8(body.to_vec()).expect("UTF-8"))
     }
 
-    /// Asks for something in `queue`, made for this question.
+    /// Sends a request about something in `queue` that is made for this request.
     async fn ask_about(&self, method: &Method, route: &str, queue: &str) -> (u16, String) {
         let task = format!(r#"{{"queue":"{queue}","key":"{}","delay_ms":3600000}}"#, uuid::Uuid::new_v4());
         let (_, made) = self.ask(&self.all, &Method::POST, "/v1/tasks", &task).await;
@@ -145,7 +145,7 @@ async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for()
             Foreign::Forbidden | Foreign::ForNobody => 403,
             Foreign::Missing => 404,
             Foreign::EachForbidden | Foreign::Hidden => 200,
-            // Whatever this node has to say of itself.
+            // These routes report on this node, and any of its statuses will do.
             Foreign::Open => status,
         };
         assert_eq!(status, expected, "{method} {route}: {body}");

@@ -1,4 +1,4 @@
-//! Tokens: made, shown, revoked.
+//! Tokens: create, list, revoke.
 
 use axum::{
     Extension, Json,

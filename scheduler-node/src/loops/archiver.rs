@@ -1,7 +1,8 @@
-//! Looks after what is over: lapses what expired before it was claimed, and turns the archive's daily partitions.
+//! Looks after finished and expired tasks: lapses tasks that expired before their claim, and turns the archive's
+//! daily partitions.
 //!
-//! If it stops, expired tasks stay visible as they were (none of them is ever claimed), and after some days finished tasks find no partition
-//! to go to; `duetime migrate` makes partitions ahead too.
+//! If it stops, expired tasks keep their old state, although no claim takes them. After some days finished tasks
+//! find no partition to go to; `duetime migrate` makes partitions ahead too.
 
 use std::{
     sync::Arc,
@@ -24,22 +25,23 @@ use crate::{
     supervise::at_work,
 };
 
-/// How often expired tasks are looked for.
+/// The interval between two searches for expired tasks.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// Expired tasks of one statement.
+/// The number of expired tasks in one statement.
 const EXPIRED_PER_PASS: i64 = 500;
 
-/// How often the partitions are looked at; they are made days ahead.
+/// The interval between two checks of the partitions, which are made days ahead.
 const TURN_EVERY: Duration = Duration::from_secs(600);
 
-/// Deeds deleted in one statement: some 20 ms.
+/// Rows of the audit or the quarantine deleted in one statement, which takes some 20 ms.
 const FORGOTTEN: i64 = 2_000;
 
-/// Such statements in a row. With all nodes' together more than producers can note meanwhile.
+/// The number of such statements in a row. All nodes together delete more than producers can note meanwhile.
 const FORGET_BATCHES: usize = 500;
 
-/// Expired tasks left where they are because the database refuses to archive them. The first of more are tried again.
+/// The most expired tasks that are left in place because the database refuses to archive them. Beyond it, the first
+/// of them are tried again.
 const ASIDE_MOST: usize = 1_000;
 
 const DAY_MS: i64 = 86_400_000;
@@ -49,7 +51,7 @@ pub struct Archiver {
     pub site: Site,
     pub books: Books,
     pub metrics: Arc<Metrics>,
-    /// Of the first database only: how long its audit is kept.
+    /// The settings of the audit; only for the first database, which keeps it.
     pub audit: Option<Audit>,
 }
 
@@ -59,7 +61,7 @@ impl Archiver {
         let mut aside = Vec::new();
         loop {
             let keep_days = self.keep_days();
-            // At once when a queue is to keep its tasks for longer.
+            // A queue that keeps its tasks for longer turns the partitions at once.
             if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days)
                 && self.turn(keep_days).await
             {
@@ -83,7 +85,7 @@ impl Archiver {
         u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
     }
 
-    /// Every node does this; whatever another one has done already is left alone.
+    /// Makes and drops partitions. Every node does so, and skips what another node has done already.
     async fn turn(&self, keep_days: u64) -> bool {
         let _work = at_work();
         match self.site.database.partitions_turn(keep_days).await {
@@ -100,13 +102,14 @@ impl Archiver {
         }
     }
 
-    /// Deletes what was noted or set aside too long ago, and tokens that were revoked then. What is left is deleted the next time.
+    /// Deletes old audit notes and old quarantined messages, and tokens that were revoked as long ago. The next
+    /// call deletes the rest.
     async fn forget(&self, stop: &CancellationToken) {
         let Some(audit) = self.audit else { return };
         let work = at_work();
         let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
         let database = &self.site.database;
-        // The quarantine is in the first database too.
+        // The first database keeps the quarantine too.
         if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
@@ -151,7 +154,8 @@ impl Archiver {
         }
     }
 
-    /// The database refuses to archive one of them: the others all the same, and that one is left where it is. It is never claimed.
+    /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
+    /// claim takes it.
     async fn expire_apart(
         &self,
         shards: &[ShardId],

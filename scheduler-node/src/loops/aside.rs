@@ -1,6 +1,8 @@
-//! What the database refuses is set aside, with its reason: counted, logged, kept in `duetime.quarantine` and named by `/readyz`.
+//! Sets aside rows and messages that the database refuses, with the reason: counted, logged, kept in
+//! `duetime.quarantine` and named by `/readyz`.
 //!
-//! Its neighbours go on. A task whose own row cannot be written is neither published again nor forgotten: see `task_set_aside.sql`.
+//! Their neighbours go on. A task whose own row cannot be written is neither published again nor forgotten: see
+//! `task_set_aside.sql`.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +20,7 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use super::retry::until_done;
 use crate::store::{Database, Error, quarantine::Quarantined};
 
-/// `/readyz` names what was set aside for this long: as long as the alert looks back.
+/// `/readyz` names what was set aside during this time, which is as far back as the alert looks.
 const SHOWN_FOR: Duration = Duration::from_secs(900);
 
 /// The longest reason that `/readyz` shows.
@@ -26,7 +28,7 @@ const REASON_CHARS: usize = 200;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
-        /// What was being written.
+        /// The kind of write, message or row that was set aside.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Kind { $($(#[$doc])* $variant),* }
 
@@ -41,13 +43,13 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A new task over HTTP or AMQP. Its sender has the answer.
+    /// A new task over HTTP or AMQP. Its sender gets the answer.
     Submission = "submission",
     /// A row of an inbox. It stays there, with the reason.
     Inbox = "inbox",
     /// The claim of a due task.
     Claim = "claim",
-    /// The second look at a claimed task.
+    /// The rescue of a claimed task.
     Rescue = "rescue",
     /// The broker's confirm of a task.
     Confirm = "confirm",
@@ -67,9 +69,9 @@ kinds! {
     Audit = "audit",
     /// The name of a queue.
     Queue = "queue",
-    /// Something that not even the quarantine takes.
+    /// An entry that even the quarantine refuses.
     Quarantine = "quarantine",
-    /// A task that is dead because no queue is bound for its message. Its own row says so.
+    /// A task that died because no queue is bound for its message. Its own row has the reason.
     Unroutable = "unroutable",
     /// A message that no AMQP client can parse.
     UnreadableMessage = "unreadable_message",
@@ -86,7 +88,7 @@ impl From<TroubleKind> for Kind {
     }
 }
 
-/// Counts what was set aside, and remembers what was of late.
+/// Counts what was set aside, and remembers the recent reasons.
 #[derive(Clone, Debug)]
 pub struct Asides {
     counts: IntCounterVec,
@@ -100,10 +102,10 @@ struct Recent {
     last: String,
 }
 
-/// What is kept of something that was set aside.
+/// A message or row as the quarantine keeps it.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
-    /// Whom it concerns: `<task id>:<attempt>` where it is about an attempt.
+    /// The name of what it concerns, such as a task's id; `<task id>:<attempt>` when it concerns one attempt.
     pub name: Option<String>,
     pub headers: serde_json::Value,
     pub body: Vec<u8>,
@@ -143,12 +145,12 @@ impl Asides {
         Ok(asides)
     }
 
-    /// Counts what is told elsewhere.
+    /// Counts something that is logged and shown elsewhere.
     pub fn counted(&self, kind: Kind) {
         self.counts.with_label_values(&[kind.text()]).inc();
     }
 
-    /// Counts it, logs it and shows it.
+    /// Counts it, logs it and shows it on `/readyz`.
     pub fn note(&self, kind: Kind, name: &str, reason: &str) {
         tracing::error!(kind = kind.text(), name, reason, "set aside; its neighbours go on");
         self.counted(kind);
@@ -158,14 +160,14 @@ impl Asides {
         recent.insert(kind, Recent { count: count + 1, at: Instant::now(), last });
     }
 
-    /// The same, and keeps it in the quarantine of `database`. Returns when it is durable.
+    /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable.
     pub async fn keep(&self, database: &Database, kind: Kind, kept: Kept, reason: &str) {
         self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
         let Kept { name, headers, body } = kept;
         self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await;
     }
 
-    /// Keeps something in the quarantine of `database`, in a form that it takes.
+    /// Keeps a message in the quarantine of `database`, in a form that the database accepts.
     pub async fn quarantine(&self, database: &Database, message: Quarantined) {
         let reduced = message.clone().reduced();
         for form in std::iter::once(message).chain(reduced) {
@@ -182,7 +184,7 @@ impl Asides {
         self.counts.with_label_values(&[kind.text()]).get()
     }
 
-    /// What `/readyz` says of it.
+    /// The reasons that `/readyz` shows.
     pub fn reasons(&self) -> Vec<String> {
         let recent = self.recent.lock();
         let shown = recent.iter().filter(|(_, recent)| recent.at.elapsed() < SHOWN_FOR);
@@ -194,7 +196,7 @@ impl Asides {
     }
 }
 
-/// Why the database refuses it, for a person.
+/// The reason of a refusal, for a person.
 pub fn why(error: &Error) -> String {
     format!("{}: {}", error.op, error.reason())
 }

@@ -1,8 +1,8 @@
-//! While this node is the master: keeps the assignment right for who is there.
+//! Keeps the assignment of shards in line with the members while this node is the master.
 //!
-//! It watches the membership all the time, master or not, because a node that becomes master through a stall of etcd must
-//! know who was there before. Changes are gathered for a moment, so that nodes that start together are one decision. If it
-//! stops, nothing moves any more: what is owned stays owned.
+//! It watches the membership all the time, master or not. A node that becomes master during a stall of etcd must
+//! know which members were there before. It gathers changes for a moment, so that nodes that start together lead to
+//! one decision. If it stops, nothing moves any more: each shard stays with its owner.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -25,22 +25,23 @@ use crate::{
     supervise::at_work,
 };
 
-/// Changes of the membership are gathered this long.
+/// Changes of the membership are gathered for this long.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// When a node has vanished without a word: leases that ran out in the same stall are deleted one after another.
+/// The time to gather after a node vanished without leaving. etcd deletes leases that ran out in the same stall one
+/// after another.
 const GATHER_LOST: Duration = Duration::from_millis(300);
 
-/// However much is going on, the master decides after this long.
+/// The master decides after this long, however many changes still arrive.
 const GATHER_LONGEST: Duration = Duration::from_secs(1);
 
-/// Between attempts to write while etcd does not answer.
+/// The pause between attempts to write while etcd does not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Until the mirror shows what was written; after that it is looked at again.
+/// The mirror should show a written assignment within this time; after that the assigner compares again.
 const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// Proposes which node owns which shard; the module says when.
 #[derive(Debug)]
 pub struct Assigner {
     coordination: Coordination,
@@ -49,25 +50,25 @@ pub struct Assigner {
     mastership: watch::Receiver<Mastership>,
     session: watch::Receiver<Session>,
     freeze: Freeze,
-    /// The freeze is timed by a clock that nobody sets.
+    /// The start of the monotonic clock that times the freeze. A change of the wall clock does not affect it.
     started: Instant,
-    /// Who was there at the last look, without those that were leaving.
+    /// The members at the last look, without those that were leaving.
     present: BTreeSet<NodeId>,
-    /// Someone vanished without a word: until then others may follow.
+    /// A member vanished without leaving; until this moment others may follow.
     unsure_until: Option<Instant>,
-    /// Since when there has been something to decide.
+    /// The moment since which there has been a decision to make.
     open_since: Option<Instant>,
-    /// What was asked and answered last: asked again, the answer is the same.
+    /// The last problem and its answer. The same problem has the same answer.
     settled: Option<(Problem, Option<AssignmentRecord>)>,
-    /// Written, not yet shown by the mirror.
+    /// The assignment that was written and that the mirror does not show yet.
     written: Option<(AssignmentRecord, Instant)>,
     frozen: Vec<NodeName>,
-    /// For those who ask, on the clock that people read.
+    /// The end of the freeze on the wall clock, for readers outside this loop.
     frozen_until: watch::Sender<Option<UnixMicros>>,
 }
 
 impl Assigner {
-    /// `databases`: which holds which shards, as every node of the cluster is configured.
+    /// `databases`: each database with its shards, configured alike on every node of the cluster.
     pub fn new(
         coordination: Coordination,
         databases: Vec<(DatabaseName, ShardRange)>,
@@ -93,7 +94,7 @@ impl Assigner {
         }
     }
 
-    /// Until when this node, were it the master, would reassign nothing. It may lie in the past.
+    /// The end of the freeze during which this node, as the master, would reassign nothing. It may lie in the past.
     pub fn frozen_until(&self) -> watch::Receiver<Option<UnixMicros>> {
         self.frozen_until.subscribe()
     }
@@ -114,7 +115,7 @@ impl Assigner {
         }
     }
 
-    /// Returns when to look again, if nothing happens before.
+    /// Returns when to look again if no change arrives before.
     async fn activate(&mut self) -> Option<Instant> {
         let _work = at_work();
         let view = self.views.borrow_and_update().clone();
@@ -157,7 +158,7 @@ impl Assigner {
         self.present = staying.map(|member| member.node.clone()).collect();
     }
 
-    /// Not the master: nothing is under way.
+    /// Resets the state of a master; a node that is not the master has nothing under way.
     fn rest(&mut self) {
         self.open_since = None;
         self.settled = None;
@@ -165,7 +166,7 @@ impl Assigner {
         self.frozen.clear();
     }
 
-    /// Whether there is a question that has not been answered.
+    /// Whether the problem has no answer yet.
     fn is_open(&mut self, problem: &Problem, view: &ClusterView) -> bool {
         if let Some((written, since)) = &self.written {
             let shown = view.assignment.as_ref() == Some(written);
@@ -180,7 +181,7 @@ impl Assigner {
         self.settled.as_ref().is_none_or(|(asked, answer)| asked != problem || *answer != view.assignment)
     }
 
-    /// When enough has been gathered for a decision.
+    /// The moment at which enough changes have been gathered for a decision.
     fn gathered_at(&mut self) -> Instant {
         let since = *self.open_since.get_or_insert_with(Instant::now);
         let quiet = since + GATHER;
@@ -211,7 +212,7 @@ impl Assigner {
 
     async fn decide(&mut self, term: Term, problem: Problem, view: &ClusterView) -> Option<Instant> {
         let previous = view.assignment.as_ref();
-        // Without one, as after etcd was lost as a whole, what is owned is what was decided.
+        // Without an assignment, for example after the loss of all of etcd, the present owners count as assigned.
         let before = previous.map_or_else(|| as_owned(view), |record| record.assignment.clone());
         let next = solve(&problem, &before);
         let anybody = next.owners.iter().any(Option::is_some);
@@ -230,7 +231,7 @@ impl Assigner {
                 self.written = Some((next, Instant::now()));
                 Some(Instant::now() + SHOWN_WITHIN)
             }
-            // The mirror is about to show why.
+            // The stored assignment is not the one this decision was based on. The mirror is about to show it.
             Ok(Written::Moved) => Some(Instant::now() + GATHER),
             Ok(Written::Deposed) => {
                 tracing::info!(%term, "an assignment was refused: another node is the master by now");

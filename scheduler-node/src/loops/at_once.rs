@@ -1,8 +1,9 @@
-//! Claims tasks that are due at once in the very insert that writes them: a write and a round trip less for each.
+//! Claims tasks that are due at once in the very insert that writes them, which saves a write and a round trip for
+//! each.
 //!
-//! Only what the dispatcher would claim at once as well: a shard of this node, an open lane, room in the window, and nothing due
-//! that waits. Everything else is written as `scheduled` and goes the usual way. The gate is the same: the insert shows
-//! the fence its epoch.
+//! It takes only tasks that the dispatcher would claim at once as well: a shard of this node, an open lane, room in
+//! the window, and no due task that waits. All other tasks are written as `scheduled` and go through the heap. The
+//! gate is the same: the insert presents its epoch to the fence.
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
@@ -33,13 +34,13 @@ pub struct AtOnce {
     pub metrics: Arc<Metrics>,
 }
 
-/// Tasks of one insert that may be claimed by it. They are in flight until [`AtOnce::written`] or [`AtOnce::lost`].
+/// Tasks of one insert that the insert may claim. They are in flight until [`AtOnce::written`] or [`AtOnce::lost`].
 #[derive(Debug)]
 pub struct Begun {
     site: usize,
-    /// The epoch to show for each task of the insert, in their order.
+    /// The epoch to present for each task of the insert, in the order of the tasks.
     pub epochs: Vec<Option<Epoch>>,
-    /// The revision of the queues by which they may go.
+    /// The revision of the queues by which the tasks may be claimed.
     pub known: i64,
     at: Instant,
 }
@@ -62,7 +63,8 @@ impl AtOnce {
         Begun { site, epochs, known: book.revision(), at }
     }
 
-    /// The insert is committed: takes the claimed ones out of `tasks` and hands them to the publisher. What remains is `scheduled`.
+    /// Handles a committed insert: takes the claimed tasks out of `tasks`, to be handed to the publisher. The
+    /// remaining tasks are `scheduled`.
     pub fn written(&self, begun: Begun, written: &Written, tasks: Vec<NewTask>) -> (Vec<Dispatch>, Vec<NewTask>) {
         let database = &self.sites.all()[begun.site].database;
         let publish_at = database.clock().instant_of(written.asked_at).unwrap_or(begun.at);
@@ -92,7 +94,7 @@ impl AtOnce {
         (dispatches, scheduled)
     }
 
-    /// Nobody knows whether the insert was committed, or it was not.
+    /// Handles an insert that failed or whose commit is unknown: a rescue looks at its tasks.
     pub fn lost(&self, begun: &Begun, tasks: &[NewTask]) {
         let site = &self.sites.all()[begun.site];
         site.look_again(tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id)), LOOK_AGAIN);

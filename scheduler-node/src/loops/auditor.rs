@@ -1,6 +1,7 @@
-//! Writes down who did what, in batches. While the database is away notes wait; what there is no room for is dropped and counted.
+//! Writes the audit notes, in batches. While the database is away, notes wait; notes without room are dropped and
+//! counted.
 //!
-//! If it stops, the node answers as before and deeds are missing in the audit.
+//! If it stops, the node answers as before, and the audit misses what was done.
 
 use std::time::{Duration, Instant};
 
@@ -17,19 +18,19 @@ use crate::{
     supervise::at_work,
 };
 
-/// How long a first note waits for others: a note is readable a tenth of a second after its answer.
+/// The time a first note waits for others: a note is readable a tenth of a second after its answer.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// Notes of one statement: 1 to 3 ms.
+/// The number of notes in one statement, which takes 1 to 3 ms.
 const BATCH: usize = 500;
 
-/// For what is left when the node stops.
+/// The time to write the remaining notes when the node stops.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub struct Auditor {
     pub store: Store,
-    /// The name under which this node notes.
+    /// The name of this node in its notes.
     pub node: String,
     pub metrics: AuditMetrics,
     pub asides: Asides,
@@ -57,7 +58,7 @@ impl Auditor {
         self.finish(batch, notes).await;
     }
 
-    /// `false`: told to stop before it was written.
+    /// Writes a batch. Returns `false` if `stop` came before the batch was written.
     async fn write_until(&self, batch: &[Noted], stop: &CancellationToken) -> bool {
         let _work = at_work();
         let home = self.store.home();
@@ -75,7 +76,7 @@ impl Auditor {
         true
     }
 
-    /// Writes what is left; nobody notes any more.
+    /// Writes the remaining notes; every sender is gone.
     async fn finish(&self, mut batch: Vec<Noted>, mut notes: mpsc::Receiver<Noted>) {
         let last_word = CancellationToken::new();
         let until = Instant::now() + LAST_WORD;

@@ -1,7 +1,8 @@
-//! Collects what applications submitted in SQL: reads an inbox, has its rows judged, and makes tasks of them.
+//! Makes tasks of submissions in SQL: reads an inbox, has the desk judge its rows, and writes the tasks.
 //!
-//! A row is collected by the owner of its shard, into whose heap the task goes at once; by anyone when it has waited for a while. Nodes
-//! may do so at the same time: of what they write one counts. If this loop stops, submissions wait in the inbox.
+//! The owner of a row's shard collects the row, so that the task enters the owner's heap at once. After a while any
+//! node may collect it. When several nodes do so at the same time, the writes of one count. If this loop stops,
+//! submissions wait in the inbox.
 
 mod refuse;
 
@@ -36,35 +37,35 @@ use crate::{
     supervise::at_work,
 };
 
-/// As the metrics call it.
+/// The value of the metrics' label `source`.
 const SOURCE: &str = "sql";
 
-/// Rows of one pass: as many keys as a statement may lock.
+/// The number of rows in one pass: as many keys as a statement may lock.
 const BATCH: usize = TASKS_PER_PUT;
 
-/// How often the inbox is looked at when nothing is heard, and how it stands.
+/// The interval between two looks at the inbox when no notification arrives, and between two updates of its gauges.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How often what is over is forgotten.
+/// The interval between two deletions of old rows.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
-/// A row is left to the owner of its shard for this long: a hundred times what it takes one.
+/// A row is left to the owner of its shard for this long: a hundred times what an owner takes.
 const OTHERS_AFTER: Duration = Duration::from_secs(1);
 
-/// A database that did not take its rows is left alone for this long, by when the prober has found out what is wrong with it: its rows
-/// would stand before all others.
+/// A database that did not take its rows is avoided for this long, since its rows would stand before all others. By
+/// then the prober knows what is wrong with it.
 const AVOIDED: Duration = Duration::from_secs(5);
 
-/// What was refused is kept for as long as dead tasks are by default.
+/// Refused rows are kept for as long as dead tasks are by default.
 const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
 
-/// What came from another inbox is remembered for this much longer than anything stays there: a node that was frozen with a row in its hands
-/// is found out.
+/// Arrivals from another inbox are remembered for this much longer than any row stays there. This detects a node
+/// that was frozen while it moved a row.
 const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Debug)]
 pub struct Collector {
-    /// The database whose inbox this is, by its place in `sites`.
+    /// The index in `sites` of the database whose inbox this is.
     pub index: usize,
     pub sites: Sites,
     pub desk: Desk,
@@ -74,28 +75,29 @@ pub struct Collector {
     pub metrics: Arc<Metrics>,
 }
 
-/// What one pass leaves to the next.
+/// The state that one pass leaves to the next.
 #[derive(Debug, Default)]
 struct Passed {
-    /// The oldest row it read.
+    /// The oldest row that the pass read.
     head: Option<TaskId>,
-    /// Databases in trouble, and since when.
+    /// Databases in trouble, each with the moment it failed.
     avoided: BTreeMap<usize, Instant>,
-    /// Rows that the database neither moves nor lets us refuse, and since when they are left alone.
+    /// Rows that the database neither moves nor marks as refused, each with the moment since which it is left
+    /// alone.
     aside: BTreeMap<TaskId, Instant>,
 }
 
-/// What of some rows did not become tasks.
+/// Rows that did not become tasks.
 #[derive(Debug, Default)]
 struct PutAway {
-    /// What stands against them.
+    /// Each refused row with its reason.
     refused: Vec<(TaskId, Problem)>,
-    /// They wait in the inbox until another transaction has let go of a task with their key.
+    /// Rows that wait in the inbox until another transaction releases a task with their key.
     busy: Vec<TaskId>,
 }
 
 impl Collector {
-    /// Until told to stop; what was begun is finished.
+    /// Runs until `stop`; the pass that has begun is finished.
     pub async fn run(self, stop: CancellationToken) {
         let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
         let mut passed = Passed::default();
@@ -132,10 +134,10 @@ impl Collector {
         &self.sites.all()[self.index].database
     }
 
-    /// One pass. Whether there is more to collect at once.
+    /// Collects one batch. Returns whether there is more to collect at once.
     async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
         let _work = at_work();
-        // Without the queues nobody can tell what may be refused.
+        // Without the queues' policies the desk cannot judge any row.
         if !self.books.load().is_read() {
             return Ok(false);
         }
@@ -161,13 +163,13 @@ impl Collector {
                 passed.avoided.insert(index, Instant::now());
             }
         }
-        // The same rows again: somebody is about to cancel them.
+        // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
         let head = rows.first().map(|row| row.id);
         let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
         Ok(more && std::mem::replace(&mut passed.head, head) != head)
     }
 
-    /// What cannot be read together is read one by one, and what cannot be read at all comes without its request.
+    /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
     async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
         let fitness = self.fitness.borrow().clone();
         let sites = self.sites.all();
@@ -182,7 +184,7 @@ impl Collector {
         let wanted =
             Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
         let one = Wanted { most: 1, ..wanted };
-        // A timeout of the server's is contention: unpacking the request may be what takes so long.
+        // A server timeout counts as contention here: unpacking the requests may be what takes so long.
         let again = |error: &Error| error.fault() != Fault::Outage;
         match self.source().inbox_read(wanted).await {
             Err(error) if again(&error) => match self.source().inbox_read(one).await {
@@ -193,7 +195,8 @@ impl Collector {
         }
     }
 
-    /// To the database at `index`: at once if the inbox is there too, else first there and then away from here.
+    /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise the
+    /// task arrives there first, and then the row is deleted here.
     async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
         let source = self.source();
         let away = index != self.index;
@@ -218,7 +221,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Those that were cancelled while they waited leave a cancelled task in the database at `index`. Returns the others.
+    /// Writes rows that were cancelled while they waited as cancelled tasks in the database at `index`. Returns the
+    /// others.
     async fn keep_cancelled(
         &self,
         index: usize,
@@ -249,13 +253,13 @@ impl Collector {
         }
         let left = tried.left.map_or_else(|| (Vec::new(), None), |(left, error)| (left, Some(error)));
         let left_ids: Vec<TaskId> = left.0.iter().map(|task| task.id).collect();
-        // Nothing can be kept of one that the database refuses; it is cancelled all the same.
+        // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
         let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left_ids.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
         left.1.map_or(Ok(others), Err)
     }
 
-    /// Those without a key. Returns what the database refuses.
+    /// Writes the tasks without a key. Returns those that the database refuses.
     async fn make(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
         let source = (index != self.index).then(|| self.source().name());
         let tried = try_each(&tasks, |part| self.sites.all()[index].database.task_collect(part, source)).await;
@@ -267,7 +271,7 @@ impl Collector {
         Ok(tried.refused.iter().map(|refused| self.refused(refused)).collect())
     }
 
-    /// Those that have a key or wait for others.
+    /// Writes the tasks that have a key or wait for others.
     async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
         if tasks.is_empty() {
             return Ok(PutAway::default());
@@ -316,14 +320,15 @@ impl Collector {
         }
     }
 
-    /// How the inbox stands. `copied`: the queues that this database has.
+    /// Updates the gauges of the inbox, and copies changed queues to this database. `copied`: the queues that the
+    /// database has.
     async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
         let _work = at_work();
         let source = self.source();
         let standing = source.inbox_standing().await?;
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
-        // The first database is where they are kept.
+        // The first database is the source of the queues.
         if self.index > 0 && book.is_read() && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
         {
             let nothing = QueueBook::default();
@@ -350,7 +355,7 @@ impl Collector {
     }
 }
 
-/// Whether it is time again, and if so notes that it was done.
+/// Whether `every` has passed since `last`; if so, sets `last` to now.
 fn turn(last: &mut Option<Instant>, every: Duration) -> bool {
     let due = last.is_none_or(|at| at.elapsed() >= every);
     if due {

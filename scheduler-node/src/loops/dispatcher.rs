@@ -1,8 +1,10 @@
-//! Takes what is due out of the heap, claims it, and hands it to the publisher; sends deadlines, rescues and looks their way.
+//! Takes due keys out of the heap, claims their tasks, and hands those to the publisher. Deadlines, rescues and
+//! looks at waiting tasks go their own ways.
 //!
-//! Claims ahead by what claims lately took, so that the database's round trip does not show in the lateness; the publisher waits for
-//! the due instant. Claims nothing while the broker is away or blocked, or while too much is in flight already. What waits for
-//! room is the picker's. If it stops, nothing of this database comes due on this node.
+//! It claims ahead of the due time by as much as claims lately took, which hides the database's round trip from the
+//! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
+//! while too much is in flight. Tasks that wait for room belong to the picker. If it stops, nothing of this
+//! database comes due on this node.
 
 use std::{
     sync::Arc,
@@ -34,15 +36,15 @@ use crate::{
 /// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
 const CLAIMS_IN_FLIGHT: usize = 4;
 
-/// Until the queues have been read for the first time, this is how often to ask.
+/// The interval between two checks whether the queues have been read for the first time.
 const BOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The longest sleep: a clock that had no reading yet is asked again.
+/// The longest sleep, after which the loop asks again for a clock that had no reading yet.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The most tasks of one claim.
+    /// The most tasks in one claim.
     pub batch: usize,
     /// The most tasks in flight.
     pub window: usize,
@@ -52,7 +54,7 @@ pub struct Pace {
 pub struct Dispatcher {
     pub gate: Gate,
     pub pace: Pace,
-    /// How long before the due instant tasks are claimed.
+    /// Decides how long before the due instant tasks are claimed.
     pub lead: Arc<Mutex<Lead>>,
     pub lanes: Arc<Lanes>,
     pub books: Books,
@@ -64,7 +66,7 @@ impl Dispatcher {
     pub async fn run(mut self, stop: CancellationToken) {
         let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
         let mut children = JoinSet::new();
-        // A queue that is not in the book is taken for one without gates.
+        // Claims must wait for the book: it treats a missing queue as one without gates.
         while !self.books.load().is_read() && !stop.is_cancelled() {
             tokio::time::sleep(BOOK_EVERY).await;
         }
@@ -120,7 +122,7 @@ impl Dispatcher {
         (!batch.is_empty()).then_some(batch)
     }
 
-    /// Each kind its own way. Whatever is not handed on is in flight no longer.
+    /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
     async fn wake(&self, batch: Vec<Entry>) {
         let mut claims = Vec::new();
         let mut deadlines = Vec::new();
@@ -146,7 +148,7 @@ impl Dispatcher {
         self.gate.site.set_aside(Kind::Claim, tried.refused).await;
     }
 
-    /// Fails when the database refuses a row of it, and only then.
+    /// Claims tasks. Fails only when the database refuses one of the rows.
     async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
         let fences = self.gate.fences(ids);
         let book = self.books.load_full();
@@ -154,7 +156,7 @@ impl Dispatcher {
         let (began, ahead) = (Instant::now(), self.ahead());
         let answer = self.gate.site.database.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         self.lead.lock().took(began.elapsed(), Instant::now());
-        // Whatever else went wrong, it may have been done: a rescue finds out.
+        // After any other failure the claim may have been committed; a rescue finds out.
         let answer = match answer {
             Err(error) if error.fault() == Fault::Data => return Err(error),
             answer => answer,
@@ -165,7 +167,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// To be claimed: what comes due within this time.
+    /// The time ahead: tasks that come due within it are claimed now.
     fn ahead(&self) -> Duration {
         let ahead = self.lead.lock().ahead(Instant::now());
         self.gate.metrics.claim_ahead_s.with_label_values(&[self.gate.site.name().as_str()]).set(ahead.as_secs_f64());
@@ -177,7 +179,7 @@ impl Dispatcher {
         self.gate.site.set_aside(Kind::Rescue, tried.refused).await;
     }
 
-    /// Fails when a row of it is refused, or cannot be read, and only then.
+    /// Rescues tasks. Fails only when the database refuses a row or a row cannot be read.
     async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
         let fences = self.gate.fences(ids);
         let answer = match self.gate.site.database.task_rescue(ids, &fences).await {
@@ -190,7 +192,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Those that need not wait any more are claimed like any other; the rest wakes again when the preloader finds it.
+    /// Looks at waiting tasks. Those that wait no longer are claimed like any other; the preloader wakes the rest
+    /// again.
     async fn look(&self, ids: Vec<TaskId>) {
         match self.reporter.releaser.look(&self.gate.site, &ids).await {
             Ok(_) => self.gate.site.held.end(ids),
@@ -198,7 +201,7 @@ impl Dispatcher {
         }
     }
 
-    /// Those that came due are settled; a deadline that had been moved wakes again when the preloader finds it.
+    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved.
     async fn deadlines(&self, due: Vec<(TaskId, UnixMicros)>) {
         if due.is_empty() {
             return;

@@ -1,8 +1,8 @@
 //! Knows whether this node is the master.
 //!
-//! The queue for master is part of the mirror, so there is nothing to ask: the oldest candidate leads. Knowing is only a
-//! hint; the assignment is written under the term, and a term that is over writes nothing. If it stops, this node never
-//! takes the office, or never notices that it has lost it.
+//! The queue for master is part of the mirror, so no request is needed: the oldest candidate leads. This knowledge
+//! is only a hint. The assignment is written under the term, and a past term writes nothing. If it stops, this node
+//! never becomes master, or never notices that it is no longer.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::{
     supervise::at_work,
 };
 
-/// This node's office.
+/// Whether this node is the master.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mastership {
     /// The term, while this node is the master.
     pub term: Option<Term>,
 }
 
-/// See the module.
+/// Derives the mastership from the mirror and this node's session.
 #[derive(Debug)]
 pub struct Elector {
     me: NodeId,
@@ -34,7 +34,7 @@ pub struct Elector {
     session: watch::Receiver<Session>,
     mastership: watch::Sender<Mastership>,
     metrics: Arc<CoordinationMetrics>,
-    /// Whom the log has named last.
+    /// The master that the log named last.
     named: Option<Candidate>,
 }
 
@@ -64,7 +64,8 @@ impl Elector {
     fn activate(&mut self) {
         let _work = at_work();
         let master = self.views.borrow_and_update().master().cloned();
-        // By term, not by name: a key of ours on a lease that has run out is not our place in the queue.
+        // Compares the term, not the name: a key of this node on a lease that has run out is not its place in the
+        // queue.
         let candidacy = self.session.borrow_and_update().candidacy;
         let term = master.as_ref().map(|master| master.term).filter(|term| candidacy == Some(*term));
         self.report(master, term);

@@ -1,13 +1,14 @@
-//! Makes the tasks of schedules, each fire time's once.
+//! Makes the tasks of schedules, one for each fire time.
 //!
-//! A fire time is *decided* by one statement in the home database (`schedule_turn.sql`): a compare-and-set moves the schedule on and
-//! writes down the task that is to be made, with its id. Then the task is *made*: it goes in by its key like any other, wherever it
-//! lives, and what was written down is forgotten. Nobody decides twice, whoever looks; what is decided can be made as often as
-//! needed, because the task is known by its id for as long as it is kept, finished or not.
+//! One statement in the home database (`schedule_turn.sql`) *decides* a fire time. A compare-and-set moves the
+//! schedule on and notes the task to be made, with its id. Then the task is *made*: the submitter writes it by its
+//! key, in whichever database it lives, and the note is deleted. A fire time is decided only once, whichever node
+//! looks. A decided task can be made as often as needed, because its id is known for as long as the task is kept,
+//! finished or not.
 //!
-//! Every node looks. The master does so when a schedule is due, the others when it has been due for a while: neither the death of a
-//! master nor the absence of etcd keeps anything from firing. If the loop stops everywhere, fire times are made up later, as far
-//! back as each schedule says.
+//! Every node looks. The master does so when a schedule is due, the others when it has been due for a while. So a
+//! schedule fires although the master has died or etcd is away. If the loop stops everywhere, fire times are made
+//! up later, as far back as each schedule says.
 
 use std::{
     sync::Arc,
@@ -42,41 +43,42 @@ use crate::{
     supervise::{at_work, spawn_child},
 };
 
-/// As the metrics call it.
+/// The value of the metrics' label `source`.
 const SOURCE: &str = "schedule";
 
-/// A schedule that was put on any node is seen after this long.
+/// A schedule that was written on any node is seen after this long.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What the master has not decided after this long, others do. Fire times are decided 3 s ahead, so there is time left.
+/// Other nodes decide what the master has not decided after this long. Fire times are decided 3 s ahead, so there
+/// is time left.
 const STAND_IN_AFTER: Duration = Duration::from_secs(1);
 
-/// What was decided and not made after this long, any node takes on. Far more than it takes when nobody dies, and still before the
-/// fire time.
+/// Any node takes on a decided fire time that has no task after this long. This is far longer than a healthy node
+/// takes, and still before the fire time.
 const HOLD: Duration = Duration::from_secs(2);
 
-/// A schedule waits no longer than this to hear whether its last task is finished: the others wait with it.
+/// The longest wait for the state of a schedule's last task: the other schedules wait with it.
 const HEAR_WITHIN: Duration = Duration::from_secs(1);
 
-/// A schedule that cannot be decided at the moment is looked at again after this long.
+/// The back-off of a schedule that cannot be decided at the moment.
 const POSTPONE: Duration = Duration::from_secs(1);
 
-/// One that this version cannot read.
+/// The back-off of a schedule that this version cannot read.
 const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
 
-/// One whose decision the database refuses. Its neighbours are decided meanwhile.
+/// The back-off of a schedule whose decision the database refuses. Its neighbours are decided meanwhile.
 const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
 
 /// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
 const READ_AT_ONCE: i64 = 100;
 
-/// Schedules that are decided at the same time. More would take the connections of tasks that are due.
+/// Schedules decided at the same time. More would use up the connections that due tasks need.
 const DECIDED_AT_ONCE: usize = 4;
 
-/// Decisions whose tasks are being made. What finds no room is left to whoever takes it on.
+/// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
 const MADE_AT_ONCE: usize = 64;
 
-/// Counting them reads all of them.
+/// The interval between two counts of the schedules; a count reads all of them.
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ pub struct Firer {
     making: Arc<Semaphore>,
 }
 
-/// Why it is not known whether a schedule's last task is finished.
+/// The reason why the state of a schedule's last task is unknown.
 #[derive(Debug, thiserror::Error)]
 enum Unheard {
     #[error("its database cannot be reached")]
@@ -138,7 +140,8 @@ impl Firer {
         }
     }
 
-    /// `None`: the home database is not known to answer. A node that starts would decide what it cannot make yet.
+    /// Looks if the home database is known to answer; otherwise returns `None`. A node that just starts would decide
+    /// fire times that it cannot make yet.
     async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
         let fit = self.fitness.borrow().is_fit(self.store.home().name());
         if fit { self.look().await.map(Some) } else { Ok(None) }
@@ -148,7 +151,7 @@ impl Firer {
         self.mastership.borrow().term.is_some()
     }
 
-    /// Decides what is due, and makes what others have left. Returns when to look again.
+    /// Decides due schedules, and makes fire times that other nodes left. Returns when to look again.
     pub(crate) async fn look(&self) -> Result<Duration, Error> {
         let _work = at_work();
         let home = self.store.home();
@@ -166,7 +169,7 @@ impl Firer {
         Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
     }
 
-    /// Returns when the first of them is due again.
+    /// Decides schedules. Returns when the first of them is due again.
     async fn decide_all(&self, due: Due) -> Option<UnixMicros> {
         let (now, arrived) = (due.now, due.arrived);
         let decided = futures::stream::iter(due.schedules)
@@ -207,8 +210,8 @@ impl Firer {
         turn.wake_at
     }
 
-    /// Whether a new task would overlap the last one. Where nobody reports, a task is over when the broker has it: what its
-    /// consumer does is not known.
+    /// Whether a new task would overlap the last one. Without reports, a task is over once the broker has it,
+    /// because what its consumer does is unknown.
     async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, Unheard> {
         let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
             return Ok(false);
@@ -224,7 +227,7 @@ impl Firer {
         Ok(standing.iter().any(|task| task.state != TaskState::Delivered || reported(&task.queue)))
     }
 
-    /// The database of a task, while it answers.
+    /// The database of a task, if the prober finds that it answers.
     fn fit(&self, id: TaskId) -> Option<&Arc<Database>> {
         self.store.of(id.shard()).filter(|database| self.fitness.borrow().is_fit(database.name()))
     }
@@ -245,7 +248,8 @@ impl Firer {
                 return self.postpone(&record, POSTPONE_REFUSED).await;
             }
             Err(error) => {
-                // Had it been done, the fire times are taken on after the hold; else the schedule is still due.
+                // If the statement was committed, a node takes the fire times on after the hold; otherwise the
+                // schedule is still due.
                 tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "it is not known what became of a decision");
                 return;
             }
@@ -288,8 +292,8 @@ impl Firer {
         TaskId::mint(uuid::Uuid::now_v7(), shard)
     }
 
-    /// Has the tasks of decided fire times written, beside everything else. What is not known to be written is taken on again after
-    /// the hold.
+    /// Has the tasks of decided fire times written in the background. If the outcome is unknown, a node takes them
+    /// on again after the hold.
     fn make(&self, mut fires: Vec<FireRecord>) {
         fires.retain(|fire| self.fit(fire.id).is_some());
         let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
@@ -313,7 +317,7 @@ impl Firer {
         for (id, answer) in ids.into_iter().zip(answers) {
             match answer {
                 Ok(_) => done.push(id),
-                // It will never be made. Its schedule goes on.
+                // The task can never be made. Its schedule goes on.
                 Err(Unstored::Refused(why)) => {
                     self.asides.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
                     done.push(id);
@@ -329,7 +333,7 @@ impl Firer {
         }
     }
 
-    /// Waits until every task that is being made is, and keeps others from it: as if the firer died after it decided.
+    /// Waits until no task is being made, and prevents further ones, as if the firer died after a decision.
     #[cfg(test)]
     pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
         let all = u32::try_from(MADE_AT_ONCE).expect("a small number");

@@ -1,4 +1,5 @@
-//! What every claim of one database has in common: the fences it shows, what its answer means, and the way to the publisher.
+//! The parts that every claim of one database shares: the fences it presents, the meaning of its answer, and the
+//! way to the publisher.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,28 +26,29 @@ use crate::{
     store::{Effect, Error, claim::Claimed, preload::Key},
 };
 
-/// Keys whose claim certainly did nothing are tried again after this long.
+/// The pause before keys are tried again whose claim certainly did nothing.
 pub const TRY_AGAIN: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
 pub struct Gate {
     pub site: Site,
-    /// Where the site stands among all of them.
+    /// The index of the site among all sites.
     pub index: usize,
     pub publisher: mpsc::Sender<Dispatch>,
     pub metrics: Arc<Metrics>,
 }
 
 impl Gate {
-    /// The epochs to show for the shards of `ids`.
+    /// The epochs to present for the shards of `ids`.
     pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
         let owned = self.site.held.owned();
         let shards: BTreeSet<ShardId> = ids.iter().map(|id| id.shard()).collect();
         shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
     }
 
-    /// Takes note of an answer of the gate: fences that were refused, tasks that were passed over, queues that have turned. What nobody
-    /// knows the fate of is left to a rescue. `ahead`: how far ahead the tasks were asked for.
+    /// Handles an answer of the gate: refused fences, tasks that were passed over, queues that have turned. Tasks
+    /// with an unknown outcome are left to a rescue. `ahead`: how far ahead of their due times the tasks were
+    /// claimed.
     pub async fn received(
         &self,
         how: &str,
@@ -85,14 +87,14 @@ impl Gate {
         Some(claimed)
     }
 
-    /// Without a clock the next preload finds them.
+    /// Puts keys that the claim passed over back into the heap. Without a clock the next preload finds them.
     fn offer_again(&self, passed: &[Key], ahead: Duration) {
         let Some(now) = self.site.database.clock().at(Instant::now()) else { return };
         self.metrics.passed_over.inc_by(passed.len() as u64);
         self.site.held.offer(passed.iter().filter_map(|key| again(key.id, key.state, key.wake_at, now, ahead)));
     }
 
-    /// The claim certainly did nothing: the same keys again, a little later.
+    /// Puts the keys of a claim that certainly did nothing back into the heap, for a little later.
     fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
         tracing::debug!(database = %self.site.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "a claim was not done; trying again");
         if how == "rescue" {
@@ -109,7 +111,8 @@ impl Gate {
         self.site.look_again(ids.iter().copied(), LOOK_AGAIN);
     }
 
-    /// Somebody else has taken the fence of at least one of these shards: finds out which, and lets go of it.
+    /// Handles a refused fence: another owner has taken at least one of these shards. Finds out which, and forgets
+    /// it.
     async fn refused(&self, fences: &BTreeMap<ShardId, Epoch>) {
         let Ok(held) = self.site.database.shard_held(fences).await else { return };
         for (shard, epoch) in fences.iter().filter(|(shard, _)| !held.contains(shard)) {
@@ -130,7 +133,7 @@ impl Gate {
         publisher::hand_over(&self.publisher, dispatches).await;
     }
 
-    /// Never before the due time on the database's clock.
+    /// The instant of the due time on the database's clock; a task is never published before it.
     fn publish_at(&self, delivery: &Delivery, now: Instant) -> Instant {
         self.site.database.clock().instant_of(delivery.due_at).unwrap_or(now)
     }

@@ -1,5 +1,5 @@
-//! Reads the gauges that no event moves: how much is held, how full the pools are, what limits queues have set for alerts,
-//! which loops are stalled.
+//! Reads the gauges that no event moves: how much is held, how full the pools are, which alert limits queues have
+//! set, and which loops are stalled.
 
 use std::{
     collections::BTreeSet,
@@ -72,11 +72,12 @@ impl Gauger {
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
     }
 
-    /// Alerts count from the series of a queue that begin here, and take its own limit of dead tasks.
+    /// Sets each queue's own alert limit of dead tasks, and begins the queue's series, from which alerts count.
     fn tell_queues(&self, book: &QueueBook, with_limit: &mut BTreeSet<QueueName>) {
         let limits = &self.metrics.failure_alert_threshold;
         let mut gone = std::mem::take(with_limit);
-        // Queues with a limit get the first labels: beyond those there are, a queue's tasks are not counted by its name.
+        // Queues with a limit get labels first. Beyond the number of labels, a queue's tasks are not counted by its
+        // name.
         for queue in book.iter().filter(|queue| queue.policy.failure_alert_threshold.is_some()) {
             let Some(threshold) = queue.policy.failure_alert_threshold.filter(|_| self.metrics.begin(&queue.name))
             else {
@@ -90,7 +91,7 @@ impl Gauger {
             self.metrics.begin(&queue.name);
         }
         for queue in gone {
-            // It was there; a second removal would not matter.
+            // The label exists; a second removal would do no harm.
             let _ = limits.remove_label_values(&[queue.as_str()]);
         }
     }

@@ -1,9 +1,11 @@
-//! What this node holds of one database: the shards it owns, the heap of what comes due in them, and what is in flight.
+//! The node's share of one database: the shards it owns, the heap of keys that come due in them, and the tasks in
+//! flight.
 //!
-//! It is memory only: whatever it forgets is still in the database and comes back with the next preload. Its rules:
-//! - only shards that are owned and not being drained get into the heap or out of it;
+//! It is memory only: the database still has everything it forgets, and the next preload reads that again. Its
+//! rules:
+//! - only shards that are owned and not draining enter the heap or leave it;
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
-//! - a drain waits for what is in flight, so that the next owner finds nothing half done.
+//! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,14 +20,14 @@ use common::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// One database's share of this node. Locks are held for the length of a map operation, never across an await.
+/// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
 pub struct Held {
     database: DatabaseName,
     state: Mutex<State>,
-    /// The head of the heap is earlier than it was, or there is room again: the dispatcher looks.
+    /// Wakes the dispatcher: the head of the heap is earlier than before, or there is room again.
     pub heap_changed: Notify,
-    /// A shard was adopted, a nudge came, or the heap ran low: the preloader looks.
+    /// Wakes the preloader: a shard was adopted, a nudge came, or the heap ran low.
     pub preload_wanted: Notify,
     in_flight_less: Notify,
 }
@@ -35,26 +37,27 @@ struct State {
     owned: BTreeMap<ShardId, Owned>,
     heap: DelayHeap,
     in_flight: HashMap<TaskId, InFlight>,
-    /// Adopted and not yet read: everything that is due, and what the owner before left claimed.
+    /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
     adopted: BTreeSet<ShardId>,
-    /// Somebody wrote a row that is due within the horizon.
+    /// Shards in which another node wrote a row that is due within the horizon.
     nudged: BTreeSet<ShardId>,
-    /// Picks under way, each with the fences it shows: what they take is in flight only when their answer is here.
+    /// Picks under way, each with the fences it presents. Its tasks are in flight only once its answer has arrived.
     picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
-    /// Rows that the database refuses to write, and until when each is left alone.
+    /// Rows that the database refuses to write, each with the moment until which it is left alone.
     aside: HashMap<TaskId, Instant>,
 }
 
-/// So many of them are named to a statement that chooses its rows itself: it compares each row with all of them.
+/// The most such rows named to a statement that chooses its rows itself: it compares each row with all of them.
 const ASIDE_NAMED: usize = 1_000;
 
-/// Rows that are left alone, at the most. Beyond it they are tried again and again, which is slow but no danger.
+/// The most rows that are left alone. Beyond it rows are tried again and again, which is slow but harmless.
 const ASIDE_MOST: usize = 10_000;
 
-/// Between the heap and the writing of its outcome.
+/// A task between the heap and the write of its outcome.
 #[derive(Clone, Copy, Debug, Default)]
 struct InFlight {
-    /// It came due again meanwhile: a rejection may be written, and its retry scheduled, before the confirm is.
+    /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the
+    /// confirm.
     then: Option<Entry>,
 }
 
@@ -94,7 +97,7 @@ impl State {
 }
 
 impl Held {
-    /// `heap_entries`: how many keys the heap keeps at the most.
+    /// `heap_entries`: the most keys that the heap keeps.
     pub fn new(database: DatabaseName, heap_entries: usize) -> Self {
         Self {
             database,
@@ -117,12 +120,12 @@ impl Held {
         &self.database
     }
 
-    /// Every shard under a fence of ours, those being drained too.
+    /// Every shard whose fence this node holds, draining ones included.
     pub fn owned(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().owned.iter().map(|(shard, owned)| (*shard, owned.epoch)).collect()
     }
 
-    /// The shards that may be claimed from, with the epochs to show to the fence.
+    /// The shards that may be claimed from, with the epochs to present to the fence.
     pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().fences()
     }
@@ -131,7 +134,7 @@ impl Held {
         self.state.lock().claimable(shard)
     }
 
-    /// Starts dispatching shards whose fence is ours now. The preloader reads them at once.
+    /// Starts to dispatch shards whose fence this node has just taken. The preloader reads them at once.
     pub fn adopt(&self, taken: &[(ShardId, Epoch)]) {
         let mut state = self.state.lock();
         for &(shard, epoch) in taken {
@@ -142,7 +145,7 @@ impl Held {
         self.preload_wanted.notify_one();
     }
 
-    /// From now on nothing of `shards` is claimed. What is in flight goes on.
+    /// Stops claims from `shards`. Tasks in flight go on.
     pub fn stop_claiming(&self, shards: &[ShardId]) {
         let mut state = self.state.lock();
         for shard in shards {
@@ -154,10 +157,11 @@ impl Held {
         }
     }
 
-    /// Waits until nothing of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; bounded by the caller.
+    /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller
+    /// bounds the wait.
     pub async fn drained(&self, shards: &[ShardId]) {
         loop {
-            // Interest first, then the look: an outcome in between is not missed.
+            // Registers before the check, so that an outcome in between is not missed.
             let less = self.in_flight_less.notified();
             if !self.state.lock().is_busy_with(shards) {
                 return;
@@ -166,7 +170,7 @@ impl Held {
         }
     }
 
-    /// Ends ownership in memory: released, or taken by another epoch.
+    /// Ends ownership in memory, after a release or when another node has taken the fence.
     pub fn forget(&self, shards: &[ShardId]) {
         let mut state = self.state.lock();
         for shard in shards {
@@ -176,7 +180,7 @@ impl Held {
         }
     }
 
-    /// Forgets a shard only while it is still held under `epoch`: a refusal of an old epoch says nothing about a newer one.
+    /// Forgets a shard only while it is held under `epoch`: a refused old epoch says nothing about a newer one.
     pub fn forget_epoch(&self, shard: ShardId, epoch: Epoch) -> bool {
         let held = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
         if held {
@@ -185,7 +189,7 @@ impl Held {
         held
     }
 
-    /// Keys that come due. Those of shards not ours are passed over, those in flight are kept for afterwards.
+    /// Adds keys that come due. Drops those of shards that may not be claimed from; keeps those in flight for later.
     pub fn offer(&self, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
         let head = state.heap.next_due();
@@ -203,7 +207,7 @@ impl Held {
         self.state.lock().heap.next_due()
     }
 
-    /// Takes up to `most` keys due by `until` out of the heap; they are in flight from here on.
+    /// Takes up to `most` keys due by `until` out of the heap; from then on they are in flight.
     pub fn take_due(&self, until: UnixMicros, most: usize) -> Vec<Entry> {
         let mut state = self.state.lock();
         let entries = state.heap.pop_due(until, most);
@@ -213,7 +217,7 @@ impl Held {
         entries
     }
 
-    /// Begins to take tasks without knowing which: a drain of these shards waits until the pick is dropped.
+    /// Begins to take tasks that are not known yet: a drain of these shards waits until the pick is dropped.
     pub fn pick(&self) -> Picking<'_> {
         let mut state = self.state.lock();
         let fences = state.fences();
@@ -231,9 +235,9 @@ impl Held {
         }
     }
 
-    /// New tasks that are to be claimed by their own insert: in flight from here on, where the shard may be claimed from and there is
-    /// room below `window`. Answers the epoch to show for each, in their order. While something due waits in the heap, no new one
-    /// may pass it (`now` on the database's clock).
+    /// Marks new tasks for a claim by their own insert: in flight where the shard may be claimed from and `window`
+    /// has room. Returns the epoch to present for each, in their order. While a due key waits in the heap, no new
+    /// task may pass it (`now` is the database's clock).
     pub fn begin_new(&self, ids: &[Option<TaskId>], now: UnixMicros, window: usize) -> Vec<Option<Epoch>> {
         let mut state = self.state.lock();
         let backlog = state.heap.next_due().is_some_and(|due| due <= now);
@@ -248,7 +252,7 @@ impl Held {
             .collect()
     }
 
-    /// Their outcome is written, or there is nothing to write: no longer in flight.
+    /// Marks tasks as no longer in flight: their outcome is written, or there is nothing to write.
     pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
         let mut state = self.state.lock();
         for id in ids {
@@ -261,7 +265,8 @@ impl Held {
         self.heap_changed.notify_one();
     }
 
-    /// The database refuses to write this row: it is in flight no longer, and left alone until then. Answers whether this is the first time.
+    /// Takes a row that the database refuses out of flight, and leaves it alone until `until`. Returns whether this
+    /// is the first time.
     pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
         let mut state = self.state.lock();
         if state.aside.len() >= ASIDE_MOST {
@@ -281,8 +286,9 @@ impl Held {
         state.aside.iter().filter(|(_, until)| **until > now).map(|(id, _)| *id).take(ASIDE_NAMED).collect()
     }
 
-    /// Nobody knows what became of these: looked at again at `at`, by a rescue, which finds out whatever else is to be done. An entry that
-    /// came in meanwhile is dropped: it may be older than the claim, and would wake the task in the rescue's place.
+    /// Takes tasks with an unknown outcome out of flight: a rescue looks at each at `at` and does what is left to
+    /// do. An entry that came in meanwhile is dropped: it may be older than the claim, and would replace the
+    /// rescue.
     pub fn end_unknown(&self, ids: impl IntoIterator<Item = TaskId>, at: UnixMicros) {
         let mut state = self.state.lock();
         for id in ids {
@@ -307,17 +313,17 @@ impl Held {
         self.state.lock().heap.len()
     }
 
-    /// The heap was full and let go of what comes after this moment.
+    /// The moment after which the full heap has dropped keys, if it has.
     pub fn complete_until(&self) -> Option<UnixMicros> {
         self.state.lock().heap.complete_until()
     }
 
-    /// What was let go of is about to be read again.
+    /// Tells the heap that the dropped keys are about to be read again.
     pub fn reopen(&self) {
         self.state.lock().heap.reopen();
     }
 
-    /// Rows of these shards were written behind the horizon: read them now.
+    /// Marks shards in which rows were written within the horizon already read: the preloader reads them again now.
     pub fn nudge(&self, shards: impl IntoIterator<Item = ShardId>) {
         let mut state = self.state.lock();
         let mut any = false;
@@ -336,7 +342,7 @@ impl Held {
         adopted.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
     }
 
-    /// A takeover whose reading failed is to be done again.
+    /// Marks adopted shards again whose first read failed.
     pub fn put_back_adopted(&self, shards: impl IntoIterator<Item = ShardId>) {
         let mut state = self.state.lock();
         for shard in shards {
@@ -356,7 +362,7 @@ impl Held {
 pub struct Picking<'a> {
     held: &'a Held,
     number: u64,
-    /// What may be claimed from, with the epochs to show to the fence.
+    /// The shards that may be claimed from, with the epochs to present to the fence.
     pub fences: BTreeMap<ShardId, Epoch>,
 }
 

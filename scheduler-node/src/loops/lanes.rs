@@ -1,9 +1,9 @@
-//! The lanes to the broker, one a queue: which are open, and when a closed one is tried again.
+//! The lanes to the broker, one for each queue: which are open, and when a closed one is tried again.
 //!
-//! A lane closes when its queue is full, missing, or does not confirm; nothing further is claimed for it, its due tasks become
-//! `ready` in the database, where they can still be cancelled, and every other lane goes on. What was already claimed is
-//! published again in place after the back-off, and one more task may be claimed as a probe; the first of them that is
-//! confirmed opens the lane.
+//! A lane closes when its queue is full, missing, or does not confirm. While it is closed, its due tasks are not
+//! claimed. They become `ready` in the database, where they can still be cancelled, and every other lane goes on.
+//! Tasks that were already claimed are published again in place after the back-off, and one more task may be
+//! claimed as a probe. The first of these that is confirmed opens the lane.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,21 +14,21 @@ use common::{ids::QueueName, queue::QueueBook};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A closed lane is tried again after this long at first, twice as long after each failure in a row.
+/// The first back-off of a closed lane. It doubles after each failure in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// The longest pause: a queue that was made room in is found within this time.
+/// The longest back-off: a queue that has room again is found within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
-/// A lane with unconfirmed messages that has not seen a confirm for this long is stuck. A healthy broker confirms in
+/// A lane with unconfirmed messages is stuck when no confirm arrived for this long. A healthy broker confirms in
 /// milliseconds, a busy one in tens of them.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 
-/// How one lane is doing.
+/// The state of one lane.
 #[derive(Clone, Debug, Default)]
 struct Lane {
     unconfirmed: usize,
-    /// Since when at least one message has been out with no confirm coming in.
+    /// The moment since which at least one message is unconfirmed and no confirm has arrived.
     silent_since: Option<Instant>,
     failures: u32,
     closed_until: Option<Instant>,
@@ -55,7 +55,7 @@ impl Lane {
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: Mutex<HashMap<QueueName, Lane>>,
-    /// A lane has opened: whoever holds `ready` tasks of it looks.
+    /// A lane has opened: the picker looks for its `ready` tasks.
     pub opened: Notify,
 }
 
@@ -67,8 +67,8 @@ impl Lanes {
         lane.silent_since.get_or_insert(now);
     }
 
-    /// The outcomes of a batch are in: `taken` of its `messages` were confirmed.
-    /// Returns how long to wait before the others are published again.
+    /// Notes the outcomes of a batch: the broker confirmed `taken` of its `messages`. Returns how long to wait
+    /// before the others are published again.
     pub fn heard(&self, queue: &QueueName, messages: usize, taken: usize, now: Instant) -> Duration {
         let mut lanes = self.lanes.lock();
         let lane = lanes.entry(queue.clone()).or_default();
@@ -94,7 +94,7 @@ impl Lanes {
         pause
     }
 
-    /// The broker is away: that says nothing about any lane.
+    /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
     pub fn lost(&self, queue: &QueueName, messages: usize) {
         let mut lanes = self.lanes.lock();
         if let Some(lane) = lanes.get_mut(queue) {
@@ -110,7 +110,7 @@ impl Lanes {
         self.lanes.lock().get(queue).is_none_or(|lane| lane.is_open(now))
     }
 
-    /// Whether one task may be claimed to find out if a closed lane takes messages again. At most one in each pause.
+    /// Whether one task may be claimed to probe a closed lane. At most one in each pause.
     pub fn may_probe(&self, queue: &QueueName, now: Instant) -> bool {
         let mut lanes = self.lanes.lock();
         let Some(lane) = lanes.get_mut(queue) else { return false };
@@ -121,8 +121,8 @@ impl Lanes {
         over
     }
 
-    /// Queues nothing is claimed for when it comes due: their lanes are closed, they are paused, or the picker starts their tasks as
-    /// their gates allow.
+    /// Queues whose due tasks the dispatcher does not claim: their lane is closed, they are paused, or the picker
+    /// starts their tasks as their gates allow.
     pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
         self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
     }

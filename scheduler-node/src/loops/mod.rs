@@ -1,11 +1,14 @@
-//! Speaks to rooms over time. One verb a file; each gathers, decides (in `common`), acts and reports.
+//! The loops: code that runs over time and speaks to the other rooms. Each file is one verb that gathers, decides
+//! (in `common`), acts and reports.
 //!
-//! The life of a task: [`submitter`], [`putter`], [`collector`], [`nudger`], [`preloader`], [`dispatcher`], [`picker`], [`publisher`], [`settler`], [`reporter`],
-//! [`archiver`].
-//! Tasks that nobody submits: [`firer`].
-//! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them [`queue_reader`], [`token_reader`],
-//! [`auditor`], [`prober`] and [`gauger`]. What they share: [`held`] (shards, heap, what is in flight), [`lanes`], [`waiting`],
-//! [`gate`], [`site`], `reread`, [`retry`] and [`aside`] (writes that a database refuses), and the short way of [`at_once`].
+//! The life of a task: [`submitter`], [`putter`], [`collector`], [`nudger`], [`preloader`], [`dispatcher`],
+//! [`picker`], [`publisher`], [`settler`], [`reporter`], [`archiver`]. Tasks of schedules: [`firer`].
+//!
+//! The life of an ownership: [`session_keeper`], [`elector`], [`assigner`], [`owner`]. Beside them:
+//! [`queue_reader`], [`token_reader`], [`auditor`], [`prober`] and [`gauger`].
+//!
+//! Shared parts: [`held`] (shards, heap, tasks in flight), [`lanes`], [`waiting`], [`gate`], [`site`], `reread`,
+//! [`retry`], [`aside`] (writes that a database refuses), and the shortcut of [`at_once`].
 
 pub mod archiver;
 pub mod aside;

@@ -1,9 +1,11 @@
-//! Sees to it that a row somebody wrote is woken in time, wherever its shard is owned.
+//! Makes sure that each written row is looked at in time, whichever node owns its shard.
 //!
-//! A row of one of our own shards goes straight into the heap. For another node's shard its owner is nudged when the row is due within
-//! the horizon; later ones it finds by itself. A nudge names the row and its moment, so the owner need not read; where there are too many
-//! it names their shards. Nudges are coalesced; one that is lost costs at most the owner's next repair read, or the picker's next look.
-//! If this loop stops, that is what every such row waits for.
+//! A row of one of this node's shards goes straight into the heap. The owner of another shard is nudged when the
+//! row is due within the horizon; later rows it finds by itself. A nudge names the row and its moment, so that the
+//! owner need not read. When there are too many rows, it names their shards.
+//!
+//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the picker's
+//! next look. If this loop stops, every such row waits that long.
 
 use std::{
     sync::Arc,
@@ -26,10 +28,10 @@ use crate::{
     supervise::at_work,
 };
 
-/// Nudges of one database are gathered for this long: some fifty small statements a second at the most.
+/// Nudges of one database are gathered for this long: at most some fifty small statements a second.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Rows named one by one in one gathering, some 50 KB; of more, the shards are told.
+/// The most rows named in one gathering, some 50 KB. Beyond it, nudges name the shards.
 const ROWS_NAMED: usize = 1_000;
 
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ pub struct Nudger {
 struct Inner {
     sites: Sites,
     horizon: Duration,
-    /// What the other nodes of each database are to be told, in the order of the sites.
+    /// The nudges to send to the other nodes of each database, in the order of the sites.
     pending: Vec<Mutex<Nudge>>,
     wanted: Notify,
 }
@@ -52,12 +54,12 @@ impl Nudger {
         Self { inner: Arc::new(Inner { sites, horizon, pending, wanted: Notify::new() }) }
     }
 
-    /// A row was written that must be looked at by `wake_at`.
+    /// Notes a written row that must be looked at by `wake_at`.
     pub fn written(&self, id: TaskId, wake_at: UnixMicros) {
         self.written_all([(id, wake_at)]);
     }
 
-    /// The same for many rows, in one pass over the locks.
+    /// Notes many written rows in one pass over the locks.
     pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
         let inner = &self.inner;
         let edge = clock::now().plus(inner.horizon);
@@ -90,7 +92,7 @@ impl Nudger {
         }
     }
 
-    /// Tasks of these queues have an outcome, so there may be room for others: their owners look.
+    /// Tells the owners of these queues' shards to look: a task has an outcome, so there may be room for others.
     pub fn room_in<'a>(&self, tasks: impl IntoIterator<Item = (TaskId, &'a QueueName)>) {
         for (id, queue) in tasks {
             let Some((index, site)) = self.inner.sites.of(id.shard()) else { continue };
@@ -103,7 +105,7 @@ impl Nudger {
         }
     }
 
-    /// Sends what was gathered, until told to stop.
+    /// Sends the gathered nudges until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -125,7 +127,8 @@ impl Nudger {
     }
 }
 
-/// Hears the other nodes' nudges for one database, and that something was submitted in SQL. A gap in the connection makes the preloader read everything again.
+/// Listens to one database for the other nodes' nudges and for submissions in SQL. After a gap in the connection
+/// the preloader reads everything again.
 pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
     let site = &sites.all()[index];
     let pause = Duration::from_secs(1);

@@ -1,14 +1,15 @@
-//! Brings what this node owns in line with the assignment.
+//! Brings the shards that this node owns in line with the assignment.
 //!
-//! It looks whenever the cluster changes, and once a second. What a look finds to do runs beside the loop, one act a shard at
-//! a time:
-//! - acquire: owner key -> fence -> is the key still ours? -> adopt. Keys of one database that are ready at the same
-//!   moment take their fences in one statement.
-//! - release: does etcd still say so? -> its turn -> stop claiming -> drain -> delete the owner key -> forget.
+//! It looks whenever the cluster changes, and once a second. The acts that a look finds necessary run beside the
+//! loop, one act per shard at a time:
+//! - acquire: owner key -> fence -> is the key still this node's? -> adopt. Keys of one database that are ready at
+//!   the same moment take their fences in one statement.
+//! - release: does etcd still assign it away? -> wait for a turn -> stop claiming -> drain -> delete the owner key
+//!   -> forget.
 //! - register again: the key was lost, the fence was not.
 //!
-//! Without etcd nothing is released and nothing acquired: this node goes on until a fence refuses it. If it stops, what is
-//! owned stays owned and nothing moves.
+//! Without etcd it neither releases nor acquires anything: this node goes on until a fence refuses it. If it stops,
+//! each shard stays with its owner and nothing moves.
 
 mod act;
 mod leave;
@@ -49,25 +50,26 @@ use act::{Actor, Done};
 pub use leave::leave;
 use log::Log;
 
-/// Behind every nudge there is this pass.
+/// The interval between two passes when no change of the cluster is seen.
 const PASS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Requests to etcd under way: enough to move a hundred shards in a few round trips, few enough to leave room for the lease.
+/// Requests to etcd under way: enough to move a hundred shards in a few round trips, few enough to leave room for
+/// the lease.
 const REQUESTS_IN_FLIGHT: usize = 16;
 
-/// What is in flight for longer is left to the next owner, who publishes it again in place.
+/// The longest drain. The next owner publishes tasks that are still in flight again in place.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Without its database or the broker what is in flight is not going to end.
+/// The longest drain without the database or the broker, when tasks in flight are not going to end.
 const HOPELESS_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// After a fence could not be taken.
+/// The pause after a fence could not be taken. It doubles with each further failure, up to `FENCE_RETRY_LONGEST`.
 const FENCE_RETRY: Duration = Duration::from_millis(500);
 const FENCE_RETRY_LONGEST: Duration = Duration::from_secs(5);
 
-/// Whoever mints epochs.
+/// The source of epochs.
 pub trait Fence: fmt::Debug + Send + Sync + 'static {
-    /// Takes the fences of `shards` for `node`; no claim under an older epoch can follow.
+    /// Takes the fences of `shards` for `node`. After that no claim under an older epoch commits.
     fn acquire(
         &self,
         shards: &[ShardId],
@@ -90,7 +92,7 @@ pub struct Holding<F> {
     pub fence: Arc<F>,
 }
 
-/// See the module.
+/// Acquires and releases shards; the module says how.
 #[derive(Debug)]
 pub struct Owner<F> {
     actor: Actor,
@@ -100,22 +102,22 @@ pub struct Owner<F> {
     fitness: watch::Receiver<Fitness>,
     leaving: CancellationToken,
     acts: FuturesUnordered<BoxFuture<'static, Done>>,
-    /// Shards that something is under way for.
+    /// Shards with an act under way.
     busy: BTreeSet<ShardId>,
     log: Log,
 }
 
-/// A holding and what is under way in it.
+/// A holding and the acts under way in it.
 #[derive(Debug)]
 struct Yard<F> {
     holding: Holding<F>,
-    /// Keys that wait for the fence.
+    /// Owner keys that wait for the fence.
     created: Vec<OwnerKey>,
     fencing: bool,
     retry: Option<Retry>,
 }
 
-/// The fence could not be taken: not asked for again before `at`.
+/// A fence could not be taken; the next attempt comes at `at` or later.
 #[derive(Clone, Copy, Debug)]
 struct Retry {
     at: Instant,
@@ -123,7 +125,7 @@ struct Retry {
 }
 
 impl<F: Fence> Owner<F> {
-    /// Cancelling `leaving` makes it acquire nothing more.
+    /// Cancelling `leaving` ends all acquiring.
     pub fn new(
         me: NodeId,
         coordination: Coordination,
@@ -176,7 +178,7 @@ impl<F: Fence> Owner<F> {
         self.log.flush();
     }
 
-    /// Takes in what is done, and whatever else is by now.
+    /// Notes the result of an act, and of every other act that has ended by now.
     fn take(&mut self, mut done: Option<Done>) {
         while let Some(one) = done {
             self.note(one);
@@ -214,7 +216,7 @@ impl<F: Fence> Owner<F> {
         let mut leaving = Vec::new();
         for action in actions {
             let shard = action.shard();
-            // Shards of no database of ours: the nodes are configured differently.
+            // A shard of no configured database: the nodes are configured differently.
             let Some(yard) = self.yard_of(shard) else { continue };
             if self.busy.contains(&shard) {
                 continue;
@@ -252,7 +254,8 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    /// One statement at a time and database; what becomes ready meanwhile goes into the next.
+    /// Takes the fences of waiting keys, one statement at a time for each database. Keys that become ready
+    /// meanwhile go into the next.
     fn take_fences(&mut self) {
         let now = Instant::now();
         for (number, yard) in self.yards.iter_mut().enumerate() {
@@ -282,7 +285,8 @@ impl<F: Fence> Owner<F> {
         let owned = self.owned();
         metrics.shards_owned.set(gauge(owned.len()));
         metrics.drained.set(i64::from(view.drained.contains(&self.actor.me)));
-        // Shards of which nobody has the key, and those of which this node has it and not the fence: nothing in them is dispatched.
+        // Counts shards without an owner key, and those whose key this node has without the fence: nothing in them
+        // is dispatched.
         let is_unowned = |shard: &ShardId| match view.owners.get(shard) {
             Some(owner) => owner.node == self.actor.me && !owned.contains_key(shard),
             None => true,

@@ -1,9 +1,11 @@
-//! Starts tasks that wait for room, as their queue's lane, order, limit and rate allow, its priorities and partition keys taking turns.
+//! Starts tasks that wait for room, as their queue's lane, order, limit and rate allow. Priorities and partition
+//! keys take turns.
 //!
-//! Looks at a queue when something of it became `ready`, when one of its tasks has an outcome, when a permit of its rate is due, and in a
-//! rhythm of its own. One look at a queue at a time: what counts together lives on one shard, the fence gives that one owner, and a new
-//! owner's first look comes after its acquire, which waited for the last claim of the owner before. If it stops, what is `ready` in
-//! this database stays so on this node's shards.
+//! It looks at a queue when tasks of it became `ready` and when one of its tasks has an outcome. It also looks when
+//! a permit of the queue's rate is due, and at intervals. At most one look at a queue is under way. Tasks that
+//! count together live on one shard, which the fence gives to one owner. A new owner's first look follows its
+//! acquire, which waited for the last claim of the owner before. If it stops, `ready` tasks of this database stay
+//! so on this node's shards.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -45,26 +47,28 @@ use crate::{
     supervise::at_work,
 };
 
-/// Looks at different queues under way: a lane of a thousand keys does not hold up the others.
+/// Looks at different queues under way: a lane of a thousand keys does not delay the others.
 const LOOKS_IN_FLIGHT: usize = 4;
 
-/// A queue that may not be started at all (paused, its lane closed) is asked about again after this long. Costs no statement.
+/// The interval between two checks of a queue that may not start anything (paused, or its lane closed). A check
+/// needs no statement.
 const CLOSED_EVERY: Duration = Duration::from_millis(100);
 
-/// While the node's window is full.
+/// The interval between two checks while the node's window is full.
 const FULL_EVERY: Duration = Duration::from_millis(20);
 
-/// A queue none of whose tasks could be started is looked at again after this long, if nobody says earlier that there is room.
+/// The interval between two looks at a queue that could start nothing, unless a notification of room comes earlier.
 const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 
-/// A queue whose newest policy this node does not know yet is looked at again after this long: it is being read.
+/// The pause before the next look at a queue whose newest policy this node does not know yet: the queue reader is
+/// reading it.
 const TURNED_EVERY: Duration = Duration::from_millis(5);
 
-/// After a pick nobody knows the outcome of, until the server has certainly ended it (its statement timeout is 5 s): nothing
-/// can be counted before.
+/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick (its
+/// statement timeout is 5 s); before that nothing can be counted.
 const UNKNOWN_FOR: Duration = Duration::from_secs(6);
 
-/// How often the queues with tasks waiting for room are read afresh: finds what an owner before left.
+/// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
 const READ_EVERY: Duration = Duration::from_secs(5);
 
 /// The longest sleep.
@@ -77,24 +81,24 @@ pub struct Picker {
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
-    /// In all databases.
+    /// The number of shards in all databases.
     pub shard_count: u32,
     pub turns: Arc<Mutex<HashMap<QueueName, Turn>>>,
 }
 
-/// What is remembered of a queue from one look to the next.
+/// The state of a queue between two looks.
 #[derive(Clone, Debug, Default)]
 pub struct Turn {
     ends: LaneEnds,
-    /// Where the walks began that are still on their way round without having found anything to start, one a priority.
+    /// For each priority, where a walk began that is still on its way round and has found no task to start.
     rounds: [Option<LaneStart>; LEVELS],
-    /// Only of a queue with a rate.
+    /// Only for a queue with a rate.
     bucket: Option<Bucket>,
-    /// A pick before has no known outcome.
+    /// The moment until which the queue rests, after a pick with an unknown outcome.
     rest_until: Option<Instant>,
 }
 
-/// `None`: the first lane of all.
+/// The lane before which a walk began. `None`: the first lane of all.
 type LaneStart = Option<LaneEnd>;
 
 impl Picker {
@@ -136,7 +140,8 @@ impl Picker {
         while children.join_next().await.is_some() {}
     }
 
-    /// Whether this node holds other fences than before. Nobody knows what other owners have just started: every bucket is empty.
+    /// Whether this node holds other fences than before. Tasks that other owners have just started are unknown, so
+    /// every bucket is emptied.
     fn has_moved(&self, owned: &mut BTreeMap<ShardId, Epoch>) -> bool {
         let now = self.gate.site.held.claimable();
         let has_moved = *owned != now;
@@ -157,8 +162,8 @@ impl Picker {
         }
     }
 
-    /// Starts what may be started of one queue. Answers when to look again; `None`: nothing of it waits here. `is_news`: lanes that were
-    /// walked past may have something to start by now.
+    /// Starts tasks of one queue as far as its gates allow. Returns when to look again; `None` when no task of it
+    /// waits here. `is_news`: lanes that walks passed may have tasks to start by now.
     async fn look(&self, queue: &QueueName, is_news: bool) -> Option<Instant> {
         let now = Instant::now();
         let book = self.books.load_full();
@@ -192,7 +197,7 @@ impl Picker {
         }
     }
 
-    /// How many may be started now, as far as memory knows; or else when to ask again.
+    /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
     fn most(&self, queue: &Queue, turn: &mut Turn, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.gate.site.held.in_flight()).min(self.pace.batch);
         if let Some(until) = turn.rest_until.filter(|until| now < *until) {
@@ -212,7 +217,7 @@ impl Picker {
         self.through_lane(&queue.name, room.min(permits), now)
     }
 
-    /// An open lane takes all; a closed one takes one now and then, to find out whether it is open again.
+    /// An open lane takes all; a closed one takes one probe now and then, to find out whether it is open again.
     fn through_lane(&self, queue: &QueueName, room: usize, now: Instant) -> Result<usize, Instant> {
         match self.lanes.is_open(queue, now) {
             true => Ok(room),
@@ -221,7 +226,7 @@ impl Picker {
         }
     }
 
-    /// This node's part of the queue's rate: all of it where one shard has all the tasks.
+    /// This node's part of the queue's rate: all of it if one shard has all the tasks.
     fn rate(&self, policy: &QueuePolicy) -> Option<f64> {
         let part = match policy.placement {
             Placement::Single => 1.0,
@@ -234,7 +239,7 @@ impl Picker {
         Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
     }
 
-    /// Nothing of it waits: only what was started of its rate is still worth knowing.
+    /// Forgets a queue without waiting tasks. Only the bucket of its rate is still worth keeping.
     fn forget(&self, queue: &Queue) -> Option<Instant> {
         if queue.policy.rate_per_second.is_none() {
             self.turns.lock().remove(&queue.name);
@@ -246,8 +251,8 @@ impl Picker {
         self.turns.lock().insert(queue.name.clone(), turn);
     }
 
-    /// Gathers what waits and what is out, decides how many of each priority, and starts them; what one priority cannot give, the
-    /// others are asked for.
+    /// Reads how many tasks wait and how many are out, decides the share of each priority, and starts them. Room
+    /// that one priority cannot use goes to the others.
     async fn start(
         &self,
         queue: &Queue,
@@ -266,7 +271,7 @@ impl Picker {
         if ready == [0; LEVELS] {
             return Ok(Looked::Nothing);
         }
-        // A fence is a lock that is written down: only of shards from which something may be taken.
+        // The row lock of a fence is a write, so the pick presents only the fences of shards that may have tasks.
         let fences: BTreeMap<ShardId, Epoch> = fences
             .iter()
             .filter(|(shard, _)| counts.shards.contains(shard))
@@ -280,12 +285,13 @@ impl Picker {
             let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else { return Ok(Looked::Turned) };
             walked = true;
             for level in 0..LEVELS {
-                // Less than asked for: what is left of it cannot be started now.
+                // The pick found fewer than wanted: the rest of this priority cannot be started now.
                 ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
             }
             room = room.saturating_sub(taken.iter().sum());
         }
-        // Else whatever is left waits for an outcome. A walk through more lanes than one pick sees goes on where it ended.
+        // Otherwise the remaining tasks wait for an outcome. A walk through more lanes than one pick sees goes on
+        // where it ended.
         let started = most.min(below) - room;
         let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
         let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
@@ -293,7 +299,8 @@ impl Picker {
         Ok(if is_more { Looked::Started } else { Looked::Blocked })
     }
 
-    /// One pick, handed to the publisher. Answers how many of each priority were started; `None`: the queue has turned.
+    /// Makes one pick and hands its tasks to the publisher. Returns how many of each priority were started; `None`
+    /// when the queue has turned.
     async fn pick(
         &self,
         queue: &Queue,
@@ -345,8 +352,8 @@ impl Picker {
         Ok((!has_turned).then_some(taken))
     }
 
-    /// The database refuses a row of the pick: starts its neighbours, and sets the culprit aside. Answers what was started, and what kept the
-    /// rest from it.
+    /// Starts the neighbours of a row that the database refuses, and sets that row aside. Returns the started
+    /// tasks, and the error that kept the rest from starting.
     async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
         let database = &self.gate.site.database;
         let ids = database.task_pick_candidates(pick).await?;
@@ -365,7 +372,8 @@ impl Turn {
         }
     }
 
-    /// Notes where walks ended. One that used up its steps and found nothing goes on at once, until it has come round to where it began.
+    /// Notes where walks ended. A walk that used up its steps and found nothing goes on at once, until it comes
+    /// round to where it began.
     fn walked(&mut self, walks: Walks, wanted: Levels, taken: Levels) {
         for (level, end) in walks.ends.into_iter().enumerate().filter(|(level, _)| wanted[*level] > 0) {
             let before = self.ends[level].clone();
@@ -390,18 +398,18 @@ fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {
     }
 }
 
-/// Whether a walk from `before` to `after`, less than once round, comes past `start`.
+/// Whether a walk from `before` to `after`, less than once round, passes `start`.
 fn passes(before: &LaneStart, start: &LaneStart, after: &LaneStart) -> bool {
     if before < after { before < start && start <= after } else { before < start || start <= after }
 }
 
-/// What a look came to.
+/// The result of a look.
 enum Looked {
-    /// Nothing waits here.
+    /// No task waits here.
     Nothing,
-    /// Something was started, and more may be.
+    /// Tasks were started, and there may be more to start.
     Started,
-    /// Whatever still waits cannot be started now.
+    /// The tasks that still wait cannot be started now.
     Blocked,
     /// The queue has a newer policy than this node knows.
     Turned,
@@ -415,7 +423,7 @@ mod tests {
         Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
     }
 
-    /// A pick of priority 1 that found nothing; `cut`: before it had seen all lanes.
+    /// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
     fn walk(turn: &mut Turn, to: LaneStart, cut: bool) -> bool {
         let mut walks = Walks::default();
         (walks.ends[0], walks.cut[0]) = (to, cut);

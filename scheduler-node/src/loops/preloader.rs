@@ -1,7 +1,8 @@
-//! Keeps the heap filled with what comes due next in the shards this node owns.
+//! Keeps the heap filled with the keys that come due next in the shards this node owns.
 //!
-//! Runs when a shard is adopted, when a nudge comes, when the heap runs low, and in a rhythm of its own that repairs whatever a lost
-//! nudge missed. If it stops, tasks submitted elsewhere or due beyond the horizon are not woken by this node.
+//! It runs when a shard is adopted, when a nudge comes and when the heap runs low. It also runs at intervals, to
+//! repair what a lost nudge missed. If it stops, this node does not wake tasks that were submitted elsewhere or are
+//! due beyond the horizon.
 
 use std::{
     collections::BTreeMap,
@@ -27,22 +28,23 @@ use crate::{
     supervise::at_work,
 };
 
-/// How many keys one read takes of one shard: bounds the answer while a million are overdue.
+/// The most keys that one read takes of one shard: bounds the answer while a million are overdue.
 const KEYS_PER_SHARD: i64 = 2_000;
 
-/// How many it takes of one shard when that many wake at one moment: some 5 MB.
+/// The most keys that one read takes of one shard when that many wake at one moment: some 5 MB.
 const MOST_KEYS_OF_A_SHARD: i64 = 64_000;
 
-/// A shard of which even that many wake at one moment is read again after this long, from when they are due on: by then some are claimed.
+/// The pause before the next read of a shard of which even that many keys wake at one moment. It counts from their
+/// due time; by its end some are claimed.
 const PAUSE_AT_ONE_MOMENT: Duration = Duration::from_millis(250);
 
-/// A read that failed is tried again after this long.
+/// The pause before a failed read is tried again.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 
-/// The longest sleep between two looks at what to read.
+/// The longest sleep between two checks of what to read.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A nudge is about rows that are due about now: how far back to look for them.
+/// How far back a nudged shard is read: a nudge is about rows that are due about now.
 const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -51,19 +53,19 @@ pub struct Preloader {
     horizon: Horizon,
     reach: Reach,
     heap_entries: usize,
-    /// Shards with more than one read takes: each is read on alone, and keeps the others from nothing.
+    /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
     metrics: Arc<Metrics>,
 }
 
-/// How a shard that is behind is read on.
+/// The progress of reading a shard that is behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Behind {
     /// Everything before this moment is read.
     from: UnixMicros,
-    /// How many keys to take.
+    /// The number of keys to take.
     keys: i64,
-    /// Not before this moment.
+    /// The moment before which the shard is not read again.
     at: UnixMicros,
 }
 
@@ -72,7 +74,8 @@ impl Behind {
         Self { from, keys: KEYS_PER_SHARD, at: now }
     }
 
-    /// After a read that found no end: `last` is the latest moment it saw. One that got nowhere takes more, up to a bound.
+    /// The next read after one that found no end; `last` is the latest moment it saw. A read without progress
+    /// doubles the number of keys, up to a bound.
     fn read_on(self, last: UnixMicros, now: UnixMicros) -> Self {
         let got_on = last > self.from;
         let keys = if got_on { KEYS_PER_SHARD } else { (self.keys * 2).min(MOST_KEYS_OF_A_SHARD) };
@@ -90,7 +93,7 @@ impl Preloader {
 
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
-            // Interest first, then the look: what is adopted in between is not missed.
+            // Registers before the check, so that a shard adopted in between is not missed.
             let held = Arc::clone(&self.site.held);
             let wanted = held.preload_wanted.notified();
             let sleep = match self.activate().await {
@@ -108,7 +111,8 @@ impl Preloader {
         }
     }
 
-    /// One pass: what was adopted, what was nudged, what the rhythm wants. Returns how long nothing will be wanted.
+    /// Makes one pass over adopted shards, nudged shards and regular reads. Returns for how long nothing will be
+    /// wanted.
     async fn activate(&mut self) -> Result<Duration, Error> {
         let _work = at_work();
         self.take_over().await?;
@@ -143,12 +147,13 @@ impl Preloader {
         Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
     }
 
-    /// The heap is at most half full, so that reading on is worth it.
+    /// Whether the heap is at most half full, so that reading on is worthwhile.
     fn has_room(&self) -> bool {
         self.site.held.heap_len() <= self.heap_entries / 2
     }
 
-    /// Shards that filled their part of a read have more. A repair looks again at what is read already, so it sets nobody back.
+    /// Notes shards that filled their part of a read and so have more. A repair repeats older reads, so it sets no
+    /// shard back.
     fn note_behind(&mut self, keys: &[Key], is_repair: bool, now: UnixMicros) {
         for (shard, last) in full(keys, KEYS_PER_SHARD) {
             let behind = self.behind.entry(shard).or_insert_with(|| Behind::new(last, now));
@@ -158,7 +163,7 @@ impl Preloader {
         }
     }
 
-    /// Reads on in the shards that are behind, one page each.
+    /// Reads one page of each shard that is behind.
     async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
         let held = Arc::clone(&self.site.held);
         self.behind.retain(|shard, _| held.is_claimable(*shard));
@@ -182,7 +187,7 @@ impl Preloader {
         Ok(())
     }
 
-    /// New shards: first what their owner before left claimed, then everything up to the horizon.
+    /// Reads newly adopted shards: first what their owner before left claimed, then everything up to the horizon.
     async fn take_over(&mut self) -> Result<(), Error> {
         let adopted = self.site.held.take_adopted();
         if adopted.is_empty() {
@@ -258,14 +263,15 @@ impl Preloader {
     }
 }
 
-/// How far behind the oldest claimable task is. Only what waits for its moment counts: deadlines and rescues have their
-/// own times.
+/// How far behind the oldest claimable task is. Only tasks that wait for their due time count: deadlines and
+/// rescues have their own times.
 fn overdue(keys: &[Key], now: UnixMicros) -> Duration {
     let claimable = keys.iter().filter(|key| key.state == TaskState::Scheduled);
     claimable.map(|key| key.wake_at).min().map_or(Duration::ZERO, |oldest| now.since(oldest))
 }
 
-/// The shards that filled their part of a read and may have more, each with its last moment: nothing is complete past that.
+/// The shards that filled their part of a read and may have more, each with the last moment read. Beyond that
+/// moment the read is incomplete.
 fn full(keys: &[Key], most: i64) -> BTreeMap<ShardId, UnixMicros> {
     let mut counts: BTreeMap<ShardId, (i64, UnixMicros)> = BTreeMap::new();
     for key in keys {

@@ -1,8 +1,9 @@
-//! Finds out whether this node can reach what its shards need, and says so to the cluster: ownership follows work done.
+//! Finds out whether this node can reach what its shards need. Reports it to the cluster, so that only nodes that
+//! can work own shards.
 //!
-//! A node that is fine with etcd but cut off from a database or from the broker would own shards and fire nothing. After a
-//! bounded time it calls itself unfit, and the master gives the shards to nodes that are fit, if there are any.
-//! Whether the schema fits is checked here too, before a database's shards are taken.
+//! A node that reaches etcd but not a database or the broker would own shards and publish nothing. After a bounded
+//! time it declares itself unfit, and the master assigns its shards to fit nodes, if there are any. The prober also
+//! checks a database's schema before this node acquires shards there.
 
 use std::{
     collections::BTreeMap,
@@ -24,25 +25,25 @@ use crate::{
 
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 
-/// A database that has not answered for this long is given up.
+/// A database that has not answered for this long counts as unreachable.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The broker may take a while to restart, and all nodes lose it together.
+/// The broker's patience is longer: it may take a while to restart, and all nodes lose it together.
 const BROKER_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What this node can reach.
+/// The stores that this node can reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// Databases it cannot use, and why.
+    /// Databases that the node cannot use, each with the reason.
     pub unfit: BTreeMap<DatabaseName, String>,
-    /// How many databases there are.
+    /// The number of databases.
     pub databases: usize,
-    /// Why the broker cannot be used.
+    /// The reason why the broker cannot be used.
     pub broker_unfit: Option<String>,
 }
 
 impl Fitness {
-    /// Nothing is known to be there before it has answered once.
+    /// Counts every database as unfit until it has answered once.
     pub fn unproven(databases: impl IntoIterator<Item = DatabaseName>) -> Self {
         let unfit: BTreeMap<_, _> =
             databases.into_iter().map(|database| (database, "not reached yet".to_owned())).collect();
@@ -64,7 +65,7 @@ pub struct Prober {
     pub shard_count: u16,
     pub fitness: Arc<watch::Sender<Fitness>>,
     pub metrics: Arc<Metrics>,
-    /// Told when this node can never work with this database: it must not go on.
+    /// Receives the reason when this node can never work with this database and must stop.
     pub misfit: tokio::sync::mpsc::Sender<Misfit>,
 }
 
@@ -140,7 +141,7 @@ impl Failed {
     }
 }
 
-/// The whole chain of an error in one line, for people.
+/// Joins an error and all its causes in one line, for people.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -151,7 +152,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Says to the cluster what this node cannot reach.
+/// Reports to the cluster what this node cannot reach.
 pub async fn tell_cluster(
     mut fitness: watch::Receiver<Fitness>,
     cluster: watch::Sender<session_keeper::Fitness>,
@@ -175,7 +176,7 @@ pub async fn tell_cluster(
     }
 }
 
-/// Watches the broker's state with the patience it deserves.
+/// Watches the broker's state with its own patience.
 pub async fn watch_broker(
     mut broker: watch::Receiver<BrokerState>,
     fitness: Arc<watch::Sender<Fitness>>,

@@ -1,8 +1,8 @@
-//! Publishes claimed tasks at their due instants, a batch a lane, and passes on what became of each.
+//! Publishes claimed tasks at their due instants, batch by batch for each lane, and passes on the outcome of each.
 //!
-//! Messages wait here for their due instants, a few milliseconds each. A lane has a few batches out at a time, each on a channel
-//! of its own; a lane that is slow fills up and the others do not notice. Whatever is not confirmed stays
-//! `dispatching` and comes back through a rescue. If this loop stops, nothing is published by this node.
+//! Messages wait here for their due instants, a few milliseconds each. A lane has a few batches out at a time, each
+//! on a channel of its own; a slow lane fills up without delaying the others. A task without a confirm stays
+//! `dispatching` and comes back through a rescue. If this loop stops, this node publishes nothing.
 
 mod returned;
 mod shape;
@@ -43,23 +43,23 @@ use crate::{
     traces::{self, Hop, Traces},
 };
 
-/// Batches of one lane on the way at a time: enough to keep the broker busy, few enough to leave channels to others.
+/// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
 const BATCHES_PER_LANE: usize = 16;
 
 /// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
 const MESSAGES_PER_BATCH: usize = 256;
 
-/// A message whose claim is older than this is not published before its row was looked at again: the shard may be
-/// another node's by now.
+/// A message whose claim is older than this is not published before its row has been read again: by now another
+/// node may own the shard.
 const LONGEST_HOLD: Duration = Duration::from_secs(5);
 
-/// While the broker is away, its unknown messages are looked at again after this long.
+/// While the broker is away, messages with an unknown outcome are looked at again after this long.
 const BROKER_PAUSE: Duration = Duration::from_millis(250);
 
-/// A claimed task on its way.
+/// A claimed task on its way to the broker.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// Where its database stands among the sites.
+    /// The index of its database among the sites.
     pub site: usize,
     pub delivery: Delivery,
     pub publish_at: Instant,
@@ -72,17 +72,17 @@ pub struct Publisher {
     pub broker: Broker,
     pub books: Books,
     pub lanes: Arc<Lanes>,
-    /// One settler a site.
+    /// One settler for each site.
     pub settlements: Vec<Settlements>,
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub receipts: Receipts,
-    /// What becomes of a returned message of a delay exchange, by the queue under which it is listed.
+    /// The fate of a returned message of a delay exchange, by the queue under which it is listed.
     pub delayed: Arc<HashMap<QueueName, Unroutable>>,
 }
 
-/// In the order of the due instants.
+/// A dispatch, ordered by its due instant.
 #[derive(Debug)]
 struct Due(Dispatch);
 
@@ -112,7 +112,7 @@ impl Ord for Due {
     }
 }
 
-/// What one lane has to send.
+/// The messages that one lane has to send.
 #[derive(Debug, Default)]
 struct Pending {
     messages: VecDeque<Dispatch>,
@@ -120,7 +120,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// From the front, all of one kind: one batch has one route.
+    /// Takes the next batch from the front. All its messages have one route.
     fn next_batch(&mut self) -> Vec<Dispatch> {
         let first = self.messages.front().and_then(exchange_of);
         let alike = self.messages.iter().take(MESSAGES_PER_BATCH).take_while(|dispatch| exchange_of(dispatch) == first);
@@ -129,7 +129,7 @@ impl Pending {
     }
 }
 
-/// Where it says itself that it goes.
+/// The envelope's exchange, if any.
 fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
     dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
 }
@@ -187,7 +187,7 @@ impl Publisher {
         }
     }
 
-    /// Sends what the lane has, as far as it may have batches out.
+    /// Sends the lane's messages, as long as the lane may have another batch out.
     fn start(
         self: &Arc<Self>,
         queue: &QueueName,
@@ -217,7 +217,7 @@ impl Publisher {
             return;
         }
         let Some(keys) = self.receipt_keys().await else {
-            // A delivery without its receipt could not be answered.
+            // No consumer could answer a delivery without a receipt.
             for dispatch in batch {
                 self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LOOK_AGAIN);
             }
@@ -244,14 +244,15 @@ impl Publisher {
         self.settle(&policy, &places, published, &route.exchange).await;
     }
 
-    /// They are missing only while a node that has just started cannot reach the first database.
+    /// Waits for the receipt keys. They are missing only while a node that has just started cannot reach the first
+    /// database.
     async fn receipt_keys(&self) -> Option<Arc<ReceiptKeys>> {
         let mut receipts = self.receipts.clone();
         let known = tokio::time::timeout(LOOK_AGAIN, receipts.wait_for(Option::is_some)).await;
         known.ok()?.ok()?.clone()
     }
 
-    /// Those claimed too long ago go back to be looked at again.
+    /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
     fn fresh(&self, batch: Vec<Dispatch>) -> Vec<Dispatch> {
         let now = Instant::now();
         let (fresh, old): (Vec<_>, Vec<_>) =
@@ -301,7 +302,7 @@ impl Publisher {
         tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; it is published again in place");
     }
 
-    /// How long to leave what was not confirmed alone. A broker that is away says nothing about the lane.
+    /// The back-off of messages without a confirm. A broker that is away says nothing about the lane.
     fn pause(&self, queue: &QueueName, messages: usize, taken: usize) -> Duration {
         if taken < messages && !matches!(*self.broker.state().borrow(), BrokerState::Up { .. }) {
             self.lanes.lost(queue, messages);
@@ -316,7 +317,8 @@ impl Publisher {
     }
 }
 
-/// Gives claimed tasks to the publisher. If it is gone the node is stopping in disorder; the next owner publishes them.
+/// Hands claimed tasks to the publisher. If the publisher is gone, the node stops in disorder, and the next owner
+/// publishes them.
 pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl IntoIterator<Item = Dispatch>) {
     for dispatch in dispatches {
         if publisher.send(dispatch).await.is_err() {
@@ -325,19 +327,19 @@ pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl Into
     }
 }
 
-/// What is remembered of a message while it is with the broker.
+/// The facts kept about a message while it is with the broker.
 #[derive(Debug)]
 struct Place {
     site: usize,
     publish_at: Instant,
     due_at: UnixMicros,
     redelivered: bool,
-    /// It goes on as the message it came as, with a routing key of its own.
+    /// The routing key of a message that is forwarded as it came.
     own_key: Option<String>,
     timeout_ms: i64,
-    /// The confirm ends it.
+    /// The confirm finishes the task.
     finishes: bool,
-    /// Of a task whose trace is recorded.
+    /// Only for a task whose trace is recorded.
     hop: Option<Hop>,
 }
 
@@ -373,7 +375,7 @@ impl Place {
 
 fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &ReceiptKeys) -> Outgoing {
     Outgoing {
-        // The consumers of a message that goes on as it came do not report.
+        // A message forwarded as it came gets no receipt, because its consumers do not report.
         receipt: if delivery.envelope.is_none() { keys.receipt(delivery.message_id()) } else { None },
         max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
         wants_result: queue.policy.settle == Settle::Result,
@@ -382,7 +384,9 @@ fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &Re
     }
 }
 
-/// Where the message itself says; else the queue's own exchange and key, or ours with the queue's name and a queue we declare.
+/// The route of a message. With an envelope it is the envelope's exchange, otherwise the queue's own exchange and
+/// key, if its policy names an exchange. Otherwise it is Duetime's exchange with the queue's name as key, and
+/// Duetime declares the queue.
 fn route(queue: &Queue, envelope: Option<&Envelope>) -> Route {
     if let Some(envelope) = envelope {
         // Each message has a routing key of its own.

@@ -1,5 +1,5 @@
-//! Makes submitted tasks durable that have a key or wait for others: gathers what comes in at the same time into one statement, which decides key by
-//! key, and answers each caller after the commit.
+//! Makes submitted tasks durable that have a key or wait for others. It gathers concurrent submissions into one
+//! statement, which decides key by key, and answers each caller after the commit.
 //!
 //! If this loop stops, such submissions wait in a bounded queue and are refused when it is full.
 
@@ -28,7 +28,8 @@ use crate::{
     traces,
 };
 
-/// Keys of one statement. It holds a lock for each until it commits, and the server has room for some ten thousand in all.
+/// The most keys of one statement. It holds a lock for each until it commits, and the server has room for some ten
+/// thousand locks in all.
 pub const TASKS_PER_PUT: usize = 256;
 
 /// Statements of one database under way.
@@ -38,11 +39,11 @@ const PUTS_IN_FLIGHT: usize = 3;
 #[derive(Debug)]
 pub struct PutJob {
     pub tasks: Vec<NewTask>,
-    /// Where they come from, as the metrics call it.
+    /// The value of the metrics' label `source`.
     pub source: &'static str,
-    /// The revision of the queues by which they were given their shards.
+    /// The revision of the queues by which the tasks got their shards.
     pub routed: i64,
-    /// One answer a task, in their order.
+    /// Receives one answer for each task, in their order.
     pub answer: oneshot::Sender<Vec<Result<Put, Unstored>>>,
 }
 
@@ -61,7 +62,7 @@ impl Part for PutJob {
 }
 
 impl Putter {
-    /// Until told to stop; then what has come in already.
+    /// Runs until `stop`, and then until all jobs that have arrived are done.
     pub async fn run(self, jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
         // The next job may be as large as a whole statement.
         let bounds = Bounds { in_flight: PUTS_IN_FLIGHT, tasks: TASKS_PER_PUT / 2 };
@@ -108,7 +109,7 @@ impl Putter {
         answer(batch, &lengths, answers);
     }
 
-    /// What it waits for may have succeeded already, or while it was written.
+    /// Looks at waiting tasks after the commit: the task they wait for may have succeeded before or meanwhile.
     async fn look(&self, puts: &mut [Result<Put, Unstored>]) {
         let waiting: Vec<TaskId> = puts
             .iter()
@@ -148,12 +149,12 @@ impl Putter {
     }
 }
 
-/// One that belongs on another shard by now goes back to its caller.
+/// Turns a put into an answer. A task that now belongs on another shard goes back to its caller.
 fn written(put: Put, task: &NewTask) -> Result<Put, Unstored> {
     if put.outcome == PutOutcome::Moved { Err(Unstored::Moved(Box::new(task.clone()))) } else { Ok(put) }
 }
 
-/// Each caller its part. One that hung up does not need it.
+/// Sends each caller its part of the answers. A caller that hung up does not need them.
 fn answer(batch: Vec<PutJob>, lengths: &[usize], answers: Vec<Result<Put, Unstored>>) {
     let mut answers = answers.into_iter();
     for (job, length) in batch.into_iter().zip(lengths) {

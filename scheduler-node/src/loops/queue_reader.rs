@@ -1,8 +1,8 @@
-//! Keeps this node's copy of all queues: a change made on any node is read here within half a second, and at once when a claim was
-//! refused because the copy is old.
+//! Keeps this node's copy of all queues. A change made on any node is read here within half a second, and at once
+//! when a claim was refused because the copy is old.
 //!
-//! Reads one small number often, and when it has changed, the queues that were written since. If the home database is away the copy
-//! stays as it is.
+//! It often reads one small number, and when that has changed, the queues that were written since. While the home
+//! database is away the copy stays as it is.
 
 use std::{
     sync::Arc,
@@ -20,14 +20,15 @@ use crate::store::{Database, Error, Store};
 /// Every queue and its policy as this node knows them.
 pub type Books = Arc<ArcSwap<QueueBook>>;
 
-/// All queues are read this often, whatever has changed: what a node of the version before deleted leaves no trace.
+/// The interval between two reads of all queues, changed or not: a delete by a node of the previous version leaves
+/// no trace.
 const READ_ALL_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub struct QueueReader {
     store: Store,
     books: Books,
-    /// A claim was refused because it did not know a queue's policy.
+    /// Wakes the reader: a claim was refused because it did not know a queue's policy.
     outdated: Arc<Notify>,
     /// When all queues were read last.
     read_all_at: Option<Instant>,
@@ -80,7 +81,8 @@ pub async fn catch_up(home: &Database, books: &Books) -> Result<(), Error> {
 async fn read_all(home: &Database, books: &Books) -> Result<(), Error> {
     let (mut revision, mut queues) = home.queue_read().await?;
     if books.load().revision() > revision {
-        // A newer book was put in force while this one was read. Older still: the database was set back, and counts.
+        // Another reader put a newer book in force meanwhile. If the second read is older too, the database was set
+        // back, and its state counts.
         (revision, queues) = home.queue_read().await?;
         if books.load().revision() > revision {
             books.store(Arc::new(QueueBook::new(revision, queues)));
@@ -92,7 +94,7 @@ async fn read_all(home: &Database, books: &Books) -> Result<(), Error> {
     Ok(())
 }
 
-/// Of two books that are read at the same time the newer one stays.
+/// Puts a book in force, unless a newer one is in force already: two reads may run at the same time.
 fn put_in_force(books: &Books, book: QueueBook) {
     let book = Arc::new(book);
     books.rcu(|now| if now.revision() > book.revision() { Arc::clone(now) } else { Arc::clone(&book) });

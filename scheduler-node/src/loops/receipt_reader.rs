@@ -1,6 +1,7 @@
-//! Keeps this node's copy of the keys that receipts are made with: a new key is known on every node before one of them uses it.
+//! Keeps this node's copy of the keys that make receipts. Every node knows a new key before any node uses it.
 //!
-//! If the home database is away the copy stays as it is. Until the first reading this node hands over no task and reads no report.
+//! While the home database is away the copy stays as it is. Until the first read this node publishes no task and
+//! reads no report.
 
 use std::{
     sync::Arc,
@@ -33,7 +34,7 @@ impl ReceiptReader {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        // A delivery made with the key before is good until that key is taken away: there is no hurry.
+        // There is no hurry: a delivery made with the previous key is valid until that key is removed.
         reread(self, &Notify::new(), stop).await;
     }
 }

@@ -1,7 +1,8 @@
-//! Receives what is submitted over AMQP: reads it, has it stored, then acks it.
+//! Receives submissions over AMQP: reads a message, has the task stored, then acks the message.
 //!
-//! Many messages share one insert, and several inserts are on the way at a time. What cannot be a task is set aside with the reason;
-//! what could not be stored, or may not have been, is given back after a pause. If this loop stops, messages wait at the broker.
+//! Many messages share one insert, and several inserts are under way at a time. A message that cannot be a task is
+//! set aside with the reason. A message whose task was not stored, or may not have been, is given back after a
+//! pause. If this loop stops, messages wait at the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,13 +28,14 @@ use crate::{
     supervise::{at_work, spawn_child},
 };
 
-/// Messages of one pass: what shares an insert.
+/// The most messages of one pass, which share an insert.
 const BATCH: usize = 500;
 
-/// Passes on the way at a time: one commits while the next is filled.
+/// Passes under way at a time: one commits while the next is filled.
 const PASSES: usize = 4;
 
-/// Before messages that could not be stored are given back. Each pass waits so long, so that an outage is no busy loop.
+/// The pause before messages that could not be stored are given back. Each pass waits that long, so that an outage
+/// causes no busy loop.
 const PAUSE: Duration = Duration::from_secs(1);
 
 const BY_NAME: &str =
@@ -44,9 +46,9 @@ pub struct Receiver {
     pub desk: Desk,
     pub broker: Broker,
     pub store: Store,
-    /// Of the delay exchanges, in the order of the configuration.
+    /// The settings of the delay exchanges, in the order of the configuration.
     pub ways: Arc<[DelayWay]>,
-    /// Whether messages may come by the names of their queues.
+    /// Whether messages may arrive by the names of their queues.
     pub default_door: bool,
     pub audit: Audit,
     pub metrics: Arc<Metrics>,
@@ -54,7 +56,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Until told to stop; what was begun is finished.
+    /// Runs until `stop`; passes that have begun are finished.
     pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
         let (naming, stopped) = (self.clone(), stop.clone());
         spawn_child(async move { stopped.run_until_cancelled(naming.name_queues()).await });
@@ -76,7 +78,8 @@ impl Receiver {
         let _ = passes.acquire_many(all).await;
     }
 
-    /// What waits behind a delay exchange is listed under a queue of its own. The confirm ends it, whatever the policy says later.
+    /// Creates the queues under which messages of the delay exchanges are listed. The confirm finishes such a task,
+    /// even if the policy changes later.
     async fn name_queues(&self) {
         let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
         let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
@@ -119,12 +122,14 @@ impl Receiver {
         self.give_back(again).await;
     }
 
-    /// What did not come as it is. Returns it where it has to come again, and why.
+    /// Sets a message aside that did not arrive whole or readable. Returns it with the reason if it must be
+    /// delivered again.
     async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
         let trouble = received.trouble.clone()?;
         self.asides.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
         if trouble.is_cut {
-            // Only the broker has all of it, and puts it in the same queue.
+            // Only the broker has the whole message. After a reject it moves the message to the queue where
+            // set-aside messages go.
             let reason = trouble.reason;
             tracing::warn!(door = ?received.door, reason, "a message that cannot be a task is rejected, so that the broker sets it aside");
             self.metrics.submissions_invalid.inc();
@@ -138,7 +143,8 @@ impl Receiver {
         None
     }
 
-    /// A task comes by `duetime.in` where the name of the queue is no way in; a delay exchange is a way of its own.
+    /// Whether the door allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
+    /// delay exchange is a door of its own.
     fn may_come(&self, received: &Received) -> bool {
         self.default_door || received.door != Door::Submit || received.message.addressed_to.is_some()
     }

@@ -1,7 +1,8 @@
-//! Lets tasks go that waited for others.
+//! Releases tasks that waited for others.
 //!
-//! Whoever writes a success looks for those that wait for it, and whoever writes a waiting task looks whether it has to, each after
-//! its commit: one of the two sees the other. What dies in between is looked at again when the task's own moment comes.
+//! The writer of a success looks for tasks that wait for it. The writer of a waiting task looks whether it must
+//! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
+//! is looked at again at its own `wake_at`.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,8 @@ use crate::store::{
     depend::{Released, Succeeded},
 };
 
-/// A task that another transaction holds is looked at again after this long: by another look for some milliseconds, by an application for
-/// as long as its transaction is open.
+/// The pause before a row that another transaction holds is looked at again. Another look holds it for some
+/// milliseconds, an application for as long as its transaction is open.
 const HELD_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
@@ -23,7 +24,7 @@ pub struct Releaser {
 }
 
 impl Releaser {
-    /// These have succeeded.
+    /// Releases the tasks that wait for these successes.
     pub async fn succeeded(&self, site: &Site, succeeded: &[Succeeded]) {
         if succeeded.is_empty() {
             return;
@@ -33,7 +34,7 @@ impl Releaser {
         }
     }
 
-    /// The moment to look at these waiting tasks has come. Returns those that wait no longer.
+    /// Looks at waiting tasks whose moment has come. Returns those that wait no longer.
     pub async fn look(&self, site: &Site, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -41,10 +42,10 @@ impl Releaser {
         self.release(site, ids, &[]).await
     }
 
-    /// A row whose change the database refuses is left alone for a while.
+    /// Releases tasks. A row whose change the database refuses is left alone for a while.
     async fn release(&self, site: &Site, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
         let asked = try_each(ids, |part| site.database.task_release(part, &[])).await;
-        // Whose dependents are refused find their own moment, and are told apart there.
+        // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
         let told = try_each(succeeded, |part| site.database.task_release(&[], part)).await;
         site.set_aside(Kind::Release, asked.refused).await;
         let (mut released, mut held) = (Vec::new(), Vec::new());

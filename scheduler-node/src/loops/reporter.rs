@@ -1,7 +1,8 @@
-//! Writes what consumers say of their tasks: results, heartbeats, rejections; and what their silence says when a deadline passes.
+//! Writes the reports of consumers (results, heartbeats, rejections), and handles deadlines that pass without one.
 //!
-//! Gather where the tasks stand, decide in `common::task::verdict`, write by compare-and-set, then ack. Results and rejections come to any
-//! node, whoever owns the shard. If this loop stops, they wait in the broker.
+//! It reads the state of the tasks, decides in `common::task::verdict`, writes by compare-and-set, then acks.
+//! Results and rejections come to any node, whichever node owns the shard. If this loop stops, they wait in the
+//! broker.
 
 mod incoming;
 mod trace;
@@ -39,14 +40,14 @@ use crate::{
     traces::Traces,
 };
 
-/// A happening that was overtaken between the look and the write is looked at again so often.
+/// The most looks at a happening that another write overtakes between the look and the write.
 const LOOKS: usize = 5;
 
-/// Something that happened to a task after its claim.
+/// An event of a task after its claim.
 #[derive(Clone, Debug)]
 pub enum Happening {
     Deadline,
-    /// Why the broker gave it up.
+    /// The consumer rejected the message, or the broker gave it up.
     Rejected {
         attempt: Attempt,
         reason: String,
@@ -55,10 +56,10 @@ pub enum Happening {
     Reported {
         attempt: Attempt,
         body: Box<ResultBody>,
-        /// `None`: it was let in elsewhere.
+        /// `None`: the report did not come over AMQP, and its sender was checked elsewhere.
         from: Option<Sender>,
     },
-    /// The broker had no queue for it.
+    /// The broker returned the message because no queue is bound for it.
     Returned {
         attempt: Attempt,
         rule: Unroutable,
@@ -66,16 +67,16 @@ pub enum Happening {
     },
 }
 
-/// Who sent a message, as far as it can be told.
+/// The sender of a message, as far as it is known.
 #[derive(Clone, Debug)]
 pub struct Sender {
-    /// Which message of its batch it is.
+    /// The index of the message in its batch.
     place: usize,
     voucher: Voucher,
 }
 
 impl Happening {
-    /// Gives it its place among the messages of its batch.
+    /// Stores the index of the message in its batch.
     fn number(&mut self, place: usize) {
         if let Self::Rejected { from: Some(from), .. } | Self::Reported { from: Some(from), .. } = self {
             from.place = place;
@@ -89,7 +90,8 @@ impl Happening {
         }
     }
 
-    /// The same without what came from outside: of a message that the database refuses, the outcome counts.
+    /// Returns the happening without the values of the message, which the database may refuse; its outcome still
+    /// counts.
     fn bare(&self) -> Self {
         match self {
             Self::Deadline => Self::Deadline,
@@ -116,18 +118,18 @@ impl Happening {
     }
 }
 
-/// What became of a report.
+/// The result of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reported {
     Applied {
-        /// Its consumer is to stop.
+        /// The consumer must stop.
         stopping: bool,
     },
-    /// It is about an attempt that is over, or its task does not listen any more.
+    /// The report is about a finished attempt, or its task does not accept reports any more.
     Stale { state: TaskState, attempt: Attempt },
-    /// No such task is open.
+    /// No open task has this id.
     Missing,
-    /// Nothing vouches for the message at this place of its batch.
+    /// Nothing vouches for the message at this index of its batch.
     Untrusted { place: usize, why: String },
 }
 
@@ -139,13 +141,13 @@ pub struct Reporter {
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub receipts: Receipts,
-    /// Whether messages may come by the names of their queues.
+    /// Whether messages may arrive by the names of their queues.
     pub default_door: bool,
     pub audit: Audit,
 }
 
 impl Reporter {
-    /// One report, by hand or over HTTP.
+    /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
         let Some((_, site)) = self.sites.of(id.shard()) else { return Ok(Reported::Missing) };
         let happening = Happening::Reported { attempt, body: Box::new(body), from: None };
@@ -153,8 +155,8 @@ impl Reporter {
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
 
-    /// Tasks of the site at `index` whose deadlines have come. One whose end the database refuses is set aside. Returns what is left for
-    /// another time.
+    /// Ends tasks of the site at `index` whose deadlines have passed. A task whose end the database refuses is set
+    /// aside. Returns the tasks that are left for another time.
     pub async fn deadlines(&self, index: usize, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
         let site = &self.sites.all()[index];
         let tried =
@@ -170,13 +172,13 @@ impl Reporter {
         tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
     }
 
-    /// Tasks of the site at `index` whose messages came back.
+    /// Applies returned messages to their tasks, of the site at `index`.
     pub async fn returned(&self, index: usize, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
         self.apply(&self.sites.all()[index], happenings).await.map(|_| ())
     }
 
-    /// Gather, decide, write. Several happenings of one task are taken one after the other, and what was overtaken between the
-    /// look and the write is looked at again: the success of an earlier attempt must not be lost to a claim.
+    /// Reads, decides and writes. Several happenings of one task are applied one after the other. A happening that
+    /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
     async fn apply(
         &self,
         site: &Site,
@@ -206,7 +208,8 @@ impl Reporter {
         Ok(answers)
     }
 
-    /// Adds the answers; returns those that were overtaken, and how they stood.
+    /// Applies one happening per task and adds the answers. Returns the overtaken happenings with the state they
+    /// saw.
     async fn apply_round(
         &self,
         site: &Site,
@@ -216,7 +219,7 @@ impl Reporter {
         let ids: Vec<TaskId> = round.keys().copied().collect();
         let standing: HashMap<TaskId, StandingRow> =
             site.database.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
-        // A report may be faster than this node's reading of a policy that its task was claimed under.
+        // A report may arrive before this node has read the policy under which its task was claimed.
         if standing.values().any(|row| row.turned > self.books.load().revision()) {
             catch_up(&self.sites.all()[0].database, &self.books).await?;
         }
@@ -244,14 +247,14 @@ impl Reporter {
             .collect())
     }
 
-    /// Refuses a message that may not speak of this task.
+    /// Refuses a message that may not report on this task.
     fn distrust(&self, row: &StandingRow, happening: &Happening) -> Option<Reported> {
         let Sender { place, voucher } = happening.sender()?;
         let why = voucher.check(&row.queue, &self.books.load().get(&row.queue).policy).err()?;
         Some(Reported::Untrusted { place: *place, why })
     }
 
-    /// Whether there is something to write.
+    /// Decides on a happening. Returns whether there is something to write.
     fn decide(&self, row: &StandingRow, happening: &Happening, writes: &mut Writes) -> bool {
         let queue = self.books.load().get(&row.queue);
         let standing = Standing {
@@ -268,7 +271,7 @@ impl Reporter {
         let verdict = match happening {
             Happening::Deadline if row.wake_at > row.now => Verdict::Ignore,
             Happening::Deadline => standing.after_deadline(row.now, dice),
-            // Who asked for confirms only wants no retries.
+            // A queue that settles by confirms has no retries.
             Happening::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
             Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
             Happening::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),

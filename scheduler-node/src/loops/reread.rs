@@ -1,4 +1,5 @@
-//! What the readers of this node's copies share: the copy is read again and again, and while it cannot be, it stays as it is.
+//! The loop that the readers of this node's copies share. It reads a copy again and again; while a read fails, the
+//! copy stays as it is.
 
 use std::time::Duration;
 
@@ -7,19 +8,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{store::Error, supervise::at_work};
 
-/// Well below the second within which a policy or a token is to be in force everywhere.
+/// Well below the second within which a policy or a token must be in force everywhere.
 const READ_EVERY: Duration = Duration::from_millis(400);
 
 /// A reader of one copy.
 pub(super) trait Reread {
-    /// What it is a copy of.
+    /// The name of the copied data in the log.
     const OF: &'static str;
 
     /// Brings the copy up to date.
     fn read(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// Reads until `stop`, and at once when `outdated`. Of several failures in a row the first is told.
+/// Reads until `stop`, and at once after `outdated`. Of several failures in a row only the first is logged.
 pub(super) async fn reread<R: Reread>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
     let mut told = false;
     loop {

@@ -1,7 +1,8 @@
-//! Writes a batch until each row of it is written or refused: the one way in which loops repeat a write.
+//! Repeats a write until each row of the batch is written or refused. All loops that repeat a write do so here.
 //!
-//! An outage says nothing about the rows: the write is repeated. A refusal of the data never passes, and it says nothing about the
-//! neighbours: the batch is split until the culprit stands alone. The caller sets the culprit aside (see [`super::aside`]).
+//! An outage says nothing about the rows, so the write is repeated. A refusal of the data never passes and says
+//! nothing about the neighbours, so the batch is split until the refused row stands alone. The caller sets that row
+//! aside (see [`super::aside`]).
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,14 +14,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: a database that is back is noticed within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A batch that met contention so often is split: one row that another transaction holds must not hold up its neighbours.
+/// The failures by contention after which a batch is split: a row that another transaction holds must not delay its
+/// neighbours.
 const CONTENDED_TRIES: u32 = 3;
 
-/// A failure that looks like a bug is repeated so often before the batch is split: a migration may be under way for some seconds.
+/// The failures that look like a bug after which a batch is split: a migration may be under way for some seconds.
 const BUG_TRIES: u32 = 8;
 
-/// A row that stands alone, and whose neighbours do not pass either, is repeated so often, about two minutes long. What strikes every
-/// row is the schema's fault, or the server's: a whole stream must not be set aside for it.
+/// The failures that look like a bug after which a single row is refused although its neighbours fail too: some two
+/// minutes. A failure of every row is the fault of the schema or the server, and must not set a whole stream aside.
 const BUG_TRIES_ALONE: u32 = 120;
 
 /// A row that the database refuses.
@@ -30,7 +32,7 @@ pub struct Refused<'a, I> {
     pub error: Error,
 }
 
-/// What became of a batch that was written until it was done.
+/// The result of a batch that was written until every row was written or refused.
 #[derive(Debug)]
 pub struct Done<'a, I, T> {
     /// One answer for each statement that passed.
@@ -38,12 +40,12 @@ pub struct Done<'a, I, T> {
     pub refused: Vec<Refused<'a, I>>,
 }
 
-/// What became of a batch that was tried once.
+/// The result of a batch that was tried once.
 #[derive(Debug)]
 pub struct Tried<'a, I, T> {
     pub answers: Vec<T>,
     pub refused: Vec<Refused<'a, I>>,
-    /// What an outage or contention kept from being written, and the last error.
+    /// The rows that an outage or contention kept from being written, and the last error.
     pub left: Option<(Vec<&'a I>, Error)>,
 }
 
@@ -54,7 +56,8 @@ enum Next {
     Refuse,
 }
 
-/// `tries`: how often this part has failed, this time included. `others_pass`: some of the same batch were written.
+/// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
+/// same batch were written.
 fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     let hopeless = match fault {
         Fault::Outage => return Next::Again,
@@ -69,7 +72,8 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     }
 }
 
-/// Writes `items` with `write` until every one is written or refused. `what` names them in the log, which tells the first failure.
+/// Writes `items` with `write` until each is written or refused. `what` names them in the log, which has only the
+/// first failure.
 pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Done<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
@@ -105,7 +109,8 @@ where
     done
 }
 
-/// Tries each of `items` once; a refusal splits the batch. For loops that come back by themselves to what is left.
+/// Tries each of `items` once; a refusal splits the batch. For loops that come back to the remaining rows by
+/// themselves.
 pub async fn try_each<'a, I, T, F>(items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Tried<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,

@@ -1,8 +1,8 @@
-//! Keeps this node registered: its lease, its own key, its place in the queue for master.
+//! Keeps this node registered: its lease, its own key, and its place in the queue for master.
 //!
-//! It renews the lease every third of its time to live and puts the node's keys back whenever they are gone, always for the
-//! same incarnation: a lost lease is etcd's trouble, not a restart of the node, and what is owned stays owned. If it stops,
-//! the node counts as gone after one time to live.
+//! It renews the lease every third of its time to live, and writes the node's keys again whenever they are gone,
+//! always for the same incarnation. A lost lease is a fault of etcd, not a restart of the node, so each shard stays
+//! with its owner. If it stops, the node counts as gone after one time to live.
 
 mod session;
 
@@ -21,30 +21,30 @@ use crate::{
 };
 pub use session::{Fitness, Session, Standing};
 
-/// Between attempts while etcd does not answer, or another holds the name.
+/// The longest pause between attempts while etcd does not answer, or another node has the name.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A node that goes away waits this long for etcd to take note; after that its lease runs out by itself.
+/// A leaving node waits this long for etcd; after that its lease runs out by itself.
 const DEPART_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// See the module.
+/// Registers this node with etcd; the module says how.
 #[derive(Debug)]
 pub struct SessionKeeper {
     coordination: Coordination,
-    /// What the node says of itself, without fitness and leaving.
+    /// The node's own record, without fitness and leaving.
     member: Member,
     views: Views,
     fitness: watch::Receiver<Fitness>,
     leaving: CancellationToken,
     session: watch::Sender<Session>,
-    /// The lease it has, registered or not.
+    /// The node's lease, registered or not.
     lease: Option<LeaseId>,
     registered: Option<RegisteredAs>,
-    /// The last attempt failed: said once, not each time.
+    /// The last attempt failed; only the first failure is logged.
     failing: bool,
 }
 
-/// What was last written, and whether the mirror has shown it since.
+/// The registration that was last written, and whether the mirror has shown it since.
 #[derive(Debug)]
 struct RegisteredAs {
     lease: LeaseId,
@@ -54,7 +54,8 @@ struct RegisteredAs {
 }
 
 impl SessionKeeper {
-    /// `member`: the node, its URL, version and start; the rest is filled in. Cancelling `leaving` marks the node as leaving.
+    /// `member`: the node, its URL, version and start; the keeper fills in the rest. Cancelling `leaving` marks the
+    /// node as leaving.
     pub fn new(
         coordination: Coordination,
         member: Member,
@@ -78,7 +79,8 @@ impl SessionKeeper {
         (keeper, sessions)
     }
 
-    /// Ends by taking the node's keys back: whatever hangs on the lease must be handed over before `stop`.
+    /// Ends by removing the node's keys: the owner must hand over everything that depends on the lease before
+    /// `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         while let Some(result) = stop.run_until_cancelled(self.activate()).await {
             let pause = self.report(result);
@@ -100,14 +102,14 @@ impl SessionKeeper {
         Ok(())
     }
 
-    /// Renews the lease when that is due, grants a new one when there is none.
+    /// Renews the lease when that is due, or grants a new one when there is none.
     async fn hold_lease(&mut self) -> Result<LeaseId, Error> {
         if let Some(lease) = self.lease {
             let missing = self.registered.as_ref().is_some_and(|as_| self.is_missing(as_));
             if !missing && Instant::now() < self.renewal_due() {
                 return Ok(lease);
             }
-            // Counted from the question: the answer may have been on its way for long.
+            // Counts from the request, because the answer may have been on its way for long.
             let asked_at = Instant::now();
             match self.coordination.lease_renew(lease).await? {
                 Renewal::Alive => {
@@ -137,7 +139,7 @@ impl SessionKeeper {
 
     async fn register(&mut self, lease: LeaseId, wanted: Member) -> Result<(), Error> {
         let registered = match self.coordination.member_put(&wanted, lease).await {
-            // Renewed a moment ago, and gone all the same: the next activation asks for a new one.
+            // The lease was renewed a moment ago and is gone all the same; the next activation grants a new one.
             Err(Error::LeaseGone { .. }) => {
                 self.lost(lease);
                 return Ok(());
@@ -194,8 +196,8 @@ impl SessionKeeper {
         }
     }
 
-    /// The mirror has shown the registration, and now it does not, or it never has: an answer to a renewal is not all
-    /// there is to a lease.
+    /// Whether the registration is missing: the mirror showed it and no longer does, or never did within the time
+    /// to live. A renewed lease alone does not prove that the keys exist.
     fn is_missing(&self, registered: &RegisteredAs) -> bool {
         let expected = registered.shown || registered.since.elapsed() > self.coordination.lease_ttl();
         expected && !is_shown(&self.views.borrow(), &registered.member.node)
@@ -211,7 +213,7 @@ impl SessionKeeper {
         last.map_or_else(Instant::now, |last| last + self.coordination.lease_ttl() / 3)
     }
 
-    /// How long to rest after such a result, at most.
+    /// The longest rest after such a result.
     fn report(&mut self, result: Result<(), Error>) -> Option<Duration> {
         let retry = LONGEST_PAUSE.min(self.coordination.lease_ttl() / 6);
         match result {
@@ -230,7 +232,7 @@ impl SessionKeeper {
         }
     }
 
-    /// Rests until the lease is due, or `pause` is over, or something is to be written.
+    /// Rests until the lease is due, or `pause` is over, or there is something to write.
     async fn rest(&mut self, pause: Option<Duration>) {
         let until = pause.map_or_else(|| self.renewal_due(), |pause| Instant::now() + pause);
         let leaving = self.registered.as_ref().is_some_and(|registered| registered.member.leaving);
@@ -247,7 +249,7 @@ impl SessionKeeper {
         }
     }
 
-    /// Compares the newest picture with what is registered. `true`: there is something to do.
+    /// Compares the newest view with the registration. Returns `true` if there is something to do.
     fn look(&mut self) -> bool {
         let view = self.views.borrow_and_update().clone();
         match &mut self.registered {
@@ -256,12 +258,12 @@ impl SessionKeeper {
                 false
             }
             Some(registered) => registered.shown,
-            // Whoever had the name is gone.
+            // The node that had the name is gone.
             None => view.revision > 0 && !view.members.contains_key(&self.member.node.name),
         }
     }
 
-    /// Takes everything back. What cannot be said now, the lease says when it runs out.
+    /// Removes the node's keys. If etcd does not answer, the lease runs out by itself.
     async fn depart(self) {
         let Some(lease) = self.lease else { return };
         let farewell = async {
@@ -287,7 +289,7 @@ impl SessionKeeper {
     }
 }
 
-/// Registered, and in the queue for master.
+/// Whether the node is registered and in the queue for master.
 fn is_shown(view: &ClusterView, node: &NodeId) -> bool {
     view.member(node).is_some() && view.candidates.iter().any(|candidate| candidate.node == *node)
 }

@@ -1,8 +1,8 @@
-//! Writes the broker's confirms, a batch at a time: finished, or delivered with a deadline.
+//! Writes the broker's confirms in batches: finished, or delivered with a deadline.
 //!
-//! A confirm is a fact, so its write is repeated until the database has taken it; meanwhile the task stays in flight and nobody
-//! publishes it again. A task whose confirm the database refuses is set aside. If this loop stops, the next owner publishes again what it
-//! had not written.
+//! A confirm is a fact, so its write is repeated until the database takes it. Meanwhile the task stays in flight,
+//! so no node publishes it again. A task whose confirm the database refuses is set aside. If this loop stops, the
+//! next owner publishes the tasks again whose confirms were not written.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -32,16 +32,16 @@ use crate::{
     supervise::at_work,
 };
 
-/// Confirms are gathered for this long: the write is off the path of any delivery, so fewer, larger statements win.
+/// Confirms are gathered for this long. The write delays no delivery, so fewer, larger statements win.
 const GATHER: Duration = Duration::from_millis(50);
 
 /// The most confirms of one statement.
 const BATCH: usize = 1_000;
 
-/// Batches of confirms that wait for the database. The dispatcher's window ends before this does.
+/// The most batches of confirms that wait for the database. The dispatcher's window is full before this is.
 const WAITING: usize = 1_024;
 
-/// As the log calls what is written here. Compare-and-set on attempt and state makes a second writing harmless.
+/// The name of these writes in the log. Compare-and-set on attempt and state makes a second write harmless.
 const WHAT: &str = "confirms";
 
 /// One confirmed publish.
@@ -51,12 +51,12 @@ pub struct Confirmed {
     pub attempt: Attempt,
     pub queue: QueueName,
     pub timeout_ms: i64,
-    /// The confirm is all that was asked for.
+    /// The confirm finishes the task.
     pub finishes: bool,
     pub keep_ms: i64,
 }
 
-/// Where confirms are handed in.
+/// The channel that takes confirms to the settler.
 #[derive(Clone, Debug)]
 pub struct Settlements(mpsc::Sender<Vec<Confirmed>>);
 
@@ -82,7 +82,7 @@ pub struct Settler {
 }
 
 impl Settler {
-    /// Runs until every sender is gone and everything is written, or until `stop` says that waiting is over.
+    /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
     pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
         while let Some(first) = confirms.recv().await {
             let _work = at_work();
@@ -93,7 +93,7 @@ impl Settler {
             {
                 batch.extend(more);
             }
-            // In the order of the ids, like every statement that touches several tasks: no two wait for each other.
+            // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
             batch.sort_unstable_by_key(|confirmed| confirmed.id);
             tokio::select! {
                 () = self.settle(&batch) => {}
@@ -146,7 +146,7 @@ impl Settler {
         for refused in refused {
             self.site.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
         }
-        // What a report has finished meanwhile was counted there.
+        // Tasks that a report has finished meanwhile were counted there.
         let mut finished: HashSet<TaskId> = HashSet::new();
         let mut succeeded = Vec::new();
         for answer in answers {

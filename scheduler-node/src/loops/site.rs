@@ -1,4 +1,4 @@
-//! One database as the loops see it: its statements and what this node holds of it.
+//! One database as the loops see it: its statements, and what this node holds of it.
 
 use std::{
     sync::Arc,
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::store::{Database, Error};
 
-/// A task whose claim has no known outcome is looked at again after this long.
+/// The pause before a task whose claim has no known outcome is looked at again.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A row that the database refuses to write is tried again after this long: whoever mends the cause need not tell the node.
+/// The pause before a refused row is tried again: an operator who removes the cause need not tell the node.
 pub const LEFT_ALONE: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
@@ -27,9 +27,10 @@ pub struct Site {
     pub database: Arc<Database>,
     pub held: Arc<Held>,
     pub waiting: Arc<Waiting>,
-    /// Something was submitted in SQL.
+    /// Wakes the collector: a task was submitted in SQL.
     pub inbox: Arc<Notify>,
-    /// A claim was refused because this node does not know a queue's policy. One for all sites.
+    /// Wakes the queue reader: a claim was refused because this node does not know a queue's policy. One for all
+    /// sites.
     pub outdated: Arc<Notify>,
     pub asides: Asides,
 }
@@ -39,7 +40,7 @@ impl Site {
         self.database.name()
     }
 
-    /// Nobody knows what became of these: a rescue looks after `pause`. Without a clock the next preload finds them.
+    /// Leaves tasks with an unknown outcome to a rescue after `pause`. Without a clock the next preload finds them.
     pub fn look_again(&self, ids: impl IntoIterator<Item = TaskId>, pause: Duration) {
         match self.database.clock().at(Instant::now()) {
             Some(now) => self.held.end_unknown(ids, now.plus(pause)),
@@ -47,7 +48,7 @@ impl Site {
         }
     }
 
-    /// The database refuses to write these rows: they are left alone for a while, and the first time each is kept with its reason.
+    /// Sets refused rows aside: leaves them alone for a while, and keeps each with its reason the first time.
     pub async fn set_aside(&self, kind: Kind, refused: Vec<Refused<'_, TaskId>>) {
         for Refused { item: id, error } in refused {
             if self.held.set_aside(*id, Instant::now() + LEFT_ALONE) {
@@ -56,8 +57,8 @@ impl Site {
         }
     }
 
-    /// The database refuses to write how this attempt stands: it is not published again, and its deadline ends nothing, until a person
-    /// has looked (runbook DuetimeSetAside).
+    /// Sets an attempt aside whose state the database refuses to write. Until a person has looked (runbook
+    /// DuetimeSetAside), no node publishes it again, and its deadline ends nothing.
     pub async fn set_attempt_aside(&self, kind: Kind, id: TaskId, attempt: Attempt, error: &Error) {
         self.asides.keep(&self.database, kind, Kept::attempt(id, attempt), &why(error)).await;
         let attempts = [(id, attempt)];
@@ -66,7 +67,7 @@ impl Site {
             self.database.task_set_aside(id, attempt)
         })
         .await;
-        // No change of this row is taken: no rescue can publish it either.
+        // The database refuses any change of this row, so no rescue can publish it either.
         let refused = parked.refused.into_iter().map(|Refused { item, error }| Refused { item: &item.0, error });
         self.set_aside(kind, refused.collect()).await;
     }
@@ -85,7 +86,7 @@ impl Sites {
         &self.0
     }
 
-    /// The database of a shard and its place in [`Self::all`].
+    /// The database of a shard and its index in [`Self::all`].
     pub fn of(&self, shard: ShardId) -> Option<(usize, &Site)> {
         self.0.iter().enumerate().find(|(_, site)| site.database.shards().contains(shard))
     }

@@ -1,7 +1,8 @@
-//! Makes submitted tasks durable: routes each to its shard, gathers what comes in at the same time into one insert, answers
-//! each caller after the commit, and hands near-due ones to the heap.
+//! Makes submitted tasks durable: routes each to its shard, gathers concurrent submissions into one insert, answers
+//! each caller after the commit, and hands near-due tasks to the heap.
 //!
-//! If this loop stops, submissions wait in a bounded queue and are refused when it is full; nothing that was answered is lost.
+//! If this loop stops, submissions wait in a bounded queue and are refused when it is full. No answered submission
+//! is lost.
 
 mod gather;
 mod insert;
@@ -25,13 +26,14 @@ use super::{
 };
 use crate::store::put::{Put, PutOutcome};
 
-/// Submissions that wait for an insert, of one database. More are told to come back.
+/// The most submissions that wait for an insert in one database. Further callers must come back later.
 const WAITING_JOBS: usize = 1_024;
 
-/// Sendings of a task whose queue is placed anew meanwhile: each finds the placement that was answered before it began.
+/// The most attempts with a task whose queue is placed anew meanwhile. Each knows every placement that was answered
+/// before it began.
 const TRIES: u32 = 3;
 
-/// What a caller may rely on: this task is durable.
+/// The promise to a caller: this task is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub id: TaskId,
@@ -39,7 +41,7 @@ pub struct Stored {
     pub due_at: UnixMicros,
 }
 
-/// What a caller's task came to: [`Stored`] when it is new, else what another task with its key means for it.
+/// The answer for a caller's task: [`Stored`] if it is new, otherwise the effect of another task with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Stored(Stored),
@@ -54,10 +56,10 @@ pub enum Unstored {
     Unknown(String),
     #[error("too many submissions are waiting")]
     Overloaded,
-    /// It will never be stored: the database refuses what it says.
+    /// The task can never be stored: the database refuses its values.
     #[error("the database refuses it: {0}")]
     Refused(String),
-    /// It was given its shard by a placement of its queue that is not in force any more. Here it is again.
+    /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
     #[error("it was not stored: its queue was placed anew")]
     Moved(Box<NewTask>),
 }
@@ -69,25 +71,25 @@ pub struct Submitter {
     routes: Arc<Routes>,
 }
 
-/// Where a part of a submission stands in it, and the answer that is awaited.
+/// The positions of a sent part in its submission, and the answer to wait for.
 type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered, Unstored>>>);
 
-/// A task that is being inserted: its place, its id, and when it is due; `None`: when it is written.
+/// A task that is being inserted: its position, its id, and its due time; `None` stands for the time of the insert.
 type Inserted = (usize, TaskId, Option<UnixMicros>);
 
 /// Tasks of one caller for one database.
 #[derive(Debug)]
 pub struct Job {
     tasks: Vec<NewTask>,
-    /// Where they come from, as the metrics call it.
+    /// The value of the metrics' label `source`.
     source: &'static str,
-    /// The revision of the queues by which they were given their shards.
+    /// The revision of the queues by which the tasks got their shards.
     routed: i64,
-    /// One answer a task, in their order.
+    /// Receives one answer for each task, in their order.
     answer: oneshot::Sender<Vec<Result<UnixMicros, Unstored>>>,
 }
 
-/// The half that [`run`] works on: one queue of jobs a database.
+/// The half that [`run`] works on: one queue of jobs for each database.
 #[derive(Debug)]
 pub struct Intake {
     pub jobs: Vec<mpsc::Receiver<Job>>,
@@ -108,7 +110,8 @@ impl Submitter {
         (Self { jobs: jobs.into(), puts: puts.into(), routes }, Intake { jobs: to_insert, puts: to_put })
     }
 
-    /// One answer a task, in the order of the tasks. Done answers mean that the task, or the one that has its key, is durable.
+    /// Submits tasks. Returns one answer for each, in their order. `Ok` means that the task, or the one that has
+    /// its key, is durable.
     pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
         let (placed, routed) = self.routes.place(tasks);
         let mut answers = self.write_routed(placed, source, routed).await;
@@ -126,12 +129,12 @@ impl Submitter {
         answers
     }
 
-    /// Reads what has changed of the queues.
+    /// Reads the changed queues. Returns whether that succeeded.
     async fn knows_again(&self) -> bool {
         catch_up(&self.routes.sites.all()[0].database, &self.routes.books).await.is_ok()
     }
 
-    /// The same for tasks that have their ids already, and stay on their shards wherever their queue is placed by now.
+    /// Writes tasks that have ids already. They stay on their shards, even if their queue has been placed anew.
     pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
         self.write_routed(new, source, i64::MAX).await
     }
@@ -161,7 +164,7 @@ impl Submitter {
         answers.into_iter().map(|answer| answer.unwrap_or(Err(Unstored::Overloaded))).collect()
     }
 
-    /// Each database's part, sent to whoever writes it. What finds no room is left out.
+    /// Sends each database's part to its insert loop. A part that finds no room is left out.
     fn send_inserts(
         &self,
         tasks: Vec<(usize, NewTask)>,
@@ -196,7 +199,7 @@ impl Submitter {
         sent
     }
 
-    /// Each database's part, every task with its place in the whole.
+    /// Divides tasks by database, each with its position in the whole.
     fn by_site(&self, tasks: Vec<(usize, NewTask)>) -> BTreeMap<usize, Vec<(usize, NewTask)>> {
         let mut parts: BTreeMap<usize, Vec<(usize, NewTask)>> = BTreeMap::new();
         for (place, task) in tasks {
@@ -207,7 +210,7 @@ impl Submitter {
     }
 }
 
-/// The tasks that belong on other shards by now, with their places.
+/// The tasks that now belong on other shards, with their positions.
 fn moved(answers: &[Result<Answer, Unstored>]) -> (Vec<usize>, Vec<NewTask>) {
     let moved = |(place, answer): (usize, &Result<Answer, Unstored>)| match answer {
         Err(Unstored::Moved(task)) => Some((place, NewTask::clone(task))),
@@ -216,7 +219,7 @@ fn moved(answers: &[Result<Answer, Unstored>]) -> (Vec<usize>, Vec<NewTask>) {
     answers.iter().enumerate().filter_map(moved).unzip()
 }
 
-/// One that could not go in because of somebody else's transaction is not stored, and its neighbours are.
+/// Turns a put into an answer. A task that another transaction blocks is not stored, and its neighbours are.
 fn keyed_answer(put: Put) -> Result<Answer, Unstored> {
     if put.outcome == PutOutcome::Busy {
         return Err(Unstored::Unavailable("another transaction holds a task with this key".to_owned()));

@@ -1,4 +1,5 @@
-//! Each loop is fed a row that the database refuses: its neighbours pass, the loop goes on, and the culprit is set aside with its reason.
+//! Each loop gets a row that the database refuses: its neighbours pass, the loop goes on, and the row is set aside
+//! with its reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,7 +112,7 @@ impl Loops {
         }
     }
 
-    /// Two tasks of `orders` with one of the poisoned queue between them, on shard 0, due at once.
+    /// Writes two tasks of `orders` with one of the poisoned queue between them, on shard 0, due at once.
     async fn three(&self, change: impl Fn(&mut NewTask)) -> [TaskId; 3] {
         let ids: [TaskId; 3] = std::array::from_fn(|_| fixture::fresh_id_of(ShardId::new(0)));
         let tasks: Vec<NewTask> = ids
@@ -154,7 +155,7 @@ impl Loops {
         tokio::time::timeout(LONG, run).await.expect("the settler ends when all is written or set aside");
     }
 
-    /// Wakes `ids` in a dispatcher; what it hands to the publisher comes out at the other end.
+    /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (publisher, dispatches) = mpsc::channel(100);
         let gate = Gate { site: self.site().clone(), index: 0, publisher, metrics: Arc::clone(&self.metrics) };
@@ -185,7 +186,7 @@ impl Loops {
         until(|| async { self.test.state_of(id).await.as_deref() == Some(state) }).await;
     }
 
-    /// It wakes at the end of all times: no preload, no takeover and no deadline finds it.
+    /// Whether the task wakes at the end of all times, where no preload, takeover or deadline finds it.
     async fn is_parked(&self, id: TaskId) -> bool {
         sqlx::query_scalar("SELECT wake_at > now() + interval '1000 years' FROM duetime.task WHERE id = $1")
             .bind(id.uuid())
@@ -203,7 +204,7 @@ async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
     }
 }
 
-/// Receives so many dispatches.
+/// Receives `count` dispatches.
 async fn ids_of(dispatches: &mut mpsc::Receiver<Dispatch>, count: usize) -> BTreeSet<TaskId> {
     let mut ids = BTreeSet::new();
     while ids.len() < count {
@@ -279,7 +280,7 @@ async fn neighbours_of_a_task_whose_claim_is_refused_are_claimed() {
 #[tokio::test]
 async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
     let loops = Loops::new().await;
-    // All of one queue; the second of them has the key that the database refuses.
+    // All tasks are of one queue; the second has the key that the database refuses.
     let ids = loops
         .three(|task| {
             task.partition_key = Some(task.queue.to_string());
@@ -304,7 +305,7 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
     spawn_child(picker.run(stop.clone()));
     assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
     loops.until_aside(Kind::Claim).await;
-    // What comes later is started in one statement: the culprit is passed over.
+    // Later tasks start in one statement, which passes over the refused one.
     let late = loops.three(|task| task.queue = QueueName::new("orders")).await;
     sqlx::raw_sql("UPDATE duetime.task SET state = 'ready' WHERE state = 'scheduled'")
         .execute(&loops.test.pool)
@@ -388,7 +389,7 @@ async fn neighbours_of_an_expired_task_that_the_archive_refuses_expire() {
 async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_there_and_their_neighbours_are_tasks() {
     let loops = Loops::new().await;
     loops.test.refuse("INSERT", "task", "queue", POISON).await;
-    // Four like this, larger than any submission may be, once stopped an inbox for good.
+    // Four rows like this, larger than any submission may be, once stopped an inbox for good.
     sqlx::raw_sql(
         "INSERT INTO duetime.inbox (id, shard, request, submitted_at)
          SELECT duetime.mint(now(), 0), 0, jsonb_build_object('queue', 'orders', 'headers', jsonb_build_object('a', repeat('x', 40000000))),

@@ -1,7 +1,9 @@
-//! Keeps this node's copy of the tokens that were made over the API: one made or revoked on any node is so here within half a second.
+//! Keeps this node's copy of the tokens that were made over the API. A token that any node makes or revokes is
+//! valid or invalid here within half a second.
 //!
-//! Reads one small number often and all tokens only when it has changed. If the home database is away the copy stays as it is, so
-//! known tokens go on working, and one that is revoked meanwhile goes on until the database is back.
+//! It often reads one small number, and all tokens only when that has changed. While the home database is away the
+//! copy stays as it is. Known tokens go on working, and so does a token revoked meanwhile, until the database is
+//! back.
 
 use std::sync::Arc;
 
@@ -38,9 +40,9 @@ impl Reread for TokenReader {
     }
 }
 
-/// Puts the tokens in force as they are now.
+/// Reads the tokens and puts them in force.
 pub async fn read_anew(store: &Store, access: &Access) -> Result<(), Error> {
-    // One reading at a time, so that an older book never takes the place of a newer one.
+    // One read at a time, so that an older book never replaces a newer one.
     let _alone = access.reading.lock().await;
     let book = store.home().token_book().await?;
     tracing::debug!(revision = book.revision, tokens = book.tokens.len(), "tokens read");

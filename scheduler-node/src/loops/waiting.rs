@@ -1,6 +1,8 @@
-//! The queues that have tasks waiting for room in one database, as far as this node knows, and when each is looked at.
+//! The queues with tasks that wait for room in one database, as far as this node knows. Each has the time of its
+//! next look.
 //!
-//! A hint, not a fact: the picker reads now and then which queues there are. Only one look at a queue is under way at a time.
+//! It is a hint, not a fact: the picker reads these queues from the database now and then. Only one look at a queue
+//! is under way at a time.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -11,7 +13,7 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub struct Waiting {
     looks: Mutex<BTreeMap<QueueName, Look>>,
-    /// Something is to be looked at earlier than it was.
+    /// Wakes the picker: a look is due earlier than before.
     pub sooner: Notify,
 }
 
@@ -20,7 +22,7 @@ struct Look {
     /// `None`: only the look under way knows when the next one is.
     at: Option<Instant>,
     under_way: bool,
-    /// Something was added, or there may be room, since the look before began.
+    /// A queue was added, or there may be room, since the previous look began.
     is_news: bool,
 }
 
@@ -34,7 +36,7 @@ impl Look {
 }
 
 impl Waiting {
-    /// These have tasks waiting, or may have: looked at by `now`.
+    /// Adds queues that may have waiting tasks. They are looked at by `now`.
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
@@ -44,7 +46,7 @@ impl Waiting {
         self.sooner.notify_one();
     }
 
-    /// There may be room in these; they are looked at if they have tasks waiting.
+    /// Notes that there may be room in these queues. Those with waiting tasks are looked at.
     pub fn room_in<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
         for queue in queues {
@@ -56,13 +58,14 @@ impl Waiting {
         self.sooner.notify_one();
     }
 
-    /// There may be room in any of them.
+    /// Notes that there may be room in every queue.
     pub fn room_in_all(&self, now: Instant) {
         self.looks.lock().values_mut().for_each(|look| look.hear(now));
         self.sooner.notify_one();
     }
 
-    /// Begins a look at the queue whose turn it is. Answers too whether there is news of it since the look before.
+    /// Begins a look at the queue whose turn it is. Also returns whether there is news of it since the previous
+    /// look.
     pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
         let mut looks = self.looks.lock();
         let is_due = |look: &Look| !look.under_way && look.at.is_some_and(|at| at <= now);
@@ -71,7 +74,8 @@ impl Waiting {
         Some((queue.clone(), begun.is_news))
     }
 
-    /// The look is over. `again`: when the next one is due; never, if nothing waits and nobody has said otherwise meanwhile.
+    /// Ends a look. `again`: when the next one is due. The queue is forgotten if that is `None` and no news has
+    /// come meanwhile.
     pub fn end(&self, queue: &QueueName, again: Option<Instant>) {
         let mut looks = self.looks.lock();
         let Some(look) = looks.get_mut(queue) else { return };

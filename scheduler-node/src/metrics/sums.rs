@@ -1,4 +1,4 @@
-//! What the counts of this node add up to, for whoever has no Prometheus at hand.
+//! Sums of this node's metrics, for a reader without Prometheus.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use prometheus::core::Collector;
 
 use super::Metrics;
 
-/// How late this node has published, over all queues, since it started.
+/// The lateness of this node's publishes over all queues since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lateness {
     pub published: u64,
-    /// Half of all were no later. `None`: nothing was published.
+    /// Half of all publishes were no later. `None`: nothing was published.
     pub p50_s: Option<f64>,
     pub p99_s: Option<f64>,
 }
@@ -35,8 +35,8 @@ impl Metrics {
         Lateness { published, p50_s: of(0.5), p99_s: of(0.99) }
     }
 
-    /// Tasks this node brought to a final state since it started, by queue. Queues beyond those that have a label of their own are
-    /// counted together as `other`.
+    /// Tasks that this node brought to a final state since it started, by queue. Queues without a label of their
+    /// own are counted together as `other`.
     pub fn finished_by_queue(&self) -> BTreeMap<String, u64> {
         let mut finished = BTreeMap::new();
         for metric in self.finished.collect().iter().flat_map(|family| family.get_metric()) {
@@ -48,7 +48,8 @@ impl Metrics {
     }
 }
 
-/// The upper bound of the bucket that has that share of all: never better than it was. Beyond the last bucket, its bound.
+/// The upper bound of the bucket that reaches this share of all, so never better than the real value. Beyond the
+/// last bucket, its bound.
 fn quantile(buckets: &[(f64, u64)], count: u64, share: f64) -> Option<f64> {
     let last = buckets.last().filter(|_| count > 0)?;
     let rank = (count as f64 * share).ceil() as u64;

@@ -1,4 +1,4 @@
-//! What is registered by all rooms together, as it is scraped.
+//! The metrics that all rooms register together, as Prometheus scrapes them.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::{
     store::{StoreMetrics, StoreOp},
 };
 
-/// What alerts stand on: the name, and the labels that are promised with it.
+/// The metrics that alerts use: the name, and the labels that are promised with it.
 const PROMISED: &[(&str, &[&str])] = &[
     ("duetime_lateness_seconds", &["queue"]),
     ("duetime_oldest_overdue_seconds", &[]),
@@ -176,7 +176,7 @@ fn one_millisecond_and_a_hundred_can_be_read_off_the_lateness() {
     assert_eq!((within(0.001), within(0.1)), (Some(1), Some(3)), "a bucket includes its edge");
 }
 
-/// Prometheus' own opinion, where its tool is installed.
+/// Checks the metrics with Prometheus' own tool, where it is installed.
 #[test]
 fn promtool_finds_nothing_to_say_about_them() {
     let (registry, metrics) = at_the_start();
@@ -188,7 +188,7 @@ fn promtool_finds_nothing_to_say_about_them() {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut promtool) = promtool else { return };
-    // Dropped at the end of the statement: promtool reads until then, and says nothing before.
+    // Dropped at the end of the statement: promtool reads until then and prints nothing before.
     promtool.stdin.take().expect("it is piped").write_all(text(&registry).as_bytes()).unwrap();
     let said = promtool.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));

@@ -1,4 +1,4 @@
-//! One request to the provider, answered soon, with an answer of bounded size.
+//! One request to the provider, with a timeout and an answer of bounded size.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use serde::de::DeserializeOwned;
 use super::room::Room;
 use crate::causes;
 
-/// A person waits for it.
+/// Short, because a person waits for the answer.
 pub(super) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Metadata and keys have some kilobytes; an id token with the groups of a large company some more.
+/// Metadata and keys take some kilobytes; an id token with the groups of a large company takes some more.
 const ANSWER_BYTES: usize = 1 << 20;
 
-/// Of what an error code may be, to show it to a person.
+/// The longest error code that is shown to a person.
 const CODE_CHARS: usize = 60;
 
 /// A client for one provider.
 #[derive(Debug)]
 pub(super) struct Asker {
     pub(super) http: reqwest::Client,
-    /// For exchanges of codes. What the provider says of itself is asked one at a time, and needs no place.
+    /// Limits exchanges of codes. Discovery needs no place, because only one runs at a time.
     pub(super) room: Room,
 }
 
@@ -29,17 +29,17 @@ impl Asker {
     pub(super) fn new(issuer: &str) -> reqwest::Result<Self> {
         let mut http = reqwest::Client::builder()
             .user_agent(concat!("duetime/", env!("CARGO_PKG_VERSION")))
-            // The secret goes to the address that was discovered and to no other.
+            // The secret goes to the discovered address only, never to a redirect's target.
             .redirect(redirect::Policy::none())
             .timeout(ANSWERED_WITHIN);
         if issuer.starts_with("http:") {
-            // A machine without certificates can speak http all the same.
+            // A machine without CA certificates can still use plain http.
             http = http.tls_certs_only([]);
         }
         Ok(Self { http: http.build()?, room: Room::new() })
     }
 
-    /// The status and the JSON that came with it; why there is none, otherwise.
+    /// The status and the JSON of the answer, or the reason why there is none.
     pub(super) async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<(StatusCode, T), String> {
         let mut response = request.send().await.map_err(explained)?;
         let status = response.status();
@@ -58,12 +58,12 @@ impl Asker {
     }
 }
 
-/// An error code as far as it can be one: somebody else may have written it.
+/// The part of an error code that is safe to show: any client may have written it.
 pub(super) fn code(text: &str) -> String {
     text.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')).take(CODE_CHARS).collect()
 }
 
-/// With its causes.
+/// The error with its causes.
 fn explained(error: reqwest::Error) -> String {
     causes::explained(&error.without_url())
 }

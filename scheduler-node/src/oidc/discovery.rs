@@ -1,5 +1,5 @@
-//! Where the provider takes what, and the keys that it signs with: asked when somebody signs in, and kept for a while. A provider
-//! that is away stops no node.
+//! Discovery of the provider's endpoints and signing keys. It runs when a person signs in, and its result is kept for
+//! a while. An unreachable provider stops no node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,31 +14,31 @@ use crate::config::oidc::is_safe;
 
 const PATH: &str = "/.well-known/openid-configuration";
 
-/// What was found is taken for true so long. A key that is taken back by the provider is not trusted for longer.
+/// How long a result is valid. A key that the provider withdraws is not trusted for longer.
 const KEPT_FOR: Duration = Duration::from_secs(10 * 60);
 
-/// Between two looks when the last one failed, or a token has a key that is not known: whoever asks meanwhile is told the same.
+/// The pause after a failed discovery, or after one for an unknown key. Sign-ins within it get the last result.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Providers have two or three; the others are not looked at.
+/// Only this many keys are considered. Providers have two or three.
 const KEYS: usize = 100;
 
-/// What the provider says of itself, as far as it is used.
+/// The fields of the provider's metadata that are used here.
 #[derive(Debug, Deserialize)]
 pub(super) struct Metadata {
     issuer: String,
     pub(super) authorization_endpoint: String,
     pub(super) token_endpoint: String,
     jwks_uri: String,
-    /// How a client proves who it is; absent: with the header.
+    /// The supported methods of client authentication; absent: the `Authorization` header.
     pub(super) token_endpoint_auth_methods_supported: Option<Vec<String>>,
-    /// Whether its answers name it.
+    /// Whether the provider's answers to the browser name it.
     #[serde(default, rename = "authorization_response_iss_parameter_supported")]
     pub(super) says_issuer: bool,
 }
 
 impl Metadata {
-    /// Whether the document is the issuer's, and its endpoints are fit for secrets.
+    /// Checks that the document is the issuer's, and that its endpoints are safe for secrets.
     pub(super) fn check(&self, issuer: &str) -> Result<(), String> {
         if self.issuer != issuer {
             return Err(format!("it calls itself {:?}, and `auth.oidc.issuer` is {issuer:?}", self.issuer));
@@ -57,7 +57,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Those of kinds that are known here.
+    /// The keys of the supported types.
     pub(super) fn known(self) -> Vec<Jwk> {
         self.keys.into_iter().take(KEYS).filter_map(|key| serde_json::from_value(key).ok()).collect()
     }
@@ -69,7 +69,7 @@ pub(super) struct Found {
     pub(super) keys: Vec<Jwk>,
 }
 
-/// The last look.
+/// The result of the last discovery.
 #[derive(Debug)]
 struct Look {
     at: UnixMicros,
@@ -79,7 +79,7 @@ struct Look {
 #[derive(Debug)]
 pub(super) struct Discovery {
     issuer: String,
-    /// Whoever looks holds it, and who comes meanwhile waits for the same look.
+    /// Locked during a discovery, so that concurrent sign-ins wait for the same result.
     last: Mutex<Option<Look>>,
 }
 
@@ -92,7 +92,7 @@ impl Discovery {
         self.found_since(asker, KEPT_FOR, now).await
     }
 
-    /// For who needs what may have come since.
+    /// Discovers again, for a caller that needs a newer result.
     pub(super) async fn found_anew(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
         self.found_since(asker, LOOK_AGAIN, now).await
     }

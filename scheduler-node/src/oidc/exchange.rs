@@ -1,4 +1,4 @@
-//! The code that the browser brought, for the token that says who he is.
+//! Exchanges the browser's code for the id token that identifies the person.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ struct Answer {
     error: Option<String>,
 }
 
-/// The id token. Who asks proves that it is us, with the secret, and that it was us who began, with the verifier.
+/// Returns the id token. The secret proves that this cluster asks, and the verifier proves that it began the sign-in.
 pub(super) async fn exchange(
     asker: &Asker,
     config: &Oidc,
@@ -69,12 +69,12 @@ fn refused(error: &str) -> Refusal {
     if error == "invalid_grant" {
         return Refusal::Refused("the code was used before, or is too old (invalid_grant); begin again".to_owned());
     }
-    // Nothing that whoever signs in could do better.
+    // The person who signs in cannot correct this.
     tracing::warn!(error, "the identity provider does not give this cluster the tokens of those who sign in");
     Refusal::Refused(format!("it does not take this cluster's request ({error}); its operator finds more in the log"))
 }
 
-/// Both parts are encoded, because a colon parts them.
+/// Client id and secret for the header. Both are percent-encoded, because a colon separates them.
 fn login(config: &Oidc) -> HeaderValue {
     let encoded = |text: &str| form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>();
     let login = format!("{}:{}", encoded(&config.client_id), encoded(config.client_secret.expose_secret()));

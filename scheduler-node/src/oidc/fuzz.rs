@@ -1,4 +1,4 @@
-//! The fuzz target of what an identity provider and a browser say.
+//! The fuzz target for input from an identity provider and a browser.
 
 use std::sync::OnceLock;
 
@@ -37,8 +37,8 @@ fn provider() -> &'static Provider {
     })
 }
 
-/// By lines: a discovery document, keys, an ID token, claims, and the query that a browser brings back. No token counts here, as
-/// nothing signs with a key that the provider publishes.
+/// Reads one input a line: a discovery document, keys, an ID token, claims, and the query that a browser brings back.
+/// No token can be valid, as nothing signs with a key that the provider publishes.
 pub fn oidc(text: &str) {
     let (provider, now) = (provider(), common::time::UnixMicros::new(NOW_S * 1_000_000));
     let mut lines = text.lines();

@@ -1,4 +1,4 @@
-//! Whether a token is the provider's word about somebody, for us and for now.
+//! Verifies an id token: the provider's signature, this client as its audience, and its time.
 
 use jsonwebtoken::{
     Algorithm, DecodingKey, Header, Validation, decode, decode_header,
@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::LEEWAY_S;
 use crate::config::Oidc;
 
-/// Signatures that only the provider can make. Those that are made with a shared secret are not among them: whoever knows a public
-/// key could make one with that.
+/// Signature algorithms that only the provider can use. Algorithms with a shared secret are excluded: an attacker
+/// could sign with a public key as that secret.
 const SIGNED: &[Algorithm] = &[
     Algorithm::RS256,
     Algorithm::RS384,
@@ -24,7 +24,7 @@ const SIGNED: &[Algorithm] = &[
     Algorithm::EdDSA,
 ];
 
-/// Why a token is none.
+/// Why a token is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("its token is signed with a key that it does not publish")]
@@ -33,7 +33,7 @@ pub(super) enum Fault {
     Bad(String),
 }
 
-/// The claims of a token with a signature of one of `keys`, from the issuer, for this client, in its time.
+/// The claims of a token that one of `keys` signed, from the issuer, for this client, and not expired.
 pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value, Fault> {
     let header = decode_header(token).map_err(|_| Fault::Bad("is no signed token".to_owned()))?;
     if !SIGNED.contains(&header.alg) {
@@ -56,14 +56,14 @@ pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value
     Err(fault)
 }
 
-/// Whether the token may be signed with this key. One without a name is tried with all that have none to be told by.
+/// Whether this key may have signed the token. A token without a key id may be signed with any key of its algorithm.
 fn fits(key: &Jwk, header: &Header) -> bool {
     let named = header.kid.is_none() || header.kid == key.common.key_id;
     let for_it = key.common.key_algorithm.is_none_or(|algorithm| algorithm.to_string() == format!("{:?}", header.alg));
     named && for_it && key.common.public_key_use != Some(PublicKeyUse::Encryption)
 }
 
-/// A token for several is for who asked for it, and that has to be us.
+/// Checks that a token for several audiences was issued to this client.
 fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
     let many = claims["aud"].as_array().is_some_and(|audience| audience.len() > 1);
     let asked = claims.get("azp").and_then(Value::as_str);
@@ -73,7 +73,7 @@ fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
     Ok(claims)
 }
 
-/// What is wrong, and nothing that it holds.
+/// The reason in words, without any content of the token.
 fn said(kind: &ErrorKind) -> String {
     match kind {
         ErrorKind::InvalidSignature => "has a wrong signature".to_owned(),

@@ -1,8 +1,8 @@
-//! Speaks to an identity provider (OpenID Connect): who somebody is that signs in to the console, and what he may do then.
+//! Speaks to an identity provider (OpenID Connect), to find who signs in to the console and what they may do.
 //!
-//! No node remembers anything between two requests: what a sign-in needs until the browser is back, and who he is afterwards,
-//! travels with the browser, sealed ([`crate::seal`]) with a key that is derived from the client's secret. That secret must not leak
-//! anyway: its holder can pose as this cluster before the provider. So the browser may come back to any node.
+//! No node stores anything between two requests. The browser carries the state of a sign-in, and later the session,
+//! sealed ([`crate::seal`]) with a key that is derived from the client's secret. That secret must not leak in any
+//! case: its holder can pose as this cluster before the provider. So the browser may come back to any node.
 
 mod ask;
 mod discovery;
@@ -25,22 +25,23 @@ use subtle::ConstantTimeEq;
 use self::{ask::Asker, discovery::Discovery};
 use crate::{config::Oidc, seal::Seal};
 
-/// Who begins has so long to say who he is, with a second factor to be found; then he begins anew.
+/// How long a person may take to sign in with the provider, time for a second factor included. After that they begin
+/// again.
 pub const SIGN_IN_S: i64 = 10 * 60;
 
-/// Nobody is asked anew for longer than a working day, however long the provider vouches for him.
+/// The longest session: a working day, however long the provider's token is valid.
 const SESSION_S: i64 = 8 * 60 * 60;
 
-/// How far the provider's clock may be from this node's.
+/// The tolerated difference between the provider's clock and this node's.
 const LEEWAY_S: i64 = 60;
 
-/// What the standard allows for a subject; it goes into the audit.
+/// The longest subject that the standard allows; it goes into the audit.
 const SUBJECT_CHARS: usize = 255;
 
-/// Of a name or an address that the provider gives for a person, to tell subjects apart by.
+/// The longest name or address of a person from the provider; it helps people tell subjects apart.
 const KNOWN_AS_CHARS: usize = 100;
 
-/// Why somebody is not signed in, in words for him.
+/// Why a person is not signed in, in words for that person.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("the identity provider cannot be asked: {0}; try again, or sign in with a token")]
@@ -70,20 +71,20 @@ impl Refusal {
     }
 }
 
-/// There can be no client for HTTP.
+/// The HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a client for the identity provider")]
 pub struct Error(#[from] reqwest::Error);
 
-/// Where the browser goes now, and what it brings back.
+/// Where the browser goes next, and the cookie that it brings back.
 #[derive(Debug)]
 pub struct Begun {
     pub url: String,
-    /// Sealed; only for the browser that began.
+    /// The sealed flow, for the browser that began and no other.
     pub flow: String,
 }
 
-/// What the browser brings from the provider.
+/// The provider's answer, as the browser brings it.
 #[derive(Debug)]
 pub struct Returned {
     code: Option<String>,
@@ -93,7 +94,7 @@ pub struct Returned {
 }
 
 impl Returned {
-    /// What the query of its request says.
+    /// Parses the query of the browser's request.
     pub fn of(query: &str) -> Self {
         let said = |wanted: &str| {
             let mut pairs = form_urlencoded::parse(query.as_bytes());
@@ -103,20 +104,20 @@ impl Returned {
     }
 }
 
-/// Somebody who was let in.
+/// A person who was let in.
 #[derive(Debug)]
 pub struct SignedIn {
     pub caller: Caller,
-    /// What the provider calls him beside his subject, for people to read. Empty when it says nothing.
+    /// The provider's name for the person beside the subject, for people to read. Empty when there is none.
     pub known_as: String,
-    /// Sealed: he, until it ends.
+    /// The sealed session.
     pub session: String,
     pub left_s: i64,
-    /// Where he wanted to go.
+    /// The path that the person wanted to open.
     pub next: String,
 }
 
-/// What a sign-in needs when the browser is back.
+/// The state of a sign-in until the browser is back.
 #[derive(Debug, Serialize, Deserialize)]
 struct Flow {
     state: String,
@@ -125,11 +126,12 @@ struct Flow {
     next: String,
 }
 
-/// Who somebody is.
+/// The identity in a session.
 #[derive(Debug, Serialize, Deserialize)]
 struct Session {
     subject: String,
-    /// Places in the grants. They mean the same wherever the seal can be opened, because the key is made from the grants too.
+    /// Indexes into the grants. They mean the same wherever the seal can be opened, because the key is derived from
+    /// the grants too.
     held: Vec<usize>,
 }
 
@@ -157,7 +159,7 @@ impl Provider {
         })
     }
 
-    /// What people know it by: its host.
+    /// The provider's name for people: its host.
     pub fn name(&self) -> &str {
         let rest = self.config.issuer.split_once("://").map_or("", |(_, rest)| rest);
         rest.split('/').next().unwrap_or_default()
@@ -168,7 +170,7 @@ impl Provider {
         self.config.is_secure()
     }
 
-    /// Sends somebody to the provider, who wants to go to `next` afterwards.
+    /// Begins a sign-in: the URL at the provider, and the flow that returns to `next`.
     pub async fn begin(&self, next: &str, now: UnixMicros) -> Result<Begun, Refusal> {
         let found = self.discovery.found(&self.asker, now).await?;
         let flow = Flow { state: fresh(), nonce: fresh(), verifier: fresh(), next: next.to_owned() };
@@ -189,8 +191,9 @@ impl Provider {
         Ok(Begun { url: format!("{endpoint}{mark}{query}"), flow: sealed })
     }
 
-    /// Takes what the browser brings back, with what it was given at the begin. A code is good once, and the provider sees to that.
-    /// A request without a flow that a node sealed, and its state, is refused before it takes a place for an exchange.
+    /// Finishes a sign-in from the provider's answer and the flow of its beginning. The provider ensures that a code
+    /// is good once. A request without a flow that a node sealed, or with another state, is refused before it takes a
+    /// place for an exchange.
     pub async fn finish(
         &self,
         flow: &str,
@@ -218,13 +221,15 @@ impl Provider {
         self.let_in(&claims, flow.next, now)
     }
 
-    /// Who has this session; `None` when it has ended, or was not made by a node with this secret and these grants.
+    /// The holder of a session; `None` when it has ended, or was not sealed by a node with this secret and these
+    /// grants.
     pub fn caller(&self, session: &str, now: UnixMicros) -> Option<Caller> {
         let Session { subject, held } = self.sessions.open(session, seconds(now))?;
         self.caller_of(&subject, &held)
     }
 
-    /// The claims of a token that the provider has signed for this sign-in. Keys change: one that is not known is looked for anew.
+    /// The claims of a token that the provider signed for this sign-in. Keys rotate, so an unknown key starts a new
+    /// discovery.
     async fn verified(
         &self,
         token: &str,
@@ -258,7 +263,7 @@ impl Provider {
             return Err(Refusal::NoRole { who, claim: self.config.grants.claim.clone() });
         };
         let now_s = seconds(now);
-        // It was checked to be there.
+        // `verified` has checked that it is there.
         let vouched_s = claims["exp"].as_f64().map_or(now_s, |exp| exp as i64).saturating_add(LEEWAY_S);
         let ends_s = vouched_s.min(now_s + SESSION_S);
         let session = self.sessions.close(&Session { subject: subject.to_owned(), held }, ends_s);
@@ -272,13 +277,13 @@ impl Provider {
     }
 }
 
-/// Subjects are often numbers. These names are not proof of anything: people may choose them.
+/// A readable name, because subjects are often numbers. It proves nothing: people may choose it.
 fn known_as(claims: &Value) -> String {
     let said = ["email", "preferred_username", "name"].into_iter().find_map(|claim| claims[claim].as_str());
     said.unwrap_or_default().chars().filter(|c| !c.is_control()).take(KNOWN_AS_CHARS).collect()
 }
 
-/// 256 random bits, which nobody guesses, in characters that a URL takes.
+/// 256 random bits, which an attacker cannot guess, in characters that a URL allows.
 fn fresh() -> String {
     URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>())
 }

@@ -1,4 +1,4 @@
-//! How many codes may be exchanged at one time, in all and for one address.
+//! Limits on concurrent exchanges of codes, in all and for one address.
 //!
 //! A stranger can begin a sign-in and come back with an invented code, which costs a request to the provider.
 
@@ -16,17 +16,18 @@ use crate::address::holder;
 /// Exchanges of all addresses at one time: far more than people who sign in, and few for the provider.
 pub(super) const AT_ONCE: usize = 64;
 
-/// Of one address. Everybody behind one proxy shares them; an exchange takes a fraction of a second.
+/// Exchanges of one address at one time. All people behind one proxy share them; an exchange takes a fraction of a
+/// second.
 pub(super) const OF_ADDRESS: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Room {
     all: Arc<Semaphore>,
-    /// Of those that have an exchange or wait for a place. `None`: all whose address is not known.
+    /// The shares of addresses that have an exchange or wait for a place. `None`: all unknown addresses together.
     by_address: Mutex<HashMap<Option<IpAddr>, Arc<Semaphore>>>,
 }
 
-/// Given back when it is dropped.
+/// A place for one exchange; freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     _own: OwnedSemaphorePermit,
@@ -38,8 +39,8 @@ impl Room {
         Self { all: Arc::new(Semaphore::new(AT_ONCE)), by_address: Mutex::default() }
     }
 
-    /// A place for an exchange; `None` when there was none for as long as a person waits. An address waits for one of its own
-    /// places first, so that its queue holds up no other address.
+    /// Takes a place for an exchange; `None` when none was free for as long as a person waits. A caller waits for a
+    /// place of its address first, so that one address's queue holds up no other.
     pub(super) async fn enter(&self, from: Option<IpAddr>) -> Option<Place> {
         let own = self.share(from.map(holder));
         let places = async {
@@ -51,7 +52,7 @@ impl Room {
 
     fn share(&self, of: Option<IpAddr>) -> Arc<Semaphore> {
         let mut by_address = self.by_address.lock();
-        // Each place and each wait holds its share. So there are at most as many as there are requests.
+        // Each place and each wait holds its share, so there are at most as many shares as requests.
         by_address.retain(|_, share| Arc::strong_count(share) > 1);
         Arc::clone(by_address.entry(of).or_insert_with(|| Arc::new(Semaphore::new(OF_ADDRESS))))
     }
@@ -63,9 +64,9 @@ mod tests {
 
     use super::*;
 
-    /// A place that is there without a wait.
+    /// A place that is free without a wait.
     async fn at_once(room: &Room, from: Option<IpAddr>) -> Option<Place> {
-        // A fresh turn, so that the runtime has no reason to make this one wait.
+        // A fresh turn, so that the runtime's cooperative budget does not make this one wait.
         tokio::task::yield_now().await;
         timeout(Duration::ZERO, room.enter(from)).await.ok()?
     }

@@ -1,4 +1,4 @@
-//! Signing in with a provider that is there, told to lie in every way there is.
+//! Signing in with a provider that can lie in every way there is.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn node(issuer: &str) -> Provider {
     Provider::new(config(issuer)).expect("a client")
 }
 
-/// Goes where the provider is, as a browser does, and brings back the query that it sends along.
+/// Follows the URL to the provider, as a browser does, and returns the query that the provider sends back.
 async fn visit(url: &str) -> String {
     let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
     let location = answer.headers().get("location").expect("led back").to_str().expect("text");
@@ -151,7 +151,7 @@ async fn only_who_began_can_finish_and_once() {
     let late = clock::now().plus(Duration::from_secs(SIGN_IN_S.unsigned_abs() + 1));
     assert_eq!(node.finish(&mine.flow, &Returned::of(&query), None, late).await.expect_err("refused"), Refusal::Over);
     assert_eq!(idp.given(), 0, "nobody asked for a token");
-    // Another's code, in an answer that has this browser's state.
+    // Another browser's code, in an answer that has this browser's state.
     let state = |query: &str| Returned::of(query).state.expect("a state");
     let theirs = visit(&other.url).await.replace(&state(&visit(&other.url).await), &state(&query));
     let swapped = node.finish(&mine.flow, &Returned::of(&theirs), None, clock::now()).await.expect_err("refused");
@@ -164,7 +164,7 @@ async fn only_who_began_can_finish_and_once() {
     assert_eq!(refused.expect_err("refused"), Refusal::Over, "nor the other way round");
 }
 
-/// When another look is worth it.
+/// The time at which another discovery is allowed.
 fn later() -> UnixMicros {
     clock::now().plus(discovery::LOOK_AGAIN)
 }

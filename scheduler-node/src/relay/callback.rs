@@ -1,4 +1,4 @@
-//! Calls over HTTP, signed as Standard Webhooks are.
+//! Calls over HTTP, signed according to Standard Webhooks.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ use sha2::Sha256;
 use super::{Ended, guard::Guard};
 use crate::{broker::Task, causes, clock};
 
-/// A target that has not taken the connection by then counts as down.
+/// The longest wait for a connection. A target that has not accepted one by then counts as down.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
-/// Of an answer that is no success, for a person to read.
+/// The most bytes shown of an answer that is no success.
 const SHOWN_BYTES: usize = 1_000;
-/// What the standard asks of a secret.
+/// The length that the standard requires of a secret.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 const SECRET_PREFIX: &str = "whsec_";
 
-/// What calls are signed with.
+/// A secret with which calls are signed.
 #[derive(Debug)]
 pub struct Secret(SecretSlice<u8>);
 
 impl Secret {
-    /// `whsec_` and base64; the error tells what is wrong and not what it is.
+    /// Parses `whsec_` and base64. The error names the fault and never the secret.
     pub fn parse(text: &str) -> Result<Self, String> {
         let coded = text.strip_prefix(SECRET_PREFIX).ok_or_else(|| format!("must begin with {SECRET_PREFIX}"))?;
         let bytes = STANDARD.decode(coded).map_err(|_| format!("must be base64 after {SECRET_PREFIX}"))?;
@@ -51,12 +51,12 @@ impl Secret {
     }
 }
 
-/// Where to call, and as whom.
+/// The target of calls, and the secrets that sign them.
 #[derive(Debug)]
 pub struct Callback {
     http: reqwest::Client,
     to: Url,
-    /// Several while they are changed: the receiver accepts any of them.
+    /// Several while secrets are being changed: the receiver accepts any of them.
     secrets: Vec<Secret>,
 }
 
@@ -67,14 +67,14 @@ impl Callback {
         guard.check_literal(to.host_str().unwrap_or_default()).map_err(|error| error.to_string())?;
         let mut http = reqwest::Client::builder()
             .user_agent(concat!("duetime/", env!("CARGO_PKG_VERSION")))
-            // A target points nobody to an address that was not checked; a proxy would connect on its own.
+            // A redirect would lead to an unchecked address, and a proxy would connect on its own.
             .redirect(redirect::Policy::none())
             .no_proxy()
             .dns_resolver(guard)
             .connect_timeout(CONNECTS_WITHIN.min(timeout))
             .timeout(timeout);
         if to.scheme() == "http" {
-            // A machine without certificates can speak http all the same.
+            // A machine without certificates can use plain HTTP all the same.
             http = http.tls_certs_only([]);
         }
         let http = http.build().map_err(|error| format!("cannot make a client for HTTP: {error}"))?;
@@ -89,7 +89,8 @@ impl Callback {
         }
     }
 
-    /// The id is the task's, the same in each attempt: what was done for it once is not to be done again.
+    /// The headers of a call. The id is the task's and the same in each attempt, so that a receiver can do the
+    /// work only once.
     fn headers(&self, queue: &str, handed: &Task, timestamp_s: i64) -> HeaderMap {
         let id = handed.id.as_deref().unwrap_or_default();
         let signatures: Vec<String> =
@@ -122,7 +123,7 @@ async fn read(mut response: Response) -> Ended {
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let answer = answer::of_status(status, retry_after, clock::now());
     let mut output = Vec::new();
-    // One byte more shows that there was more. Whatever breaks off now, the status was given.
+    // One byte more shows that the answer exceeds the limit. If the body breaks off now, the status still counts.
     while output.len() <= MAX_OUTPUT_BYTES
         && let Ok(Some(chunk)) = response.chunk().await
     {
@@ -140,7 +141,7 @@ async fn read(mut response: Response) -> Ended {
     ended
 }
 
-/// With its causes, without the address: it may hold a secret.
+/// The error with its causes, without the address, which may hold a secret.
 fn explained(error: reqwest::Error) -> String {
     causes::explained(&error.without_url())
 }

@@ -1,4 +1,4 @@
-//! Runs of a command on this machine: no shell, the payload on standard input, what it prints is the result.
+//! Runs of a command on this machine: without a shell, the payload on standard input, the result on standard output.
 
 use std::{
     ffi::OsString,
@@ -21,32 +21,33 @@ use tokio_util::sync::CancellationToken;
 use super::{Ended, identity::Identity};
 use crate::broker::Task;
 
-/// Between the request to end and the end of a command that takes too long.
+/// The time between the signal to terminate and the kill of a command that takes too long.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// What a command left behind may hold its output open; nobody waits longer for that.
+/// The longest wait for an output that is held open by processes which a command left behind.
 const LINGERS: Duration = Duration::from_secs(1);
-/// Of what a failed command said, the last of it.
+/// The most bytes shown of a failed command's error output, from its end.
 const SHOWN_BYTES: usize = 1_000;
 const READ_BYTES: usize = 8 << 10;
-/// Of the relay's environment a command gets these, and those that were asked for: anything else may be a secret.
+/// The variables that a command gets from the relay's environment, besides those that were asked for. Any other
+/// may be a secret.
 const PASSED_ON: [&str; 6] = ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR"];
 
-/// The standard ends of a child: in, out, error.
+/// The standard streams of a child: in, out, error.
 type Ends = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
 
-/// What to run.
+/// The command to run.
 #[derive(Debug)]
 pub struct Command {
     pub program: PathBuf,
     pub args: Vec<OsString>,
-    /// Variables of the relay's environment that it gets besides.
+    /// Further variables of the relay's environment that the command gets.
     pub environment: Vec<String>,
-    /// `None`: as the relay's own user.
+    /// `None`: the relay's own user.
     pub identity: Option<Identity>,
     pub timeout: Duration,
 }
 
-/// A command with all that it started, as long as it has not ended. Dropped, it is killed.
+/// The process group of a command, as long as it has not ended. Dropping it kills the group.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -56,7 +57,7 @@ impl Group {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = self.0 {
-            // It fails only when nobody is left.
+            // The call fails only when no process is left.
             let _ = kill_process_group(pid, signal);
         }
     }
@@ -92,7 +93,7 @@ impl Command {
         };
         let (status, is_all_said) = tokio::join!(wait, talk);
         if is_all_said {
-            // Nobody is left, and its number may soon be someone else's.
+            // No process is left, and the system may soon give the group's number to another.
             group.0 = None;
         }
         ended(status, self.timeout, &output, &said)
@@ -131,7 +132,7 @@ impl Command {
         command.process_group(0).kill_on_drop(true).spawn()
     }
 
-    /// `None`: it took too long and was ended.
+    /// Waits for the command. `None`: it exceeded its time limit and was ended.
     async fn wait(&self, child: &mut Child, group: &Group) -> Option<std::io::Result<ExitStatus>> {
         if let Ok(status) = tokio::time::timeout(self.timeout, child.wait()).await {
             return Some(status);
@@ -145,16 +146,16 @@ impl Command {
     }
 }
 
-/// Hands it the payload and takes what it prints, until it has closed all three ends.
+/// Hands the command the payload and reads its output, until it has closed all three streams.
 async fn talk(ends: Ends, payload: &[u8], output: &mut Vec<u8>, said: &mut Vec<u8>) {
     let (stdin, stdout, stderr) = ends;
     let give = async {
         if let Some(mut stdin) = stdin {
-            // It need not read everything, or anything.
+            // The command need not read everything, or anything.
             let _ = stdin.write_all(payload).await;
         }
     };
-    // One byte more shows that there was more.
+    // One byte more shows that the output exceeds the limit.
     let first = take(stdout, |bytes| {
         let room = (MAX_OUTPUT_BYTES + 1).saturating_sub(output.len());
         output.extend_from_slice(&bytes[..bytes.len().min(room)]);

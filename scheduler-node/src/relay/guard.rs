@@ -1,7 +1,7 @@
-//! Which addresses a callback may go to: public ones, and those that were allowed by hand.
+//! The addresses that a callback may call: public ones, and those that an operator has allowed.
 //!
-//! A name is looked up here and nowhere else, and only what is let through is connected to, so that a name that changes its
-//! address between a check and a connect changes nothing.
+//! The guard is the only resolver of names, and the client connects only to the addresses that it returns. A
+//! name that changes its address between a check and a connect therefore gains nothing.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -11,7 +11,7 @@ use std::{
 use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// Networks that nothing public lies in: RFC 6890 and its registry.
+/// Networks without public hosts: RFC 6890 and its registry.
 const SPECIAL_V4: [(Ipv4Addr, u8); 15] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
@@ -19,7 +19,7 @@ const SPECIAL_V4: [(Ipv4Addr, u8); 15] = [
     (Ipv4Addr::new(127, 0, 0, 0), 8),
     // Link-local; the metadata of every cloud is behind 169.254.169.254.
     (Ipv4Addr::new(169, 254, 0, 0), 16),
-    // Azure's own services for each machine: it lies among public addresses.
+    // Azure's own services for each machine. The address lies among public ones.
     (Ipv4Addr::new(168, 63, 129, 16), 32),
     (Ipv4Addr::new(172, 16, 0, 0), 12),
     (Ipv4Addr::new(192, 0, 0, 0), 24),
@@ -35,7 +35,8 @@ const SPECIAL_V4: [(Ipv4Addr, u8); 15] = [
 
 /// Global unicast: everything else is special.
 const GLOBAL_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
-/// Of the global ones: protocol assignments with Teredo, documentation, and 6to4, which has an IPv4 address inside.
+/// The special networks among the global ones: protocol assignments with Teredo, documentation, and 6to4, which
+/// has an IPv4 address inside.
 const SPECIAL_V6: [(Ipv6Addr, u8); 4] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
@@ -48,7 +49,7 @@ pub(super) struct Guard {
     allowed: Arc<[IpNet]>,
 }
 
-/// Nothing was sent.
+/// A call refused before anything was sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{host} is at {address}, which is not public; allow it with `--allow-network` if it may be called")]
 pub(super) struct Refused {
@@ -62,12 +63,12 @@ impl Guard {
     }
 
     pub(super) fn lets_through(&self, address: IpAddr) -> bool {
-        // An IPv4 address in IPv6's clothes is what it is.
+        // An IPv4 address mapped into IPv6 counts as the IPv4 address.
         let address = address.to_canonical();
         is_public(address) || self.allowed.iter().any(|network| network.contains(&address))
     }
 
-    /// A host that is an address is not looked up.
+    /// Checks a host that is a literal address, because such a host is not looked up.
     pub(super) fn check_literal(&self, host: &str) -> Result<(), Refused> {
         match host.trim_start_matches('[').trim_end_matches(']').parse() {
             Ok(address) if !self.lets_through(address) => Err(Refused { host: host.to_owned(), address }),
@@ -75,7 +76,7 @@ impl Guard {
         }
     }
 
-    /// Those of the addresses that may be connected to.
+    /// The addresses among `found` to which the client may connect.
     fn choose(&self, host: &str, found: &[SocketAddr]) -> Result<Vec<SocketAddr>, Refused> {
         let through: Vec<SocketAddr> = found.iter().copied().filter(|of| self.lets_through(of.ip())).collect();
         match found.first() {

@@ -1,4 +1,4 @@
-//! As whom commands run, and what they can see of the relay.
+//! The user as which commands run, and the protection of the relay from them.
 
 use std::{fs, io};
 
@@ -19,7 +19,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A user by name or number, with the group named, or else the user's own.
+    /// Finds a user by name or number, with the group `group`, or else the user's own.
     pub fn find(user: &str, group: Option<&str>) -> Result<Self, String> {
         let read = |file: &str| fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}"));
         let groups = if group.is_some() { read(GROUPS)? } else { String::new() };
@@ -47,16 +47,16 @@ impl Identity {
     }
 }
 
-/// The fields of the line whose name, or number, this is.
+/// The fields of the line with the name or number `wanted`.
 fn entry<'a>(lines: &'a str, wanted: &str) -> Option<Vec<&'a str>> {
     let mut entries = lines.lines().map(|line| line.split(':').collect::<Vec<_>>());
     entries.find(|fields| fields.first() == Some(&wanted) || fields.get(2) == Some(&wanted))
 }
 
-/// From here on no other process of this user can read this one's memory, environment or files, and no command inherits a file
-/// that was open when this process began.
+/// Closes this process to others of its user. From here on they cannot read its memory, environment or files,
+/// and no command inherits a file that was open when the process began.
 pub fn close_to_others() -> io::Result<()> {
-    // First: afterwards the list of our own files is the system's and not ours to read.
+    // This comes first: afterwards the list of the process's own files belongs to the system and is unreadable here.
     close_fds::set_fds_cloexec_threadsafe(FIRST_OTHER, &[]);
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }

@@ -1,9 +1,9 @@
-//! A consumer that needs no code: it takes a queue's tasks and turns each into an HTTP call ([`callback`]) or a run of a command
-//! ([`command`]), and answers for it by how that ended.
+//! A consumer that needs no code. It takes a queue's tasks, turns each into an HTTP call ([`callback`]) or a
+//! run of a command ([`command`]), and reports how that ended.
 //!
-//! Tasks wait in RabbitMQ, not here: as many are taken as may be worked on, and none while the target is down. How a call ended is
-//! kept until the broker has confirmed the report ([`works`]): work that was done is reported again and not done again. What an end
-//! means is decided in `common::relay`.
+//! Tasks wait in RabbitMQ, not here: the relay takes as many as it may work on, and none while the target is
+//! down. The end of a call is kept until the broker has confirmed the report ([`works`]): the relay repeats the
+//! report of finished work, never the work. `common::relay` decides what an end means.
 
 mod callback;
 mod command;
@@ -39,15 +39,15 @@ pub use self::{
     identity::{Identity, close_to_others},
 };
 
-/// Between two tries to connect: the first, and the longest.
+/// The first and the longest pause between two tries to connect.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Between two tries to have a report confirmed.
+/// The pause between two tries of a report.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
-/// Reports that are out when the last call has ended get this long to be confirmed.
+/// The time that unconfirmed reports get after the end of the last call.
 const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a relay does with tasks.
+/// The way in which a relay handles tasks.
 #[derive(Debug)]
 pub enum Target {
     Callback(Callback),
@@ -59,21 +59,21 @@ pub struct Settings {
     pub amqp: Login,
     pub queue: QueueName,
     pub target: Target,
-    /// Calls at a time; as many tasks are taken from the broker.
+    /// The most calls at a time, and the most tasks taken from the broker.
     pub concurrency: u16,
-    /// Failures in a row after which the target is left alone for a while.
+    /// The failures in a row after which the relay leaves the target alone for a while.
     pub break_after: u32,
-    /// Between two reports that a call is still at it.
+    /// The pause between two reports that a call is still running.
     pub heartbeat: Duration,
-    /// How long a stop waits for the calls that are out.
+    /// The longest time for which a stop waits for running calls.
     pub grace: Duration,
 }
 
-/// How one call ended.
+/// The outcome of one call.
 #[derive(Debug)]
 struct Ended {
     report: ResultBody,
-    /// It says nothing against the target.
+    /// Whether the outcome gives no sign of a fault of the target.
     is_well: bool,
 }
 
@@ -83,14 +83,14 @@ impl Ended {
         Self { report, is_well: answer.is_well }
     }
 
-    /// The target could not even be asked.
+    /// The outcome of a call that could not be made.
     fn not_called(why: String) -> Self {
         let report = ResultBody { status_msg: Some(why), ..ResultBody::new(Answer::NONE.status) };
         Self { report, is_well: Answer::NONE.is_well }
     }
 }
 
-/// Runs until told to stop; connects again whenever the connection or the subscription goes.
+/// Runs until told to stop. Reconnects whenever the connection or the subscription is lost.
 pub async fn run(settings: Settings, stop: CancellationToken) {
     let mut relay = Relay::new(settings);
     let mut wait = FIRST_WAIT;
@@ -112,17 +112,17 @@ pub async fn run(settings: Settings, stop: CancellationToken) {
     }
 }
 
-/// What goes on over all connections.
+/// The state that outlives connections.
 struct Relay {
     settings: Arc<Settings>,
     breaker: Breaker,
     works: Works,
     calls: JoinSet<(Key, Ended, Room)>,
-    /// Tasks taken again after a loss of the connection do not make more calls at a time.
+    /// Limits the calls at a time, also when tasks are taken again after the loss of a connection.
     places: Arc<Semaphore>,
-    /// Reports on their way; each ends when it is confirmed.
+    /// Reports on their way. Each ends when it is confirmed.
     answers: JoinSet<Key>,
-    /// The way for reports over the present connection.
+    /// The handle for reports over the present connection.
     reports: watch::Sender<Option<Reports>>,
 }
 
@@ -139,7 +139,7 @@ impl Relay {
         }
     }
 
-    /// Takes tasks over one connection until it is lost or told to stop.
+    /// Takes tasks over one connection until it is lost or a stop is requested.
     async fn serve(&mut self, stop: &CancellationToken) -> Result<(), String> {
         let mut worker = tokio::select! {
             worker = Worker::open(&self.settings.amqp, self.settings.queue.as_str()) => worker?,
@@ -168,7 +168,7 @@ impl Relay {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
                     self.breaker.ended(begun_as, ended.is_well, now);
-                    // Before the answer makes room for the next task.
+                    // The subscription changes before the answer makes room for the next task.
                     self.subscribe(worker, self.breaker.room(now), &mut prefetch).await?;
                     self.ended(key, ended).await;
                 }
@@ -181,14 +181,14 @@ impl Relay {
         }
     }
 
-    /// Has the broker hand out what there is room for.
+    /// Sets the prefetch to the room that the breaker leaves.
     async fn subscribe(&self, worker: &mut Worker, room: Room, prefetch: &mut u16) -> Result<(), String> {
         let wanted = match room {
             Room::All => self.settings.concurrency,
             Room::Probe => 1,
             Room::NoneUntil(_) => 0,
         };
-        // A lone place is all there is and a probe as well.
+        // With a concurrency of 1, full service and a probe have the same prefetch.
         if wanted == *prefetch {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl Relay {
         }
     }
 
-    /// Notes what ends for as long as there is no connection.
+    /// Collects ended calls and confirmed reports while there is no connection.
     async fn pass(&mut self, time: Duration) {
         let over = tokio::time::sleep(time);
         tokio::pin!(over);
@@ -251,7 +251,7 @@ impl Relay {
         }
     }
 
-    /// Waits for what is out, so long and no longer.
+    /// Waits for running calls and unconfirmed reports, up to the time limit of each.
     async fn finish(&mut self) {
         let grace = self.settings.grace;
         let ended = async {
@@ -274,7 +274,7 @@ impl Relay {
     }
 }
 
-/// Calls the target, and says in a rhythm that it is still at it.
+/// Calls the target, and reports at regular intervals that the call is still running.
 async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> Ended {
     let called = async {
         match &settings.target {
@@ -287,7 +287,7 @@ async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Opti
             tokio::time::sleep(settings.heartbeat).await;
             let current = reports.borrow().clone();
             if let (Some(subject), Some(current)) = (&handed.subject, current) {
-                // One that is lost is made up for by the next.
+                // The next report makes up for a lost one.
                 let _ = current.send(subject, &ResultBody::new(ReportStatus::Running)).await;
             }
         }
@@ -301,7 +301,7 @@ async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Opti
     ended
 }
 
-/// Sends a report, over whichever connection there is, until it is confirmed.
+/// Sends a report over the present connection, again and again until it is confirmed.
 async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::Receiver<Option<Reports>>) -> Key {
     let mut told = false;
     loop {

@@ -1,7 +1,7 @@
-//! What this relay has taken: each attempt is called once, however often its message comes.
+//! The attempts that this relay has taken: each is called once, however often its message comes.
 //!
-//! A message comes again when the connection is lost before its ack is surely taken, although the work was done. So the end of a
-//! call is remembered, also for a while after its report was confirmed.
+//! A message comes again when the connection is lost before its ack has surely arrived, although the work was
+//! done. So the relay remembers the end of a call, also for a while after the confirm of its report.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +9,8 @@ use common::wire::report::ReportStatus;
 
 use crate::broker::{Reply, Subject};
 
-/// Attempts that are over and still known: far more than the broker hands out again after the loss of a connection.
+/// The number of finished attempts that are remembered: far more than the broker delivers again after the loss
+/// of a connection.
 const REMEMBERED: usize = 10_000;
 
 /// A task and its attempt.
@@ -24,9 +25,9 @@ pub(super) enum Known {
 #[derive(Debug)]
 enum Stage {
     Called,
-    /// Its report is on its way.
+    /// The report is on its way.
     Ended,
-    /// The message may be acknowledged (or rejected, where nothing is reported).
+    /// The message may be acknowledged (or rejected, where no report is wanted).
     Settled {
         is_success: bool,
     },
@@ -36,19 +37,19 @@ enum Stage {
 struct Work {
     subject: Option<Subject>,
     stage: Stage,
-    /// Of the newest copy of its message.
+    /// The reply handle of the newest copy of its message.
     reply: Option<Reply>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Works {
     works: HashMap<Key, Work>,
-    /// Those that are settled, the oldest first.
+    /// The keys of settled attempts, the oldest first.
     settled: VecDeque<Key>,
 }
 
 impl Works {
-    /// A message has come. One whose work is done is settled as the copy before it was.
+    /// Takes a message. If its work is done, settles it as the copy before it.
     pub(super) async fn take(&mut self, key: &Key, subject: Option<Subject>, reply: Reply) -> Known {
         let Some(work) = self.works.get_mut(key) else {
             self.works.insert(key.clone(), Work { subject, stage: Stage::Called, reply: Some(reply) });
@@ -59,7 +60,8 @@ impl Works {
         Known::Before
     }
 
-    /// A call has ended. Answers what to report about, if a report is wanted; else the message itself is the answer.
+    /// Notes the end of a call. Returns the attempt to report on; `None` when no report is wanted and the
+    /// message itself carries the answer.
     pub(super) async fn ended(&mut self, key: &Key, status: ReportStatus) -> Option<Subject> {
         let work = self.works.get_mut(key)?;
         if work.subject.is_some() {
@@ -70,7 +72,7 @@ impl Works {
         None
     }
 
-    /// The broker has confirmed the report.
+    /// Notes that the broker has confirmed the report.
     pub(super) async fn reported(&mut self, key: &Key) {
         self.settled(key, true).await;
     }

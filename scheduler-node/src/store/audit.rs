@@ -1,4 +1,4 @@
-//! What was done by hand or by program, kept in the first database only.
+//! The audit log of actions by people and programs, kept in the first database only.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use sqlx::{Row, postgres::PgRow};
 use super::{Database, Error, StoreOp, claim::interval, unexpected};
 use crate::audit::Noted;
 
-/// Deeds looked at for one page: some 30 ms.
+/// The most entries examined for one page: some 30 ms.
 const LOOK: i64 = 20_000;
 
 impl Database {
-    /// Notes what was done on `node`. What is noted already is not noted again.
+    /// Stores actions that were done on `node`. An entry that is stored already is not stored again.
     pub async fn audit_add(&self, notes: &[Noted], node: &str) -> Result<(), Error> {
         let each = |text: fn(&Noted) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
         let some = |text: fn(&Noted) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
@@ -25,7 +25,7 @@ impl Database {
         let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.deed.who_id).collect();
         let statuses: Vec<i32> = notes.iter().map(|note| note.deed.status.into()).collect();
         self.run(StoreOp::AuditAdd, |pool| async move {
-            // As late as can be: how long ago it was counts from when the statement arrives.
+            // This is computed as late as possible: the database counts the age from the arrival of the statement.
             let ago_ms: Vec<i64> =
                 notes.iter().map(|note| i64::try_from(note.at.elapsed().as_millis()).unwrap_or(i64::MAX)).collect();
             sqlx::query(include_str!("queries/audit_add.sql"))
@@ -47,7 +47,7 @@ impl Database {
         .await
     }
 
-    /// One page, newest first. It can be short, even empty, and still have a next one.
+    /// Reads one page, newest first. A page can be short, even empty, and still have a next one.
     pub async fn audit_list(&self, filter: &AuditFilter) -> Result<AuditList, Error> {
         let (limit, edge) = (i64::from(filter.limit()), filter.edge());
         self.run(StoreOp::AuditList, |pool| async move {
@@ -76,7 +76,7 @@ impl Database {
         .await
     }
 
-    /// Deletes at most `most` deeds that were done more than `keep` ago.
+    /// Deletes at most `most` entries that are older than `keep`.
     pub async fn audit_forget(&self, keep: Duration, most: i64) -> Result<i64, Error> {
         self.run(StoreOp::AuditForget, |pool| async move {
             let query = sqlx::query(include_str!("queries/audit_forget.sql")).bind(interval(keep)).bind(most);

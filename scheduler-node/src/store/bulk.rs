@@ -1,8 +1,8 @@
-//! Walks over tasks that a filter finds, queue by queue, and does one thing to many of them.
+//! Walks over the tasks that a filter finds, queue by queue, and applies one action to many of them.
 //!
-//! No step costs more than looking at a bounded number of rows, or writing a bounded batch: each is a statement of its own. What is
-//! written passes over rows that somebody else holds, so that it never waits while it holds others; those are asked for one by
-//! one, by the statements of [`super::change`].
+//! Each step examines a bounded number of rows, or writes a bounded batch, in a statement of its own. A write
+//! passes over rows that another transaction holds, so it never waits while it holds others. The caller then
+//! changes those rows one by one, with the statements of [`super::change`].
 
 use chrono::NaiveDate;
 use common::{
@@ -21,46 +21,46 @@ use sqlx::{PgPool, Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp, change::Keep};
 
-/// Rows looked at in one step: some 20 ms.
+/// The most rows examined in one step: some 20 ms.
 const LOOK: i64 = 20_000;
 
-/// Tasks that are written by one statement: some 10 ms, for so long a claim may have to wait for one of them.
+/// The most tasks that one statement writes: some 10 ms. A claim may have to wait that long for one of them.
 pub const BATCH: usize = 500;
 
-/// Which tasks are walked over, and in which order.
+/// The tasks of a walk, and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walk {
-    /// Those that are not finished, by their due times. With a moment: leave out what a move to there, or to now if that
-    /// is later, has done already.
+    /// The unfinished tasks, by due time. With a moment, the walk leaves out tasks that a move to it, or to now if
+    /// that is later, has already moved.
     Live {
         moved_to: Option<UnixMicros>,
     },
-    /// The same from the last to the first.
+    /// The unfinished tasks, by due time from the last to the first.
     LiveBack,
-    /// Those that finished without success.
+    /// The finished tasks that did not succeed.
     Failed,
     Finished,
 }
 
-/// A task that was found.
+/// A task that a walk found.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub seen: Seen,
-    /// Of a finished task: where it is in the archive.
+    /// The archive partition of a finished task.
     pub drop_on: Option<NaiveDate>,
-    /// About how much there is to read of it.
+    /// The approximate size of the task when it is read.
     pub bytes: u64,
 }
 
-/// Part of a walk.
+/// One step of a walk.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     pub found: Vec<Found>,
-    /// Where it goes on; `None`: it has come to its end.
+    /// The place at which the walk goes on. `None`: it is complete.
     pub next: Option<Place>,
 }
 
-/// A task that something was done to.
+/// A task to which the action was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
     Cancelled {
@@ -68,7 +68,7 @@ pub enum Done {
         queue: QueueName,
         attempt: Attempt,
     },
-    /// It wakes then.
+    /// The task now wakes at `wake_at`.
     Woken {
         id: TaskId,
         wake_at: UnixMicros,
@@ -84,9 +84,9 @@ impl Done {
 }
 
 impl Walk {
-    /// A walk that meets each task once, though `act` changes by what it is ordered.
+    /// The walk that meets each task once, even if `act` changes the due times that order it.
     pub const fn of(act: Act) -> Self {
-        /// A row that is due is there already.
+        /// A task that is due counts as moved already.
         const NOW: Option<UnixMicros> = Some(UnixMicros::FIRST);
         match act {
             Act::Cancel => Self::Live { moved_to: None },
@@ -115,11 +115,11 @@ impl Walk {
         }
     }
 
-    /// Where a queue's tasks begin, and the due time at which they end.
+    /// The edge at which a queue's tasks begin, and the due time at which they end.
     fn span(self, filter: &TaskFilter) -> (Edge, UnixMicros) {
         let nobody = TaskId::from_uuid(uuid::Uuid::nil());
         let first = filter.due_after.unwrap_or(UnixMicros::FIRST);
-        // One microsecond more: the last moment is a due time too.
+        // The end is exclusive, so it is one microsecond later: the last moment is a due time too.
         let last = filter.due_before.unwrap_or(UnixMicros::new(UnixMicros::LAST.micros() + 1));
         let (from, to) = if self == Self::LiveBack { (last, first) } else { (first, last) };
         (Edge { due_at: from, id: nobody }, to)
@@ -127,7 +127,8 @@ impl Walk {
 }
 
 impl Database {
-    /// The next part of a walk from `place` on, or from its start; at most `most` tasks, maybe none though there are more.
+    /// Finds the next tasks of a walk from `place` on, or from its start. It returns at most `most` tasks, and may
+    /// return none although there are more.
     pub async fn bulk_look(
         &self,
         walk: Walk,
@@ -161,7 +162,7 @@ impl Database {
         .await
     }
 
-    /// Does it to those of `tasks` that are still fit for it and that nobody else holds at the moment; returns those.
+    /// Applies the action to those of `tasks` that still fit it and that no other transaction holds. Returns those.
     pub async fn bulk_act(&self, act: Act, tasks: &[Found], keep: &Keep) -> Result<Vec<Done>, Error> {
         let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
         match act {
@@ -218,14 +219,15 @@ impl Database {
             })
             .await;
         match revived {
-            // Somebody submitted a task with one of the keys at this very moment: one by one, the others are not held up.
+            // A concurrent submission took one of the keys. The caller goes on one by one, so
+            // that the others are not held up.
             Err(error) if error.is_key_taken() => Ok(Vec::new()),
             revived => revived,
         }
     }
 }
 
-/// The tasks found, and where the looking ended; `None`: with the queue.
+/// The tasks found, and the edge at which the look ended. `None`: it reached the end of the queue.
 async fn look(
     pool: &PgPool,
     walk: Walk,
@@ -275,7 +277,7 @@ fn read(row: &PgRow) -> Result<Found, sqlx::Error> {
     Ok(Found { seen, drop_on: row.try_get("drop_on")?, bytes })
 }
 
-/// Where finished tasks are: their days and their ids, pairwise.
+/// The places of finished tasks in the archive: their days and their ids, pairwise.
 pub(super) fn archived(tasks: &[Found]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
     tasks.iter().filter_map(|found| Some((found.drop_on?, found.seen.id.uuid()))).unzip()
 }

@@ -1,8 +1,9 @@
-//! Changes tasks by hand: a change, a cancel, a run, a revival. Each is one compare-and-set on the row's state.
+//! Changes single tasks at a client's request: change, cancel, stop, run, revive. Each is one
+//! compare-and-set on the row's state.
 //!
-//! Done means that the guard held and the row is written. When it did not hold, the row is read to say why; a row that would
-//! be fit again by then (a failed attempt has just been scheduled anew) is tried once more instead of being refused for
-//! a state that it no longer has.
+//! `Done` means that the guard held and the row is written. When the guard does not hold, a second statement reads
+//! the row to say why. By then the row may fit again, because a failed attempt has just been scheduled anew. In
+//! that case the compare-and-set is tried once more, rather than refused for a state that the task no longer has.
 
 use std::sync::Arc;
 
@@ -17,14 +18,15 @@ use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{Database, Error, StoreOp, rows::TaskRecord};
 
-/// A row that flees this often from the guard, only to be fit again when it is looked at, is refused for once.
+/// The most tries on one row. A row that misses the guard this often, and yet fits
+/// each time it is read, is refused.
 const TRIES: usize = 5;
 
-/// What became of a compare-and-set.
+/// The outcome of a compare-and-set.
 #[derive(Clone, Debug)]
 pub enum Guarded<T> {
     Done(T),
-    /// The guard did not hold; this is how the task stands.
+    /// The guard did not hold. The record shows the current state of the task.
     Refused(Box<TaskRecord>),
     Missing,
 }
@@ -33,11 +35,11 @@ pub enum Guarded<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cancelled {
     pub queue: QueueName,
-    /// 0: it was never claimed, nothing of it is delivered.
+    /// The attempts claimed so far. 0: the task was never claimed, and no message of it is delivered.
     pub attempt: Attempt,
 }
 
-/// How long tasks that end without being dead are kept: the default, and the queues that say otherwise.
+/// How long finished tasks other than dead ones are kept: the default, and the queues that differ from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
     pub default_ms: i64,
@@ -45,7 +47,8 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// As the policies of `book` say it for a success, which is how everything but a dead task is kept.
+    /// The times that the policies of `book` set for a success. They apply to every
+    /// finished task except a dead one.
     pub fn of(book: &QueueBook) -> Self {
         let default_ms = common::queue::QueuePolicy::default().keep_succeeded_ms;
         Self { default_ms, others: Arc::clone(book.kept_otherwise()) }
@@ -53,8 +56,8 @@ impl Keep {
 }
 
 impl Database {
-    /// Changes a task that nobody has claimed. A due time that has passed means now.
-    /// Refused in a state that may be changed: it would expire before it is due.
+    /// Changes an unclaimed task. A due time in the past means now. Refuses a task whose state allows the
+    /// change if it would then expire before it is due.
     pub async fn task_change(&self, id: TaskId, change: &ValidChange) -> Result<Guarded<TaskRecord>, Error> {
         let fits = |record: &TaskRecord| record.state.may_be_changed() && !would_lapse(record, change);
         self.guarded(id, fits, || self.task_change_once(id, change)).await
@@ -66,19 +69,20 @@ impl Database {
         self.guarded(id, |record| record.state.is_in_flight(), once).await
     }
 
-    /// Makes a task due now that nobody has claimed.
+    /// Makes an unclaimed task due now.
     pub async fn task_run(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
         let once = || self.returning(StoreOp::TaskRun, include_str!("queries/task_run.sql"), id);
         self.guarded(id, |record| record.state.may_be_changed(), once).await
     }
 
-    /// Gives a dead task new attempts, the first of them now. Its attempts go on counting from where they were.
+    /// Gives a dead task a new budget of attempts, the first of them due now. The attempt number goes
+    /// on counting from its last value.
     pub async fn task_revive(&self, id: TaskId) -> Result<Guarded<TaskRecord>, Error> {
         let once = || self.returning(StoreOp::TaskRevive, include_str!("queries/task_revive.sql"), id);
         self.guarded(id, |record| record.state == TaskState::Dead, once).await
     }
 
-    /// Cancels a task that nobody has claimed. What that promises depends on its attempt: see
+    /// Cancels an unclaimed task. The promise that the cancel gives depends on the task's attempt: see
     /// [`common::task::state::cancel_outcome`].
     pub async fn task_cancel(&self, id: TaskId, keep: &Keep) -> Result<Guarded<Cancelled>, Error> {
         self.guarded(id, |record| record.state.may_be_cancelled(), || self.task_cancel_once(id, keep)).await
@@ -127,8 +131,8 @@ impl Database {
         .await
     }
 
-    /// Tries `once`; when its guard did not hold, says how the task stands. The look is a statement of its own, because one
-    /// that has waited for a claim still sees the row as it was before.
+    /// Tries `once`. When its guard does not hold, reads the task's current state. The read is a statement of its
+    /// own, because a statement that waited for a claim still sees the row as it was before.
     async fn guarded<T, F>(
         &self,
         id: TaskId,

@@ -1,4 +1,5 @@
-//! The gate to the broker: claim, and look again at what has no known outcome. What waited for room is claimed in [`super::lane`].
+//! The gate to the broker: claims tasks, and rescues those whose publish has no known outcome. [`super::lane`]
+//! claims tasks that waited for room.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,29 +19,30 @@ use sqlx::{
 
 use super::{Database, Error, StoreOp, preload::Key};
 
-/// A claimed row is looked at again after this long, if nobody has written what became of it. Longer than the broker's
-/// confirm deadline, so that an owner who still waits is never overtaken by its own rescue.
+/// The time after which a claimed row without a recorded outcome is examined again. It is longer than the broker's
+/// confirm deadline, so an owner that still waits is never overtaken by its own rescue.
 pub const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(45);
 
-/// What a claim answered.
+/// The answer to a claim.
 #[derive(Debug)]
 pub struct Claimed {
-    /// To be published at their due times.
+    /// Messages to publish at their due times.
     pub deliveries: Vec<Delivery>,
-    /// Now `ready`: their lanes are closed.
+    /// Tasks that are `ready` now, because their lanes are closed.
     pub held_back: Vec<(TaskId, QueueName)>,
-    /// Not taken, and still to be woken, as the rows say: another transaction holds them, they were moved, or their queue has turned.
+    /// Tasks that were not taken and still wake at the times of their rows. Another transaction holds them, they
+    /// were moved, or their queue's policy has changed.
     pub passed: Vec<Key>,
-    /// Fewer fences were held than presented: somebody else owns at least one of the shards.
+    /// Whether fewer fences were held than presented: another node owns at least one of the shards.
     pub refused: bool,
-    /// A queue has a newer policy than the revision that was presented.
+    /// Whether a queue has a newer policy than the presented revision.
     pub turned: bool,
 }
 
 impl Database {
-    /// Claims what of `ids` is due by now plus `ahead`; what is of a `closed` queue becomes `ready` instead. `fences`: exactly the
-    /// shards of `ids`, with the epochs held. `known`: the revision of the queues from which `closed` was found; no task of a queue
-    /// that has turned since is touched.
+    /// Claims those of `ids` that are due by now plus `ahead`. Those of a `closed` queue become `ready` instead.
+    /// `fences` holds exactly the shards of `ids`, with the epochs held. `known` is the revision of the queues from
+    /// which the caller found `closed`. The claim touches no task of a queue whose policy has changed since.
     pub async fn task_claim(
         &self,
         ids: &[TaskId],
@@ -65,7 +67,7 @@ impl Database {
         .await
     }
 
-    /// Takes up again, in place, what of `ids` still has no known outcome.
+    /// Takes those of `ids` that still have no known outcome, to publish them again in place.
     pub async fn task_rescue(&self, ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> Result<Claimed, Error> {
         let (ids, shards, epochs) = presented(ids, fences);
         self.claimed(StoreOp::TaskRescue, fences.len(), || {
@@ -78,7 +80,8 @@ impl Database {
         .await
     }
 
-    /// What the owner before left claimed in newly acquired shards, at most `most_per_shard` of each.
+    /// Lists the tasks that the previous owner left claimed in newly acquired shards, at
+    /// most `most_per_shard` of each.
     pub async fn task_takeover(
         &self,
         fences: &BTreeMap<ShardId, Epoch>,
@@ -107,7 +110,7 @@ impl Database {
         self.claimed_with(op, fences, bind, |_| Ok(())).await.map(|(claimed, ())| claimed)
     }
 
-    /// The same of a statement whose first row says something more.
+    /// Runs a statement that claims. `more` reads additional columns of its first row.
     pub(super) async fn claimed_with<'q, T>(
         &self,
         op: StoreOp,
@@ -133,7 +136,7 @@ pub(super) fn pairs(fences: &BTreeMap<ShardId, Epoch>) -> (Vec<i32>, Vec<i64>) {
     fences.iter().map(|(shard, epoch)| (i32::from(shard.number()), epoch.number())).unzip()
 }
 
-/// Each id with its shard and the epoch held of that. An id whose shard is not held is not asked for.
+/// Pairs each id with its shard and the epoch held for it. An id whose shard is not held is left out.
 fn presented(ids: &[TaskId], fences: &BTreeMap<ShardId, Epoch>) -> (Vec<uuid::Uuid>, Vec<i32>, Vec<i64>) {
     let mut presented = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
     for id in ids {

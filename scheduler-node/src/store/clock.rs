@@ -1,4 +1,4 @@
-//! What time it is in a database, told from this node without asking each time.
+//! The current time of a database, estimated on this node without a query each time.
 
 use std::{
     collections::VecDeque,
@@ -8,26 +8,26 @@ use std::{
 use common::time::UnixMicros;
 use parking_lot::Mutex;
 
-/// Older readings are forgotten: crystals drift apart by some 50 microseconds a second at the worst, so half a
-/// millisecond within this time.
+/// The age at which a reading is dropped. Crystals drift apart by some 50 microseconds a second at the worst, so by
+/// half a millisecond within this time.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// More than this many readings within [`KEPT`] tell nothing new.
+/// The most readings kept. More of them within [`KEPT`] add no information.
 const READINGS: usize = 64;
 
-/// The database's clock as seen from here: a lower bound that is never ahead of the real one.
+/// The database's clock as seen from this node: a lower bound that is never ahead of the real one.
 ///
-/// A statement returns the server's `clock_timestamp()`; when its answer arrives, the server's clock shows at least that
-/// much. So `reading + time since the answer arrived` never runs ahead, and the largest such bound of the last
+/// A statement returns the server's `clock_timestamp()`. When the answer arrives, the server's clock shows at least
+/// that much. So `reading + time since the answer arrived` never runs ahead, and the largest such bound of the last
 /// readings is the closest. This is the one-way half of Cristian's algorithm (1989). A task published when this
 /// bound has reached its due time is never early on the database's clock. The node's own wall clock plays no part:
-/// time that passes is measured on the monotonic clock.
+/// the monotonic clock measures the time that passes.
 #[derive(Debug, Default)]
 pub struct DatabaseClock {
     readings: Mutex<VecDeque<Reading>>,
 }
 
-/// What the server's clock showed at the latest when its answer arrived.
+/// One reading: at `arrived`, the server's clock showed at least `server`.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
     pub server: UnixMicros,
@@ -54,7 +54,7 @@ impl DatabaseClock {
         readings.push_back(Reading { server, arrived });
     }
 
-    /// The database's time at `moment`, never ahead of its clock. `None` before the first reading.
+    /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
     pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
         let readings = self.readings.lock();
         readings.iter().map(|reading| reading.at(moment)).max()

@@ -1,4 +1,4 @@
-//! How a pool of connections to one database is made.
+//! Opens the pools of connections to one database.
 
 use std::{str::FromStr, time::Duration};
 
@@ -11,13 +11,13 @@ use sqlx::{
 use super::PoolKind;
 use crate::address::is_loopback;
 
-/// A caller that waits longer for a free connection is told that the database is not available.
+/// The longest wait for a free connection. After it, the caller gets the error that the database is not available.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Connections are renewed this often, so that one whose peer died silently does not keep its place for long.
+/// The longest life of a connection, so that one whose peer died silently does not keep its place for long.
 const MAX_LIFETIME: Duration = Duration::from_secs(600);
 
-/// Bounds on the server's side, so that no client-side timeout has to abandon a statement half way.
+/// Limits that the server enforces, so that no client-side timeout has to abandon a statement half way.
 const SERVER_BOUNDS: [(&str, &str); 6] = [
     ("statement_timeout", "5s"),
     ("lock_timeout", "2s"),
@@ -27,9 +27,10 @@ const SERVER_BOUNDS: [(&str, &str); 6] = [
     ("tcp_keepalives_interval", "5"),
 ];
 
-/// Every statement is driven from a list of ids or shards into an index. While a table is young its statistics say that it
-/// is empty, and a plan made then (a scan of the whole table, hashed) is kept by the connection after it has grown: claims of 500 tasks
-/// took 120 ms instead of 15. So nodes allow only the plans the statements were written for, and plan each once.
+/// Planner settings of a node's connections. Every statement is driven from a list of ids or shards into an index.
+/// While a table is young, its statistics say that it is empty. A connection keeps a plan made then (a scan of the
+/// whole table, hashed) after the table has grown: claims of 500 tasks took 120 ms instead of 15. So nodes allow
+/// only the plans for which the statements were written, and plan each statement once.
 pub(super) const PLANS: [(&str, &str); 5] = [
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
@@ -41,19 +42,19 @@ pub(super) const PLANS: [(&str, &str); 5] = [
 #[derive(Clone, Debug)]
 pub struct Options {
     pub url: SecretString,
-    /// In all pools together.
+    /// The limit of all pools together.
     pub max_connections: u32,
-    /// Shown by the server beside each session: the node and its incarnation.
+    /// The node and its incarnation. The server shows this name beside each session.
     pub application_name: String,
 }
 
 impl Options {
-    /// What is wrong with the url, if anything.
+    /// Returns an error if the URL cannot be used.
     pub fn check(&self) -> Result<(), sqlx::Error> {
         parse(self.url.expose_secret()).map(|_| ())
     }
 
-    /// Whether tasks, and the login, may cross a network that others can read.
+    /// Whether tasks and the login may cross a network that others can read.
     pub fn is_clear(&self) -> bool {
         parse(self.url.expose_secret()).is_ok_and(|options| {
             let sealed =
@@ -70,13 +71,13 @@ impl Options {
         self.parsed().application_name(&self.application_name).options(SERVER_BOUNDS).options(PLANS)
     }
 
-    /// One connection, with all the time a migration needs.
+    /// A pool of one connection, with enough time for a migration.
     pub(super) fn migration_pool(&self) -> PgPool {
         let connection = self.parsed().application_name("duetime migrate").options([("lock_timeout", "10s")]);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }
 
-    /// One plain connection, closed again: a pool would only say that time ran out, not why.
+    /// Opens one plain connection and closes it again. A pool would only say that time ran out, not why.
     pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
         let options = self.connection();
         let connection = tokio::time::timeout(ACQUIRE_DEADLINE, options.connect())
@@ -90,14 +91,16 @@ impl Options {
             .max_connections(kind.share(self.max_connections))
             .acquire_timeout(ACQUIRE_DEADLINE)
             .max_lifetime(MAX_LIFETIME)
-            // A round trip before each statement would show in the lateness; a dead connection shows at its next use.
+            // A round trip before each statement would add to the lateness. A dead connection
+            // is noticed at its next use.
             .test_before_acquire(false)
             .connect_lazy_with(self.connection())
     }
 }
 
-/// Beyond this machine a connection is encrypted unless the URL, or `PGSSLMODE`, says otherwise. A root certificate is there to
-/// verify the server: by itself it stands for `verify-full`, and beside `require` for `verify-ca`, as in libpq.
+/// Parses the URL. A connection that leaves this machine is encrypted unless the URL, or `PGSSLMODE`, says
+/// otherwise. A root certificate is there to verify the server: by itself it stands for `verify-full`, and beside
+/// `require` for `verify-ca`, as in libpq.
 fn parse(url: &str) -> Result<PgConnectOptions, sqlx::Error> {
     let options = PgConnectOptions::from_str(url)?;
     let has_root =
@@ -123,13 +126,13 @@ fn names(url: &str, parameters: &[&str]) -> bool {
     form_urlencoded::parse(query.as_bytes()).any(|(name, _)| parameters.contains(&name.as_ref()))
 }
 
-/// Over a Unix socket or the loopback interface.
+/// Whether the connection uses a Unix socket or the loopback interface.
 fn stays_here(options: &PgConnectOptions) -> bool {
     let host = options.get_host();
     options.get_socket().is_some() || host.starts_with('/') || is_loopback(host)
 }
 
-/// The server answered that it has no TLS.
+/// Whether the server answered that it has no TLS.
 pub(super) fn offers_no_tls(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Tls(reason) if reason.to_string().contains("does not support TLS"))
 }

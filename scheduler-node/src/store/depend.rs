@@ -1,4 +1,4 @@
-//! Tasks that wait for others: lets them go when those have succeeded, and says what they wait for.
+//! Tasks that depend on others: releases them when those have succeeded, and lists their dependencies.
 
 use common::{
     ids::{QueueName, TaskId},
@@ -10,23 +10,23 @@ use sqlx::Row;
 
 use super::{Database, Error, StoreOp};
 
-/// The name of a task that succeeded just now, in its partition: others may wait for it.
+/// The name and partition of a task that has just succeeded. Other tasks may wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Succeeded {
-    /// As in [`common::task::Dependency::name`].
+    /// The name, in the form of [`common::task::Dependency::name`].
     pub name: String,
     pub partition_key: Option<String>,
 }
 
-/// What a look at waiting tasks came to.
+/// The result of a check of waiting tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     pub released: Vec<Released>,
-    /// Another transaction holds these: they are to be looked at again.
+    /// Tasks that another transaction holds. They need another check.
     pub held: Vec<TaskId>,
 }
 
-/// A task that waits no longer.
+/// A task that no longer waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Released {
     pub id: TaskId,
@@ -35,7 +35,8 @@ pub struct Released {
 }
 
 impl Database {
-    /// Looks at the waiting tasks `ids`, and at those that wait for one of `succeeded`.
+    /// Checks the waiting tasks `ids`, and those that wait for one of `succeeded`. Releases each task whose
+    /// dependencies have all succeeded.
     pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Looked, Error> {
         let ids = super::uuids(ids);
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
@@ -62,7 +63,7 @@ impl Database {
         .await
     }
 
-    /// What the task waits for, in the order it was asked for. Empty: it does not wait.
+    /// Lists the task's dependencies in the order of its request. Empty: the task does not wait.
     pub async fn task_dependencies(&self, id: TaskId) -> Result<Vec<DependencyView>, Error> {
         self.run(StoreOp::TaskDependencies, |pool| async move {
             let rows =

@@ -1,4 +1,4 @@
-//! What can go wrong with a statement, and what that says about its effect.
+//! The errors of statements, and what each says about the statement's effect.
 
 use common::ids::DatabaseName;
 
@@ -14,35 +14,37 @@ pub struct Error {
     pub source: Option<sqlx::Error>,
 }
 
-/// What the failed statement has done, as far as anyone knows.
+/// The effect of a failed statement, as far as this node can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Effect {
-    /// The database said no, or was never asked: nothing has changed.
+    /// The database refused the statement or never received it. Nothing has changed.
     #[error("it was not done")]
     None,
-    /// It may have been done. Whatever it concerned is looked at again; nobody guesses.
+    /// The statement may have been done. The node does not guess: it looks again at every row concerned.
     #[error("nobody knows whether it was done")]
     Unknown,
 }
 
-/// What kind of failure it is: what a loop that tries again, and an answer to a client, have to know.
+/// The kind of a failure. A loop uses it to decide whether to try again, and a client's answer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The database is away, full, starting, stopping or read-only. The same statement may pass later.
     Outage,
     /// Another transaction was in the way, or the statement ran out of its time. The same statement may pass now.
     Contention,
-    /// The database refuses a value that the statement carries (SQLSTATE classes 21, 22, 23, 44, 54). It will refuse it for ever;
-    /// the other rows of the same batch are innocent.
+    /// The database refuses a value that the statement carries (SQLSTATE classes 21, 22, 23, 44, 54), and always
+    /// will. The other rows of the same batch are not at fault.
     Data,
-    /// Code and schema disagree, or an answer could not be read. Trying again does not help; somebody has to mend it.
+    /// Code and schema disagree, or an answer could not be read. Trying again does not
+    /// help; a person has to fix it.
     Bug,
 }
 
 impl Fault {
     fn of(error: &sqlx::Error) -> Self {
         match error {
-            // The archive has no partition for that day yet: no constraint has a name. The archiver makes it.
+            // The archive has no partition for that day yet, so the error names no constraint.
+            // The archiver makes the partition.
             sqlx::Error::Database(answer)
                 if answer.code().as_deref() == Some("23514") && answer.constraint().is_none() =>
             {
@@ -61,16 +63,16 @@ impl Fault {
         }
     }
 
-    /// PostgreSQL, appendix A.
+    /// Classifies an SQLSTATE by the classes of PostgreSQL's manual, appendix A.
     fn of_sqlstate(code: &str) -> Self {
         match code {
-            // Cancelled by statement_timeout; a lock that was not to be had; a plan made before a migration.
+            // The statement hit statement_timeout, could not get a lock, or had a plan from before a migration.
             "57014" | "55P03" | "55006" | "0A000" => Self::Contention,
-            // A server that became a standby.
+            // The server has become a standby.
             "25006" => Self::Outage,
             _ => match code.get(..2).unwrap_or_default() {
                 "40" => Self::Contention,
-                // Connection, credentials, no such database, resources, an operator, the system.
+                // Connection, credentials, missing database, resources, an operator's intervention, the system.
                 "08" | "28" | "3D" | "53" | "57" | "58" => Self::Outage,
                 "21" | "22" | "23" | "44" | "54" | "P0" => Self::Data,
                 _ => Self::Bug,
@@ -82,8 +84,8 @@ impl Fault {
 impl Effect {
     pub(super) fn of(error: &sqlx::Error) -> Self {
         match error {
-            // The server answered with an error: the statement was rolled back. 08xxx and 57P0x end the session, and then
-            // the answer of a commit may be what was lost.
+            // The server answered with an error, so the statement was rolled back. Errors 08xxx and 57P0x end the
+            // session, and then the lost answer may be that of a commit.
             sqlx::Error::Database(answer) => match answer.code().as_deref() {
                 Some(code) if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
                 _ => Self::None,
@@ -99,7 +101,7 @@ impl Effect {
 }
 
 impl Error {
-    /// The SQLSTATE the server answered with, if it answered.
+    /// The SQLSTATE of the server's answer, if it answered.
     pub fn sqlstate(&self) -> Option<String> {
         match self.source.as_ref()? {
             sqlx::Error::Database(answer) => answer.code().map(|code| code.to_string()),
@@ -107,18 +109,18 @@ impl Error {
         }
     }
 
-    /// Another task that is not finished has this key and version.
+    /// Whether another unfinished task has this key and version.
     pub fn is_key_taken(&self) -> bool {
         let Some(sqlx::Error::Database(answer)) = &self.source else { return false };
         answer.is_unique_violation() && answer.constraint() == Some("task_key_version")
     }
 
-    /// No answer within the deadline is an outage.
+    /// The kind of the failure. No answer within the deadline is an outage.
     pub fn fault(&self) -> Fault {
         self.source.as_ref().map_or(Fault::Outage, Fault::of)
     }
 
-    /// What the database said, in its own words.
+    /// The reason in the database's own words.
     pub fn reason(&self) -> String {
         match &self.source {
             Some(sqlx::Error::Database(answer)) => answer.message().to_owned(),
@@ -127,7 +129,8 @@ impl Error {
         }
     }
 
-    /// Two statements met in opposite order, or one waited too long for a lock: the same statement may well pass now.
+    /// Whether two statements took locks in opposite order, or one waited too long for a lock. The
+    /// same statement may well pass now.
     pub fn is_contention(&self) -> bool {
         self.fault() == Fault::Contention
     }
@@ -135,7 +138,7 @@ impl Error {
 
 #[cfg(test)]
 impl Error {
-    /// As of an answer with a NULL where none can be.
+    /// The error for an answer with a NULL in a column that cannot have one.
     pub(crate) fn unreadable(database: DatabaseName, op: StoreOp) -> Self {
         let source = sqlx::Error::ColumnDecode { index: "hit".into(), source: "unexpected null".into() };
         Self { database, op, effect: Effect::of(&source), source: Some(source) }

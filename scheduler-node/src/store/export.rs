@@ -1,4 +1,4 @@
-//! Reads tasks whole, with everything that a submission can say.
+//! Reads tasks whole, with every field that a submission can set.
 
 use common::task::{Dependency, Envelope, retry::RetryPolicy};
 use sqlx::{Row, postgres::PgRow, types::Json};
@@ -9,19 +9,19 @@ use super::{
     rows::TaskRecord,
 };
 
-/// A task and what only a submission says.
+/// A task, with the fields that only its submission sets.
 #[derive(Clone, Debug)]
 pub struct WholeTask {
     pub record: TaskRecord,
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
     pub envelope: Option<Box<Envelope>>,
-    /// What it still waits for.
+    /// The dependencies for which the task still waits.
     pub depends_on: Vec<Dependency>,
 }
 
 impl Database {
-    /// Those of `tasks` that are still where `walk` found them, in its order.
+    /// Reads those of `tasks` that are still where `walk` found them, in the order of the walk.
     pub async fn export_read(&self, walk: Walk, tasks: &[Found]) -> Result<Vec<WholeTask>, Error> {
         self.run(StoreOp::ExportRead, |pool| async move {
             let rows = match walk {

@@ -1,4 +1,4 @@
-//! The fence: who owns a shard, in fact.
+//! The fence: a row for each shard that decides which node owns it.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
 
-/// The ways to take fences, in the order in which they are tried.
+/// The statements that take fences, in the order in which they are tried.
 const FREE: &str = include_str!("queries/shard_acquire_free.sql");
 const IN_TURN: &str = include_str!("queries/shard_acquire_in_turn.sql");
 const WAITING: &str = include_str!("queries/shard_acquire.sql");
 
-/// A fence row as people are shown it.
+/// A fence row, for display.
 #[derive(Clone, Debug)]
 pub struct ShardRow {
     pub id: ShardId,
@@ -26,9 +26,10 @@ pub struct ShardRow {
 }
 
 impl Database {
-    /// Takes the fences of `shards` for `node`. When this returns, no claim under an older epoch can commit any more. First those that no
-    /// claim holds; then the others, in turn with the claims; and when a claim hangs, the others that it does not hold. What could not be
-    /// had is left out; an error when nothing could.
+    /// Takes the fences of `shards` for `node`. Once this returns, no claim under an older epoch of a taken shard
+    /// can commit any more. It first takes the fences that no claim holds, then waits for the others in turn with
+    /// the claims. When a claim hangs, it takes the others that this claim does not hold. Fences that it could not
+    /// take are left out of the answer. It is an error only if it could take none.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
         let mut taken = Vec::with_capacity(shards.len());
         for statement in [FREE, IN_TURN, WAITING] {
@@ -67,7 +68,7 @@ impl Database {
         .await
     }
 
-    /// Which of the presented epochs are still in force.
+    /// Lists the shards whose presented epochs are still in force.
     pub async fn shard_held(&self, fences: &BTreeMap<ShardId, Epoch>) -> Result<Vec<ShardId>, Error> {
         let (shards, epochs): (Vec<i32>, Vec<i64>) =
             fences.iter().map(|(shard, epoch)| (i32::from(shard.number()), epoch.number())).unzip();

@@ -1,4 +1,4 @@
-//! Takes in what applications submitted in SQL: reads an inbox, and moves its rows to where they become tasks.
+//! Collects submissions made in SQL: reads an inbox, and moves its rows to the databases where they become tasks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,50 +21,51 @@ use super::{
     submit::Columns,
 };
 
-/// Old rows deleted by one statement.
+/// The most old rows that one statement deletes.
 const FORGOTTEN_PER_PASS: i64 = 1_000;
 
-/// The longest request that is read, in bytes of its text: more than the largest payload in base64, all its headers and all it may wait for.
-/// `duetime.submit` takes none that is longer.
+/// The longest request that is read, in bytes of its text. This is more than the largest payload in base64, all its
+/// headers and all its dependencies. `duetime.submit` refuses a longer one.
 pub const LONGEST_REQUEST: i64 = 4 << 20;
 
-/// What the rows of one read take up in the table, at the most; the first is read in any case. The table is compressed, up to 100 times.
+/// The most bytes that the rows of one read occupy in the table. The first row is read in any case. The table
+/// is compressed, up to 100 times.
 const STORED_PER_READ: i64 = 1 << 20;
 
-/// Rows of an inbox counted: whoever has more is told "at least so many".
+/// The most rows of an inbox that are counted. A larger count is reported as "at least so many".
 const COUNTED_MOST: i64 = 100_000;
 
 /// One submission that waits in an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxRow {
-    /// Of the task it is to be.
+    /// The id of the task that this row becomes.
     pub id: TaskId,
-    /// JSON, as the body of `POST /v1/tasks`. `None`: it is too large to be read.
+    /// The request as JSON, like the body of `POST /v1/tasks`. `None`: it is too large to be read.
     pub request: Option<String>,
     pub submitted_at: UnixMicros,
-    /// It is on its way into another database, and may be there.
+    /// Whether the row is on its way into another database and may have arrived there.
     pub leaving: bool,
 }
 
-/// Whose rows are asked for.
+/// The rows that a read returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// The shards of this node.
+    /// The shards that this node owns.
     pub owned: &'a [ShardId],
-    /// The shards whose database is there.
+    /// The shards whose database is reachable.
     pub reachable: &'a [ShardId],
-    /// How long a row is left to the owner of its shard.
+    /// How long a row is left to the owner of its shard. After that, any node may collect it.
     pub others_after: Duration,
     pub most: usize,
-    /// Rows that are left where they are.
+    /// Rows that the read leaves out.
     pub aside: &'a [TaskId],
 }
 
-/// What a row with a key came to.
+/// The outcome of a row with a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
     pub id: TaskId,
-    /// It was decided just now, and not when the row was first sent.
+    /// Whether this call decided the outcome. `false`: an earlier call with the same row did.
     pub first: bool,
     pub put: Put,
 }
@@ -74,11 +75,11 @@ pub struct Collected {
 pub struct Leaving {
     pub id: TaskId,
     pub submitted_at: UnixMicros,
-    /// It is to be a cancelled task there.
+    /// When the row was cancelled. It then becomes a cancelled task in the other database.
     pub cancelled_at: Option<UnixMicros>,
 }
 
-/// What is kept of a row that was cancelled.
+/// The times of a cancelled row, and how long its cancelled task is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancelled {
     pub submitted_at: UnixMicros,
@@ -86,7 +87,7 @@ pub struct Cancelled {
     pub keep_ms: i64,
 }
 
-/// How an inbox stands.
+/// The size of an inbox and the age of its oldest row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
     pub waiting: i64,
@@ -98,7 +99,7 @@ impl Database {
         self.inbox_rows(wanted, true).await
     }
 
-    /// The same without the requests: which row it is that cannot be read.
+    /// Reads the same rows without their requests, to find the one that cannot be read.
     pub async fn inbox_ids(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
         self.inbox_rows(wanted, false).await
     }
@@ -130,7 +131,7 @@ impl Database {
         .await
     }
 
-    /// Marks rows of this inbox that go into another database; only those that are returned may go.
+    /// Marks rows of this inbox that go into another database. Only the rows returned may go.
     pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<Leaving>, Error> {
         let leaving = |row: &PgRow| {
             let cancelled_at: Option<chrono::DateTime<chrono::Utc>> = row.try_get("cancelled_at")?;
@@ -147,7 +148,8 @@ impl Database {
         .await
     }
 
-    /// Keeps rows of the inbox of `source` that were cancelled there, each for so many milliseconds. Returns those that were not here yet.
+    /// Writes cancelled rows of the inbox of `source` as cancelled tasks, each kept for its own time.
+    /// Returns those that were not here yet.
     pub async fn task_collect_cancelled(
         &self,
         tasks: &[NewTask],
@@ -166,14 +168,15 @@ impl Database {
         self.inbox_write(StoreOp::TaskCollectCancelled, statement).await
     }
 
-    /// Makes tasks without a key of rows of this database's inbox, or of that of `source`. Returns those that were not there yet.
+    /// Makes tasks without a key from rows of this database's inbox, or of the inbox of
+    /// `source`. Returns those that were new.
     pub async fn task_collect(&self, tasks: &[NewTask], source: Option<&DatabaseName>) -> Result<Vec<TaskId>, Error> {
         let statement = Columns::of(tasks).bound_to(include_str!("queries/task_collect.sql"));
         self.inbox_write(StoreOp::TaskCollect, statement.bind(source.map(DatabaseName::as_str))).await
     }
 
-    /// The same for tasks that have a key; `holds` as for [`Database::task_put`]. A row of this database's inbox that somebody else has
-    /// taken gets no answer.
+    /// Makes tasks that have a key from rows of this database's inbox, or of the inbox of `source`. For `holds` see
+    /// [`Database::task_put`]. A row of this database's inbox that another node has taken gets no answer.
     pub async fn task_collect_keyed(
         &self,
         tasks: &[NewTask],
@@ -192,28 +195,29 @@ impl Database {
         .await
     }
 
-    /// These have arrived in another database.
+    /// Deletes rows that have arrived in another database.
     pub async fn inbox_delete(&self, ids: &[TaskId]) -> Result<(), Error> {
         let statement = sqlx::query(include_str!("queries/inbox_delete.sql")).bind(super::uuids(ids));
         self.inbox_write(StoreOp::InboxDelete, statement).await.map(drop)
     }
 
-    /// Keeps rows that cannot be tasks, with the reasons. Returns those that nobody had refused yet. A row on its way into another database
-    /// is refused only if `there` says that it is known what became of it there.
+    /// Marks rows that cannot become tasks as refused, with the reasons. Returns those that were not
+    /// refused before. A row on its way into another database is refused only if `there` says that its
+    /// fate in that database is known.
     pub async fn inbox_refuse(&self, refused: &[(TaskId, String)], there: bool) -> Result<Vec<TaskId>, Error> {
         let (ids, reasons): (Vec<_>, Vec<_>) = refused.iter().map(|(id, reason)| (id.uuid(), reason.as_str())).unzip();
         let statement = sqlx::query(include_str!("queries/inbox_refuse.sql")).bind(ids).bind(reasons).bind(there);
         self.inbox_write(StoreOp::InboxRefuse, statement).await
     }
 
-    /// From here on none of `ids` out of the inbox of `source` arrives here any more. Returns those that had not arrived.
+    /// Keeps `ids` of the inbox of `source` from ever arriving here. Returns those that had not arrived.
     pub async fn received_refuse(&self, ids: &[TaskId], source: &DatabaseName) -> Result<Vec<TaskId>, Error> {
         let statement = sqlx::query(include_str!("queries/received_refuse.sql"));
         let statement = statement.bind(super::uuids(ids)).bind(source.as_str());
         self.inbox_write(StoreOp::ReceivedRefuse, statement).await
     }
 
-    /// Whether the id is in this inbox; and why it was refused, if it was.
+    /// Whether the id is in this inbox, and the reason if it was refused.
     pub async fn inbox_find(&self, id: TaskId) -> Result<Option<Option<String>>, Error> {
         self.run(StoreOp::InboxFind, |pool| async move {
             let row = sqlx::query(include_str!("queries/inbox_find.sql")).bind(id.uuid()).fetch_optional(&pool).await?;
@@ -232,15 +236,15 @@ impl Database {
         .await
     }
 
-    /// Deletes some of the rows that were refused longer ago than `kept`. Whether there may be more.
+    /// Deletes some of the rows that were refused longer ago than `kept`. Returns whether there may be more.
     pub async fn inbox_forget(&self, kept: Duration) -> Result<bool, Error> {
         let statement =
             sqlx::query(include_str!("queries/inbox_forget.sql")).bind(interval(kept)).bind(FORGOTTEN_PER_PASS);
         self.inbox_write(StoreOp::InboxForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Forgets some of what came out of the inbox of `source` longer ago than `age`, which must be more than anything in it
-    /// has. Whether there may be more.
+    /// Forgets some of the arrivals from the inbox of `source` that are older than `age`. `age` must exceed the age
+    /// of every row in that inbox. Returns whether there may be more.
     pub async fn received_forget(&self, source: &DatabaseName, age: Duration) -> Result<bool, Error> {
         let statement = sqlx::query(include_str!("queries/received_forget.sql"))
             .bind(source.as_str())
@@ -249,7 +253,8 @@ impl Database {
         self.inbox_write(StoreOp::ReceivedForget, statement).await.map(|gone| more(&gone))
     }
 
-    /// Writes `changed` into this database's copy of the queues and deletes those that are `gone`; with `whole`, every other one too.
+    /// Writes `changed` into this database's copy of the queues and deletes those in `gone`. With `whole`, it
+    /// deletes every other queue of the copy too.
     pub async fn queue_copy(&self, changed: &[Arc<Queue>], gone: &[QueueName], whole: bool) -> Result<(), Error> {
         let (names, policies): (Vec<&str>, Vec<String>) = changed
             .iter()

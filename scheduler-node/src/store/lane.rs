@@ -1,4 +1,4 @@
-//! What waits for room: how much there is of it, and starting it, lane by lane.
+//! Tasks that wait for room in their queue: counts them, and starts them lane by lane.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,61 +13,65 @@ use super::{
     claim::{Claimed, LOOK_AGAIN_AFTER, interval, pairs},
 };
 
-/// Steps from lane to lane of one pick and priority: some ten milliseconds. What lies beyond is the next pick's.
+/// The most steps from lane to lane of one pick, for each priority: some ten milliseconds. The next pick
+/// continues with the lanes beyond.
 const STEPS: i32 = 1_000;
 
-/// How a queue stands in some shards.
+/// The numbers of a queue's tasks in some shards that wait for room, or that take up room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
-    /// What waits for room, counted up to a bound.
+    /// The tasks that wait for room, by priority, counted up to a bound.
     pub ready: Levels,
-    /// Where that is.
+    /// The shards that have tasks waiting for room.
     pub shards: BTreeSet<ShardId>,
-    /// Started, without an outcome, and counted by the queue's limit.
+    /// The started tasks without an outcome that the queue's limit counts.
     pub out: usize,
 }
 
-/// Where a walk from lane to lane ended: the lanes after this one are next.
+/// The lane at which a walk from lane to lane ended. The next walk begins with the lanes after it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LaneEnd {
     pub shard: ShardId,
     pub lane: String,
 }
 
-/// The walks of a queue, one a priority, as far as there were any.
+/// The ends of a queue's walks, one for each priority. `None`: that priority had no walk.
 pub type LaneEnds = [Option<LaneEnd>; LEVELS];
 
-/// How the walks of a pick ended.
+/// The results of a pick's walks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walks {
     pub ends: LaneEnds,
-    /// Walks that used up their steps before they had come round: lanes beyond were not looked at.
+    /// Whether each priority's walk used up its steps before it came round. The lanes beyond were not examined.
     pub cut: [bool; LEVELS],
-    /// Of a pick that may start none.
+    /// The tasks that a pick with an empty `only` would start.
     candidates: Vec<TaskId>,
 }
 
-/// What a pick may take.
+/// The tasks that a pick may take.
 #[derive(Clone, Debug)]
 pub struct Pick<'a> {
     pub queue: &'a QueueName,
     pub fences: &'a BTreeMap<ShardId, Epoch>,
     pub wanted: Levels,
     pub after: &'a LaneEnds,
-    /// One task of a partition key at a time, in the order of their due times.
+    /// Whether to start one task of a partition key at a time, in the order of their due times.
     pub ordered: bool,
-    /// What is started counts towards the queue's limit.
+    /// Whether the started tasks count towards the queue's limit.
     pub counted: bool,
-    /// The revision of the queues from which all this was found: nothing is started when the queue has turned since.
+    /// The revision of the queues from which the caller made this pick. Nothing is started if the
+    /// queue's policy has changed since.
     pub known: i64,
     /// Tasks that the database refuses to start.
     pub aside: &'a [TaskId],
-    /// Of what would be started, only these.
+    /// Restricts the pick to these of the tasks that it would start. Empty: it starts
+    /// none and returns candidates only.
     pub only: Option<&'a [TaskId]>,
 }
 
 impl Database {
-    /// Counts at most `most` of each priority, and, if `limit` is given, what is out, up to that.
+    /// Counts at most `most` ready tasks of each priority. If `limit` is given, also counts
+    /// started tasks, up to that limit.
     pub async fn lane_read(
         &self,
         queue: &QueueName,
@@ -96,13 +100,14 @@ impl Database {
         .await
     }
 
-    /// What `pick` would start.
+    /// Lists the tasks that `pick` would start, without starting them.
     pub async fn task_pick_candidates(&self, pick: &Pick<'_>) -> Result<Vec<TaskId>, Error> {
         let (_, walks) = self.task_pick(&Pick { only: Some(&[]), ..pick.clone() }).await?;
         Ok(walks.candidates)
     }
 
-    /// Starts what `pick` asks for, as far as it can be. Answers too where each priority's walk ended.
+    /// Starts as many of the tasks that `pick` asks for as it can. Also returns the lane at
+    /// which each priority's walk ended.
     pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, Walks), Error> {
         let (shards, epochs) = pairs(pick.fences);
         let mut begin = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -132,8 +137,8 @@ impl Database {
     }
 }
 
-/// The place of a shard among those presented, from 1, and the lane of it that the walk begins after. A shard that is
-/// not ours any more gives way to the next one.
+/// The place of a shard among those presented, counted from 1, and the lane after which the walk begins in it. A
+/// shard that this node no longer owns gives way to the next one.
 fn begin_of(fences: &BTreeMap<ShardId, Epoch>, after: Option<&LaneEnd>) -> (i32, String) {
     let Some(end) = after else { return (1, String::new()) };
     let place = fences.range(..end.shard).count();
@@ -152,7 +157,7 @@ fn walks(row: &PgRow) -> Result<Walks, sqlx::Error> {
     Ok(Walks { ends: ends(row)?, cut, candidates })
 }
 
-/// "priority shard lane", as the statement has it; a lane may have spaces in it.
+/// Reads the ends of walks. The statement writes them as "priority shard lane"; a lane may have spaces in it.
 fn ends(row: &PgRow) -> Result<LaneEnds, sqlx::Error> {
     let texts: Vec<String> = row.try_get("ends")?;
     let mut ends = LaneEnds::default();

@@ -1,7 +1,7 @@
 //! Lists tasks, a page at a time, in the order of (due_at, id).
 //!
-//! No page costs more than looking at a bounded number of rows, whatever the filter and however many tasks there are: a
-//! page may hold fewer tasks than asked for, even none, and still have a next one.
+//! Each page examines a bounded number of rows, whatever the filter and however many tasks there are. So a page may
+//! hold fewer tasks than the limit, even none, and still have a next one.
 
 use std::collections::HashSet;
 
@@ -15,25 +15,26 @@ use sqlx::{PgPool, Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp, rows::TaskRecord};
 
-/// Rows looked at for one page of one table: some 10 ms in memory, and well within the statement timeout where each is a page read from a
-/// slow disk. A list that finds nothing looks on for a second.
+/// The most rows examined for one page of one table: some 10 ms in memory. This stays well within the statement
+/// timeout even if each row is a page read from a slow disk. A list that finds nothing goes on for a second.
 const LOOK: i64 = 5_000;
 
-/// Part of a list, complete from its beginning to `next`.
+/// A part of a list, complete from its beginning to `next`.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     pub tasks: Vec<TaskRecord>,
-    /// There may be more after this. `None`: this is all.
+    /// The place after which there may be more. `None`: the list is complete.
     pub next: Option<Cursor>,
 }
 
 impl Page {
-    /// One page from several that began at the same place: what all of them have seen, at most `limit` tasks.
+    /// Merges several pages that began at the same place into one page of at most `limit` tasks. It goes no
+    /// further than the earliest of their ends.
     pub fn merge(pages: impl IntoIterator<Item = Self>, limit: usize) -> Self {
         let pages: Vec<Self> = pages.into_iter().collect();
         let mut next = pages.iter().filter_map(|page| page.next.clone()).min_by_key(place);
         let mut seen = HashSet::new();
-        // A task that was archived between two looks is in both: the later look counts.
+        // A task that was archived between two reads is in both pages. The later read counts.
         let mut tasks: Vec<TaskRecord> =
             pages.into_iter().rev().flat_map(|page| page.tasks).filter(|task| seen.insert(task.id)).collect();
         if let Some(end) = &next {
@@ -48,21 +49,22 @@ impl Page {
     }
 }
 
-/// Which queues a list without a queue goes through.
+/// The queues that a list without a queue covers.
 #[derive(Clone, Debug)]
 pub struct Among<'a> {
-    /// Names; at most some thousand of them.
+    /// The names of queues, at most some thousand.
     pub names: &'a [QueueName],
-    /// Look for tasks of queues that are not among the names too: of those that were deleted.
+    /// Whether the list also covers queues that are not in `names`, because they were deleted.
     pub others: bool,
 }
 
-/// Names that a statement finds for itself, where it is asked for tasks of all queues: each costs a probe of every partition.
+/// The most queue names that a statement finds for itself when it lists tasks of all queues. Each
+/// costs a probe of every partition.
 const HOPS: i32 = 2_000;
 
 impl Database {
-    /// One page of what this database has of the list that `filter` asks for. The live tasks are read before the finished
-    /// ones, so that one that finishes meanwhile is not missed.
+    /// Reads one page of this database's part of the list that `filter` describes. It reads the live tasks before
+    /// the finished ones, so that a task that finishes in between is not missed.
     pub async fn task_list(&self, filter: &ListFilter, among: &Among<'_>) -> Result<Page, Error> {
         self.run(StoreOp::TaskList, |pool| async move {
             let mut pages = Vec::with_capacity(2);
@@ -79,7 +81,7 @@ impl Database {
 enum Table {
     Live,
     Finished,
-    /// The finished ones without those that succeeded.
+    /// The finished tasks that did not succeed.
     Failed,
 }
 
@@ -100,7 +102,7 @@ impl Table {
     }
 }
 
-/// The tables that tasks in `state` are in.
+/// The tables that hold tasks in `state`.
 const fn tables(state: Option<TaskState>) -> &'static [Table] {
     match state {
         None => &[Table::Live, Table::Finished],
@@ -149,7 +151,7 @@ async fn rows(
         .await
 }
 
-/// Takes rows up to the one at which the looking ended, or up to the limit.
+/// Reads rows up to the one at which the statement stopped looking, or up to the limit.
 fn page_of(rows: &[PgRow], limit: usize) -> Result<Page, sqlx::Error> {
     let mut page = Page::default();
     for row in rows {
@@ -170,14 +172,14 @@ fn page_of(rows: &[PgRow], limit: usize) -> Result<Page, sqlx::Error> {
     Ok(page)
 }
 
-/// The place after which the page begins: the later one of where the page before ended and `due_after`.
+/// The place after which the page begins: the later of the previous page's end and `due_after`.
 fn start_of(filter: &ListFilter) -> (UnixMicros, TaskId) {
     let first = TaskId::from_uuid(uuid::Uuid::nil());
     let edge = (filter.due_after.unwrap_or(UnixMicros::new(BEFORE_ALL)), first);
     filter.cursor.as_ref().map_or(edge, |cursor| place(cursor).max(edge))
 }
 
-/// Year 0: before any task.
+/// The year 0, which is before any task.
 const BEFORE_ALL: i64 = -62_167_219_200_000_000;
 
 fn limit_of(filter: &ListFilter) -> usize {

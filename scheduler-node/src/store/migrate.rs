@@ -1,4 +1,4 @@
-//! The schema: brought to this version by `duetime migrate`, compared by every node before it takes part.
+//! The schema: `duetime migrate` brings it to this version, and every node compares it before it takes part.
 
 use common::{ids::DatabaseName, shard::range::ShardRange};
 use sqlx::{Row, migrate::Migrator};
@@ -7,10 +7,10 @@ use super::{Database, StoreOp, connect};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 
-/// Rows are kept at the most this long unless a queue says more: the default of `keep_dead_ms`.
+/// The longest time that rows are kept unless a queue sets more: the default of `keep_dead_ms`.
 pub const DEFAULT_KEEP_DAYS: u64 = 14;
 
-/// Why a database cannot be used with this configuration and version.
+/// The reason why a database cannot be used with this configuration and version.
 #[derive(Debug, thiserror::Error)]
 pub enum Misfit {
     #[error("database `{database}` has no Duetime schema; run `duetime migrate`")]
@@ -56,7 +56,7 @@ impl Misfit {
         if connect::offers_no_tls(&source) { Self::NoTls { database } } else { Self::Unreachable { database, source } }
     }
 
-    /// Trying again later may help: the database was not reached.
+    /// Whether trying again later may help, because the database was not reached.
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => !is_refusal(source),
@@ -65,30 +65,32 @@ impl Misfit {
         }
     }
 
-    /// No waiting helps: this configuration and this database do not belong together.
+    /// Whether no waiting helps, because this configuration and this database do not belong together.
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::Unreachable { .. })
     }
 }
 
-/// The server answered, and not that it is starting, stopping or full: a wrong password, a database that does not exist.
+/// Whether the server answered with an error other than that it is starting, stopping or full. Examples are a wrong
+/// password and a database that does not exist.
 fn is_refusal(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|answer| answer.code());
     code.is_some_and(|code| !["57P", "53", "08"].iter().any(|class| code.starts_with(class)))
 }
 
-/// What `duetime migrate` did to one database.
+/// The changes that `duetime migrate` made to one database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migrated {
     pub database: DatabaseName,
     pub from: Option<i64>,
     pub to: i64,
     pub shards: ShardRange,
-    /// The role `duetime_producer` is there and may submit.
+    /// Whether the role `duetime_producer` exists and may submit.
     pub producer: bool,
 }
 
-/// The migrations with their own bookkeeping table, apart from any the application keeps in the same database.
+/// The migrations with a bookkeeping table of their own, apart from any that the
+/// application keeps in the same database.
 pub fn migrations() -> Migrator {
     let mut migrations = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
     migrations.create_schema("duetime");
@@ -96,12 +98,13 @@ pub fn migrations() -> Migrator {
     migrations
 }
 
-/// The version this node knows.
+/// The schema version that this node knows.
 pub fn schema_version() -> i64 {
     MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
-/// Brings one database to this version and, the first time, fixes which shards it holds. Can be run again at any time.
+/// Brings one database to this version. The first run also fixes which shards the database holds. It is
+/// safe to run again at any time.
 pub async fn migrate(
     name: &DatabaseName,
     shards: ShardRange,
@@ -133,20 +136,22 @@ pub async fn migrate(
     Ok(Migrated { database: name.clone(), from, to: schema_version(), shards, producer })
 }
 
-/// Lets the role `duetime_producer` submit in SQL. `false`: it is not there, and this user may not make it.
+/// Lets the role `duetime_producer` submit in SQL. `false`: the role does not exist,
+/// and this user may not create it.
 async fn grant(pool: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
     sqlx::raw_sql(include_str!("queries/producer_grant.sql")).execute(pool).await?;
     sqlx::query_scalar("SELECT to_regrole('duetime_producer') IS NOT NULL").fetch_one(pool).await
 }
 
 impl Database {
-    /// Whether this database can be used: it answers, its schema is the one this node knows, its shards are those configured.
+    /// Checks that this database can be used: it answers, its schema is the one that this node knows, and its
+    /// shards are those of the configuration.
     pub async fn schema_check(&self, shard_count: u16) -> Result<(), Misfit> {
         self.options.reach().await.map_err(|source| Misfit::unreachable(&self.name, source))?;
         let schema = self.run(StoreOp::SchemaRead, |pool| async move { read(&pool).await }).await.map_err(|error| {
             let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
             match source.as_database_error().and_then(|answer| answer.code()).as_deref() {
-                // No such schema or table.
+                // The schema or the table does not exist.
                 Some("3F000" | "42P01") => Misfit::Empty { database: self.name.clone() },
                 _ => Misfit::Unreachable { database: self.name.clone(), source },
             }

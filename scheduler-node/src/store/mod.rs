@@ -1,7 +1,7 @@
 //! Speaks to PostgreSQL: all SQL of the node, one statement a file under `queries/` with its contract on top.
 //!
-//! Every statement is a single autocommit statement and enters through [`Database::run`], so that none escapes the
-//! measurements, the deadline and the split of errors into "not done" and "nobody knows". Transactions are absent on
+//! Every statement is a single autocommit statement and enters through [`Database::run`]. So none escapes the
+//! measurements, the deadline and the split of errors into "not done" and "in doubt". Transactions are absent on
 //! purpose: a cancelled `begin()` would hand a connection with an open transaction to the next caller.
 
 pub mod audit;
@@ -57,17 +57,18 @@ pub use error::{Effect, Error, Fault};
 pub use op::{StoreMetrics, StoreOp};
 pub use pools::{Connections, PoolKind};
 
-/// Longer than the server's own statement timeout (5 s): only a server that no longer answers at all runs into it.
+/// The longest wait for an answer. It is longer than the server's own statement timeout (5 s), so only a server
+/// that no longer answers at all exceeds it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Every database of the cluster, by the shards each holds.
+/// Every database of the cluster, found by the shards that it holds.
 #[derive(Clone, Debug)]
 pub struct Store {
     databases: Arc<[Arc<Database>]>,
 }
 
 impl Store {
-    /// `databases` in the order of the configuration; the first one also keeps the queues and the schedules.
+    /// Takes `databases` in the order of the configuration. The first one also keeps the queues and the schedules.
     pub fn new(databases: Vec<Arc<Database>>) -> Self {
         assert!(!databases.is_empty(), "a store has at least one database");
         Self { databases: databases.into() }
@@ -77,7 +78,7 @@ impl Store {
         &self.databases
     }
 
-    /// The database that keeps what belongs to no shard: the queues and the schedules.
+    /// The database that keeps all data without a shard: the queues and the schedules.
     pub fn home(&self) -> &Arc<Database> {
         &self.databases[0]
     }
@@ -95,8 +96,8 @@ impl Store {
 pub struct Database {
     name: DatabaseName,
     shards: ShardRange,
-    /// Replaced as a whole when the server has stopped answering, because connections to a silent peer would keep their
-    /// places in the old pools for ever.
+    /// The pools are replaced together when the server has stopped answering. Connections to a silent peer would
+    /// otherwise keep their places in the old pools for ever.
     pools: ArcSwap<Pools>,
     options: connect::Options,
     clock: DatabaseClock,
@@ -128,12 +129,13 @@ impl Database {
         &self.clock
     }
 
-    /// How full one of its pools is.
+    /// The usage of one of this database's pools.
     pub fn connections(&self, kind: PoolKind) -> Connections {
         self.pools.load().connections(kind)
     }
 
-    /// The only way to run a statement: in its pool, measured, bounded, its error split by what it may have done.
+    /// Runs a statement; there is no other way to run one. The statement uses its own pool, is measured and has a
+    /// deadline. An error says what the statement may have done.
     async fn run<T, F>(&self, op: StoreOp, statement: impl FnOnce(PgPool) -> F + Send) -> Result<T, Error>
     where
         F: Future<Output = Result<T, sqlx::Error>> + Send,
@@ -158,7 +160,8 @@ impl Database {
         Err(error)
     }
 
-    /// Leaves the connections of a silent server behind, those of all pools. Only the first to notice replaces them.
+    /// Replaces all pools, and so leaves the connections of a silent server behind. Only the first
+    /// caller to notice replaces them.
     fn renew(&self, silent: &Arc<Pools>) {
         let fresh = Arc::new(Pools::new(&self.options));
         let before = self.pools.compare_and_swap(silent, fresh);
@@ -168,7 +171,7 @@ impl Database {
     }
 }
 
-/// The answer arrived but is not what the statement promises: the statement has run all the same.
+/// An answer arrived that does not match the statement's contract. The statement has run all the same.
 impl Database {
     fn unreadable(&self, op: StoreOp, source: sqlx::Error) -> Error {
         Error { database: self.name.clone(), op, effect: Effect::Unknown, source: Some(source) }
@@ -204,7 +207,7 @@ fn shard(row: &PgRow, column: &str) -> Result<ShardId, sqlx::Error> {
     u16::try_from(number).map(ShardId::new).map_err(|_| unexpected(column, &number.to_string()))
 }
 
-/// A column of shard numbers; NULL: none.
+/// Reads a column of shard numbers. NULL: there are none.
 fn shards(row: &PgRow, column: &str) -> Result<BTreeSet<ShardId>, sqlx::Error> {
     let numbers: Option<Vec<i32>> = row.try_get(column)?;
     numbers
@@ -219,7 +222,7 @@ fn state(row: &PgRow, column: &str) -> Result<TaskState, sqlx::Error> {
     TaskState::parse(text).ok_or_else(|| unexpected(column, text))
 }
 
-/// A value this version does not know: the schema is newer than the code.
+/// The error for a value that this version does not know: the schema is newer than the code.
 fn unexpected(column: &str, value: &str) -> sqlx::Error {
     sqlx::Error::ColumnDecode { index: column.to_owned(), source: format!("unexpected value `{value}`").into() }
 }

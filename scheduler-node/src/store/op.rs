@@ -1,4 +1,4 @@
-//! Every statement by its name: the same word in the file, the label and the log.
+//! The name of every statement: the same word in its file name, the metrics' label and the log.
 
 use std::{fmt, time::Instant};
 
@@ -133,7 +133,7 @@ pub struct StoreMetrics {
 }
 
 impl StoreMetrics {
-    /// The two families shared by all databases, registered once.
+    /// Registers the two metric families that all databases share. Call this once.
     pub fn families(registry: &Registry) -> prometheus::Result<(HistogramVec, IntCounterVec)> {
         let seconds = HistogramVec::new(
             HistogramOpts::new(

@@ -1,4 +1,4 @@
-//! What is to come and what has failed for good, in numbers: bounded, so that looking costs the same however many tasks there are.
+//! Counts upcoming tasks and dead ones. Each count is bounded, so it costs the same however many tasks there are.
 
 use std::time::Duration;
 
@@ -7,45 +7,46 @@ use sqlx::{Row, postgres::types::PgInterval};
 
 use super::{Database, Error, StoreOp, moment, queue};
 
-/// Rows looked at for one span. What lies beyond is "so many or more".
+/// The most rows examined for one span. A larger count is reported as "so many or more".
 pub const SPAN_LOOK: i64 = 1_001;
 
-/// Dead tasks looked at for their groups: some 30 ms.
+/// The most dead tasks examined to form groups: some 30 ms.
 pub const DEAD_LOOK: i64 = 10_000;
 
-/// Queues whose dead tasks are looked at: each costs a probe of every partition.
+/// The most queues whose dead tasks are examined. Each queue costs a probe of every partition.
 const DEAD_QUEUES: i32 = 1_000;
 
-/// Pages of the tasks' table that are read to count its rows by state, some 30 ms; beyond that the count is an estimate.
+/// Pages of the tasks' table read to count its rows by state: some 30 ms. For a larger
+/// table the count is an estimate.
 const CENSUS_PAGES: f64 = 1_000.0;
 
-/// Groups told. A page of more is read by nobody.
+/// The most groups returned. No person reads a longer page.
 const GROUPS: i64 = 200;
 
-/// How many tasks come due in one span.
+/// The number of tasks that come due in one span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub tasks: i64,
     pub at_least: bool,
 }
 
-/// Dead tasks of one queue of which the same was said.
+/// Dead tasks of one queue with the same error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadGroup {
     pub queue: QueueName,
-    /// Its first 200 characters; empty: nothing was said.
+    /// The first 200 characters of the error. Empty: the last attempt gave none.
     pub error: String,
     pub tasks: i64,
-    /// When the last and the first of them died.
+    /// The times at which the newest and the oldest of them died.
     pub newest_at: UnixMicros,
     pub oldest_at: UnixMicros,
 }
 
-/// The dead tasks of a database, as far as they were looked at.
+/// The dead tasks of a database, as far as they were examined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadGroups {
     pub groups: Vec<DeadGroup>,
-    /// There may be older ones.
+    /// Whether there may be more, older ones.
     pub at_least: bool,
 }
 
@@ -53,12 +54,12 @@ pub struct DeadGroups {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     pub counts: Counts,
-    /// There are about so many.
+    /// Whether the counts are an estimate.
     pub estimated: bool,
 }
 
 impl Database {
-    /// How many tasks come due in each of `count` spans of `length` from `start` on.
+    /// Counts the tasks that come due in each of `count` spans of `length`, from `start` on.
     pub async fn task_outlook(&self, start: UnixMicros, length: Duration, count: i32) -> Result<Vec<Span>, Error> {
         let length = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
         self.run(StoreOp::TaskOutlook, |pool| async move {
@@ -77,7 +78,7 @@ impl Database {
         .await
     }
 
-    /// How many tasks that are not finished it has in which state.
+    /// Counts the unfinished tasks of this database by state.
     pub async fn task_census(&self) -> Result<Census, Error> {
         self.run(StoreOp::TaskCensus, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_census.sql")).bind(CENSUS_PAGES).fetch_all(&pool).await?;
@@ -94,7 +95,7 @@ impl Database {
         .await
     }
 
-    /// Its dead tasks by queue and error.
+    /// Groups the dead tasks of this database by queue and error.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Error> {
         self.run(StoreOp::DeadGroups, |pool| async move {
             let rows = sqlx::query(include_str!("queries/dead_groups.sql"))

@@ -1,11 +1,12 @@
-//! The archive's daily partitions: made ahead, dropped whole, and neither ever blocks a statement that is at work.
+//! The archive's daily partitions: made ahead and dropped whole. Neither step blocks a statement that is running.
 
 use chrono::{Days, NaiveDate};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Database, Error, StoreOp};
 
-/// Made ahead of the last day that any row may need, so that a node that cannot make one for a while loses nothing.
+/// Days of partitions made beyond the last day that any row may need. A node that cannot make
+/// one for a while loses nothing.
 const SPARE_DAYS: u64 = 3;
 
 /// One day's partition.
@@ -15,7 +16,7 @@ struct Partition {
     half_detached: bool,
 }
 
-/// What a pass over the partitions changed.
+/// The changes of one pass over the partitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turned {
     pub made: usize,
@@ -62,8 +63,8 @@ impl Database {
         .await
     }
 
-    /// Beside the archive first, then attached: ATTACH waits for nobody (SHARE UPDATE EXCLUSIVE), where
-    /// CREATE TABLE .. PARTITION OF would lock the archive against every reader and writer.
+    /// Creates the table beside the archive, then attaches it. ATTACH (SHARE UPDATE EXCLUSIVE) waits for no reader
+    /// or writer, but CREATE TABLE .. PARTITION OF would lock the archive against all of them.
     async fn partition_make(&self, day: NaiveDate) -> Result<(), Error> {
         let name = partition_name(day);
         let next = day.succ_opt().unwrap_or(NaiveDate::MAX);
@@ -82,7 +83,7 @@ impl Database {
         .await
     }
 
-    /// Detached concurrently first, so that the DROP takes its lock on a table nobody uses any more.
+    /// Detaches the partition concurrently first, so that the DROP locks a table that no statement uses any more.
     async fn partition_drop(&self, partition: &Partition) -> Result<(), Error> {
         let name = partition_name(partition.drop_on);
         let how = if partition.half_detached { "FINALIZE" } else { "CONCURRENTLY" };

@@ -1,13 +1,13 @@
-//! Which statements share connections.
+//! Assigns each statement to a pool of connections.
 //!
-//! A node has three pools of connections to each database. A statement waits only for those of its own pool, so neither
-//! readers nor a flood of submissions delay a claim.
+//! A node has three pools of connections to each database. A statement waits only for those of its own pool, so
+//! neither readers nor a flood of submissions delay a claim.
 
 use sqlx::PgPool;
 
 use super::{StoreOp, connect::Options};
 
-/// Who shares connections.
+/// A group of statements that share connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolKind {
     /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its outcome.
@@ -21,7 +21,7 @@ pub enum PoolKind {
 impl PoolKind {
     pub const ALL: [Self; 3] = [Self::Fire, Self::Write, Self::Read];
 
-    /// As metrics call it.
+    /// The pool's name in metrics.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Fire => "fire",
@@ -30,7 +30,8 @@ impl PoolKind {
         }
     }
 
-    /// Its part of the `total` connections to one database: a half for `fire`, a quarter for each of the others.
+    /// The pool's part of the `total` connections to one database: a half for `fire`, a
+    /// quarter for each of the others.
     pub const fn share(self, total: u32) -> u32 {
         let quarter = if total < 8 { 1 } else { total / 4 };
         match self {
@@ -41,7 +42,8 @@ impl PoolKind {
 }
 
 impl StoreOp {
-    /// The pool that this statement takes its connection from. Whatever clients repeat at will stays out of `Fire`.
+    /// The pool from which this statement takes its connection. Statements that clients can
+    /// repeat at will stay out of `Fire`.
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
@@ -71,13 +73,13 @@ impl StoreOp {
     }
 }
 
-/// How full one pool is.
+/// The usage of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
     pub open: u32,
-    /// Of those that are open.
+    /// The open connections that no statement uses.
     pub idle: usize,
-    /// As many may be open.
+    /// The limit of open connections.
     pub most: u32,
 }
 

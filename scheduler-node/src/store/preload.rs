@@ -1,4 +1,4 @@
-//! Reads keys of what comes due next.
+//! Reads the keys of tasks that come due next.
 
 use common::{
     ids::{Epoch, ShardId, TaskId},
@@ -9,7 +9,7 @@ use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
 
-/// A key and what the owner needs to decide how to wake it.
+/// A key, with the data that the shard's owner needs to decide how to wake the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub id: TaskId,
@@ -30,7 +30,8 @@ impl Key {
 }
 
 impl Database {
-    /// What of `shards` wakes from `from` until `until`, at most `most_per_shard` of each, the earliest first.
+    /// Reads the keys in `shards` that wake from `from` until `until`, at most `most_per_shard` of
+    /// each shard, the earliest first.
     pub async fn task_preload(
         &self,
         shards: &[ShardId],

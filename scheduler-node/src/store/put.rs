@@ -1,4 +1,4 @@
-//! Takes in tasks that have a key, and finds tasks by theirs.
+//! Writes tasks that have a key, and finds tasks by their key.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -19,7 +19,7 @@ use super::{
     submit::{Columns, Window},
 };
 
-/// What keeps a finished task in the way of a new one with its key, and a superseded one in the archive.
+/// How long a finished task blocks a new one with its key, and how long a superseded one stays in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     pub window_ms: i64,
@@ -32,43 +32,43 @@ impl Hold {
     }
 }
 
-/// What became of a task with a key.
+/// The answer to a task with a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
     pub outcome: PutOutcome,
-    /// The task that is there now; the one that was sent only when it was created.
+    /// The task that holds the key now. It is the submitted one only if that was created.
     pub id: TaskId,
     pub state: TaskState,
     pub due_at: UnixMicros,
     pub created_at: UnixMicros,
     pub version: i64,
-    /// Older versions that nobody had claimed.
+    /// The number of older, unclaimed versions that this task superseded.
     pub superseded: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
     Created,
-    /// Another task has the key, and answers for this one.
+    /// Another task has the key and is the answer to this submission.
     Existing,
-    /// That task is now as this one was to be.
+    /// Another task had the key and now has the content of the submitted one.
     Replaced,
-    /// Another task has the key and stands against this one.
+    /// Another task has the key and blocks this one.
     Refused,
-    /// A newer version is known.
+    /// A newer version of the task is known.
     Stale,
-    /// It would wait for itself in the end.
+    /// The task would wait for itself, directly or through other tasks.
     Cycle,
-    /// So many tasks stand before it that nobody looked whether it would.
+    /// Too many tasks stand before this one to check whether it would wait for itself.
     Deep,
-    /// Another transaction holds a task with this key: nothing was done, and it can be sent again.
+    /// Another transaction holds a task with this key. Nothing was done, and the task can be sent again.
     Busy,
-    /// Its queue was placed anew since it was given its shard: nothing was done.
+    /// The queue's placement has changed since the task was given its shard. Nothing was done.
     Moved,
 }
 
 impl Put {
-    /// The task that was sent is there now, whatever was before it.
+    /// Whether the submitted content is stored now, in a new task or in place of an older one.
     pub const fn is_written(&self) -> bool {
         matches!(self.outcome, PutOutcome::Created | PutOutcome::Replaced)
     }
@@ -92,9 +92,9 @@ impl PutOutcome {
 }
 
 impl Database {
-    /// One statement for all of `tasks`, which have keys or wait for others; `holds` says for each what its queue's policy does. Done means that
-    /// every answer is durable, in the order of the tasks. A batch whose commit nobody knows of can be sent again. `routed`: as for
-    /// [`Database::task_submit_within`].
+    /// Writes all of `tasks`, which have keys or dependencies, with one statement. `holds` gives the rule of each
+    /// task's queue. `Ok` means that every answer is durable; the answers are in the order of the tasks. A batch
+    /// whose commit is in doubt can be sent again. For `routed` see [`Database::task_submit_within`].
     pub async fn task_put_within(
         &self,
         tasks: &[NewTask],
@@ -120,7 +120,7 @@ impl Database {
             })
             .await?;
         self.clock.observe(now, arrived);
-        // An id that is there twice was sent twice: both have the same answer.
+        // An id that appears twice was sent twice, and both have the same answer.
         Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer an id").clone()).collect())
     }
 
@@ -129,7 +129,7 @@ impl Database {
         self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
     }
 
-    /// The newest task with this key: one that is not finished if there is such, else the newest that is still kept.
+    /// Finds the newest task with this key: an unfinished one if there is any, else the newest that is still kept.
     pub async fn task_find(
         &self,
         queue: &QueueName,
@@ -149,13 +149,13 @@ impl Database {
     }
 }
 
-/// What it waits for, as a JSON list of names.
+/// The names of the task's dependencies, as a JSON list.
 fn names(task: &NewTask) -> Option<String> {
     let names: Vec<String> = task.depends_on.iter().map(Dependency::name).collect();
     (!names.is_empty()).then(|| serde_json::to_string(&names).expect("strings are JSON"))
 }
 
-/// The tasks, what decides about their keys and what they wait for, as the first 20 parameters of a statement.
+/// Binds the tasks, the rules for their keys and their dependencies as the first 20 parameters of a statement.
 pub(super) fn bound<'a>(
     tasks: &'a [NewTask],
     holds: &[Hold],

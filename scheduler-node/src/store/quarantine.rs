@@ -1,5 +1,5 @@
-//! Messages that could not be read, kept for a person. Anyone may have written them: each field is bounded, and holds nothing that PostgreSQL
-//! refuses.
+//! Messages that could not be read, kept for a person. Any client may have written them. So each field is bounded
+//! and holds nothing that PostgreSQL refuses.
 
 use std::time::Duration;
 
@@ -8,30 +8,31 @@ use sqlx::Row;
 
 use super::{Database, Error, StoreOp, claim::interval};
 
-/// Of the words about it.
+/// The longest reason.
 const REASON_CHARS: usize = 1_000;
-/// AMQP's own bound for a message id.
+/// The longest message id: AMQP's own limit.
 const MESSAGE_ID_CHARS: usize = 255;
-/// Headers as JSON. What is larger is left out, and its size is said.
+/// The largest headers, as JSON. Larger ones are replaced by a note of their size.
 const HEADERS_BYTES: usize = 16 << 10;
-/// Enough to see what it is. With the headers, 10,000 rows stay far below 2 GB.
+/// The bytes of a body that are kept: enough to recognise the message. With the headers,
+/// 10,000 rows stay far below 2 GB.
 const BODY_BYTES: usize = 64 << 10;
-/// A message is kept this long.
+/// How long a message is kept.
 pub const KEEP: Duration = Duration::from_secs(14 * 86_400);
-/// So many of the newest are kept.
+/// How many of the newest messages are kept.
 pub const KEEP_ROWS: i64 = 10_000;
 
-/// A message as it is kept.
+/// A message as stored in the quarantine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quarantined {
     source: &'static str,
     reason: String,
     message_id: Option<String>,
     headers: Option<Value>,
-    /// As much of it as is kept.
+    /// The part of the body that is kept.
     body: Vec<u8>,
     body_bytes: i64,
-    /// As they came over the wire, where nothing could read them.
+    /// The properties as they came over the wire, if no reader could parse them.
     properties: Option<Vec<u8>>,
 }
 
@@ -64,7 +65,8 @@ impl Quarantined {
         self
     }
 
-    /// Only what no database can refuse for its content: bytes and plain ASCII. `None`: it is no more than that already.
+    /// Keeps only bytes and plain ASCII, whose content no database can refuse. `None`: the message
+    /// holds no more than that already.
     pub fn reduced(self) -> Option<Self> {
         if self.headers.is_none() && self.message_id.is_none() {
             return None;
@@ -74,12 +76,12 @@ impl Quarantined {
     }
 }
 
-/// Cut, and with another character in the place of NUL, which PostgreSQL's text cannot hold.
+/// Cuts the text, and replaces NUL, which PostgreSQL's text cannot hold.
 fn text(text: &str, most: usize) -> String {
     text.chars().take(most).map(|c| if c == '\0' { '\u{fffd}' } else { c }).collect()
 }
 
-/// Headers are nested as deep as the screen of the broker's connection lets them be.
+/// Replaces NUL in headers. The screen of the broker's connection bounds how deep they are nested.
 fn without_nul(value: Value) -> Value {
     let clean = |text: String| if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text };
     match value {
@@ -91,7 +93,7 @@ fn without_nul(value: Value) -> Value {
 }
 
 impl Database {
-    /// Keeps a message that could not be read.
+    /// Stores a message that could not be read.
     pub async fn quarantine_add(&self, message: &Quarantined) -> Result<(), Error> {
         let message = message.clone();
         self.run(StoreOp::QuarantineAdd, |pool| async move {
@@ -110,7 +112,8 @@ impl Database {
         .await
     }
 
-    /// Deletes at most `most` messages that came more than `keep` ago, or before the newest `rows`. Answers how many there were.
+    /// Deletes at most `most` messages that arrived more than `keep` ago or are older than the newest
+    /// `rows`. Returns how many it deleted.
     pub async fn quarantine_forget(&self, keep: Duration, rows: i64, most: i64) -> Result<i64, Error> {
         self.run(StoreOp::QuarantineForget, |pool| async move {
             let query = sqlx::query(include_str!("queries/quarantine_forget.sql")).bind(interval(keep)).bind(rows);

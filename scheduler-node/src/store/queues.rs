@@ -1,4 +1,5 @@
-//! The queues, kept in the first database (others have a copy, for what is submitted in SQL), and how many tasks they have, in every database.
+//! The queues and their task counts. The first database keeps the queues; the others have a copy for submissions in
+//! SQL. Every database counts its own tasks.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,56 +12,61 @@ use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{Database, Error, StoreOp, rows::QueueRecord};
 
-/// Tasks counted of one queue in one database: some 50 ms. Who has more is told "at least so many".
+/// The most tasks counted of one queue in one database: some 50 ms. A larger count is
+/// reported as "at least so many".
 const COUNTED_MOST: i64 = 100_000;
 
-/// Tasks counted in all when many queues are asked about at once: some 200 ms.
+/// The most tasks counted in all when a request names many queues: some 200 ms.
 const COUNTED_TOGETHER: i64 = 300_000;
 
-/// Even then, every queue is counted so far. A page of 1,000 queues keeps within what is counted together.
+/// The number up to which every queue is counted, however many the request names. A page of 1,000 queues
+/// stays within [`COUNTED_TOGETHER`].
 const COUNTED_LEAST: i64 = 300;
 
-/// Revisions for which a deletion is remembered: some hundred kilobytes. A node that is further behind reads all queues.
+/// The revisions for which a deletion is remembered: some hundred kilobytes. A node that is
+/// further behind reads all queues.
 const REMEMBERED: i64 = 10_000;
 
-/// The queues as they came to be since a revision.
+/// The changes of queues since a revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueChanges {
     pub revision: i64,
-    /// In the order in which they are to be applied. `None`: they are forgotten, so all queues are to be read.
+    /// The changes in the order in which a node applies them. `None`: they are forgotten,
+    /// and the node reads all queues.
     pub changes: Option<Vec<QueueChange>>,
 }
 
-/// A queue as it was just set.
+/// A queue that was just written.
 #[derive(Clone, Debug)]
 pub struct PutQueue {
     pub record: QueueRecord,
-    /// It was not there before.
+    /// Whether the queue did not exist before.
     pub created: bool,
     pub turn: Turn,
 }
 
-/// The revisions at which a queue's policy and its placement changed last.
+/// The revisions at which a queue's policy and its placement last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Claims that know the queues as of then or later know its policy.
+    /// The revision of the policy. A claim that knows the queues as of this revision or
+    /// a later one knows the policy.
     pub revision: i64,
-    /// Tasks that were given their shards by an older revision are not written.
+    /// The revision of the placement. Tasks that were given their shards by an older revision are not written.
     pub placed: i64,
 }
 
-/// How many queues submissions may create.
+/// The limits on queues that submissions create.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueQuota<'a> {
     pub caller: &'a str,
-    /// Queues in the cluster.
+    /// The most queues in the cluster.
     pub all: u32,
-    /// Queues that this caller's submissions have created.
+    /// The most queues that this caller's submissions may create.
     pub per_caller: u32,
 }
 
 impl Database {
-    /// Rises with every change of a queue.
+    /// The revision of the queues. It rises with every change of a queue.
     pub async fn queue_revision(&self) -> Result<i64, Error> {
         self.run(StoreOp::QueueRevision, |pool| async move {
             sqlx::query(include_str!("queries/queue_revision.sql")).fetch_one(&pool).await?.try_get("revision")
@@ -68,7 +74,7 @@ impl Database {
         .await
     }
 
-    /// Every queue, and the revision at which they stand so.
+    /// Reads every queue, and the revision of this state.
     pub async fn queue_read(&self) -> Result<(i64, Vec<Queue>), Error> {
         self.run(StoreOp::QueueRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/queue_read.sql")).fetch_all(&pool).await?;
@@ -84,7 +90,7 @@ impl Database {
         .await
     }
 
-    /// What became of the queues after `revision`.
+    /// Reads the changes of queues after `revision`.
     pub async fn queue_changes(&self, revision: i64) -> Result<QueueChanges, Error> {
         self.run(StoreOp::QueueChanges, |pool| async move {
             let rows = sqlx::query(include_str!("queries/queue_changes.sql"))
@@ -103,7 +109,7 @@ impl Database {
         .await
     }
 
-    /// One queue, with when it was made and changed.
+    /// Reads one queue, with the times at which it was created and changed.
     pub async fn queue_find(&self, name: &QueueName) -> Result<Option<QueueRecord>, Error> {
         self.run(StoreOp::QueueFind, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_find.sql")).bind(name.as_str()).fetch_one(&pool).await?;
@@ -113,7 +119,7 @@ impl Database {
         .await
     }
 
-    /// Queues after the name `after`, in the order of the names' bytes.
+    /// Lists queues whose names come after `after`, in the order of the names' bytes.
     pub async fn queue_page(&self, after: &str, limit: i64) -> Result<Vec<QueueRecord>, Error> {
         self.run(StoreOp::QueuePage, |pool| async move {
             let page = sqlx::query(include_str!("queries/queue_page.sql")).bind(after).bind(limit);
@@ -122,7 +128,7 @@ impl Database {
         .await
     }
 
-    /// Sets a queue's policy. `paused: None` leaves it as it is.
+    /// Sets a queue's policy. `paused: None` leaves the queue paused or running as it is.
     pub async fn queue_put(
         &self,
         name: &QueueName,
@@ -144,7 +150,7 @@ impl Database {
         .await
     }
 
-    /// Adds those of `names` that are not there, with this policy, as far as `quota` has room.
+    /// Adds those of `names` that do not exist, with this policy, as far as `quota` has room.
     pub async fn queue_add(
         &self,
         names: &[QueueName],
@@ -166,8 +172,9 @@ impl Database {
         .await
     }
 
-    /// Holds back from this database's claims whoever does not know the queue's policy as of that turn. For the databases that the
-    /// queues are not kept in; the others do so themselves.
+    /// Records a queue's new turn in a database that does not keep the queues. From then on, a claim that does not
+    /// know the queue's policy as of that turn takes no task of the queue. The first database, which keeps the
+    /// queues, records its turns itself.
     pub async fn queue_turn(&self, name: &QueueName, Turn { revision, placed }: Turn) -> Result<(), Error> {
         self.run(StoreOp::QueueTurn, |pool| async move {
             let turn = sqlx::query(include_str!("queries/queue_turn.sql"));
@@ -176,7 +183,7 @@ impl Database {
         .await
     }
 
-    /// The queue as it is now, and its turn. `None`: there is no such queue.
+    /// Pauses or resumes a queue. Returns the queue and its turn. `None`: there is no such queue.
     pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<(QueueRecord, Turn)>, Error> {
         self.run(StoreOp::QueuePause, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_pause.sql"))
@@ -189,7 +196,8 @@ impl Database {
         .await
     }
 
-    /// The turn with which it is gone; `None`: there was no such queue. Its tasks, if there are any, go on with the default policy.
+    /// Deletes a queue and returns the turn of the deletion. `None`: there was no such queue. Its tasks, if there
+    /// are any, go on with the default policy.
     pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<Turn>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_delete.sql"))
@@ -202,8 +210,8 @@ impl Database {
         .await
     }
 
-    /// How many tasks that are not finished each of `names` has in this database, by state. The counting is bounded:
-    /// `at_least` is set where it stopped early.
+    /// Counts the unfinished tasks of each of `names` in this database, by state. The count is bounded: `at_least`
+    /// is set where it stopped early.
     pub async fn queue_counts(&self, names: &[QueueName]) -> Result<BTreeMap<QueueName, Counts>, Error> {
         let queues = i64::try_from(names.len()).unwrap_or(i64::MAX).max(1);
         let most = (COUNTED_TOGETHER / queues).clamp(COUNTED_LEAST, COUNTED_MOST);
@@ -230,7 +238,7 @@ fn turn(row: &PgRow) -> Result<Turn, sqlx::Error> {
     Ok(Turn { revision: row.try_get("revision")?, placed: row.try_get("placed")? })
 }
 
-/// `None`: the row says only at which revision they stand.
+/// Reads one change of a queue. `None`: the row carries only the revision.
 fn change(row: &PgRow) -> Result<Option<QueueChange>, sqlx::Error> {
     let Some(name) = row.try_get::<Option<&str>, _>("name")?.map(QueueName::new) else { return Ok(None) };
     let policy: Option<Json<QueuePolicy>> = row.try_get("policy")?;

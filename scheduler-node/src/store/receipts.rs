@@ -1,4 +1,4 @@
-//! The keys that receipts are made with, kept in the first database.
+//! The keys that sign receipts, kept in the first database.
 
 use sqlx::Row;
 
@@ -17,7 +17,7 @@ impl Database {
                 }
                 keys.accepted.push(key.into());
             }
-            // The first key of a cluster is used at once: no other node could know a better one.
+            // A new cluster uses its first key at once, because no other node could know a better one.
             keys.making = keys.making.or_else(|| keys.accepted.last().cloned());
             Ok(keys)
         })

@@ -1,4 +1,4 @@
-//! Rows as they are read, column by column. `common` knows no SQL, so the way from a row to its words is here.
+//! Reads rows column by column. `common` knows no SQL, so the mapping from a row to its types is here.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use common::{
 };
 use sqlx::{Row, postgres::PgRow, types::Json};
 
-/// A task as it is kept, live or finished.
+/// A task as stored, live or finished.
 #[derive(Clone, Debug)]
 pub struct TaskRecord {
     pub id: TaskId,
@@ -22,11 +22,11 @@ pub struct TaskRecord {
     pub expires_at: Option<UnixMicros>,
     pub priority: i16,
     pub attempt: Attempt,
-    /// Where the present budget of `max_attempts` began.
+    /// The attempt at which the present budget of `max_attempts` began.
     pub attempts_base: Attempt,
-    /// `None`: as the queue says.
+    /// `None`: the queue's setting applies.
     pub max_attempts: Option<i32>,
-    /// `None` in a list when it is too long for one.
+    /// `None` in a list if the payload is too long for one.
     pub payload: Option<Vec<u8>>,
     pub content_type: String,
     pub headers: BTreeMap<String, String>,
@@ -40,11 +40,11 @@ pub struct TaskRecord {
     pub history: Vec<AttemptView>,
     pub created_at: UnixMicros,
     pub finished_at: Option<UnixMicros>,
-    /// JSON text, as the consumer sent it.
+    /// The result as JSON text, as the consumer sent it.
     pub result: Option<String>,
     pub status_code: Option<i64>,
     pub status_msg: Option<String>,
-    /// Its consumer is to stop, and is told with its next sign of life.
+    /// Whether the consumer is to stop. It learns this with its next heartbeat.
     pub stopping: bool,
 }
 
@@ -83,7 +83,7 @@ impl TaskRecord {
     }
 }
 
-/// A queue as it is kept.
+/// A queue as stored.
 #[derive(Clone, Debug)]
 pub struct QueueRecord {
     pub queue: Queue,

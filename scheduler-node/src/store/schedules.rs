@@ -1,4 +1,4 @@
-//! Schedules and the fire times they have decided, kept in the first database only.
+//! Schedules and their decided fire times, kept in the first database only.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ use sqlx::{
 
 use super::{Database, Error, StoreOp, claim::interval, uuids};
 
-/// Which writing of a schedule it was: every write is another, and compares the one it read.
+/// Identifies one write of a schedule. Every write sets a new revision and compares the one that its caller read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revision(i64);
 
-/// A schedule as it is kept.
+/// A schedule as stored.
 #[derive(Clone, Debug)]
 pub struct ScheduleRecord {
     pub name: ScheduleName,
@@ -34,7 +34,7 @@ pub struct ScheduleRecord {
     pub updated_at: UnixMicros,
 }
 
-/// A schedule as it is to be.
+/// The new contents of a schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     pub rules: &'a Rules,
@@ -43,33 +43,33 @@ pub struct Wish<'a> {
     pub wake_at: Option<UnixMicros>,
 }
 
-/// How many schedules there may be. `None`: no limit.
+/// The limits on the number of schedules. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScheduleQuota<'a> {
-    /// Of its queue.
+    /// The most schedules of the schedule's queue.
     pub of_queue: Option<i64>,
-    /// Of the caller's queues.
+    /// The most schedules of all the caller's queues.
     pub of_caller: Option<i64>,
-    /// These queues: names, or starts of names and `*`. `None`: all.
+    /// The caller's queues: names, or the beginnings of names followed by `*`. `None`: all queues.
     pub queues: Option<&'a [String]>,
 }
 
-/// What became of a schedule that was to be written.
+/// The outcome of writing a schedule.
 #[derive(Debug)]
 pub enum Written {
     Done(Box<ScheduleRecord>),
-    /// It is not as it was read, or one is there that was not.
+    /// The schedule has changed since the caller read it, or one exists that the caller did not know.
     Overtaken,
-    /// Its queue has so many schedules, and may have no more.
+    /// The queue has this many schedules, and may have no more.
     QueueFull(i64),
-    /// The caller's queues have so many schedules, and may have no more.
+    /// The caller's queues have this many schedules, and may have no more.
     CallerFull(i64),
 }
 
-/// A decided fire time whose task is to be written.
+/// A decided fire time whose task is not written yet.
 #[derive(Clone, Debug)]
 pub struct FireRecord {
-    /// The task's.
+    /// The id of the task.
     pub id: TaskId,
     pub schedule: ScheduleName,
     pub fire: Fire,
@@ -77,15 +77,15 @@ pub struct FireRecord {
     pub payload: Vec<u8>,
 }
 
-/// A schedule that somebody has to look at.
+/// A schedule that is due for a decision.
 #[derive(Debug)]
 pub struct DueSchedule {
     pub record: ScheduleRecord,
-    /// The last task is decided and not known to be written.
+    /// Whether the last task is decided but not known to be written.
     pub pending: bool,
 }
 
-/// What is not as this version writes it. It does not keep the others from being read.
+/// A schedule that this version cannot read. It does not keep the others from being read.
 #[derive(Debug)]
 pub struct Unreadable {
     pub name: ScheduleName,
@@ -93,14 +93,14 @@ pub struct Unreadable {
     pub why: sqlx::Error,
 }
 
-/// What is to be looked at.
+/// The schedules that are due for a decision.
 #[derive(Debug)]
 pub struct Due {
     pub schedules: Vec<Result<DueSchedule, Unreadable>>,
-    /// The database's time, and when it arrived here.
+    /// The database's time. `arrived` is the instant at which it reached this node.
     pub now: UnixMicros,
     pub arrived: Instant,
-    /// When the next one comes due.
+    /// The time at which the next schedule is due.
     pub next_wake_at: Option<UnixMicros>,
 }
 
@@ -126,12 +126,12 @@ impl ScheduleRecord {
 }
 
 impl Database {
-    /// `None`: there is no such schedule.
+    /// Reads one schedule. `None`: there is no such schedule.
     pub async fn schedule_read(&self, name: &ScheduleName) -> Result<Option<ScheduleRecord>, Error> {
         Ok(self.schedule_records(Some(name), None, 1).await?.pop())
     }
 
-    /// At most `limit` schedules after that name, by name.
+    /// Lists at most `limit` schedules whose names come after `after`, by name.
     pub async fn schedule_list(&self, after: Option<&str>, limit: i64) -> Result<Vec<ScheduleRecord>, Error> {
         self.schedule_records(None, after, limit).await
     }
@@ -164,7 +164,8 @@ impl Database {
         .await
     }
 
-    /// What waits goes on waiting. Only a schedule that comes from another queue needs room.
+    /// Changes a schedule. A buffered fire time stays buffered. Only a schedule that comes
+    /// from another queue needs room.
     pub async fn schedule_change(
         &self,
         name: &ScheduleName,
@@ -179,8 +180,9 @@ impl Database {
         .await
     }
 
-    /// Writes a decision. `ids` are those of the tasks of its fires, which whoever decided makes within `hold`; after that any node
-    /// may. `None`: the schedule is no longer as it was read, and nothing was decided.
+    /// Stores a schedule's new state and the fire times that owe a task. `ids` are the ids of these tasks. The
+    /// caller writes them within `hold`; after that any node may. `None`: the schedule has changed since the caller
+    /// read it, and nothing was stored.
     pub async fn schedule_turn(
         &self,
         name: &ScheduleName,
@@ -212,7 +214,8 @@ impl Database {
         .await
     }
 
-    /// Has a schedule looked at again `later`, unless it was written since it was read.
+    /// Postpones the next decision on a schedule by `later`, unless the schedule was
+    /// written since the caller read it.
     pub async fn schedule_postpone(&self, name: &ScheduleName, read: Revision, later: Duration) -> Result<(), Error> {
         self.run(StoreOp::SchedulePostpone, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_postpone.sql"));
@@ -222,7 +225,7 @@ impl Database {
         .await
     }
 
-    /// At most `most` schedules that have been due for a look for longer than `lag`.
+    /// Reads at most `most` schedules that have been due for a decision for longer than `lag`.
     pub async fn schedule_due(&self, lag: Duration, most: i64) -> Result<Due, Error> {
         self.run(StoreOp::ScheduleDue, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most);
@@ -241,7 +244,8 @@ impl Database {
         .await
     }
 
-    /// Whether there was such a schedule, and, given a revision, as it was read.
+    /// Deletes a schedule. With `read`, deletes it only if it is still at that revision.
+    /// Returns whether it was deleted.
     pub async fn schedule_delete(&self, name: &ScheduleName, read: Option<Revision>) -> Result<bool, Error> {
         self.run(StoreOp::ScheduleDelete, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_delete.sql"));
@@ -258,7 +262,7 @@ impl Database {
         .await
     }
 
-    /// Takes on at most `most` decided fire times that nobody has made within his time, for `hold`.
+    /// Takes over, for `hold`, at most `most` decided fire times whose node has not written their tasks in time.
     pub async fn fire_take(&self, hold: Duration, most: i64) -> Result<Vec<Result<FireRecord, sqlx::Error>>, Error> {
         self.run(StoreOp::FireTake, |pool| async move {
             let query = sqlx::query(include_str!("queries/fire_take.sql")).bind(interval(hold)).bind(most);
@@ -267,7 +271,7 @@ impl Database {
         .await
     }
 
-    /// The tasks of these fire times are written.
+    /// Forgets these fire times, whose tasks are written.
     pub async fn fire_done(&self, ids: &[TaskId]) -> Result<(), Error> {
         self.run(StoreOp::FireDone, |pool| async move {
             sqlx::query(include_str!("queries/fire_done.sql")).bind(uuids(ids)).execute(&pool).await?;

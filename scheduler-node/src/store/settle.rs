@@ -1,4 +1,5 @@
-//! Writes what became of claimed tasks, a batch a statement, each by compare-and-set on its attempt and state.
+//! Records the outcomes of claimed tasks, one batch a statement. Each write is a compare-and-set
+//! on the task's attempt and state.
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -9,7 +10,7 @@ use sqlx::Row;
 
 use super::{Database, Error, StoreOp, change::Keep, depend::Succeeded};
 
-/// Confirmed, outcome open until the deadline.
+/// A task whose publish is confirmed. Its outcome stays open until the deadline.
 #[derive(Clone, Debug)]
 pub struct Deliver {
     pub id: TaskId,
@@ -17,40 +18,41 @@ pub struct Deliver {
     pub timeout_ms: i64,
 }
 
-/// Finished, off to the archive.
+/// A task that has finished and moves to the archive.
 #[derive(Clone, Debug)]
 pub struct Finish {
     pub id: TaskId,
     pub attempt: Attempt,
     pub final_state: TaskState,
-    /// The states it may be in for this to hold.
+    /// The states in which the row may be. In any other state nothing is written.
     pub was: &'static [TaskState],
     pub keep_ms: i64,
     pub report: Report,
-    /// A deadline ends only what has still not been heard of when this is written.
+    /// Whether the task ends because of its deadline. Such an end applies only if the consumer has still sent no
+    /// sign of life when it is written.
     pub at_deadline: bool,
-    /// The failed attempt this ends with, as a JSON object.
+    /// The failed attempt with which the task ends, as a JSON object.
     pub entry: Option<String>,
 }
 
-/// What has moved to the archive.
+/// The tasks that moved to the archive.
 #[derive(Clone, Debug, Default)]
 pub struct Finished {
     pub ids: Vec<TaskId>,
-    /// Those with a key that succeeded.
+    /// Those of them that have a key and succeeded.
     pub succeeded: Vec<Succeeded>,
 }
 
-/// What the consumer said of it at last.
+/// The consumer's last report on a task.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// JSON text, byte for byte.
+    /// JSON text, kept byte for byte.
     pub result: Option<String>,
     pub status_code: Option<i64>,
     pub status_msg: Option<String>,
 }
 
-/// A failed attempt with tries left.
+/// A failed attempt of a task that has attempts left.
 #[derive(Clone, Debug)]
 pub struct Retry {
     pub id: TaskId,
@@ -58,11 +60,11 @@ pub struct Retry {
     pub retry_at: UnixMicros,
     pub entry: String,
     pub at_deadline: bool,
-    /// With the next lower priority.
+    /// Whether the task goes to the next lower priority.
     pub lower: bool,
 }
 
-/// A sign of life.
+/// A consumer's heartbeat.
 #[derive(Clone, Debug)]
 pub struct Extend {
     pub id: TaskId,
@@ -72,7 +74,7 @@ pub struct Extend {
     pub worker: Option<String>,
 }
 
-/// Where a task stands.
+/// The current state of an unfinished task.
 #[derive(Clone, Debug)]
 pub struct StandingRow {
     pub id: TaskId,
@@ -85,13 +87,14 @@ pub struct StandingRow {
     pub retry: Option<RetryPolicy>,
     pub claimed_at: Option<UnixMicros>,
     pub wake_at: UnixMicros,
-    /// Its consumer is to stop.
+    /// Whether the consumer has been asked to stop.
     pub stopping: bool,
-    /// What it carries.
+    /// The trace context that the task carries.
     pub trace: Option<TraceContext>,
     /// The database's time when it was read.
     pub now: UnixMicros,
-    /// A book of queues of this revision or a later one has the policy that is in force.
+    /// The revision at which the queue's policy last changed. A book of queues of this revision or a
+    /// later one has the policy in force.
     pub turned: i64,
 }
 
@@ -112,7 +115,8 @@ impl Database {
         .await
     }
 
-    /// This attempt is not published again and its deadline ends nothing, until it is reported on or a person has looked.
+    /// Sets an attempt aside. No node publishes it again and its deadline ends nothing,
+    /// until a report or a person ends it.
     pub async fn task_set_aside(&self, id: TaskId, attempt: Attempt) -> Result<(), Error> {
         self.run(StoreOp::TaskSetAside, |pool| async move {
             sqlx::query(include_str!("queries/task_set_aside.sql"))
@@ -126,7 +130,7 @@ impl Database {
         .await
     }
 
-    /// What is missing in the answer was not in that attempt and state any more.
+    /// Moves finished tasks to the archive. A task missing in the answer was no longer in that attempt and state.
     pub async fn task_finish(&self, tasks: &[Finish]) -> Result<Finished, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
@@ -165,7 +169,7 @@ impl Database {
         .await
     }
 
-    /// Returns the ids that changed.
+    /// Schedules the next attempt of failed tasks. Returns the ids that changed.
     pub async fn task_retry(&self, tasks: &[Retry]) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
@@ -188,7 +192,7 @@ impl Database {
         .await
     }
 
-    /// Returns the ids that changed.
+    /// Records heartbeats and sets new deadlines. Returns the ids that changed.
     pub async fn task_extend(&self, tasks: &[Extend]) -> Result<Vec<TaskId>, Error> {
         let ids: Vec<_> = tasks.iter().map(|task| task.id.uuid()).collect();
         let attempts: Vec<_> = tasks.iter().map(|task| task.attempt.number()).collect();
@@ -209,7 +213,8 @@ impl Database {
         .await
     }
 
-    /// Archives what lapsed in `shards`, at most `most`, but not `aside`; returns the queues of what did.
+    /// Archives at most `most` tasks of `shards` that expired before a claim, except those in
+    /// `aside`. Returns their queues.
     pub async fn task_expire(
         &self,
         shards: &[ShardId],
@@ -220,7 +225,7 @@ impl Database {
         self.expire(shards, most, keep, aside, None).await
     }
 
-    /// The same for `ids` only.
+    /// Archives those of `ids` that expired before a claim. Returns their queues.
     pub async fn task_expire_these(
         &self,
         shards: &[ShardId],
@@ -230,7 +235,7 @@ impl Database {
         self.expire(shards, i64::try_from(ids.len()).unwrap_or(i64::MAX), keep, &[], Some(ids)).await
     }
 
-    /// What lapsed in `shards`, at most `most`, but not `aside`.
+    /// Lists at most `most` tasks of `shards` that expired before a claim, except those in `aside`.
     pub async fn task_expired(&self, shards: &[ShardId], most: i64, aside: &[TaskId]) -> Result<Vec<TaskId>, Error> {
         let (shards, aside) = (super::numbers(shards), super::uuids(aside));
         self.run(StoreOp::TaskExpired, |pool| async move {
@@ -268,7 +273,7 @@ impl Database {
         .await
     }
 
-    /// Where `ids` stand; those that have finished are missing from the answer.
+    /// Reads the current states of `ids`. Finished tasks are missing from the answer.
     pub async fn task_standing(&self, ids: &[TaskId]) -> Result<Vec<StandingRow>, Error> {
         let ids = super::uuids(ids);
         self.run(StoreOp::TaskStanding, |pool| async move {

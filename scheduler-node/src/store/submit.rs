@@ -18,44 +18,44 @@ use sqlx::{
 
 use super::{Database, Error, StoreOp, claim::LOOK_AGAIN_AFTER};
 
-/// Whether a batch goes out for the first time.
+/// Whether a batch is sent for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sending {
     First,
-    /// The commit of the sending before is unknown.
+    /// The commit of the previous sending is in doubt.
     Again,
 }
 
-/// What a node knew of the queues, as revisions.
+/// The revisions of the queues that a node knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// By these the tasks may be claimed.
+    /// The revision by which the tasks may be claimed.
     pub claims: i64,
-    /// By these they were given their shards.
+    /// The revision by which the tasks were given their shards.
     pub routes: i64,
 }
 
-/// What a batch came to.
+/// The result of writing a batch.
 #[derive(Debug)]
 pub struct Written {
-    /// When tasks that were to be due at once are due.
+    /// The due time of tasks that were submitted to be due at once.
     pub asked_at: UnixMicros,
-    /// The shards whose fence was held under the epoch presented: their tasks are claimed, first attempt.
+    /// The shards whose fence was held under the presented epoch. Their tasks are claimed, with attempt 1.
     pub held: BTreeSet<ShardId>,
-    /// Queues with a newer policy than the revision that was presented: their tasks are not claimed.
+    /// Queues with a newer policy than the presented revision. Their tasks are not claimed.
     pub turned: BTreeSet<QueueName>,
-    /// Queues that were placed anew since the revision of the routes: nothing of them is written.
+    /// Queues whose placement has changed since the revision of the routes. Their tasks are not written.
     pub moved: BTreeSet<QueueName>,
 }
 
-/// A sending that was not executed within this time is not executed any more: long enough for a statement that waits for its turn, short
-/// enough for a caller whose connection was cut.
+/// The time within which a sending must be executed, or it does nothing. It is long enough for a statement that
+/// waits for its turn, and short enough for a caller whose connection was cut.
 const EXECUTED_WITHIN: Duration = Duration::from_secs(2);
 
-/// When a sending may be executed, on the database's clock.
+/// The period in which a sending may be executed, on the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The end of the sending before it.
+    /// The end of the previous sending's window.
     pub after: Option<UnixMicros>,
     pub until: UnixMicros,
 }
@@ -65,25 +65,25 @@ impl Window {
         Self { after: None, until: database.now().plus(EXECUTED_WITHIN) }
     }
 
-    /// For a sending after this one, whose commit is unknown.
+    /// The window of the next sending, when the commit of this one is in doubt.
     pub fn next(self, database: &Database) -> Self {
         Self { after: Some(self.until), until: database.now().max(self.until).plus(EXECUTED_WITHIN) }
     }
 
-    /// How long it is to its beginning.
+    /// The time until the window begins.
     pub fn wait(self, database: &Database) -> Duration {
         self.after.map_or(Duration::ZERO, |after| after.since(database.now()))
     }
 }
 
 impl Database {
-    /// Its time as far as it is known here; before the first answer this node's own.
+    /// The database's time as this node estimates it. Before the first answer it is this node's own time.
     fn now(&self) -> UnixMicros {
         self.clock.at(Instant::now()).unwrap_or_else(crate::clock::now)
     }
 
-    /// One insert for the whole batch. Done means that every task of it is durable, except those of queues in [`Written::moved`].
-    /// `routed`: the revision of the queues by which the tasks were given their shards.
+    /// Writes the whole batch with one insert. `Ok` means that every task is durable, except those of queues in
+    /// [`Written::moved`]. `routed` is the revision of the queues by which the tasks were given their shards.
     pub async fn task_submit_within(
         &self,
         tasks: &[NewTask],
@@ -100,8 +100,8 @@ impl Database {
         self.task_submit_within(tasks, sending, Window::first(self), i64::MAX).await.map(|written| written.asked_at)
     }
 
-    /// The same, sent for the first time, and tasks for which `epochs` has one are claimed with it if that fence is held.
-    /// Present an epoch only for tasks that are due at once.
+    /// Writes a batch for the first time, and claims each task that has an entry in `epochs` if its fence is held
+    /// under that epoch. Present an epoch only for tasks that are due at once.
     pub async fn task_submit_claimed(
         &self,
         tasks: &[NewTask],
@@ -154,7 +154,7 @@ impl Database {
     }
 }
 
-/// The batch turned on its side: one array a column, as unnest takes it.
+/// The columns of a batch: one array each, the form that `unnest` takes.
 pub(super) struct Columns<'a> {
     ids: Vec<uuid::Uuid>,
     shards: Vec<i32>,
@@ -210,7 +210,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// As the first 16 parameters of a statement.
+    /// Binds the columns as the first 16 parameters of a statement.
     pub(super) fn bound_to(self, statement: &'static str) -> Query<'a, Postgres, PgArguments> {
         sqlx::query(statement)
             .bind(self.ids)

@@ -1,4 +1,4 @@
-//! Tokens that were made over the API, kept in the first database only.
+//! Tokens created over the API, kept in the first database only.
 
 use std::{
     sync::Arc,
@@ -16,28 +16,28 @@ use sqlx::{Row, postgres::PgRow, types::Json};
 use super::{Database, Error, StoreOp, claim::interval, unexpected};
 use crate::access::{Token, TokenBook};
 
-/// Tokens that are not revoked: each request is compared with all of them.
+/// The most tokens that are not revoked. A node compares each request with all of them.
 pub const MOST: i64 = 1_000;
 
-/// A token as it is kept.
+/// A token as stored.
 #[derive(Clone, Debug)]
 pub struct TokenRecord {
     pub id: i64,
     pub view: TokenView,
 }
 
-/// What became of a token that was to be made.
+/// The outcome of creating a token.
 #[derive(Debug)]
 pub enum TokenAdded {
     Made(TokenRecord),
-    /// There is one of this name.
+    /// A token of this name exists.
     NameTaken,
-    /// There are [`MOST`] already.
+    /// [`MOST`] tokens exist already.
     TooMany,
 }
 
 impl Database {
-    /// Rises with every token that is made or revoked.
+    /// The revision of the tokens. It rises with every token that is created or revoked.
     pub async fn token_revision(&self) -> Result<i64, Error> {
         self.run(StoreOp::TokenRevision, |pool| async move {
             sqlx::query(include_str!("queries/token_revision.sql")).fetch_one(&pool).await?.try_get("revision")
@@ -45,7 +45,7 @@ impl Database {
         .await
     }
 
-    /// Every token that is not revoked.
+    /// Reads every token that is not revoked.
     pub async fn token_book(&self) -> Result<TokenBook, Error> {
         let asked = Instant::now();
         self.run(StoreOp::TokenBook, |pool| async move {
@@ -62,7 +62,7 @@ impl Database {
         .await
     }
 
-    /// Writes a token down under its hash.
+    /// Stores a token under its hash.
     pub async fn token_add(&self, token: &ValidToken, sha256: &[u8], by: &str) -> Result<TokenAdded, Error> {
         let added = self
             .run(StoreOp::TokenAdd, |pool| async move {
@@ -88,7 +88,7 @@ impl Database {
         }
     }
 
-    /// `None`: there is none of this name that is not revoked.
+    /// Revokes a token. `None`: no token of this name is unrevoked.
     pub async fn token_revoke(&self, name: &str, by: &str) -> Result<Option<TokenRecord>, Error> {
         self.run(StoreOp::TokenRevoke, |pool| async move {
             let query = sqlx::query(include_str!("queries/token_revoke.sql")).bind(name).bind(by);
@@ -97,7 +97,7 @@ impl Database {
         .await
     }
 
-    /// At most `limit` tokens that were made before the one with that id, newest first.
+    /// Lists at most `limit` tokens that were created before the one with the id `before`, newest first.
     pub async fn token_list(&self, before: Option<i64>, limit: i64) -> Result<Vec<TokenRecord>, Error> {
         self.run(StoreOp::TokenList, |pool| async move {
             let query = sqlx::query(include_str!("queries/token_list.sql")).bind(before).bind(limit);
@@ -139,7 +139,8 @@ impl TokenRecord {
     }
 }
 
-/// Counts from when it was asked for, so that it expires here early rather than late.
+/// Reads a token. Its expiry counts from the moment of the query, so it expires on
+/// this node early rather than late.
 fn token(row: &PgRow, asked: Instant) -> Result<Token, sqlx::Error> {
     let name: Arc<str> = row.try_get::<&str, _>("name")?.into();
     let queues = Scope::of(row.try_get("queues")?).map_err(|error| unexpected("queues", &error.to_string()))?;

@@ -1,4 +1,4 @@
-//! How much of their limits queues use: their tasks that are not finished, and the bytes of these.
+//! Measures how much of their limits queues use: their unfinished tasks and the bytes of these.
 
 use common::{
     ids::{QueueName, TaskId},
@@ -9,29 +9,29 @@ use sqlx::Row;
 
 use super::{Database, Error, StoreOp};
 
-/// Rows of one slice that are counted in the index: some 10 ms. No statement of a walk takes longer, however many tasks
-/// there are.
+/// The most rows of one slice that are counted in the index: some 10 ms. No statement of a walk takes
+/// longer, however many tasks there are.
 const SLICE_ROWS: i64 = 20_000;
 
-/// Rows of one slice whose bytes are read from the table, where each may lie on a page of its own.
+/// The most rows of one slice whose bytes are read from the table, where each row may lie on a page of its own.
 const SLICE_ROWS_WITH_BYTES: i64 = 4_000;
 
-/// Queues of one slice: some 10 ms where all of them are empty.
+/// The most queues of one slice: some 10 ms if all of them are empty.
 const SLICE_QUEUES: usize = 1_000;
 
 /// A walk over the tasks of some queues.
 #[derive(Debug)]
 pub struct UsageWalk<'a> {
     queues: &'a [QueueName],
-    /// Where it stands in the first of `queues`.
+    /// The place that the walk has reached in the first of `queues`.
     after: (UnixMicros, TaskId),
-    /// Whether bytes are counted too, which costs more.
+    /// Whether the walk counts bytes too, which costs more.
     bytes: bool,
-    /// So far.
+    /// The usage counted so far.
     pub usage: Usage,
 }
 
-/// Before every task.
+/// The place before every task.
 fn begin() -> (UnixMicros, TaskId) {
     (UnixMicros::FIRST, TaskId::from_uuid(uuid::Uuid::nil()))
 }

@@ -1,4 +1,5 @@
-//! Looks after the database as a whole: is it there, how far behind is it, who waits, and nudges across nodes.
+//! Watches a database as a whole: whether it answers and which queues wait for room.
+//! Also carries nudges between nodes.
 
 use std::{
     collections::BTreeSet,
@@ -19,23 +20,24 @@ const SHARD_CHANNEL: &str = "duetime_shard";
 
 const ROOM_CHANNEL: &str = "duetime_room";
 
-/// PostgreSQL carries 8,000 bytes in one notification. A row takes 54: its id, and microseconds since 1970.
+/// The most rows of one notification. PostgreSQL carries 8,000 bytes in each, and a row takes 54: its
+/// id, and microseconds since 1970.
 const ROWS_TOLD: usize = 140;
 
-/// A number has 5 digits at the most.
+/// The most shards of one notification. A shard's number has at most 5 digits.
 const SHARDS_TOLD: usize = 1_000;
 
-/// A queue's name has 128 characters at the most.
+/// The most queues of one notification. A queue's name has at most 128 characters.
 const QUEUES_TOLD: usize = 58;
 
-/// As duetime.submit spells it.
+/// The channel on which `duetime.submit` notifies nodes.
 const INBOX_CHANNEL: &str = "duetime_inbox";
 
-/// A ping that takes longer than this says that the database is not there.
+/// The longest wait for the answer to a ping. After it the database counts as unreachable.
 const PING_DEADLINE: Duration = Duration::from_secs(2);
 
 impl Database {
-    /// Whether the database answers; each answer is a reading of its clock too.
+    /// Checks that the database answers. Each answer is also a reading of its clock.
     pub async fn ping(&self) -> Result<(), Error> {
         let pinged = self.run(StoreOp::Ping, |pool| async move {
             let answer = async {
@@ -49,7 +51,7 @@ impl Database {
         Ok(())
     }
 
-    /// The queues that have tasks waiting for room.
+    /// Lists the queues that have tasks waiting for room.
     pub async fn ready_queues(&self) -> Result<Vec<QueueName>, Error> {
         self.run(StoreOp::ReadyQueues, |pool| async move {
             let rows = sqlx::query(include_str!("queries/ready_queues.sql")).fetch_all(&pool).await?;
@@ -58,7 +60,7 @@ impl Database {
         .await
     }
 
-    /// Tells the other nodes, in one statement.
+    /// Sends a nudge to the other nodes, in one statement.
     pub async fn tell(&self, nudge: &Nudge) -> Result<(), Error> {
         let rows = nudge.rows.iter().map(|(id, wake_at)| format!("{id} {}", wake_at.micros()));
         let shards = nudge.shards.iter().map(|shard| shard.number().to_string());
@@ -81,7 +83,7 @@ impl Database {
         .await
     }
 
-    /// A connection of its own that hears the other nodes' nudges, and what is submitted in SQL.
+    /// Opens a connection that receives the other nodes' nudges and the notifications of submissions in SQL.
     pub async fn nudges(&self) -> Result<Nudges, Lost> {
         let pool = sqlx::postgres::PgPoolOptions::new()
             .max_connections(1)
@@ -93,25 +95,26 @@ impl Database {
     }
 }
 
-/// Nudges as they come in. After a gap some may have been missed: everything is read again then.
+/// Receives nudges. Some may be missed in a gap; the node then reads everything again.
 #[derive(Debug)]
 pub struct Nudges {
     listener: PgListener,
 }
 
-/// The connection for nudges is gone.
+/// The connection for nudges was lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection that hears nudges was lost")]
 pub struct Lost(#[from] sqlx::Error);
 
-/// What the other nodes are told. Of no weight: behind each nudge there is a pass that finds by itself what it tells of.
+/// A message to the other nodes. Its loss does no harm: behind each nudge, a periodic pass
+/// finds the same work by itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nudge {
-    /// Rows that were written, and when somebody has to look at them.
+    /// Rows that were written, and the times at which they wake.
     pub rows: Vec<(TaskId, UnixMicros)>,
-    /// Shards with more of those than are worth naming one by one.
+    /// Shards with more such rows than are worth naming one by one.
     pub shards: BTreeSet<ShardId>,
-    /// Queues in which a task on this shard has an outcome, so that there may be room for others of it there.
+    /// Queues in which a task of this shard has got an outcome, so that others of the queue may have room there.
     pub room: BTreeSet<(ShardId, QueueName)>,
 }
 
@@ -121,20 +124,20 @@ impl Nudge {
     }
 }
 
-/// What came in.
+/// A notification that this node received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Rows(Vec<(TaskId, UnixMicros)>),
     Shards(Vec<ShardId>),
     Room(Vec<(ShardId, QueueName)>),
-    /// Something was submitted in SQL.
+    /// A task was submitted in SQL.
     Inbox,
-    /// The connection was lost and is back; what was sent in between is gone.
+    /// The connection was lost and is back. Notifications sent in between are lost.
     Gap,
 }
 
 impl Nudges {
-    /// Waits for the next one. `try_recv`, because `recv` hides reconnects.
+    /// Waits for the next notification. It uses `try_recv`, because `recv` hides reconnects.
     pub async fn next(&mut self) -> Result<Heard, Lost> {
         let Some(heard) = self.listener.try_recv().await? else { return Ok(Heard::Gap) };
         let told = heard.payload().split(',');

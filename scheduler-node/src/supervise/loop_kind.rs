@@ -1,19 +1,19 @@
-//! The loops by their verbs.
+//! The kinds of loops, named by their verbs.
 
 use std::fmt;
 
 macro_rules! loops {
     ($($variant:ident = $name:literal),* $(,)?) => {
-        /// Every loop by its verb. All have one policy: a loop handles its own errors and ends only when told to. One that
-        /// panics, or ends by itself, stops the node: whatever it kept true is no longer true, and a restart is a new
-        /// incarnation that starts from what the stores say.
+        /// Every loop by its verb. All have one policy: a loop handles its own errors and ends only at a stop. A
+        /// loop that panics or ends by itself stops the node, because the state it kept true may be false now. A
+        /// restart is a new incarnation that starts from the stores.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum LoopKind { $($variant),* }
 
         impl LoopKind {
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// As metrics and `/readyz` call it.
+            /// The name in metrics and in `/readyz`.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }

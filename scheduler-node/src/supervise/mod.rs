@@ -1,4 +1,4 @@
-//! Runs the loops: what each one's end means for the node, and in which order they stop.
+//! Runs the loops: what the end of each means for the node, and in which order they stop.
 
 mod loop_kind;
 mod pulse;
@@ -13,19 +13,19 @@ pub use self::{
     pulse::{Pulse, Work, at_work},
 };
 
-/// The signals of a stop, in the order they are given. What comes in ends before what goes out, and the registration, on
-/// which the ownership of everything hangs, ends last.
+/// The signals of a stop, in their order. Intake ends before output. The registration ends last, because the
+/// ownership of all shards depends on it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
-    /// Hand over what is owned; take on nothing new.
+    /// Hand over all owned shards; acquire no new ones.
     pub leaving: CancellationToken,
-    /// No more requests.
+    /// Accept no more requests.
     pub intake: CancellationToken,
-    /// No more submissions, claims, reads and looks. What is claimed is still published and settled.
+    /// No more submissions, claims, reads and looks. Claimed tasks are still published and settled.
     pub work: CancellationToken,
-    /// Waiting for a database to take what is to be settled is over.
+    /// Stop waiting for a database to take the remaining settlements.
     pub patience: CancellationToken,
-    /// Out of the cluster.
+    /// Leave the cluster.
     pub cluster: CancellationToken,
 }
 
@@ -37,7 +37,7 @@ pub struct Crew {
 }
 
 impl Crew {
-    /// Its loops are watched by `pulse`.
+    /// Makes a crew whose loops `pulse` watches.
     pub fn new(pulse: &Pulse) -> Self {
         Self { pulse: pulse.clone(), loops: JoinSet::new() }
     }
@@ -50,7 +50,7 @@ impl Crew {
         });
     }
 
-    /// Waits for the first loop that ends; before the stop that is a broken node.
+    /// Waits for the first loop that ends. Before a stop that means a broken node.
     pub async fn first_end(&mut self) -> String {
         match self.loops.join_next().await {
             Some(Ok(kind)) => format!("the loop {kind} ended by itself"),
@@ -59,14 +59,15 @@ impl Crew {
         }
     }
 
-    /// Waits for all loops to end after they were told to; `false` when some did not in time.
+    /// Waits for all loops to end after a stop. Returns `false` if some did not in time.
     pub async fn all_end(&mut self, within: Duration) -> bool {
         let end = async { while self.loops.join_next().await.is_some() {} };
         tokio::time::timeout(within, end).await.is_ok()
     }
 }
 
-/// Runs a future that must finish even if its caller goes away: a statement whose HTTP client hung up, a batch on its channel.
+/// Runs a future that must finish even if its caller goes away: a statement whose HTTP client hung up, a batch on
+/// its channel.
 pub fn spawn_child<T: Send + 'static>(child: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     #[expect(clippy::disallowed_methods, reason = "this is where tasks are spawned")]
     tokio::spawn(pulse::inherited(child))

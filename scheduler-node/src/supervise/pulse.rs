@@ -1,8 +1,9 @@
-//! Knows which loops have had a unit of work without progress for too long.
+//! Knows which loops have a unit of work without progress for too long.
 //!
-//! A loop calls [`at_work`] where a unit of work begins and drops the guard where it ends. A loop that waits for work has
-//! no guard, so it is never stalled. A loop and its children find the pulse of their node, and the name of the loop, in a
-//! task-local, which `Crew::spawn` and `spawn_child` set. A `JoinSet` sets none: take the guard first and move it in.
+//! A loop calls [`at_work`] when a unit of work begins and drops the guard when it ends. A loop that waits for work
+//! has no guard, so it is never stalled. A loop and its children find the pulse of their node and the name of the
+//! loop in a task-local, which `Crew::spawn` and `spawn_child` set. A `JoinSet` sets none: take the guard first and
+//! move it in.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::LoopKind;
 
-/// Several times what a unit of work takes at worst: statements end after 5 s, a submission is resolved within 5 s, a
+/// Several times the longest unit of work: statements end after 5 s, a submission is resolved within 5 s, and a
 /// drain ends within 10 s.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -28,7 +29,7 @@ tokio::task_local! {
     static LOOP: (Pulse, LoopKind);
 }
 
-/// Clones are the same.
+/// The units of work of one node. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     units: Arc<Mutex<Units>>,
@@ -38,7 +39,7 @@ pub struct Pulse {
 #[derive(Debug, Default)]
 struct Units {
     begun: u64,
-    /// When each unit of work under way made progress last.
+    /// The last progress of each unit of work under way.
     under_way: BTreeMap<u64, (LoopKind, Instant)>,
 }
 
@@ -65,7 +66,7 @@ impl Pulse {
         Work(Some((self.clone(), unit)))
     }
 
-    /// How many units of work have begun.
+    /// The number of units of work that have begun.
     #[cfg(test)]
     pub(crate) fn begun(&self) -> u64 {
         self.units.lock().begun
@@ -78,7 +79,7 @@ impl Pulse {
         units.under_way.values().filter(silent).map(|(kind, _)| *kind).collect()
     }
 
-    /// What `/readyz` says of them.
+    /// The reasons that `/readyz` shows, one for each stalled loop.
     pub fn reasons(&self, now: Instant) -> Vec<String> {
         let reason = |kind: LoopKind| {
             format!("the loop {} has made no progress for more than {} s", kind.text(), (self.bound)(kind).as_secs())
@@ -92,7 +93,7 @@ impl Pulse {
     }
 }
 
-/// A child's units of work count as those of the loop that spawns it.
+/// Runs a child; its units of work count as those of the loop that spawns it.
 pub(super) fn inherited<T>(child: impl Future<Output = T>) -> impl Future<Output = T> {
     let parent = LOOP.try_with(Clone::clone).ok();
     async move {
@@ -109,7 +110,7 @@ pub(super) fn inherited<T>(child: impl Future<Output = T>) -> impl Future<Output
 pub struct Work(Option<(Pulse, u64)>);
 
 impl Work {
-    /// It makes progress.
+    /// Notes progress.
     pub fn beat(&self) {
         self.beat_at(Instant::now());
     }
@@ -130,7 +131,7 @@ impl Drop for Work {
     }
 }
 
-/// Begins a unit of work of the loop that calls this. What runs in no loop is not watched.
+/// Begins a unit of work of the calling loop. Outside a loop nothing is watched.
 pub fn at_work() -> Work {
     LOOP.try_with(|(pulse, kind)| pulse.work(*kind, Instant::now())).unwrap_or(Work(None))
 }

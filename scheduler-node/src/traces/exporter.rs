@@ -1,6 +1,7 @@
 //! Sends recorded spans to the collector: OTLP over HTTP, in protobuf, a batch at a time.
 //!
-//! If the collector is away, spans are dropped and counted, and everything else goes on. If this loop stops, they are dropped as well.
+//! While the collector is unreachable, spans are dropped and counted, and everything else goes on. If this loop
+//! stops, spans are dropped as well.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,19 +18,21 @@ use tokio_util::sync::CancellationToken;
 use super::TraceMetrics;
 use crate::{config::Telemetry, supervise::at_work};
 
-/// Spans of one request.
+/// The most spans of one request.
 const BATCH: usize = 512;
 
-/// Spans are gathered for this long: long enough for a batch under load, short for whoever waits to see one.
+/// The time for which spans are gathered: long enough for a batch under load, short enough for a person who
+/// waits for one.
 const GATHER: Duration = Duration::from_secs(1);
 
-/// A collector that has not taken a batch by then does not get it.
+/// The longest wait for the collector to take a batch. After that the batch is dropped.
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 
-/// A request that is under way when the node stops, and one with what is left, may each take so long: both end before the node does.
+/// The time limit at a stop, once for a request that is under way and once for the remaining spans. Both end
+/// before the node does.
 const LAST_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why nothing can be exported.
+/// The reason why no span can be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot make a client for HTTP")]
@@ -45,7 +48,7 @@ pub struct Exporter {
     collector: SpanExporter,
     spans: mpsc::Receiver<SpanData>,
     metrics: TraceMetrics,
-    /// The collector does not take them, and that was said.
+    /// Whether the collector takes no spans and this was logged.
     is_away: bool,
 }
 
@@ -59,7 +62,7 @@ impl Exporter {
         let url = telemetry.traces_url().unwrap_or_default();
         let mut http = reqwest::Client::builder().timeout(EXPORT_WITHIN);
         if url.starts_with("http:") {
-            // A machine without certificates can speak http all the same.
+            // A machine without certificates can use plain HTTP all the same.
             http = http.tls_certs_only([]);
         }
         let headers: HashMap<String, String> = telemetry.headers().collect();
@@ -76,7 +79,7 @@ impl Exporter {
         Ok(Self { collector, spans, metrics, is_away: false })
     }
 
-    /// Runs until told to stop; then sends what is left.
+    /// Runs until told to stop; then sends the remaining spans.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         while stop.run_until_cancelled(self.gather(&mut batch)).await.is_some() {
@@ -93,14 +96,15 @@ impl Exporter {
         }
     }
 
-    /// What comes in until there is a batch of it, or for a while. Cancelled, it leaves in `batch` what it has.
+    /// Gathers spans until there is a batch, or for a while. When cancelled, it leaves the spans gathered so
+    /// far in `batch`.
     async fn gather(&mut self, batch: &mut Vec<SpanData>) {
         if self.spans.recv_many(batch, BATCH).await == 0 {
-            // Nobody records any more.
+            // Every recorder is gone.
             return std::future::pending().await;
         }
         let more = async { while batch.len() < BATCH && self.spans.recv_many(batch, BATCH - batch.len()).await > 0 {} };
-        // Either way there is something to export.
+        // With or without the timeout, there is something to export.
         let _ = tokio::time::timeout(GATHER, more).await;
     }
 
@@ -133,7 +137,7 @@ impl Exporter {
     }
 }
 
-/// Who records: also as `OTEL_RESOURCE_ATTRIBUTES` says.
+/// The resource that records: this node, with the attributes from `OTEL_RESOURCE_ATTRIBUTES`.
 fn resource(service_name: &str, me: &NodeId) -> Resource {
     Resource::builder()
         .with_service_name(service_name.to_owned())

@@ -1,8 +1,9 @@
-//! Speaks to an OpenTelemetry collector: one trace for each task, from the submission over every attempt to its result.
+//! Traces for an OpenTelemetry collector: one for each task, from the submission over every attempt to its result.
 //!
-//! A hop is timed here and recorded when it is over; [`exporter`] sends what was recorded, in batches. Between its hops a task carries its
-//! context itself, so that a trace is as long-lived as the task and knows no node. Where nothing is exported there is one look at an
-//! `Option` for each hop, and where a task is not sampled, one look into its headers: neither allocates.
+//! This room times a hop and records it when it is over; [`exporter`] sends recorded spans in batches. Between
+//! its hops a task carries its own context, so a trace lives as long as the task and is bound to no node.
+//! Without an exporter, a hop costs one look at an `Option`. For a task that is not sampled it costs one look
+//! into the headers. Neither allocates.
 
 mod exporter;
 mod span;
@@ -35,16 +36,17 @@ pub use self::{
 };
 use crate::{clock, config::Telemetry};
 
-/// Spans that wait to be exported, about 1 KiB each. What finds no room is dropped and counted: nobody waits for a collector.
+/// The most spans that wait to be exported, about 1 KiB each. A span without room is dropped and counted: no
+/// task waits for a collector.
 const WAITING: usize = 4_096;
 
-/// Records the hops of tasks; clones are the same.
+/// Records the hops of tasks. Clones share one recorder.
 #[derive(Clone, Debug, Default)]
 pub struct Traces(Option<Arc<Recorder>>);
 
 #[derive(Debug)]
 struct Recorder {
-    /// Of the tasks that come without a trace, how many begin one: 0 to 1.
+    /// The share of the tasks without a trace that begin one: 0 to 1.
     ratio: f64,
     spans: mpsc::Sender<SpanData>,
     scope: InstrumentationScope,
@@ -65,19 +67,19 @@ impl Hop {
         Self { context, parent: Some(parent.span_id), began_at: clock::now() }
     }
 
-    /// A hop beside this one, for what did not lead on.
+    /// A sibling of this hop, for a step from which the trace does not continue.
     pub fn apart(self) -> Self {
         Self { context: self.context.at(fresh()), ..self }
     }
 
     fn root() -> Self {
-        // Never 0, which names no trace.
+        // 0 would name no trace.
         let trace_id = TraceId(rand::random::<u128>().max(1));
         Self { context: TraceContext::sampled(trace_id, fresh()), parent: None, began_at: clock::now() }
     }
 }
 
-/// The trace and the hop for a log line; none of a task whose trace is not recorded.
+/// The ids of the trace and the hop for a log line. `None` for a task whose trace is not recorded.
 pub fn ids(of: Option<TraceContext>) -> (Option<DisplayValue<TraceId>>, Option<DisplayValue<SpanId>>) {
     (of.map(|of| display(of.trace_id)), of.map(|of| display(of.span_id)))
 }
@@ -108,7 +110,7 @@ impl TraceMetrics {
 }
 
 impl Traces {
-    /// The handle, and what sends the spans on, which must run for any to arrive. `None`: nothing is exported.
+    /// Returns the handle and the exporter, which must run for any span to arrive. No exporter: nothing is exported.
     pub fn new(telemetry: &Telemetry, me: &NodeId, registry: &Registry) -> Result<(Self, Option<Exporter>), Error> {
         let metrics = TraceMetrics::register(registry)?;
         if telemetry.otlp_endpoint.is_none() {
@@ -121,7 +123,7 @@ impl Traces {
         Ok((Self(Some(Arc::new(recorder))), Some(exporter)))
     }
 
-    /// A task comes in. If its trace is recorded, it carries this hop from here on.
+    /// Begins the hop of a task's submission. If its trace is recorded, the task carries this hop from here on.
     pub fn submitting(&self, task: &mut ValidTask) -> Option<Hop> {
         let recorder = self.0.as_ref()?;
         let headers = &mut task.content.headers;
@@ -129,7 +131,7 @@ impl Traces {
             Some(caller) if caller.is_sampled() => Hop::below(caller, caller.at(fresh())),
             Some(_) => return None,
             None if rand::random::<f64>() < recorder.ratio => {
-                // What belongs to a trace that could not be read.
+                // This header belongs to a trace context that could not be read.
                 headers.remove(HEADER_TRACESTATE);
                 Hop::root()
             }
@@ -139,13 +141,14 @@ impl Traces {
         Some(hop)
     }
 
-    /// Tasks of a client that stands at `caller` come in together.
+    /// Begins the hop of a batch of submissions, below the client's hop `caller`.
     pub fn batching(&self, caller: TraceContext) -> Option<Hop> {
         self.0.as_ref()?;
         caller.is_sampled().then(|| Hop::below(caller, caller.at(fresh())))
     }
 
-    /// An attempt is about to be handed over. If its task's trace is recorded, the message names this hop.
+    /// Begins the hop of an attempt that is about to be published. If the task's trace is recorded, the message
+    /// names this hop.
     pub fn publishing(&self, delivery: &mut Delivery) -> Option<Hop> {
         self.0.as_ref()?;
         let carried = TraceContext::carried(&delivery.content.headers, delivery.envelope.as_deref())?;
@@ -154,7 +157,8 @@ impl Traces {
         Some(hop)
     }
 
-    /// Something was heard of an attempt: below what `reported` it names, else below the hop that handed it over.
+    /// Begins the hop of a report on an attempt, or of its missing report. The parent is the hop that
+    /// `reported` names, else the hop that published the attempt.
     pub fn settling(
         &self,
         reported: Option<TraceContext>,
@@ -166,7 +170,7 @@ impl Traces {
         parent.is_sampled().then(|| Hop::below(parent, parent.at(fresh())))
     }
 
-    /// A hop is over.
+    /// Records a hop that is over.
     pub fn record(&self, hop: &Hop, step: Step<'_>) {
         let Some(recorder) = &self.0 else { return };
         let span = span::of(hop, step, clock::now(), recorder.scope.clone());

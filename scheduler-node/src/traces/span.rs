@@ -1,4 +1,4 @@
-//! A hop as OpenTelemetry's conventions for messaging describe it.
+//! A hop in the terms of OpenTelemetry's conventions for messaging.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,10 +16,10 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::Hop;
 
-/// What a hop did.
+/// The work of a hop.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// Of the task; `None`: it was about several.
+    /// The task's queue. `None`: the hop concerns several tasks.
     pub queue: Option<&'a QueueName>,
     pub done: Done<'a>,
 }
@@ -32,53 +32,53 @@ pub enum Done<'a> {
     Settled(Settled),
 }
 
-/// A task came in.
+/// A task was submitted.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     pub way: Way,
-    /// What is durable, or why nothing is.
+    /// The durable task, or the reason why there is none.
     pub outcome: Result<TaskId, String>,
 }
 
-/// How a task came in.
+/// The route of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Http,
-    /// With others over HTTP.
+    /// In a batch over HTTP.
     Batch,
     Amqp,
 }
 
-/// Tasks came in together.
+/// Tasks were submitted together.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub tasks: usize,
-    /// Where those of them stand that are in traces of their own.
+    /// The contexts of those tasks that are in traces of their own.
     pub links: Vec<TraceContext>,
 }
 
-/// An attempt was handed to the broker.
+/// An attempt was published.
 #[derive(Clone, Debug)]
 pub struct Published<'a> {
     pub message: MessageId,
     pub exchange: &'a str,
-    /// Behind the due instant.
+    /// The delay after the due instant.
     pub late_by: Duration,
-    /// A copy of it may have been published before.
+    /// Whether a copy of it may have been published before.
     pub redelivered: bool,
-    /// Why it is not known to have arrived.
+    /// The reason why its arrival is unknown.
     pub error: Option<String>,
 }
 
-/// What was heard of an attempt, or its silence, was written.
+/// The state after a report on an attempt, or after its silence, was written.
 #[derive(Clone, Debug)]
 pub struct Settled {
     pub message: MessageId,
-    /// Nobody said anything until the deadline.
+    /// Whether no report came before the deadline.
     pub silent: bool,
-    /// The final state, if it is one.
+    /// The state of the task, if it is final.
     pub outcome: Option<TaskState>,
-    /// Why the attempt failed.
+    /// The reason why the attempt failed.
     pub failed: Option<FailureReason>,
 }
 
@@ -102,7 +102,7 @@ pub(super) fn of(hop: &Hop, step: Step<'_>, ended_at: UnixMicros, scope: Instrum
         span_kind,
         name: step.queue.map_or_else(|| "submit batch".into(), |queue| format!("{word} {queue}").into()),
         start_time: moment(hop.began_at),
-        // A clock that was set back makes no hop end before it began.
+        // After a clock was set back, a hop must not end before it began.
         end_time: moment(ended_at.max(hop.began_at)),
         attributes,
         dropped_attributes_count: 0,
@@ -137,7 +137,7 @@ impl Submitted {
 impl Published<'_> {
     fn described(self) -> Described {
         let mut attributes = of_message(self.message, "publish", "send");
-        // The default exchange has no name, and what cannot be told apart is left out.
+        // The default exchange has no name, and a destination that no name identifies is left out.
         attributes.extend(
             (!self.exchange.is_empty()).then(|| KeyValue::new("messaging.destination.name", self.exchange.to_owned())),
         );

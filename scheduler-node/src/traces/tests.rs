@@ -9,7 +9,7 @@ use super::*;
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn telemetry(ratio: f64) -> Telemetry {
-    // Nobody listens there.
+    // No collector listens there.
     Telemetry { otlp_endpoint: Some("http://127.0.0.1:9".to_owned()), trace_ratio: ratio, ..Telemetry::default() }
 }
 
@@ -65,7 +65,7 @@ async fn nothing_is_done_where_nothing_is_exported() {
     assert_eq!(sampled.content.headers[HEADER_TRACEPARENT], PARENT);
 }
 
-/// The collector is away, and nobody even tries it.
+/// The collector is unreachable, and no exporter runs that would try it.
 #[tokio::test]
 async fn what_finds_no_room_is_dropped_and_counted_at_once() {
     let (traces, exporter) = traces(1.0);

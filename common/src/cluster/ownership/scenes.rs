@@ -1,4 +1,4 @@
-//! Scenes that the tests of this room are set in.
+//! Scenes for the tests of ownership.
 
 use uuid::Uuid;
 

@@ -14,8 +14,8 @@ use crate::{
 
 const EPOCH: Epoch = Epoch::from_store(4);
 
-/// Of one shard: whether it is owned, whose its key is, to whom it is assigned; and what is done about it while this node
-/// stays, while it leaves and `other` stays, and while it leaves last. `leaver` is on its way out, `gone` is no member.
+/// For one shard: whether it is owned, whose key it has, and the node it is assigned to. Then the action while this
+/// node stays, while it leaves and `other` stays, and while it leaves last. `leaver` is leaving, `gone` is no member.
 const TABLE: &str = "
 owned absent  me     | Reregister Reregister Release
 owned absent  other  | Release    Release    Release
@@ -171,7 +171,7 @@ fn shards_are_handled_in_their_order() {
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SHARDS: usize = 6;
 
-/// Nodes, etcd and the fences, with nothing between them: every action is done at once and at its word.
+/// A model of nodes, etcd and fences without delays: every action takes effect at once.
 #[derive(Debug, Clone)]
 struct Cluster {
     view: ClusterView,
@@ -224,7 +224,8 @@ impl Cluster {
     }
 }
 
-/// Any mess: keys of members only (the leases of others ran out), assignments to members that stay, fences held or not.
+/// Any disorder: keys of members only (the leases of others ran out), assignments to members that stay, fences held
+/// or not.
 fn messes() -> impl Strategy<Value = Cluster> {
     let leaving = prop::sample::subsequence(NAMES.to_vec(), 0..=1);
     let shard = (0..NAMES.len(), prop::option::of(0..NAMES.len()), prop::option::of(0..NAMES.len()), any::<bool>());

@@ -66,7 +66,7 @@ fn drain(mut view: ClusterView, names: &[&str]) -> ClusterView {
     view
 }
 
-/// The question of one database with twelve shards.
+/// The problem of one database with twelve shards.
 fn asked(view: &ClusterView) -> Problem {
     view.problem(&[(DatabaseName::new("main"), ShardRange::all(12))])
 }
@@ -114,7 +114,7 @@ fn a_drain_ends_with_the_start_of_the_node() {
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
-/// Some members, some of them drained, unfit or leaving, and what was assigned before.
+/// Some members, of which some are drained, unfit or leaving, and a previous assignment.
 fn clusters() -> impl Strategy<Value = (ClusterView, Assignment)> {
     let some = || prop::sample::subsequence(NAMES.to_vec(), 0..=NAMES.len());
     let owner = prop::option::weighted(0.9, prop::sample::select(NAMES.to_vec()));
@@ -154,7 +154,7 @@ proptest! {
         let before = solve(&asked(&view), &previous);
         let mut after = view;
         after.drained.insert(chosen.clone());
-        // Where all are drained already, it is another question.
+        // If all nodes are drained already, one more drain is a different problem.
         prop_assume!(asked(&after).groups[0].fit.len() + 1 == staying.len());
         let next = solve(&asked(&after), &before);
         for (shard, owner) in before.iter() {

@@ -156,7 +156,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
-/// The same thing as a sorted list. Moments are made different for every id, so that "the latest" is never ambiguous.
+/// A model of the heap as a sorted list. Every id has a different moment, so that "the latest" is never ambiguous.
 #[derive(Default)]
 struct Model {
     budget: usize,

@@ -12,7 +12,7 @@ fn nothing() -> Found {
     Found::default()
 }
 
-/// Ten seconds ahead, fully read at `now`.
+/// A horizon of ten seconds, fully read at `now`.
 fn read_at(now: UnixMicros) -> Horizon {
     let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
     let window = horizon.next(now, true).unwrap();

@@ -10,7 +10,7 @@ fn id(number: u8) -> TaskId {
 }
 
 proptest! {
-    /// Slot and id have the same number here, so that the way to look an id up is trivial.
+    /// Slot and id have the same number here, which makes the look-up of an id trivial.
     #[test]
     fn the_index_finds_what_a_map_finds(steps in prop::collection::vec((any::<u8>(), any::<bool>()), 0..600)) {
         let id_of = |slot| id(u8::try_from(slot).unwrap());

@@ -54,7 +54,7 @@ proptest! {
         let mut lead = Lead::new(LONGEST, now);
         for (took, pause) in claims {
             lead.took(ms(took), now);
-            // Claimed at the next stride at the latest, and that claim as slow as this one.
+            // The latest time for the claim is the next stride, and that claim may be as slow as this one.
             prop_assert!(lead.ahead(now) >= lead.stride(now) + ms(took).min(LONGEST * 2 / 3));
             prop_assert!(lead.ahead(now) <= LONGEST);
             now += ms(pause);

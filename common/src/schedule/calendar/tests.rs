@@ -88,7 +88,7 @@ fn what_never_fires_or_cannot_be_read_is_refused_by_its_field() {
     }
 }
 
-/// Found by the fuzz target `cron`: the search for the next fire time took minutes.
+/// A case of the fuzz target `cron`: the search for the next fire time took minutes.
 #[test]
 fn a_field_with_an_empty_item_is_refused_and_not_searched_for() {
     for text in
@@ -136,7 +136,7 @@ proptest! {
         let times = calendar.next_times(from, 4);
         prop_assert_eq!(times.len(), 4);
         prop_assert!(times[0] > from && times.windows(2).all(|pair| pair[0] < pair[1]));
-        // From anywhere before a fire time and after the one before, it is the next.
+        // It is the next fire time from every moment since the previous one.
         let gap_us = times[1].since(times[0]).as_micros() as f64;
         let between = UnixMicros::new(times[0].micros() + (gap_us * part) as i64);
         prop_assert_eq!(calendar.next_after(between), Some(times[1]));

@@ -106,7 +106,7 @@ fn a_pause_stops_what_has_not_come_and_is_not_made_up() {
     paused.resume(&calendar, at(205));
     assert_eq!((paused.next_at, paused.paused_at), (Some(at(210)), None));
 
-    // What had come before is still made, and nothing after it.
+    // Fire times from before the pause still get tasks, later ones do not.
     let mut paused = standing(100);
     paused.pause(at(105));
     let turn = take(&rules, paused, false, 150);
@@ -144,8 +144,8 @@ enum Event {
 }
 
 proptest! {
-    /// However often and whenever it is looked at, paused and resumed: no fire time is decided twice, and without a pause none is left
-    /// out.
+    /// However often the schedule is looked at, paused and resumed: no fire time is decided twice. Without a pause
+    /// none is left out.
     #[test]
     fn every_fire_time_is_decided_once(
         overlap in prop::sample::select(vec![Overlap::Skip, Overlap::BufferOne, Overlap::Allow]),

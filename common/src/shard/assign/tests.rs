@@ -164,7 +164,7 @@ fn fits() -> impl Strategy<Value = BTreeSet<NodeId>> {
     names.prop_map(|names| names.into_iter().map(node).collect())
 }
 
-/// One to three databases, with whatever was assigned before: to nodes that are fit, unfit or unknown, or to none.
+/// One to three databases and any previous assignment: to nodes that are fit, unfit or unknown, or to none.
 fn cases() -> impl Strategy<Value = (Problem, Assignment)> {
     let groups = prop::collection::vec((1_u16..40, fits()), 1..4).prop_map(|parts| {
         let mut first = 0;
@@ -188,7 +188,8 @@ fn held(group: &Group, assignment: &Assignment, node: &NodeId) -> usize {
     group.shards.iter().filter(|shard| assignment.owner(*shard) == Some(node)).count()
 }
 
-/// The fewest moves there can be: the nodes that hold most may keep one shard more than the others, where that many do.
+/// The fewest possible moves: the nodes that hold most may keep one shard more than the others, as far as the
+/// division is uneven.
 fn fewest_moves(group: &Group, previous: &Assignment) -> usize {
     let (even, uneven) = (group.shards.count() / group.fit.len(), group.shards.count() % group.fit.len());
     let mut holds: Vec<usize> = group.fit.iter().map(|node| held(group, previous, node)).collect();

@@ -24,7 +24,7 @@ fn shards(numbers: &[u16]) -> Vec<ShardId> {
     numbers.iter().copied().map(ShardId::new).collect()
 }
 
-/// Tasks already stored are found by these numbers: a change here loses them.
+/// These numbers locate stored tasks: a change here loses them.
 #[test]
 fn hashes_never_change() {
     let orders = QueueName::new("orders");
@@ -32,7 +32,7 @@ fn hashes_never_change() {
     let single = |queue| route(&Routing { placement: Placement::Single, ..far(queue) }).number();
     let partition = |key| route(&Routing { partition_key: Some(key), ..far(&orders) }).number();
     let key = |queue, key| route(&Routing { key: Some(key), ..far(queue) }).number();
-    // The published value for nothing at all.
+    // The published value for the empty input.
     assert_eq!(hash(&[]), 0xE3B0_C442_98FC_1C14);
     assert_eq!([single(&orders), single(&mail)], [100, 115]);
     assert_eq!([partition("customer-17"), partition("customer-18"), partition("")], [3, 59, 20]);

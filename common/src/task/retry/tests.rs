@@ -6,7 +6,7 @@ const EXPONENTIAL: RetryPolicy = RetryPolicy::Exponential { base_ms: 500, factor
 
 #[test]
 fn the_default_back_off_grows_with_the_fourth_power_of_the_failures() {
-    // After so many failures: the shortest and the longest wait, in seconds.
+    // Number of failures, then the shortest and the longest wait in seconds.
     let ranges =
         [(0, 15, 45), (1, 16, 76), (2, 31, 121), (3, 96, 216), (4, 271, 421), (5, 640, 820), (10, 10_015, 10_345)];
     for (failures, shortest_s, longest_s) in ranges {

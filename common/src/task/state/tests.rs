@@ -100,7 +100,7 @@ fn only_a_task_never_claimed_is_promised_to_stay_undelivered() {
     }
 }
 
-/// A task as the store keeps it: its state and its count of claims.
+/// Applies an event to a stored task: its state and its count of claims.
 fn apply(state: TaskState, attempt: i32, event: Event) -> (TaskState, i32) {
     match transition(state, event) {
         Ok(next) => (next, attempt + i32::from(event == Event::Claim)),

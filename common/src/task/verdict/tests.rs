@@ -11,7 +11,7 @@ fn policy(settle: Settle) -> QueuePolicy {
     QueuePolicy { settle, max_attempts: 3, retry: FIXED, timeout_ms: 60_000, ..QueuePolicy::default() }
 }
 
-/// On its second of three attempts.
+/// A task on its second of three attempts.
 fn standing(state: TaskState, policy: &QueuePolicy) -> Standing<'_> {
     Standing {
         state,

@@ -1,4 +1,4 @@
-//! Where a series of requests stands. The client keeps it; no node does.
+//! The position of a series of bulk requests. The client keeps it; no node does.
 
 use std::{fmt, str::FromStr};
 
@@ -11,23 +11,23 @@ use crate::{
     time::UnixMicros,
 };
 
-/// Where the next request goes on. Opaque to clients.
+/// Where the next request continues. Opaque to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub action: Action,
     #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
     pub began_at: UnixMicros,
-    /// Which database, in the order of the configuration.
+    /// The index of the database, in the order of the configuration.
     pub database: usize,
-    /// In it; `None`: at its start.
+    /// The place in that database; `None`: at its start.
     pub place: Option<Place>,
 }
 
-/// Between two tasks of one queue.
+/// A place between two tasks of one queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     pub queue: QueueName,
-    /// The task before; `None`: at the start of the queue.
+    /// The previous task; `None`: at the start of the queue.
     pub after: Option<Edge>,
 }
 
@@ -39,7 +39,7 @@ pub struct Edge {
     pub id: TaskId,
 }
 
-/// To the microsecond, where text in answers would be longer.
+/// Writes a moment as microseconds, which are shorter than the text in answers.
 fn micros<S: serde::Serializer>(moment: &UnixMicros, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_i64(moment.micros())
 }
@@ -49,7 +49,7 @@ fn of_micros<'de, D: Deserializer<'de>>(deserializer: D) -> Result<UnixMicros, D
     if moment.is_writable() { Ok(moment) } else { Err(serde::de::Error::custom("no such time")) }
 }
 
-/// A position as text.
+/// A position, encoded as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BulkCursor(pub Position);
 
@@ -68,7 +68,7 @@ impl fmt::Display for BulkCursor {
     }
 }
 
-/// The text was not given out as a cursor.
+/// The error for a text that is not a cursor of a bulk answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the cursor is not one that an answer to a bulk request had")]
 pub struct NotACursor;

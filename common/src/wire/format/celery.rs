@@ -1,7 +1,7 @@
-//! The message of a Celery task, protocol 2: what an unmodified worker takes.
+//! The message of a Celery task, protocol 2, for an unmodified worker.
 //!
-//! Celery's own protocol also has headers that are lists or empty (`timelimit`, `eta`, `parent_id`); they mean the same when they
-//! are left out, and not every client reads them.
+//! Celery's protocol also has headers that are lists or empty (`timelimit`, `eta`, `parent_id`). A missing header
+//! means the same, and not every client reads such headers.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -16,14 +16,14 @@ use crate::{
     },
 };
 
-/// Of `argsrepr` and `kwargsrepr`, which are there for logs: as much as Celery's own clients write.
+/// The longest `argsrepr` and `kwargsrepr`, which are for logs: as long as Celery's own clients write.
 const REPR_CHARS: usize = 1_024;
-/// What a module path and a name come to, with room.
+/// The longest task name: a module path and a name, with room.
 const MAX_NAME_BYTES: usize = 255;
-/// Who to call afterwards is Duetime's to know.
+/// No Celery callbacks: Duetime itself decides what follows a task.
 const EMBED: &str = r#"{"callbacks":null,"errbacks":null,"chain":null,"chord":null}"#;
 
-/// The payload: which task to call, and with what.
+/// The payload: the task to call, and its arguments.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Call<'a> {
@@ -41,7 +41,7 @@ impl<'a> Call<'a> {
                 r#"a queue with `format` = `celery` takes `{"task": "module.name", "args": [], "kwargs": {}}`"#;
             FieldError::new("payload", format!("{wanted}; the payload is something else: {what}"))
         };
-        // A list of three would be read as well.
+        // Serde would read the struct from a list of three values as well.
         if !payload.trim_ascii_start().starts_with(b"{") {
             return Err(other(&"no object"));
         }
@@ -77,7 +77,7 @@ pub(super) fn shape(delivery: &Delivery) -> Result<Shaped, FieldError> {
     let body = format!("[{},{},{EMBED}]", call.args(), call.kwargs());
     let id = delivery.id.to_string();
     let text = |name: &'static str, value: &str| -> Header { (name.into(), HeaderValue::LongString(value.to_owned())) };
-    // Celery counts what came after the first attempt.
+    // Celery counts the attempts after the first one.
     let retries = i64::from(delivery.attempt.number()) - 1;
     let headers = vec![
         text("lang", "py"),

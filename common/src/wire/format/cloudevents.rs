@@ -1,7 +1,7 @@
 //! A CloudEvent 1.0 in structured mode: the whole event is the body.
 //!
-//! A task is one event, however often it is attempted: `id` is the task's. A reader that remembers what it has done with an
-//! `id` is right to pass over it; which attempt it is, is an extension attribute.
+//! A task is one event, however often it is attempted: `id` is the task's id. A reader that remembers the ids of
+//! handled events may therefore skip a second attempt. An extension attribute holds the number of the attempt.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Serialize;
@@ -19,13 +19,13 @@ struct Event<'a> {
     source: String,
     #[serde(rename = "type")]
     kind: &'a str,
-    /// When it is due.
+    /// The task's due time.
     time: UnixMicros,
     datacontenttype: &'a str,
     duetimeattempt: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     duetimekey: Option<&'a str>,
-    /// As the extension of that name defines it; so is the next.
+    /// The CloudEvents extension of that name defines this attribute and the next one.
     #[serde(skip_serializing_if = "Option::is_none")]
     partitionkey: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ pub(super) fn shape(delivery: &Delivery) -> Shaped {
     Shaped { body, content_type: CONTENT_TYPE, content_encoding: "utf-8", headers: Vec::new() }
 }
 
-/// `application/json`, or a type that says it is written in it.
+/// Whether the type is `application/json`, or one that ends in `+json`.
 fn is_json(content_type: &str) -> bool {
     let name = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     name == "application/json" || name.ends_with("+json")

@@ -46,7 +46,7 @@ fn call(payload: &str) -> Result<Shaped, FieldError> {
     shape(Format::Celery, &delivery(payload.as_bytes(), "application/json")).map(Option::unwrap)
 }
 
-/// An event whose data is not looked into.
+/// An event with its data unparsed.
 #[derive(Deserialize)]
 struct Read<'a>(#[serde(borrow)] BTreeMap<&'a str, &'a RawValue>);
 
@@ -144,7 +144,7 @@ fn a_payload_that_is_no_call_is_refused_by_what_is_wrong_with_it() {
     }
 }
 
-/// Any JSON, numbers and texts with everything that may be in them.
+/// Any JSON, with every kind of number and text.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -1,8 +1,9 @@
-//! Whether the client can parse the properties of a message: the same grammar, walked with a stack of its own.
+//! Checks whether the client can parse the properties of a message. It walks the same grammar with a stack of its
+//! own.
 
 use super::{MAX_NESTING, MAX_VALUES};
 
-/// The fourteen properties in their order; the flags begin with the highest bit.
+/// The fourteen properties in their order; the highest bit of the flags is the first one.
 const PROPERTIES: [(&str, Kind); 14] = [
     ("content_type", Kind::Text),
     ("content_encoding", Kind::Text),
@@ -22,13 +23,13 @@ const PROPERTIES: [(&str, Kind); 14] = [
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Its length in one byte.
+    /// A text whose length is one byte.
     Text,
     Table,
     Bytes(usize),
 }
 
-/// How many values the headers hold, or why the client cannot parse them.
+/// The number of header values, or the reason why the client cannot parse them.
 pub(super) fn check(properties: &[u8]) -> Result<usize, String> {
     let mut reader = Reader { bytes: properties, at: 0 };
     let flags = u16::from_be_bytes(reader.take(2, properties.len()).and_then(|b| b.try_into().ok()).ok_or(SHORT)?);
@@ -54,7 +55,7 @@ struct Reader<'a> {
     at: usize,
 }
 
-/// A table or an array that is being walked.
+/// A table or an array during the walk.
 struct Level {
     end: usize,
     is_table: bool,
@@ -80,7 +81,7 @@ impl<'a> Reader<'a> {
         Ok(usize::try_from(len.ok_or(SHORT)?).unwrap_or(usize::MAX))
     }
 
-    /// Goes into a table or an array that ends before `end`.
+    /// Enters a table or an array that ends before `end`.
     fn enter(&mut self, end: usize, is_table: bool) -> Result<Level, String> {
         let len = self.length(end)?;
         let end = self.at.checked_add(len).filter(|to| *to <= end).ok_or(SHORT)?;
@@ -113,7 +114,7 @@ impl<'a> Reader<'a> {
         Ok(values)
     }
 
-    /// One value; `Some` when it is a table or an array that is to be walked.
+    /// Reads one value; `Some` when it is a table or an array to walk.
     fn value(&mut self, end: usize) -> Result<Option<Level>, String> {
         let kind = self.take(1, end).ok_or(SHORT)?[0];
         let count = match kind {

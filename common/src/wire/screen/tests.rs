@@ -20,12 +20,12 @@ fn header(channel: u16, body: u64, properties: &[u8]) -> Vec<u8> {
     frame(HEADER, channel, &[&[0, 60, 0, 0][..], &body.to_be_bytes(), properties].concat())
 }
 
-/// Properties with nothing but headers, as they are given.
+/// Properties that consist of the given header table.
 fn headers(table: &[u8]) -> Vec<u8> {
     [&[0x20, 0][..], &u32::try_from(table.len()).unwrap().to_be_bytes(), table].concat()
 }
 
-/// Arrays in arrays under one name.
+/// Nested arrays under one name.
 fn nested(levels: usize) -> Vec<u8> {
     let mut value = vec![b'V'];
     for _ in 0..levels {
@@ -35,7 +35,7 @@ fn nested(levels: usize) -> Vec<u8> {
     [short(b"n"), value].concat()
 }
 
-/// What the client sees, and what was said of the messages, however the bytes are cut.
+/// The bytes for the client and the announced messages. They must be the same however the input is cut.
 fn screened(input: &[u8], wanted: bool) -> (Vec<u8>, Vec<Arrival>) {
     let whole = in_pieces(input, input.len(), wanted);
     for piece in [1, 3, 7, 1_000] {
@@ -55,7 +55,7 @@ fn in_pieces(input: &[u8], piece: usize, wanted: bool) -> (Vec<u8>, Vec<Arrival>
     (out, arrivals)
 }
 
-/// A message and one that follows it, of which the client must see everything.
+/// A message, and a second one that the client must receive in full.
 fn message(properties: &[u8], body: &[u8]) -> Vec<u8> {
     let parts = [deliver(3, 1, b"in", b"key"), header(3, body.len() as u64, properties), frame(BODY, 3, body), good()];
     parts.concat()
@@ -178,7 +178,7 @@ fn what_is_no_frame_goes_on_as_it_is() {
     for input in [&b"AMQP\0\0\x09\x01"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x09\0\0"] {
         assert_eq!(screened(input, true).0, input);
     }
-    // A header too short for its own framing is the client's to complain of.
+    // A header too short for its own framing passes unchanged, for the client to refuse.
     let short = frame(HEADER, 1, b"\0\x3c");
     assert_eq!(screened(&short, true).0, short);
 }

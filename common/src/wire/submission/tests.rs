@@ -122,7 +122,7 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
         (said("1500"), 1_500, Field::I64(-1_500)),
         (f64(1_500.9), 1_500, Field::I64(-1_500)),
         (Field::F32(250.5_f32.to_bits()), 250, Field::I64(-250)),
-        // A year: the plugin would not have delayed it.
+        // A year; the plugin would not have delayed it.
         (Field::I64(31_536_000_000), 31_536_000_000, Field::I64(-31_536_000_000)),
     ] {
         let task = delayed(&[("x-delay", field.clone())]).unwrap();

@@ -1,6 +1,8 @@
-//! `stack alerts`: each alert fires by its cause, and falls silent when the cause is gone, on a real cluster and a real Prometheus.
+//! `stack alerts`: each alert fires by its cause, and clears when the cause is gone, on a real cluster and a real
+//! Prometheus.
 //!
-//! The rules are those of the chart with their times made short. What fires by itself while nothing is wrong is a fault too.
+//! The rules are those of the chart with their times shortened. An alert that fires while nothing is wrong is a fault
+//! too.
 
 mod nodes;
 mod report;
@@ -28,13 +30,13 @@ const RULES: &str = include_str!("../../../../charts/duetime/files/rules.yaml");
 
 /// Longer than every window and the longest `for` of the short rules.
 const QUIET: Duration = Duration::from_secs(30);
-/// After a step: until nothing fires that it left behind.
+/// The limit for the alerts of one step to clear before the next.
 const CALM_WITHIN: Duration = Duration::from_secs(60);
-/// What happened just now has been scraped and evaluated by then, twice.
+/// Long enough for a recent event to be scraped and evaluated twice.
 const CALM_FOR: Duration = Duration::from_secs(4);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What runs beside all causes: tasks for one queue whose consumer acks them.
+/// The interval of the load beside all causes: tasks for one queue whose consumer acks them.
 const STEADY_EVERY: Duration = Duration::from_millis(200);
 const STEADY_TASKS: usize = 5;
 
@@ -58,7 +60,7 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// Causes in their order; those of one step at once.
+/// The causes in order; causes of one step run at the same time.
 fn steps(only: &[String]) -> Result<Vec<Vec<&'static Cause>>> {
     let all = || [tasks::AT_ONCE].into_iter().chain(tasks::ALONE).chain(nodes::ALONE).chain(stores::ALONE);
     let name_of = |alert: &'static str| alert.split(' ').next().unwrap_or(alert);
@@ -96,7 +98,7 @@ async fn play(steps: &[Vec<&'static Cause>]) -> Result<ExitCode> {
 }
 
 async fn play_steps(stage: &Stage, steps: &[Vec<&'static Cause>], report: &mut Report) -> Result<()> {
-    // What was absent until Prometheus had scraped for the first time.
+    // Alerts on absent series may fire until Prometheus has scraped for the first time.
     calm(stage).await;
     quiet(stage, report).await?;
     for step in steps {
@@ -129,7 +131,7 @@ async fn stage() -> Result<Stage> {
     Ok(Stage { cluster, prometheus, targets, stranger_port, impostor_port })
 }
 
-/// Submits for as long as it is asked to. What no node takes is not missed.
+/// Submits tasks until it is dropped. A task that no node accepts does not matter.
 async fn steady(stage: &Stage) {
     loop {
         if let Ok(client) = stage.cluster.live() {
@@ -140,7 +142,7 @@ async fn steady(stage: &Stage) {
     }
 }
 
-/// Nothing is wrong, so nothing may fire.
+/// Watches for alerts while nothing is wrong; none may fire.
 async fn quiet(stage: &Stage, report: &mut Report) -> Result<()> {
     let until = Instant::now() + QUIET;
     while Instant::now() < until {
@@ -152,7 +154,8 @@ async fn quiet(stage: &Stage, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Waits until nothing fires or is about to, or should not: the next cause shall not be taken for what the last has set off.
+/// Waits until no alert is firing or pending, or the limit has passed. Otherwise the next cause would get the blame
+/// for the last one's alerts.
 async fn calm(stage: &Stage) {
     let until = Instant::now() + CALM_WITHIN;
     let mut since = Instant::now();

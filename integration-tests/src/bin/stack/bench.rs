@@ -1,4 +1,4 @@
-//! `stack bench`: what a cluster on this machine reaches, each part on fresh data, held against its targets.
+//! `stack bench`: measures a cluster on this machine, each part on fresh data, against its targets.
 #![expect(clippy::disallowed_methods, reason = "this is not a node: what it spawns dies with it")]
 
 mod crowd;
@@ -23,15 +23,15 @@ use report::{Output, Report};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// RabbitMQ alone: publish and consume at once.
+    /// RabbitMQ alone: publish and consume at the same time.
     Raw,
     /// How late tasks are published and arrive, with many others pending.
     Lateness,
-    /// Tasks a second from submission to ack, and how that compares to RabbitMQ alone.
+    /// Tasks a second from submission to ack, and the ratio to RabbitMQ alone.
     Throughput,
     /// What queues that are paused, full, limited or ordered cost the others.
     Crowd,
-    /// How long shards are silent when their owner dies or leaves.
+    /// How long shards stand still when their owner dies or leaves.
     Takeover,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Options {
     /// Appended to each node's configuration, as TOML.
     #[arg(long, default_value = "")]
     config: String,
-    /// Also what the nodes did meanwhile: statements, claims, confirms.
+    /// Also report what the nodes did meanwhile: statements, claims, confirms.
     #[arg(long)]
     details: bool,
     #[arg(long, value_enum, default_value_t = Output::Text)]
@@ -93,7 +93,7 @@ impl Options {
         Duration::from_secs(self.seconds)
     }
 
-    /// A cluster as it would run: nobody watches it but the benchmark itself.
+    /// A cluster as in production: no watcher beside the benchmark itself.
     fn cluster(&self) -> Builder {
         Sandbox::builder().nodes(self.nodes).lease_ttl(Duration::from_secs(10)).unwatched().config(&self.config)
     }
@@ -136,8 +136,8 @@ async fn measure(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A server that has run for a while writes its log over old files of it. A fresh one makes each file anew, and every
-/// commit waits for that, a tenth of a second each time: gives it a stock of old ones.
+/// Gives a fresh server a stock of old log files. A server that has run for a while recycles the files of its log. A
+/// fresh one creates each file anew, and every commit then waits a tenth of a second.
 async fn ripen() -> Result<()> {
     let postgres = shared::postgres().await?;
     postgres.execute("ALTER SYSTEM SET min_wal_size = '1GB'").await?;
@@ -151,14 +151,14 @@ async fn ripen() -> Result<()> {
     flush(postgres).await
 }
 
-/// Writes everything that waits to be written, so that no later figure pays for it.
+/// Writes all dirty pages to disk, so that no later measurement pays for them.
 async fn flush(postgres: &Postgres) -> Result<()> {
     postgres.execute("CHECKPOINT").await?;
     tokio::process::Command::new("sync").status().await.context("running sync")?;
     Ok(())
 }
 
-/// Ends a cluster, and removes its data, which would go on keeping the database busy.
+/// Ends a cluster and removes its data, which would keep the database busy.
 async fn end(cluster: Sandbox) -> Result<()> {
     let (postgres, database) = (cluster.postgres(0), cluster.vhost().to_owned());
     drop(cluster);

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::view::{Happening, View};
 
 const QUEUE: &str = "demo";
-/// After the last submission: its due time, and what a dead master may have cost.
+/// The limit after the last submission: its due time, and the delay of a dead master.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
@@ -73,10 +73,10 @@ async fn play(options: &Options) -> Result<ExitCode> {
     Ok(if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// When what happened, in microseconds since 1970.
+/// The times of the story's events, in microseconds since 1970.
 struct Story {
     killed_us: i64,
-    /// When the nodes left owned all shards again.
+    /// When the remaining nodes owned all shards again.
     whole_us: i64,
 }
 

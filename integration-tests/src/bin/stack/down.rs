@@ -1,4 +1,4 @@
-//! `stack down`: everything `up` started, in the opposite order, each with time to end well.
+//! `stack down`: stops everything that `up` started, in reverse order, with time for a clean end.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -29,17 +29,17 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stops whatever still runs; answers how many processes that were.
+/// Stops the processes that still run; returns how many those were.
 pub(crate) async fn stop(place: &Place) -> Result<usize> {
     let running = place.running()?;
     let alive = running.nodes.iter().chain(&running.stores).filter(|process| process.is_running()).count();
-    // The nodes together: each waits for the last to be gone before it gives up on handing over.
+    // All nodes at the same time: each tries to hand over its shards until the last other node is gone.
     let ends = running.nodes.iter().map(|node| node.end(Signal::Term, NODE_WITHIN));
     for end in futures::future::join_all(ends).await {
         end?;
     }
     for store in running.stores.iter().rev() {
-        // INT asks PostgreSQL not to wait for its clients.
+        // INT makes PostgreSQL stop without waiting for its clients.
         let signal = if store.name == "postgresql" { Signal::Int } else { Signal::Term };
         store.end(signal, STORE_WITHIN).await?;
     }

@@ -1,4 +1,4 @@
-//! `.local/env`: how a shell finds the stack.
+//! `.local/env`: the variables by which a shell finds the stack.
 
 use std::{
     fs::{self, File},
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Where everything is.
+/// The addresses of everything.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     pub urls: Vec<String>,
@@ -23,7 +23,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Writes the file for `source`; it holds secrets, so only its owner reads it.
+    /// Writes the file for `source`; it holds secrets, so only its owner can read it.
     pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let pids: Vec<String> = self.pids.iter().map(ToString::to_string).collect();
         let lines = [

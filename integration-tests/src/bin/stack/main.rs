@@ -1,4 +1,4 @@
-//! `stack up`, `down`, `demo`, `bench`, `alerts`: a whole Duetime on this machine, to try, to look at and to measure.
+//! `stack up`, `down`, `demo`, `bench`, `alerts`: a whole Duetime on this machine, to try, to watch and to measure.
 #![expect(clippy::print_stdout, reason = "it talks to a person")]
 
 mod alerts;
@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 /// A whole Duetime on this machine: three stores, three nodes.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where everything is kept.
+    /// Folder of the stack's files.
     #[arg(long, global = true, default_value = ".local")]
     folder: PathBuf,
     #[command(subcommand)]
@@ -35,7 +35,7 @@ enum Verb {
     Demo(demo::Options),
     /// Measure lateness, throughput and takeovers on clusters of its own.
     Bench(bench::Options),
-    /// Make each alert fire by its cause, and fall silent again, on a cluster of its own.
+    /// Make each alert fire by its cause, and clear again, on a cluster of its own.
     Alerts(alerts::Options),
 }
 

@@ -1,4 +1,4 @@
-//! Where `up` keeps things, and what it remembers of what runs.
+//! The folder of `up`, and its record of running processes.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug)]
 pub(crate) struct Place {
     pub folder: PathBuf,
-    /// What the stores keep. Beside the rest, unless their users cannot get there.
+    /// The stores' data. It lies beside the rest, unless the stores' users cannot get there.
     pub stores: PathBuf,
-    /// For `source`.
+    /// The file for `source`.
     pub env_file: PathBuf,
 }
 
-/// What runs, in the order in which it was started.
+/// The running processes, in the order of their start.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Running {
     pub stores: Vec<Identity>,
@@ -41,7 +41,7 @@ impl Place {
         Ok(Self { env_file: base.join("env"), stores, folder })
     }
 
-    /// What was started here and may still run.
+    /// The processes that were started here and may still run.
     pub(crate) fn running(&self) -> Result<Running> {
         match fs::read(self.state()) {
             Ok(text) => serde_json::from_slice(&text).with_context(|| format!("reading {}", self.state().display())),
@@ -71,7 +71,7 @@ impl Place {
 }
 
 impl Running {
-    /// Everything that was started is there.
+    /// Whether everything that was started is still running.
     pub(crate) fn is_whole(&self) -> bool {
         !self.nodes.is_empty() && self.stores.iter().chain(&self.nodes).all(Identity::is_running)
     }

@@ -25,7 +25,7 @@ use crate::{
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const DATABASE: &str = "duetime";
-/// A pair to try delays in the manner of the delayed-message plugin with.
+/// A delay exchange and its target, to try delays as the delayed-message plugin offers them.
 const DELAY_EXCHANGE: &str = "demo.delayed";
 const DELAY_TARGET: &str = "demo.target";
 
@@ -38,7 +38,7 @@ pub(crate) struct Options {
     lease_ttl_s: u64,
 }
 
-/// The stores of one stack, and what to call their processes.
+/// The stores of one stack, and the names of their processes.
 struct Stores {
     postgres: Postgres,
     etcd: Etcd,
@@ -50,9 +50,10 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     if place.running()?.is_whole() {
         println!("It runs already.");
     } else {
-        // What is left of an earlier stack would be in the way.
+        // Processes of an earlier stack would be in the way.
         down::stop(&place).await?;
-        // Half a stack cannot be stopped by who does not know it: an interrupt is heard when it is whole.
+        // `down` cannot stop half a stack that has no record yet, so an interrupt takes effect once the stack is
+        // complete.
         let mut interrupts = signal(SignalKind::interrupt())?;
         let started = start(&place, options).await;
         let interrupted = interrupts.recv().now_or_never().is_some();
@@ -100,7 +101,7 @@ async fn start(place: &Place, options: &Options) -> Result<()> {
     .write(&place.env_file)
 }
 
-/// The exchange that delayed messages go on to is the application's own; here that is us.
+/// Declares the target of delayed messages. It belongs to the application, and here this program is the application.
 async fn declare_target(nodes: &[Node]) -> Result<()> {
     let url = &nodes.first().context("there is at least one node")?.config().amqp_url;
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
@@ -121,7 +122,7 @@ async fn start_stores(place: &Place) -> Result<Stores> {
     match (postgres, etcd, rabbit) {
         (Ok(postgres), Ok(etcd), Ok(rabbit)) => Ok(Stores { postgres, etcd, rabbit }),
         (postgres, etcd, rabbit) => {
-            // Stop those that did start: nobody else knows them yet.
+            // Stop those that did start: no record of them exists yet.
             if let Ok(postgres) = &postgres {
                 postgres.kill();
             }

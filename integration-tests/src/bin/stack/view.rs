@@ -1,4 +1,4 @@
-//! What a person sees while the demo runs: in place on a terminal, a line now and then elsewhere.
+//! The live view of the demo: redrawn in place on a terminal, a line now and then elsewhere.
 
 use std::{
     convert::Infallible,
@@ -11,14 +11,14 @@ use tokio::sync::watch;
 
 const REFRESH: Duration = Duration::from_millis(500);
 const LINE_EVERY: Duration = Duration::from_secs(4);
-/// Lateness is shown for what was due in this last while.
+/// The view shows the lateness of tasks that were due within this last time.
 const RECENT_US: i64 = 5_000_000;
 
-/// What the story has come to.
+/// The story's current state.
 #[derive(Clone, Debug)]
 pub(crate) struct Happening {
     pub phase: &'static str,
-    /// Said once.
+    /// Printed once.
     pub note: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> View<'a> {
         Self { cluster, happening, began: Instant::now() }
     }
 
-    /// Shows until nobody looks any more.
+    /// Shows the view until it is dropped.
     pub(crate) async fn show(mut self) -> Infallible {
         if stdout().is_terminal() { self.in_place().await } else { self.in_lines().await }
     }
@@ -52,7 +52,7 @@ impl<'a> View<'a> {
             lines.extend(nodes);
             let mut out = stdout().lock();
             if drawn > 0 {
-                // Up to the first line of the last picture, and wipe from there.
+                // Moves up to the first line of the last picture, and clears from there.
                 write!(out, "\x1b[{drawn}F\x1b[J").ok();
             }
             if let Some(note) = self.note() {
@@ -107,7 +107,7 @@ impl<'a> View<'a> {
         format!("late by {}", self.cluster.ledger.lateness(now_us - RECENT_US, now_us))
     }
 
-    /// Who leads, and how many shards each node owns.
+    /// The master, and how many shards each node owns.
     async fn nodes(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for node in self.cluster.nodes() {

@@ -1,4 +1,4 @@
-//! A reader at a shell: types what a page says, in order, and compares what comes with what the page shows.
+//! A reader at a shell: types a page's commands, in order, and compares the output with the page.
 
 use std::{collections::BTreeMap, os::unix::fs::symlink, path::Path, process::Stdio, time::Duration};
 
@@ -9,18 +9,18 @@ use integration_tests::{
 };
 use tokio::process::Command;
 
-/// A page takes a reader ten minutes, and a machine that does not read less than one.
+/// A page takes a reader ten minutes, and this program, which does not read, less than one.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(60);
-/// Between what two fences print.
+/// Separates the outputs of two fences.
 const MARK: char = '\u{1e}';
-/// Marks a fence with commands that run until they are stopped.
+/// Marks a fence whose commands run until they are stopped.
 const STAYS: &str = "stays";
 /// Marks a fence that is typed while no node runs.
 const NODES_STOPPED: &str = "nodes-stopped";
-/// Words in capitals for which a reader puts something of his own, with a port where one stands behind it.
+/// Words in capitals that a reader replaces by their own values, with a port if one follows.
 const PLACES: [&str; 6] = ["FIRST", "ID", "NAME", "NODE", "QUEUE", "SECOND"];
 
-/// Such a command has a terminal, still runs after 3 s, and ends when it is told to.
+/// Such a command gets a terminal, must still run after 3 s, and ends on a signal.
 const RUN_THAT_STAYS: &str = r#"
 duetime() {
     local ended=0
@@ -29,13 +29,14 @@ duetime() {
 }
 "#;
 
-/// A fence that is run, and what the page shows after it.
+/// A fence that is run, and the output that the page shows after it.
 struct Step {
     typed: String,
     shows: Option<String>,
 }
 
-/// What is typed of a fence; nothing of one that is only to be read. `counts` tells how often each place has been filled on this page.
+/// The text of a fence to type; `None` for one that is only to be read. `counts` holds how often each place has been
+/// filled on this page.
 fn typed(fence: &Fence, counts: &mut BTreeMap<&'static str, usize>) -> Option<String> {
     match fence.language() {
         _ if !fence.is_typed() => None,
@@ -45,7 +46,7 @@ fn typed(fence: &Fence, counts: &mut BTreeMap<&'static str, usize>) -> Option<St
     }
 }
 
-/// Puts `${ID[n]}` for the page's `ID` number n, or `$ID` where that is not set; the same for the other places.
+/// Puts `${ID[n]}` for the page's `ID` number n, or `$ID` where that is not set; the other places likewise.
 fn filled(text: &str, counts: &mut BTreeMap<&'static str, usize>) -> String {
     let (mut filled, mut rest, mut before) = (String::new(), text, ' ');
     while let Some(next) = rest.chars().next() {
@@ -85,7 +86,7 @@ fn steps(fences: &[Fence]) -> Vec<Step> {
     steps
 }
 
-/// A folder for a reader, with the configuration of the one node that does not run.
+/// Prepares a reader's folder, with the configuration of the one node that does not run.
 fn furnish(sandbox: &Sandbox, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let spare = sandbox.nodes().iter().find(|node| !node.is_running()).context("a node is left to be started")?;
@@ -94,7 +95,7 @@ fn furnish(sandbox: &Sandbox, folder: &Path) -> Result<()> {
     sandbox.rabbit().programs(&folder.join("bin"), sandbox.vhost())
 }
 
-/// A shell that knows where everything is, as after `source .local/env`.
+/// A shell with the variables of all addresses, as after `source .local/env`.
 fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     let urls: Vec<String> = sandbox.nodes().iter().filter(|node| node.is_running()).map(Node::url).collect();
     let programs = binary()?.parent().context("a program lies in a folder")?.display();
@@ -116,7 +117,8 @@ fn shell(sandbox: &Sandbox, folder: &Path) -> Result<Command> {
     Ok(shell)
 }
 
-/// Follows a page in the shell of somebody who has done what `before` says: what is to be typed while no node runs, or all the rest.
+/// Follows a page in the shell of a reader who has done what `before` says: either the fences to type while no node
+/// runs, or all others.
 pub(super) async fn follow(sandbox: &Sandbox, name: &str, before: &str) -> Result<()> {
     let mut fences = Page::read(name).fences();
     let nodes_run = sandbox.nodes().iter().any(Node::is_running);
@@ -133,7 +135,7 @@ pub(super) async fn follow(sandbox: &Sandbox, name: &str, before: &str) -> Resul
     let mut running = shell(sandbox, &folder)?.spawn()?;
     let group = format!("-{}", running.id().context("it has just been started")?);
     let ended = tokio::time::timeout(FOLLOWED_WITHIN, running.wait()).await;
-    // What a page that was broken off had started beside it; where nothing is left, there is nobody to tell.
+    // Kills processes that an interrupted page has left behind; `kill` may find none.
     Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status().await?;
     let said = std::fs::read_to_string(folder.join("said"))?;
     let complained = std::fs::read_to_string(folder.join("complained"))?;

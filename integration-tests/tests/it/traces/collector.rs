@@ -1,4 +1,4 @@
-//! An OpenTelemetry collector as far as these scenarios need one: it takes OTLP over HTTP and keeps the spans.
+//! An OpenTelemetry collector for these scenarios: it takes OTLP over HTTP and keeps the spans.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::{net::TcpListener, task::JoinHandle};
 
-/// A span as it was decoded.
+/// A decoded span.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
     pub service: String,
@@ -23,7 +23,7 @@ pub(super) struct Span {
     pub kind: SpanKind,
     pub trace_id: String,
     pub span_id: String,
-    /// Empty: it is a root.
+    /// Empty for a root.
     pub parent: String,
     pub is_error: bool,
     pub took_ns: i128,
@@ -33,7 +33,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// "" where there is none.
+    /// An attribute's value, "" where there is none.
     pub(super) fn attribute(&self, name: &str) -> String {
         text(&self.attributes, name)
     }
@@ -67,7 +67,7 @@ impl Collector {
         self.spans.lock().iter().filter(|span| span.attribute("duetime.task.id") == id).cloned().collect()
     }
 
-    /// What a consumer's own library would export of its work below `parent`.
+    /// Sends the span that a consumer's own library would export for its work below `parent`.
     pub(super) async fn consumed(&self, parent: &str, span_id: &str) -> Result<()> {
         let mut parts = parent.split('-').skip(1);
         let trace_id = bytes(parts.next().context("a trace id")?)?;

@@ -1,4 +1,4 @@
-//! A broker under test, with a hand of its own at the same virtual host to look and to meddle.
+//! A broker under test, and a second client at the same virtual host that inspects and meddles.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -32,7 +32,7 @@ use super::super::{
     QueueDeclaration, Route, publisher::CONFIRM_WITHIN,
 };
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Held for writing by a test that disturbs the whole server.
@@ -51,7 +51,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Connected, beside other tests.
+    /// A connected bench that other tests may run beside.
     pub(crate) async fn new() -> Self {
         let share = SERVER.read().await;
         let mut bench = Self::open(CONFIRM_WITHIN, Vec::new()).await;
@@ -59,7 +59,7 @@ impl Bench {
         bench
     }
 
-    /// Connected, beside other tests, with a delay exchange of that name.
+    /// A connected bench that other tests may run beside, with a delay exchange `name`.
     pub(super) async fn with_delay_exchange(name: &str) -> Self {
         let share = SERVER.read().await;
         let exchange = DelayExchange { name: name.to_owned(), kind: ExchangeType::Topic };
@@ -68,7 +68,7 @@ impl Bench {
         bench
     }
 
-    /// Connected, with the server to itself.
+    /// A connected bench with the server to itself.
     pub(crate) async fn alone(confirm_within: Duration) -> Self {
         let whole = SERVER.write().await;
         let mut bench = Self::open(confirm_within, Vec::new()).await;
@@ -77,7 +77,7 @@ impl Bench {
     }
 
     async fn open(confirm_within: Duration, delay_exchanges: Vec<DelayExchange>) -> Self {
-        // `RUST_LOG` says how much of it is shown with a failure.
+        // `RUST_LOG` selects the log lines that are shown with a failure.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
@@ -93,7 +93,8 @@ impl Bench {
         bench
     }
 
-    /// Until one batch is taken whole. A queue whose leader is being elected may refuse or keep silent for a while.
+    /// Publishes until one batch is taken as a whole. A queue that is electing a leader may refuse or keep
+    /// silent for a while.
     pub(crate) async fn until_taken(&self, queue: &str) -> Vec<Published> {
         let mut last = String::new();
         let taken = async {
@@ -139,7 +140,7 @@ impl Bench {
     }
 }
 
-/// Another client.
+/// A second client.
 pub(crate) struct Hand {
     pub(crate) channel: Channel,
     _connection: Connection,
@@ -166,7 +167,7 @@ impl Hand {
         self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap()
     }
 
-    /// The ids of all messages that are there now, in their order; they are gone then.
+    /// Takes all messages that are in the queue now, and returns their ids in order.
     pub(crate) async fn take_all(&self, queue: &str) -> Vec<String> {
         let last = BasicProperties::default().with_message_id("last".into());
         self.publish(queue, b"", last).await;
@@ -236,7 +237,7 @@ pub(in super::super) fn batch(queue: &str, len: usize) -> Vec<Outgoing> {
     std::iter::repeat_with(|| outgoing(queue)).take(len).collect()
 }
 
-/// How many were done, unroutable, nacked, unknown.
+/// The numbers of messages that were done, unroutable, nacked and unknown.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) done: usize,

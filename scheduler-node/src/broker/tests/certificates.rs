@@ -1,4 +1,4 @@
-//! A broker that takes clients with a certificate only.
+//! A broker that accepts only clients with a certificate.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ fn identity(files: &CertificateFiles) -> Identity {
     Identity { cert_file: files.cert.clone(), key_file: files.key.clone() }
 }
 
-/// A client, and its broker's state once that is as `wanted`.
+/// A client, once its view of the broker's state is as `wanted`.
 async fn until(
     url: String,
     ca: Option<&Path>,
@@ -33,7 +33,7 @@ async fn until(
     broker
 }
 
-/// Waits until a client is refused with all of these words. On a busy machine an attempt may end otherwise before.
+/// Waits until a client is refused with all of these words. On a busy machine an earlier attempt may end otherwise.
 async fn until_refused(url: String, ca: Option<&Path>, identity: Option<Identity>, words: &[&str]) {
     let is_refused = |state: &BrokerState| match state {
         BrokerState::Down { reason, .. } => words.iter().all(|word| reason.contains(word)),
@@ -57,7 +57,7 @@ async fn a_client_shows_its_certificate_and_may_log_in_by_it() {
         let is_up = |state: &BrokerState| matches!(state, BrokerState::Up { blocked: false });
         let broker = until(url, ca, Some(identity(&client)), is_up).await;
         let taken = async {
-            // A queue whose leader is being elected may refuse for a while.
+            // A queue that is electing a leader may refuse for a while.
             while tally(&broker.publish(&route("mail"), batch("mail", 2)).await)
                 != (Tally { done: 2, ..Tally::default() })
             {

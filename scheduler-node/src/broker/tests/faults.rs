@@ -1,4 +1,4 @@
-//! What is left of a promise when the connection, or the broker behind it, is not there.
+//! The promises that hold while the connection, or the broker behind it, is gone.
 
 use std::{
     collections::HashMap,
@@ -35,7 +35,7 @@ async fn a_lost_connection_leaves_its_batches_unknown_and_is_replaced() {
         for times in 1..=3 {
             bench.drop_connections().await;
             let replaced = async {
-                // Both of them.
+                // Both connections have to be replaced.
                 while bench.metrics.reconnects.get() < 2 * times {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -48,7 +48,7 @@ async fn a_lost_connection_leaves_its_batches_unknown_and_is_replaced() {
     let (published, ()) = tokio::join!(publishing, killing);
     assert!(tally(&published).unknown > 0);
     assert_eq!(tally(&published).unroutable + tally(&published).nacked, 0);
-    // Nothing that was said to be done is missing, and nothing is there twice.
+    // No message whose outcome was `Done` is missing, and none is there twice.
     let mut copies: HashMap<String, usize> = HashMap::new();
     for id in bench.hand().await.take_all("mail").await {
         *copies.entry(id).or_default() += 1;
@@ -69,11 +69,11 @@ async fn a_broker_short_of_memory_shows_as_blocked_and_gets_at_most_one_copy() {
     assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
     bench.rabbit.ctl(&["set_vm_memory_high_watermark", "0.00001"]).await.unwrap();
 
-    // The first to be published finds out. Its deadline passes, and with it the connection.
+    // The first batch meets the block. Its deadline passes, and the connection is dropped.
     let caught = batch("mail", 10);
     let published = bench.broker.publish(&route, caught.clone()).await;
     assert_eq!(tally(&published), Tally { unknown: 10, ..Tally::default() });
-    // The connection that replaces it knows before anything is published.
+    // The next connection knows of the block before a batch is published.
     bench.until(|state| matches!(state, BrokerState::Up { blocked: true })).await;
     assert_eq!(bench.metrics.blocked.get(), 1);
     for _ in 0..20 {
@@ -93,7 +93,8 @@ async fn a_broker_short_of_memory_shows_as_blocked_and_gets_at_most_one_copy() {
         *copies.entry(id).or_default() += 1;
     }
     for of in &caught {
-        // What the broker had in its hands when it stopped reading, and the one above; none of the twenty.
+        // One copy may be the batch that the broker had received when it stopped reading, one the batch
+        // published above. None is of the twenty.
         assert!(matches!(copies[&format!("{}:1", of.delivery.id)], 1..=2), "{copies:?}");
     }
 }
@@ -106,7 +107,7 @@ async fn a_broker_that_falls_silent_leaves_batches_unknown_at_the_deadline_and_c
     bench.rabbit.pause().unwrap();
     let begun = Instant::now();
     let published = bench.broker.publish(&route, batch("mail", 100)).await;
-    // A process stops thread by thread: the first few may still have been answered.
+    // A process stops thread by thread: the first few messages may still have been answered.
     let first = tally(&published);
     assert_eq!(first.done + first.unknown, 100);
     assert!(first.unknown > 0);
@@ -116,7 +117,7 @@ async fn a_broker_that_falls_silent_leaves_batches_unknown_at_the_deadline_and_c
     bench.until_taken("mail").await;
 }
 
-/// Publishes eight batches at the same time. Whether all of them are done.
+/// Publishes eight batches at the same time. Returns whether all messages are done.
 async fn together(bench: &Bench, messages: usize) -> bool {
     let route = route("mail");
     let published = join_all((0..8).map(|_| bench.broker.publish(&route, batch("mail", messages)))).await;
@@ -130,7 +131,7 @@ async fn what_was_on_its_way_to_a_queue_that_is_deleted_is_known_long_before_the
     bench.until_taken("mail").await;
     let hand = bench.hand().await;
     for round in 0..10 {
-        // Channels that the queue knows: RabbitMQ 3.10 closes the connection over one that it does not.
+        // Makes every channel known to the queue: RabbitMQ 3.10 closes the connection over an unknown one.
         while !together(&bench, 10).await {}
         let publishing = join_all((0..8).map(|_| bench.broker.publish(&route, batch("mail", 200))));
         let deleting = hand.delete("mail");
@@ -146,7 +147,7 @@ async fn a_slow_broker_gets_one_copy_of_one_message_at_most() {
     let route = route("mail");
     bench.until_taken("mail").await;
     let hand = bench.hand().await;
-    // Channels enough: a broker that does not open one in time loses the connection.
+    // Opens enough channels first: a broker that does not open one in time loses the connection.
     while !together(&bench, 10).await {}
     hand.take_all("mail").await;
     bench.rabbit.pause().unwrap();
@@ -169,7 +170,8 @@ async fn a_broker_that_is_killed_is_found_again_and_has_kept_what_was_done() {
     let bench = Bench::alone(Duration::from_secs(10)).await;
     let route = route("mail");
     assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 100)).await).done, 100);
-    // RabbitMQ saves the register of its quorum queues every half second; a queue killed before that never starts again.
+    // RabbitMQ saves the register of its quorum queues every half second. A queue killed before that never
+    // starts again.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let since = Instant::now();
     bench.rabbit.kill();

@@ -1,4 +1,4 @@
-//! What comes back, and that it comes again until it is acknowledged.
+//! Messages that come back, and that come again until they are acknowledged.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -84,7 +84,7 @@ async fn what_was_not_acknowledged_comes_again_over_the_next_connection_and_noth
             stale.push(back.ack);
         }
     }
-    // Nothing in the queue but what is out with us: the acks have arrived.
+    // The queue holds only the unacked messages: the acks have arrived.
     let unacked = async {
         let listing = ["list_queues", "-p", &bench.vhost, "name", "messages", "--no-table-headers"];
         while !bench.rabbit.ctl(&listing).await.unwrap().lines().any(|line| line.trim() == "duetime.results\t100") {}
@@ -114,7 +114,7 @@ async fn our_own_queues_deleted_by_hand_are_declared_and_consumed_again() {
     let hand = bench.hand().await;
     for queue in [RESULTS, REJECTED] {
         hand.delete(queue).await;
-        // Published until one arrives: before the queue is back they go nowhere.
+        // Publishes until a message arrives: before the queue is back, messages are dropped.
         let mut every = tokio::time::interval(Duration::from_millis(100));
         let back = loop {
             tokio::select! {
@@ -137,7 +137,7 @@ async fn a_reader_that_lags_holds_messages_at_the_broker() {
     }
     let mut seen = HashSet::new();
     let mut waiting = Vec::new();
-    // No more than the prefetch comes without acks.
+    // Without acks, no more than the prefetch arrives.
     while let Ok(Some(back)) = timeout(Duration::from_secs(2), bench.incoming.recv()).await {
         waiting.push(back);
     }

@@ -1,4 +1,4 @@
-//! Against a real RabbitMQ, one for the whole test process; each test has a virtual host of its own.
+//! Tests with a real RabbitMQ, one for the whole test process; each test has a virtual host of its own.
 
 pub(crate) mod bench;
 mod certificates;

@@ -1,4 +1,4 @@
-//! Messages that no client can parse, and messages that are too large, beside those that are as they should be.
+//! Messages that no client can parse, and messages that are too large, beside valid ones.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn a_message_that_no_client_can_parse_costs_the_others_nothing() {
         }
     }
     assert_eq!(doors, [sent, sent + 1]);
-    // One that is as it should be, and the connections are still the first ones.
+    // A valid message arrives, and the connections are still the first ones.
     let hand = bench.hand().await;
     hand.publish(SUBMIT, b"good", BasicProperties::default()).await;
     let good = next(&mut received).await;
@@ -135,7 +135,7 @@ async fn unanswered_messages_take_no_more_than_their_room_and_all_of_them_come()
     let mut seen = std::collections::BTreeSet::new();
     let (mut waiting, mut silences) = (Vec::new(), 0);
     while seen.len() < all {
-        // No more than the room comes without answers.
+        // Without answers, no more than the limit arrives.
         match timeout(Duration::from_secs(2), received.recv()).await {
             Ok(Some(message)) => {
                 seen.insert(message.message.properties.message_id.clone().expect("it has an id"));
@@ -156,7 +156,8 @@ async fn unanswered_messages_take_no_more_than_their_room_and_all_of_them_come()
     assert_eq!(bench.metrics.reconnects.get(), 0);
 }
 
-/// The screen must not let through what the client gives the connection up over, nor take away what the client reads.
+/// The screen must stop everything over which the client gives up a connection, and pass everything that the
+/// client reads.
 #[test]
 fn the_screen_and_the_client_agree_on_what_can_be_read() {
     let seed: u64 = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);

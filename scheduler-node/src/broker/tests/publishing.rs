@@ -1,4 +1,4 @@
-//! What becomes of published messages while the connection holds.
+//! Outcomes of published messages while the connection holds.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -74,11 +74,11 @@ async fn a_delivery_says_what_the_contract_says() {
     for (name, value) in &expected {
         assert_eq!(headers.get(*name), Some(value), "{name}");
     }
-    // The broker adds its own, all named `x-`.
+    // The broker adds headers of its own, all named `x-`.
     assert_eq!(headers.keys().filter(|name| !name.as_str().starts_with("x-")).count(), expected.len());
 }
 
-/// A headers exchange decides message by message, so that one batch has both kinds in it.
+/// A headers exchange decides message by message, so one batch can have both outcomes.
 async fn split(bench: &Bench) -> Route {
     let hand = bench.hand().await;
     let nothing = FieldTable::default;
@@ -160,7 +160,7 @@ async fn a_full_queue_refuses_and_keeps_what_it_has_confirmed() {
         all.nacked += published.nacked;
         assert_eq!(published.unroutable + published.unknown, 0);
     }
-    // The limit is a soft one: what was on its way when it was reached is taken.
+    // The limit is a soft one: messages on their way when it was reached are still taken.
     assert!(all.done >= 50 && all.nacked >= 300, "{all:?}");
     let kept = usize::try_from(bench.hand().await.depth("small").await).unwrap();
     assert!(kept >= all.done, "{kept} kept of {all:?}");
@@ -236,7 +236,7 @@ async fn many_queues_at_once_are_declared_beside_one_another() {
     let bench = Bench::new().await;
     let queues: Vec<String> = (0..40).map(|number| format!("queue-{number}")).collect();
     let publish = queues.iter().map(|queue| async {
-        // Until it is there: a busy broker may need longer than one batch is willing to wait.
+        // Publishes until the queue is there: a busy broker may need longer than one batch waits.
         loop {
             let published = bench.broker.publish(&route(queue), batch(queue, 3)).await;
             if tally(&published).done == 3 {
@@ -253,7 +253,7 @@ async fn callers_that_go_away_lose_neither_their_batch_nor_a_channel() {
     let route = route("mail");
     bench.broker.publish(&route, batch("mail", 1)).await;
     for _ in 0..300 {
-        // Polled once, so that it has begun, and dropped.
+        // The first poll begins the publish; then it is dropped.
         assert!(bench.broker.publish(&route, batch("mail", 10)).now_or_never().is_none());
     }
     let hand = bench.hand().await;

@@ -1,4 +1,4 @@
-//! Not a test of anything: says how many messages a second go through.
+//! A measurement rather than a test: prints how many messages a second go through.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Answers that are too long to be kept.
+//! Streamed answers, too long to hold in memory.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use reqwest::Url;
 use super::Failure;
 use crate::cli::explained;
 
-/// An answer that comes piece by piece and may take as long as there are pieces.
+/// A streamed answer. Each piece is bounded in time, the whole is not.
 #[derive(Debug)]
 pub(in crate::cli) struct Pieces {
     node: Url,
@@ -20,7 +20,7 @@ impl Pieces {
         Self { node, response, timeout }
     }
 
-    /// The next piece; `None`: the node has said that this was all.
+    /// The next piece; `None` after the node has marked the end.
     pub(in crate::cli) async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         let unreadable = |why: String| Failure::Unreachable(format!("{}: the answer broke off: {why}", self.node));
         match tokio::time::timeout(self.timeout, self.response.chunk()).await {

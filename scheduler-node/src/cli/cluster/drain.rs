@@ -16,28 +16,28 @@ use super::super::{
     progress, say,
 };
 
-/// Shards move within a second or two; a person sees them go.
+/// Shards move within a second or two; this interval lets a person watch them go.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One node.
 #[derive(Debug, Args)]
 pub(super) struct One {
-    /// As `duetime cluster` lists it.
+    /// Name of the node, as `duetime cluster` lists it.
     #[arg(value_parser = name)]
     node: String,
 }
 
-/// A node that is to be drained.
+/// The node to drain.
 #[derive(Debug, Args)]
 pub(super) struct Drain {
     #[command(flatten)]
     one: One,
-    /// End when no shard is left on it, not when it is asked for.
+    /// Return when the node has no shard left, not as soon as the drain is requested.
     #[arg(long)]
     wait: bool,
 }
 
-/// An address cannot hold a name of dots only: they mean the folder itself, or the one above.
+/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     match text {
         "" => Err("name a node".into()),
@@ -81,7 +81,7 @@ fn shown(node: &NodeReport) -> String {
     format!("{}  {standing}, {} {shards}", node.name, node.shards_owned)
 }
 
-/// Waits until nothing is left on it, and gives it as it is then.
+/// Waits until the node has no shard left, and returns its last report.
 async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
     loop {
         let report: ClusterReport = client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
@@ -99,15 +99,15 @@ async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> R
     }
 }
 
-/// What a node that was drained still has.
+/// What a draining node still holds.
 #[derive(Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
-    /// So many shards are with it or meant for it.
+    /// This many shards are owned by the node or assigned to it.
     Some(u64),
-    /// A database does not tell who owns its shards.
+    /// A database does not answer, so the owners of its shards are unknown.
     NotKnown,
-    /// It counts among the others again.
+    /// The node has been undrained.
     Undrained,
 }
 

@@ -1,4 +1,4 @@
-//! One line of what is imported: a task as `export` wrote it, or as an import refused it.
+//! One line of the input: a task as `export` wrote it, or as an earlier import refused it.
 
 use std::cell::Cell;
 
@@ -6,19 +6,19 @@ use common::wire::{ExportEnd, ExportedTask, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// What is to be done with a line.
+/// What to do with a line.
 #[derive(Debug)]
 pub(super) enum Line {
-    /// To be submitted: the request.
+    /// Submit the task; holds the request.
     Task(String),
-    /// A finished task, which is passed over.
+    /// Skip a finished task.
     Finished,
     Refused(Box<Problem>),
     End(ExportEnd),
     Blank,
 }
 
-/// Which tasks are submitted again, and as what.
+/// Which tasks to submit again, and how.
 #[derive(Debug)]
 pub(super) struct Choice {
     key_from_id: bool,
@@ -26,7 +26,7 @@ pub(super) struct Choice {
     refused_before: Cell<bool>,
 }
 
-/// A line that an import refused.
+/// A line that an earlier import refused.
 #[derive(Deserialize)]
 struct RefusedBefore<'a> {
     #[serde(borrow)]
@@ -40,7 +40,7 @@ impl Choice {
         Self { key_from_id, all_states, refused_before: Cell::new(false) }
     }
 
-    /// Whether there were lines that an import had refused.
+    /// Whether the input had lines that an earlier import refused.
     pub(super) fn was_refused_before(&self) -> bool {
         self.refused_before.get()
     }
@@ -79,7 +79,7 @@ impl Choice {
     }
 }
 
-/// The line that keeps a task which was refused: byte for byte, or as text what is no JSON.
+/// The line that keeps a refused task: byte for byte, or as a JSON string when it is not JSON.
 pub(super) fn refused(line: u64, error: &Problem, text: &str) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Refused<'a> {
@@ -91,7 +91,7 @@ pub(super) fn refused(line: u64, error: &Problem, text: &str) -> serde_json::Res
     serde_json::to_string(&Refused { line, error, task: inner(text).unwrap_or(&as_text) })
 }
 
-/// The task in a line, whichever kind of line it is. `None`: it is no JSON.
+/// The task in a line of either kind; `None` when the line is not JSON.
 fn inner(text: &str) -> Option<&RawValue> {
     match serde_json::from_str::<RefusedBefore<'_>>(text) {
         Ok(before) => Some(before.task),

@@ -1,4 +1,4 @@
-//! What becomes of imported lines: counted, told, and kept where they were refused.
+//! The outcomes of imported lines: counts, reports, and the file of refused lines.
 
 use std::{
     fs::File,
@@ -14,22 +14,22 @@ use serde_json::json;
 use super::{Chunk, line};
 use crate::cli::{Error, Form, client::sentence, complain, say};
 
-/// So many refusals are told one by one; the rest is only counted.
+/// This many refusals are reported one by one; the rest is only counted.
 const TOLD: usize = 100;
 
-/// What became of the lines so far.
+/// The outcomes of the lines so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     accepted: u64,
     duplicates: u64,
     skipped: u64,
     refused: u64,
-    /// Of a node that could not do it at the moment.
+    /// Tasks that a node could not serve at the moment.
     failed: u64,
     file: Option<BufWriter<File>>,
 }
 
-/// One answer of a batch, as far as it matters here: accepted where there is no error.
+/// The relevant part of one answer of a batch: accepted when there is no error.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Outcome {
     error: Option<Problem>,
@@ -38,7 +38,7 @@ pub(super) struct Outcome {
 }
 
 impl Tally {
-    /// `refused`: the file that keeps what was refused; it must not be there yet.
+    /// `refused`: the file for refused lines; it must not exist yet.
     pub(super) fn new(refused: Option<&Path>) -> Result<Self, Error> {
         let create = |file: &Path| {
             let refuse = |error| Error::Usage(format!("`--refused {}` cannot be made: {error}", file.display()));
@@ -47,7 +47,7 @@ impl Tally {
         Ok(Self { file: refused.map(create).transpose()?, ..Self::default() })
     }
 
-    /// The answers to a chunk, in the order of its lines.
+    /// Records the answers to a chunk, in the order of its lines.
     pub(super) fn note(&mut self, chunk: &Chunk, outcomes: Vec<Outcome>) -> Result<(), Error> {
         self.skipped += chunk.skipped;
         for ((number, text), outcome) in chunk.lines.iter().zip(outcomes) {

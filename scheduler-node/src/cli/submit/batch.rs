@@ -1,4 +1,4 @@
-//! Many tasks, one JSON object a line, sent in batches. Each line gets its own answer.
+//! Submits many tasks, one JSON object a line, in batches. Each line gets its own answer.
 
 use std::path::Path;
 
@@ -18,14 +18,14 @@ use crate::cli::{
     progress, say,
 };
 
-/// Half of what a node takes in one request, so that a line more never makes it too much.
+/// Half of a node's limit for one request, so that one more line never exceeds it.
 const BATCH_BYTES: usize = 32 << 20;
-/// Longer than any task may be: base64 of 1 MiB and what is around it.
+/// Longer than any task: 1 MiB in base64 and the JSON around it.
 const LINE_BYTES: usize = 4 << 20;
-/// So many refusals are told one by one; the rest is only counted.
+/// This many refusals are reported one by one; the rest is only counted.
 const TOLD: usize = 100;
 
-/// Lines that go out together. The number of each line is kept, for blank lines are passed over.
+/// Lines that share one request, each with its number, because blank lines are skipped.
 #[derive(Debug, Default)]
 struct Batch {
     body: String,
@@ -49,19 +49,19 @@ struct Results {
     results: Vec<Box<RawValue>>,
 }
 
-/// An answer to one task, as far as it matters here: accepted where there is no error.
+/// The relevant part of the answer to one task: accepted when there is no error.
 #[derive(Deserialize)]
 struct Outcome {
     error: Option<Problem>,
 }
 
-/// What became of the lines so far.
+/// The outcomes of the lines so far.
 #[derive(Debug)]
 struct Tally {
     listing: Listing,
     accepted: usize,
     refused: usize,
-    /// Of a node that could not do it at the moment; its problem says whether it may have been done.
+    /// Tasks that a node could not serve at the moment; its problem tells whether they may have been stored.
     failed: usize,
 }
 
@@ -127,7 +127,7 @@ async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Un
     close(form, tally, sent)
 }
 
-/// The next lines that go out together, and whether they are the last.
+/// Reads the next batch, and whether it is the last.
 async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Result<(Batch, bool), Error> {
     let mut batch = Batch::default();
     let mut line = Vec::new();
@@ -143,7 +143,8 @@ async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Re
             let why = format!("line {number} of `--batch` is longer than any task may be ({LINE_BYTES} bytes)");
             return Err(Error::Usage(format!("{why}; it and what follows were not sent")));
         }
-        // What is no JSON goes out as text, so that it is refused in its place like any other that is no task.
+        // A line that is not JSON is sent as a JSON string. The node then refuses it in its place like any other
+        // invalid task.
         match json(&line) {
             Some("") => {}
             Some(json) => batch.add(*number, json),
@@ -153,7 +154,7 @@ async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Re
     Ok((batch, false))
 }
 
-/// The one JSON value of a line, "" for a blank one.
+/// The one JSON value of a line; "" for a blank line.
 fn json(line: &[u8]) -> Option<&str> {
     let text = str::from_utf8(line).ok()?.trim_ascii();
     (text.is_empty() || serde_json::from_str::<&RawValue>(text).is_ok()).then_some(text)

@@ -1,4 +1,4 @@
-//! A task as a person reads it.
+//! A task as text for a person.
 
 use common::{
     task::TaskState,
@@ -8,10 +8,10 @@ use common::{
 
 use crate::cli::{moment, print};
 
-/// Longer payloads and results are cut; `--output json` has all of them.
+/// Longer payloads and results are cut; `--output json` prints them whole.
 const SHOWN_CHARS: usize = 2_000;
 
-/// Everything that is known of a task, a line each, and its attempts below.
+/// All fields of a task, a line each, with its attempts below.
 pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
     let at = |moment: UnixMicros| moment::shown(moment, now);
     let headers = |task: &TaskView| {
@@ -51,7 +51,7 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
     format!("{sheet}\n\n{}", attempts(&task.attempts, now))
 }
 
-/// Each with how it stands.
+/// The dependencies, each with its state.
 fn waits_for(task: &TaskView) -> Option<String> {
     let one = |other: &DependencyView| {
         let state = other.state.map_or("not submitted", TaskState::text);

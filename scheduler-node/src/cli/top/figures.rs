@@ -1,4 +1,4 @@
-//! The figures of a node, read from what it shows to Prometheus, and what has grown between two looks.
+//! A node's figures, read from its Prometheus metrics, and their growth between two samples.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,7 +29,7 @@ impl Figures {
     }
 }
 
-/// How much the counters of all nodes have grown, and in which time.
+/// The growth of all nodes' counters, and the time it took.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     grown: Figures,
@@ -45,7 +45,7 @@ impl Growth {
         self.time
     }
 
-    /// A counter that fell belongs to a node that was started anew: all it has is new.
+    /// A counter that fell belongs to a restarted node: its whole value is new.
     pub(super) fn add(&mut self, earlier: &Figures, later: &Figures) {
         for (series, value) in &later.0 {
             let before = earlier.0.get(series).copied().unwrap_or_default();
@@ -54,7 +54,7 @@ impl Growth {
         }
     }
 
-    /// What a counter grew by in a second, by queue.
+    /// A counter's growth a second, by queue.
     pub(super) fn by_queue(&self, name: &str) -> BTreeMap<String, f64> {
         let mut rates = BTreeMap::new();
         let seconds = self.time.as_secs_f64();
@@ -66,7 +66,8 @@ impl Growth {
         rates
     }
 
-    /// A value that this share of the histogram's new ones does not exceed; of one queue, or of all. `None` without any.
+    /// The value that this share of the histogram's new observations does not exceed, for one queue or all; `None`
+    /// without observations.
     pub(super) fn quantile(&self, name: &str, queue: Option<&str>, share: f64) -> Option<f64> {
         let mut counts: Vec<(f64, f64)> = Vec::new();
         for (labels, count) in self.grown.of(&format!("{name}_bucket")) {
@@ -84,7 +85,7 @@ impl Growth {
     }
 }
 
-/// `counts`: upper bounds, and how many are not above each. Within a bucket its values are taken as evenly spread.
+/// `counts`: upper bounds, each with its cumulative count. Values are taken as evenly spread within a bucket.
 fn interpolated(counts: &[(f64, f64)], share: f64) -> Option<f64> {
     let wanted = share * counts.last().map(|(_, count)| *count)?;
     let mut below = (0.0, 0.0);

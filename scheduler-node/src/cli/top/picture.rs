@@ -1,4 +1,4 @@
-//! What is seen at one moment.
+//! The view of one moment.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +18,12 @@ use serde::Serialize;
 use super::figures::{Figures, Growth};
 use crate::cli::{Error, cluster::standing, moment, print};
 
-/// The busiest queues are shown, so many that a screen has room for them.
+/// Only the busiest queues are shown, as many as fit on a screen.
 const SHOWN_QUEUES: usize = 20;
 
 const LATENESS: &str = "duetime_lateness_seconds";
 
-/// A picture; as JSON, what a program reads. Rates are a second, over `window_ms` before it was taken.
+/// A picture; its JSON is the output for programs. Rates are a second, over the `window_ms` before it.
 #[derive(Debug, Serialize)]
 pub(super) struct Picture {
     taken_at: UnixMicros,
@@ -31,7 +31,7 @@ pub(super) struct Picture {
     master: Option<MasterReport>,
     shards: usize,
     shards_unowned: usize,
-    /// Over all queues; absent when nothing was published.
+    /// Over all queues; absent when no task was published.
     lateness: Option<Lateness>,
     nodes: Vec<NodeLine>,
     /// The busiest first.
@@ -181,7 +181,7 @@ impl NodeFigures {
     }
 }
 
-/// The queues in which anything happened.
+/// The queues with any activity.
 fn queues(growth: &Growth) -> Vec<QueueLine> {
     let submitted = growth.by_queue("duetime_tasks_submitted_total");
     let published = growth.by_queue("duetime_publishes_total");

@@ -1,4 +1,4 @@
-//! The terminal while `top` draws on it: its other page, without echo, given back whatever happens.
+//! The terminal while `top` draws on it: alternate screen, no echo, restored on every exit.
 
 use std::{
     io::{self, Stdout, Write},
@@ -14,7 +14,7 @@ use crossterm::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// How soon a key is noticed: soon enough to feel at once.
+/// How often keys are polled; the reaction feels immediate.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Over what was there, line by line, so that nothing flickers.
+    /// Overwrites the last picture line by line, so that nothing flickers.
     pub(super) fn draw(&mut self, text: &str) -> io::Result<()> {
         let (columns, rows) = terminal::size()?;
         for (row, line) in (0..rows).zip(text.lines()) {
@@ -46,7 +46,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// Whether the person, or the system, wants it to end, within this time.
+    /// Whether a key or a signal asks to quit within this time.
     pub(super) async fn ends_within(&mut self, time: Duration) -> io::Result<bool> {
         let deadline = tokio::time::Instant::now() + time;
         while tokio::time::Instant::now() < deadline {
@@ -71,7 +71,7 @@ impl Drop for Screen {
     }
 }
 
-/// q, Esc, or what would interrupt it if the terminal did not pass it on as a key.
+/// q, Esc, or Ctrl-C, which raw mode passes on as a key.
 fn is_end(event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);

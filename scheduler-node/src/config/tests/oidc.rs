@@ -1,4 +1,4 @@
-//! `[auth.oidc]`, as it is written and as it is refused.
+//! `[auth.oidc]`: valid and refused sections.
 
 use common::access::Role;
 use secrecy::ExposeSecret;

@@ -1,4 +1,4 @@
-//! Tokens and the audit: for operators, and nobody else.
+//! Tokens and the audit are for operators only.
 
 use axum::http::StatusCode;
 

@@ -1,4 +1,4 @@
-//! The cluster, and many tasks at once.
+//! The cluster page, and actions on many tasks.
 
 use axum::http::{StatusCode, header};
 

@@ -1,4 +1,4 @@
-//! The console before a real database, asked as a browser asks.
+//! The console on a real database, driven as a browser drives it.
 
 mod access;
 mod cluster;
@@ -39,7 +39,7 @@ struct Browser {
     counter: Counter,
     cookie: Option<String>,
     access: Arc<Access>,
-    /// The keys of the cluster as the node knows them.
+    /// The cluster's keys as the node knows them.
     keys: watch::Sender<Option<Arc<ReceiptKeys>>>,
     test: TestDatabase,
 }
@@ -52,12 +52,12 @@ struct Answer {
     html: String,
 }
 
-/// Tokens are the names of their roles; none of them: nobody is asked.
+/// Each token is the name of its role. Without roles there is no authentication.
 async fn browser(roles: &[Role], show_payloads: bool) -> Browser {
     browser_with(roles, show_payloads, None).await
 }
 
-/// The same, with an identity provider beside the tokens.
+/// Like `browser`, with an identity provider beside the tokens.
 async fn browser_with(roles: &[Role], show_payloads: bool, oidc: Option<config::Oidc>) -> Browser {
     let (counter, test) = fresh().await;
     browser_at(counter, test, roles, show_payloads, oidc)
@@ -92,7 +92,7 @@ fn browser_at(
     Browser { router, counter, cookie: None, access, keys, test }
 }
 
-/// As every node of one cluster reads them, the newest first.
+/// The keys as every node of one cluster reads them, the newest first.
 fn keys(bytes: &[u8]) -> Option<Arc<ReceiptKeys>> {
     let key = |byte: &u8| SecretSlice::from(vec![*byte; 32]);
     Some(Arc::new(ReceiptKeys { making: bytes.first().map(key), accepted: bytes.iter().map(key).collect() }))
@@ -117,7 +117,7 @@ impl Browser {
         self.send(Request::get(path).body(Body::empty()).expect("a request")).await
     }
 
-    /// The page, which is there.
+    /// The page, which must exist.
     async fn page(&self, path: &str) -> String {
         let answer = self.get(path).await;
         assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.html);

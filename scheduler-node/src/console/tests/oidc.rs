@@ -30,7 +30,7 @@ async fn browser(idp: &IdentityProvider) -> Browser {
     browser_with(&[], true, Some(config(idp.issuer(), "https://console.test"))).await
 }
 
-/// Goes to the provider and comes back; what the console answers then.
+/// Goes to the provider and comes back; returns the console's answer.
 async fn there_and_back(browser: &mut Browser, next: &str) -> Answer {
     let begun = browser.get(&super::super::oidc::begin_url(next)).await;
     assert_eq!(begun.status, StatusCode::SEE_OTHER, "{}", begun.html);
@@ -41,7 +41,7 @@ async fn there_and_back(browser: &mut Browser, next: &str) -> Answer {
     browser.get(back.strip_prefix("https://console.test").expect("to the console")).await
 }
 
-/// Where the provider sends the browser.
+/// The URL to which the provider sends the browser back.
 async fn visit(url: &str) -> String {
     let answer = integration_tests::http::stepwise().get(url).send().await.expect("answered");
     answer.headers()["location"].to_str().expect("text").to_owned()

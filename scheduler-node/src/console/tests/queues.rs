@@ -1,4 +1,4 @@
-//! Queues: listed, set, paused, deleted.
+//! Pages of queues: list, set, pause, delete.
 
 use axum::http::StatusCode;
 use common::{
@@ -17,7 +17,7 @@ async fn signed_in(role: Role) -> Browser {
     browser
 }
 
-/// What the form of a policy sends when nothing in it is touched.
+/// The form of a policy as it is sent when no field was changed.
 fn as_shown(page: &str) -> Vec<(&str, &str)> {
     let form = between(page, "id=\"policy\"", "</form>").expect("a form");
     let mut fields = Vec::new();
@@ -51,7 +51,7 @@ async fn a_policy_is_made_changed_and_sent_again_as_it_is_shown() {
         ("priority_weights", "80, 20"),
         ("retry.kind", "exponential"),
         ("retry.base_ms", "500"),
-        // Belongs to another kind, and says nothing with this one.
+        // Belongs to another kind, and has no effect with this one.
         ("retry.delay_ms", "7"),
     ];
     let set = browser.post(path, &fields).await;
@@ -75,7 +75,8 @@ async fn a_policy_is_made_changed_and_sent_again_as_it_is_shown() {
 #[tokio::test]
 async fn no_field_of_a_policy_is_lost_by_the_form() {
     let browser = browser(&[], true).await;
-    // Every field by name, so that a new one is missed here before it is missed in the form.
+    // Lists every field by name, so that the compiler reports a new field that this test, and perhaps the form,
+    // lacks.
     let policy = QueuePolicy {
         settle: Settle::Result,
         max_attempts: 7,

@@ -1,14 +1,14 @@
-//! What the roles without payloads find in the console, and what is noted of those with payloads.
+//! What roles without payload access see in the console, and what the audit notes of roles with it.
 
 use axum::http::StatusCode;
 
 use super::{super::ROUTES, Browser, browser};
 use crate::{config::Role, desk::tests::request};
 
-/// It is in everything that is data.
+/// A mark in every piece of data.
 const MARK: &str = "SECRET-7";
 
-/// A live task and a dead one, of `a`, and a schedule; the ids of the tasks.
+/// Creates a live task and a dead one in `a`, and a schedule; returns the ids of the tasks.
 async fn fill(browser: &Browser) -> Vec<String> {
     let json = r#"{"queue":"a","delay_ms":1000000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
     let mut ids = Vec::new();

@@ -1,4 +1,4 @@
-//! Schedules: listed, set, paused, run, deleted.
+//! Pages of schedules: list, set, pause, run, delete.
 
 use axum::http::StatusCode;
 use common::{ids::ScheduleName, schedule::key_of, wire::ScheduleRequest};
@@ -61,7 +61,7 @@ async fn a_fire_time_that_is_gone_leads_to_the_task_it_made() {
 #[tokio::test]
 async fn the_largest_payload_fits_into_the_form() {
     let browser = browser(&[], true).await;
-    // Each character is written as three. What the desk takes is less in tests.
+    // Each character is encoded as three. The desk of the tests accepts smaller payloads.
     let payload = format!("\"{}\"", "ä".repeat(32_000));
     let fields: Vec<_> = NIGHTLY.into_iter().chain([("payload", payload.as_str())]).collect();
     let answer = browser.post("/console/schedules/s", &fields).await;

@@ -1,4 +1,4 @@
-//! Who is let in, and whose forms are taken.
+//! Which visitors are let in, and whose forms are accepted.
 
 use std::time::Instant;
 

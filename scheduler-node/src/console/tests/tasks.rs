@@ -1,4 +1,4 @@
-//! Tasks: listed, shown, and what is done to them.
+//! Pages of tasks: list, show, and their actions.
 
 use axum::http::StatusCode;
 use common::{ids::TaskId, task::TaskState};
@@ -18,7 +18,7 @@ async fn state(browser: &Browser, id: TaskId) -> TaskState {
     browser.counter.desk.get(id).await.expect("it is there").state
 }
 
-/// Finished without success after its attempts, as it would be after days.
+/// Makes a task that failed for good, as it would look after days.
 async fn dead(browser: &Browser, queue: &str, error: &str) -> TaskId {
     let id = submit(browser, &format!(r#"{{"queue":"{queue}"}}"#)).await;
     sqlx::query(

@@ -97,7 +97,7 @@ async fn keys_that_cannot_be_read_are_passed_over() {
     let view = running.views.borrow().clone();
     assert_eq!((view.members.len(), view.owners.len(), view.candidates.len()), (1, 0, 0));
     assert_eq!(view.assignment, None);
-    // The same while watching, and over what could be read before.
+    // An unreadable value also counts as absent when the watch brings it and it replaces a readable one.
     etcd.put(format!("{prefix}/nodes/one"), "{", Some(PutOptions::new().with_ignore_lease())).await.unwrap();
     running.shows("no member", |view| view.members.is_empty()).await;
 }
@@ -135,7 +135,7 @@ async fn a_watch_from_a_compacted_revision_lists_again() {
 async fn the_mirror_moves_on_when_its_endpoint_is_killed_or_frozen() {
     let (etcd, _) = own_etcd(3).await;
     let endpoints = etcd.endpoints();
-    // The mirror stands on the first member, the writer on the last.
+    // The mirror uses the first member, the writer the last.
     let running = Running::start(&coordination(&endpoints, "/duetime").await);
     let me = node("one");
     put(&endpoints[2], &me, "before").await;
@@ -151,7 +151,8 @@ async fn the_mirror_moves_on_when_its_endpoint_is_killed_or_frozen() {
     etcd.resume(1).unwrap();
 }
 
-/// On no lease: nobody renews it here. Until it is done, because the members may be electing.
+/// Puts a member without a lease, as the tests do not renew one. Repeats until it succeeds, because the members
+/// may be electing a leader.
 async fn put(endpoint: &str, node: &NodeId, version: &str) {
     let mut etcd = etcdctl(&[endpoint.to_owned()]).await;
     let member = Member { version: version.to_owned(), ..member(node) };

@@ -7,7 +7,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-/// An etcd that knows its users: `node` may do what it likes under the prefix.
+/// An etcd with users: `node` may read and write everything under the prefix.
 async fn guarded_etcd() -> Etcd {
     let (etcd, _) = own_etcd(1).await;
     let mut client = etcdctl(&etcd.endpoints()).await;
@@ -37,7 +37,7 @@ async fn a_user_of_the_prefix_alone_can_do_everything_and_logs_in_again_when_its
     assert_eq!(coordination.member_put(&member(&me), lease).await.unwrap(), Registered::Done);
     coordination.candidate_put(&me, lease).await.unwrap();
     eventually("it is shown", || views.borrow().master().is_some()).await;
-    // Tokens live in the server's memory.
+    // The restart drops the tokens, which live in the server's memory.
     etcd.kill(0);
     etcd.restart_all().await.unwrap();
     assert_eq!(soon("a renewal", coordination.lease_renew(lease)).await.unwrap(), Renewal::Alive);
@@ -58,7 +58,7 @@ async fn a_wrong_password_is_refused_and_a_changed_one_is_noticed() {
     assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
     let right = connect(as_node(&etcd.endpoints(), "secret")).await;
     let lease = right.lease_grant().await.unwrap();
-    // Any change to the users makes the tokens old.
+    // Any change to the users invalidates the tokens.
     let options = etcd_client::ConnectOptions::new().with_user("root", "root");
     let mut root = Client::connect(etcd.endpoints(), Some(options)).await.unwrap();
     root.user_add("another", "one", None).await.unwrap();

@@ -1,4 +1,4 @@
-//! Against a real etcd; what other rooms' tests need to stand on one.
+//! Tests with a real etcd, and helpers for other rooms' tests that need one.
 
 mod login;
 mod session;
@@ -20,18 +20,18 @@ use uuid::Uuid;
 use super::{Coordination, CoordinationMetrics, EtcdSettings, LeaseId};
 use crate::supervise::spawn_child;
 
-/// Generous: the machine may be busy. Nothing waits that long when it is well.
+/// A generous limit, because the machine may be busy. No healthy step takes that long.
 pub(crate) const SOON: Duration = Duration::from_secs(40);
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
-/// The etcd that the tests share, and a prefix nobody else has.
+/// The etcd that the tests share, and a prefix of this test's own.
 pub(crate) async fn shared_etcd() -> (Vec<String>, String) {
     let endpoints = shared::etcd().await.unwrap().endpoints();
     (endpoints, format!("/{}", shared::unique("coordination")))
 }
 
-/// An etcd of its own, for a test that hurts it.
+/// An etcd of the test's own, for a test that breaks it.
 pub(crate) async fn own_etcd(members: usize) -> (Etcd, PathBuf) {
     let folder = scratch().join(shared::unique("coordination-etcd"));
     (Etcd::start(&folder, members, Tether::Tethered).await.unwrap(), folder)
@@ -49,7 +49,7 @@ async fn connect(settings: EtcdSettings) -> Coordination {
     Coordination::new(settings, CoordinationMetrics::register(&Registry::new()).unwrap()).await.unwrap()
 }
 
-/// A client beside ours, for what a person would do with etcdctl.
+/// A second client, for actions that a person would take with etcdctl.
 pub(crate) async fn etcdctl(endpoints: &[String]) -> Client {
     Client::connect(endpoints, None).await.unwrap()
 }
@@ -78,14 +78,14 @@ pub(crate) async fn kept_lease(coordination: &Coordination) -> LeaseId {
     spawn_child(async move {
         loop {
             tokio::time::sleep(TTL / 6).await;
-            // One that fails is followed by another.
+            // The next renewal makes up for a failed one.
             let _ = coordination.lease_renew(lease).await;
         }
     });
     lease
 }
 
-/// Waits until `done` says so; fails the test when it has not by then.
+/// Waits until `done` returns true; fails the test after the limit.
 pub(crate) async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;
     while !done() {

@@ -33,7 +33,7 @@ async fn a_name_is_taken_until_its_registration_is_gone() {
     assert_eq!(coordination.member_put(&member(&first), lease).await.unwrap(), Registered::Done);
     let taken = Registered::NameTaken { by: Some(first.clone()) };
     assert_eq!(coordination.member_put(&member(&second), other).await.unwrap(), taken);
-    // Nobody removes the registration of another start.
+    // A node never removes the registration of another start.
     coordination.member_remove(&second).await.unwrap();
     assert_eq!(coordination.member_put(&member(&second), other).await.unwrap(), taken);
     coordination.member_remove(&first).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_frozen_endpoint_is_left_before_the_lease_runs_out() {
     let coordination = coordination(&etcd.endpoints(), "/duetime").await;
     let lease = coordination.lease_grant().await.unwrap();
     etcd.pause(0).unwrap();
-    // When the frozen one led, the others have no leader until they have elected one.
+    // If the frozen member led, the others have no leader until they have elected one.
     let renewed = soon("a renewal", async {
         loop {
             match coordination.lease_renew(lease).await {

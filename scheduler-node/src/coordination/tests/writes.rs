@@ -41,7 +41,7 @@ async fn an_old_term_cannot_write_the_assignment() {
     coordination.candidate_remove(old_lease).await.unwrap();
     let late = record(old, &two);
     assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
-    // Not even after it has queued up again: that is another term.
+    // The write is refused even after the node has queued up again: that is another term.
     coordination.candidate_put(&one, old_lease).await.unwrap();
     assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
     let (new, new_lease) = candidate(&coordination, &two).await;
@@ -91,7 +91,7 @@ async fn only_its_owner_deletes_a_shard_key() {
     assert_eq!(coordination.owner_create(shard, &two, None, lease).await.unwrap(), None);
     coordination.owner_remove(shard, &one).await.unwrap();
     coordination.owner_create(shard, &two, None, lease).await.unwrap().unwrap();
-    // Another start of the same node is another node.
+    // Another start of the same node counts as another node.
     assert_eq!(coordination.owner_create(shard, &node("two"), None, lease).await.unwrap(), None);
 }
 
@@ -103,7 +103,7 @@ async fn an_epoch_is_confirmed_only_while_the_key_is_the_one_that_was_created() 
     let lease = coordination.lease_grant().await.unwrap();
     let created = coordination.owner_create(shard, &me, None, lease).await.unwrap().unwrap();
     assert!(coordination.owner_confirm(&created, &me, epoch).await.unwrap());
-    // Found again, by an acquire after a refused claim.
+    // A later acquire finds the key again, after a refused claim.
     assert_eq!(coordination.owner_create(shard, &me, None, lease).await.unwrap(), Some(created));
     coordination.owner_remove(shard, &me).await.unwrap();
     assert!(!coordination.owner_confirm(&created, &me, epoch).await.unwrap());
@@ -123,7 +123,7 @@ async fn of_two_who_have_read_the_same_drained_nodes_only_one_writes() {
         one.member_put(&member(node), lease).await.unwrap();
     }
     let drained = |node: &NodeId| [node.clone()].into();
-    // There is no key yet, and then there is one.
+    // In the first round the key does not exist, in the second it does.
     for node in &nodes[..2] {
         let (seen, seen_too) = (one.drained_read().await.unwrap(), other.drained_read().await.unwrap());
         assert_eq!(seen.roll.members.len(), 3);

@@ -1,4 +1,4 @@
-//! Many tasks at once: done to, and told.
+//! Many tasks at once: bulk actions and exports.
 
 use common::{
     ids::{Epoch, TaskId},
@@ -71,7 +71,7 @@ async fn a_dry_run_counts_what_is_done_then_to_the_last_task_in_every_database()
     assert_eq!((rest.matched, rest.done), (2, 1));
 }
 
-/// The claim as another node would hold it open: one statement, not yet committed.
+/// A claim that another node holds open: one statement, not yet committed.
 const CLAIM: &str =
     "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
                       WHERE id = $1 AND state = 'scheduled'";
@@ -119,7 +119,7 @@ async fn a_client_that_hangs_up_stops_the_work_after_the_batch_at_hand() {
     asking.abort();
     assert!(asking.await.expect_err("it has gone").is_cancelled());
     lock.release().await;
-    // The batch is written to its end: then nobody waits for anything any more.
+    // The node writes the batch to its end. Afterwards no statement waits for a lock.
     while test.live().await > 1_200 - 500 {
         tokio::task::yield_now().await;
     }
@@ -154,7 +154,7 @@ async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     let attempt = claim(&counter, id).await;
     let discard = common::wire::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
     counter.desk.report(id, attempt, discard).await.expect("applied");
-    // Of a dead task of the same version a new one is made.
+    // A new task takes the key of a dead task of the same version.
     let newer = submitted(&counter, keyed).await;
     assert_ne!(newer, id);
     let refused = counter.desk.retry(id).await.expect_err("the key is taken");

@@ -1,4 +1,4 @@
-//! What was submitted in SQL, as the desk judges it.
+//! Tasks submitted in SQL, as the desk judges them.
 
 use common::{
     ids::{ShardId, TaskId},

@@ -20,7 +20,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-/// The desk of a node of a cluster in which these have registered.
+/// The desk of a node in a cluster in which the nodes `names` have registered.
 pub(crate) async fn among(names: &[&str]) -> (Counter, Coordination, Vec<NodeId>, TestDatabase) {
     let (endpoints, prefix) = shared_etcd().await;
     let coordination = coordination(&endpoints, &prefix).await;

@@ -59,7 +59,7 @@ async fn a_queue_takes_tasks_up_to_its_limit_and_again_when_some_are_gone() {
     let first = answers[0].as_ref().expect("accepted").id;
     counter.desk.cancel(first).await.expect("cancelled");
     let submit = || counter.desk.submit(request(&task("mail").to_string()));
-    // A refusal stands on a count of 0.1 s ago at the most.
+    // A refusal may rely on a count that is up to 0.1 s old.
     while submit().await.is_err() {
         tokio::task::yield_now().await;
     }
@@ -111,7 +111,7 @@ async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
 #[tokio::test]
 async fn bytes_are_limited_as_they_are_stored() {
     let (counter, _test) = fresh().await;
-    // Each has 10 bytes with its quotes.
+    // Each payload has 10 bytes with its quotes.
     put_queue(&counter, "mail", json!({ "max_pending_bytes": 35 })).await;
     let answers = batch(&counter.desk, (0..4).map(|_| task("mail"))).await;
     assert_eq!(statuses(&answers), [200, 200, 200, 429]);

@@ -1,4 +1,4 @@
-//! A desk before real databases, without a cluster or a broker.
+//! A desk with real databases, without a cluster or a broker.
 
 mod bulk;
 mod collect;
@@ -61,18 +61,18 @@ use crate::{
 
 const HORIZON: Duration = Duration::from_secs(10);
 
-/// One node's desk with what stands behind it.
+/// One node's desk, and the parts that a test inspects.
 pub(crate) struct Counter {
     pub(crate) desk: Desk,
     pub(crate) access: Arc<Access>,
-    /// What was noted.
+    /// The entries of the audit log.
     pub(crate) notes: mpsc::Receiver<Noted>,
     pub(crate) sites: Sites,
     pub(crate) books: Books,
     pub(crate) store: Store,
 }
 
-/// How a counter differs from a plain one.
+/// The settings in which a counter differs from a plain one.
 #[derive(Clone, Copy)]
 struct Setup {
     auto_create: bool,
@@ -92,7 +92,7 @@ fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) 
     counter_in(databases, setup, access, coordination, watch::channel(Arc::default()).1)
 }
 
-/// One whose node stands in a cluster.
+/// A counter whose node belongs to a cluster.
 fn counter_in(
     databases: Vec<Arc<Database>>,
     setup: Setup,
@@ -122,7 +122,7 @@ fn counter_in(
         sites: sites.clone(),
         lanes: Arc::default(),
         books: Arc::clone(&books),
-        // Takes nothing, so that every task stays where it was written.
+        // A blocked broker takes no messages, so every task stays where it was written.
         broker: watch::channel(BrokerState::Up { blocked: true }).1,
         publisher: mpsc::channel(1).0,
         window: 1_000,
@@ -183,7 +183,7 @@ fn counter_in(
     Counter { desk, access, notes, sites, books, store }
 }
 
-/// One with a fresh database of its own.
+/// A counter with a fresh database of its own.
 pub(crate) async fn fresh() -> (Counter, TestDatabase) {
     let test = fixture::database().await;
     (counter(vec![Arc::clone(&test.database)], PLAIN), test)
@@ -197,7 +197,7 @@ fn upper_half() -> ShardRange {
     ShardRange::new(ShardId::new(64), ShardId::new(127)).expect("in order")
 }
 
-/// One with two databases, half of the shards in each.
+/// A counter with two databases, each with half of the shards.
 async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
     let tests = [fixture::database().await, fixture::database().await];
     let databases =
@@ -205,7 +205,7 @@ async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
     (counter(databases, PLAIN), tests)
 }
 
-/// One whose second database is not there.
+/// A counter whose second database does not exist.
 async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     let test = fixture::database().await;
     let databases =

@@ -1,4 +1,4 @@
-//! Queues by hand.
+//! Requests about queues.
 
 use common::{
     access::Scope,
@@ -133,7 +133,7 @@ async fn who_has_some_queues_only_cannot_lead_their_tasks_elsewhere() {
     }
     shop.queue_put(name("shop.a"), queue(r#"{"max_attempts":3}"#)).await.expect("set");
 
-    // What an operator of all queues has set stays, and is not the shop's to take away.
+    // A policy set by an operator of all queues stays, and the shop's token cannot take it away.
     let led = r#"{"exchange":"shop","routing_key":"a","unroutable":"set_aside"}"#;
     counter.desk.queue_put(name("shop.a"), queue(led)).await.expect("set");
     let kept = r#"{"exchange":"shop","routing_key":"a","max_attempts":4}"#;

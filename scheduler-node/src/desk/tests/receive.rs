@@ -1,4 +1,4 @@
-//! Messages coming in.
+//! Tasks submitted over AMQP.
 
 use common::{
     task::envelope::{Field, Properties},

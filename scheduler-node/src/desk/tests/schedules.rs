@@ -1,4 +1,4 @@
-//! Schedules by hand, and the firer that makes their tasks, before real databases.
+//! Requests about schedules, and the firer that makes their tasks, on real databases.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ fn hourly(more: &str) -> ScheduleRequest {
     schedule(&format!(r#"{{"queue":"mails","every_ms":3600000,"catch_up_ms":86400000{more}}}"#))
 }
 
-/// A firer of its own beside the desk, on the master or not, and what it counts.
+/// A firer of its own beside the desk, on the master or on another node, and its metrics.
 fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them"));
     let term = master.then(|| Term::from_revision(1));
@@ -58,7 +58,7 @@ async fn look(firer: &Firer) {
     drop(firer.keep_from_making().await);
 }
 
-/// Sets the schedule back: its last `hours` fire times have come and nobody has looked.
+/// Sets the schedule back: its last `hours` fire times have passed and no firer has looked.
 async fn set_back(test: &TestDatabase, hours: i32) {
     sqlx::query(
         "UPDATE duetime.schedule
@@ -71,7 +71,7 @@ async fn set_back(test: &TestDatabase, hours: i32) {
     .unwrap();
 }
 
-/// The keys of all tasks there are, finished or not.
+/// The keys of all tasks, finished or not.
 async fn keys(test: &TestDatabase) -> Vec<String> {
     sqlx::query_scalar("SELECT key FROM duetime.task UNION ALL SELECT key FROM duetime.archive ORDER BY 1")
         .fetch_all(&test.pool)
@@ -88,7 +88,7 @@ async fn assert_each_once(test: &TestDatabase, count: usize) {
     assert_eq!(left, 0, "everything decided is made");
 }
 
-/// Holds the rows of all schedules until it is committed.
+/// Holds the rows of all schedules until the connection commits.
 async fn hold_schedules(test: &TestDatabase) -> sqlx::pool::PoolConnection<sqlx::Postgres> {
     let mut connection = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
@@ -172,7 +172,7 @@ async fn two_firers_at_the_same_moment_make_one_task_for_each_fire_time() {
     let held = hold_schedules(&test).await;
     let firers = [firer(&counter, true), firer(&counter, true)];
     let looks = firers.clone().map(|(firer, _)| spawn_child(async move { look(&firer).await }));
-    // Both have read the same.
+    // Both firers have read the same state.
     test.until_waiting(2).await;
     let_go(held).await;
     for done in futures::future::join_all(looks).await {
@@ -194,7 +194,7 @@ async fn what_a_firer_decided_before_it_died_is_made_once_by_another() {
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     set_back(&test, 1).await;
     let (first, _) = firer(&counter, true);
-    // It dies after the task is written and before that is known: what it decided is still there, and overdue.
+    // The firer dies after the task is written and before it knows. Its decision is still there, and overdue.
     sqlx::raw_sql(
         "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
          CREATE TRIGGER keep BEFORE DELETE ON duetime.fire FOR EACH ROW EXECUTE FUNCTION keep()",
@@ -226,7 +226,8 @@ async fn what_was_decided_and_never_written_is_made_by_another() {
     let (counter, test) = fresh().await;
     counter.desk.schedule_put(name("s"), hourly("")).await.expect("put");
     set_back(&test, 1).await;
-    // A death between the two statements: the rows are held, and no node but the dead one would have written them.
+    // Simulates a death between the two statements: the rows are held, and only the dead node would have
+    // written them.
     let (dead, _) = firer(&counter, true);
     let held = dead.keep_from_making().await;
     dead.look().await.expect("decided");
@@ -256,7 +257,7 @@ async fn a_change_at_the_moment_of_a_fire_time_neither_loses_nor_doubles_it() {
                 schedule(r#"{"queue":"others","every_ms":86400000,"overlap":"allow","catch_up_ms":86400000}"#);
             spawn_child(async move { desk.schedule_put(name("s"), request).await.map(|put| put.created) })
         };
-        // Whoever waits first goes first; the other finds the schedule changed.
+        // The first to wait goes first; the other finds the schedule changed.
         let (fired, changed) = if change_first {
             let changed = changing();
             test.until_waiting(1).await;
@@ -286,7 +287,7 @@ async fn a_pause_at_the_moment_of_a_fire_time_neither_loses_it_nor_lets_more_pas
     let (firer, _) = firer(&counter, true);
     look(&firer).await;
     assert_each_once(&test, 1).await;
-    // Two hours of pause are not made up.
+    // Fire times within two hours of pause are not made up.
     sqlx::query(
         "UPDATE duetime.schedule SET paused_at = paused_at - interval '2 hours', since = since - interval '2 hours'",
     )
@@ -309,7 +310,7 @@ async fn skip_waits_for_the_end_of_the_last_task_and_for_a_report_only_where_the
         set_back(&test, 1).await;
         look(&firer).await;
         assert_each_once(&test, 1).await;
-        // The hour before: another fire time for the same schedule.
+        // One hour earlier is another fire time of the same schedule.
         let id = task_of_last(&test).await;
         claim(&counter, id).await;
         sqlx::query("UPDATE duetime.task SET state = 'delivered', due_at = due_at - interval '9 hours', key = 'first'")

@@ -1,4 +1,4 @@
-//! Tasks coming in.
+//! Tasks submitted over HTTP.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ async fn the_answer_to_a_submission_is_what_a_look_up_shows() {
     assert!(!submitted.duplicate);
     let shown = counter.desk.get(submitted.view.id).await.expect("it is there");
     let (mut answer, mut read) = (json!(submitted.view), json!(shown));
-    // The answer was made before the row could be read: it tells the time of the insert, not the row's own.
+    // The answer was made before the row could be read, so it has the time of the insert and not the row's own.
     assert!(answer["created_at"].take().is_string() && read["created_at"].take().is_string());
     assert_eq!(answer, read);
     assert_eq!(shown.payload.expect("JSON").get(), r#"{"to" : "b"}"#, "byte for byte");

@@ -1,4 +1,4 @@
-//! One task at a time.
+//! Requests about one task.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ fn token(name: &str) -> TokenRequest {
     TokenRequest::parse(&format!(r#"{{"name":"{name}","role":"operator"}}"#)).expect("a token")
 }
 
-/// The desk for somebody who may know of queue `mine` only.
+/// The desk for a caller who may see queue `mine` only.
 fn mine(counter: &Counter) -> Desk {
     counter.desk.within(Scope::of(Some(vec!["mine".to_owned()])).expect("a scope"))
 }

@@ -1,4 +1,4 @@
-//! What is shown over all databases.
+//! Views over all databases.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What happens on one connection, and until when something has to.
+//! The activity on one connection, and the deadline for more of it.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::ConnectionLimits;
 use crate::http::metrics::Ended;
 
-/// Shared by a connection's stream, by its requests and by the task that watches its deadline.
+/// Shared by a connection's stream, its requests and the task that watches its deadline.
 #[derive(Clone, Debug)]
 pub(super) struct Activity(Arc<Mutex<State>>);
 
@@ -22,13 +22,13 @@ pub(super) struct Activity(Arc<Mutex<State>>);
 struct State {
     /// Requests that are being answered.
     requests: usize,
-    /// When the connection was opened, or its last request ended, or the next one began to arrive.
+    /// When the connection opened, or its last request ended, or the next one began to arrive.
     since: Instant,
     /// Part of a head has arrived, or the first one has yet to come.
     awaits_head: bool,
-    /// HTTP/2 sends small frames between requests, which are not the beginning of a head.
+    /// The connection speaks HTTP/2, whose small frames between requests are not the beginning of a head.
     multiplexed: bool,
-    /// Since when the client takes nothing of what is sent to it.
+    /// When the client stopped taking bytes, if it did.
     stuck_since: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ impl Activity {
         })))
     }
 
-    /// Until when something has to happen, and what it means if it does not.
+    /// The next deadline, and what missing it means.
     pub(super) fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, Ended)> {
         let state = self.0.lock();
         let waiting = match (state.requests, state.awaits_head) {
@@ -55,7 +55,7 @@ impl Activity {
         waiting.into_iter().chain(stuck).min_by_key(|(at, _)| *at)
     }
 
-    /// A request's head is complete. It counts until what is returned is dropped.
+    /// A request's head is complete. The request counts until the returned guard is dropped.
     pub(super) fn begin(&self, multiplexed: bool) -> Answering {
         let mut state = self.0.lock();
         state.requests += 1;
@@ -94,7 +94,7 @@ impl Drop for Answering {
     }
 }
 
-/// A stream that tells when bytes arrive and when the other side takes none.
+/// A stream that notes when bytes arrive and when the other side takes none.
 #[derive(Debug)]
 pub(super) struct Watched<S> {
     pub(super) stream: S,

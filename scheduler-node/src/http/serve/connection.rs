@@ -31,21 +31,22 @@ use super::{
 };
 use crate::http::metrics::{ConnectionMetrics, Ended};
 
-/// Requests of one HTTP/2 connection that are answered at one time.
+/// Most requests of one HTTP/2 connection that are answered at one time.
 const STREAMS: u32 = 64;
-/// The head of a request in HTTP/2, as HPACK counts it. A token, a trace and a few proxies' headers take 4 KiB.
+/// The largest head of a request in HTTP/2, as HPACK counts it. A token, a trace and a few proxies' headers take 4
+/// KiB.
 const HEAD_BYTES: u32 = 32 << 10;
-/// The head of a request in HTTP/1, with what is read beyond it.
+/// The largest head of a request in HTTP/1, with the bytes read beyond it.
 const READ_BYTES: usize = 64 << 10;
-/// Streams that a client has opened and reset before the node looked at them; with more the connection ends. What h2
-/// itself proposes against "rapid reset".
+/// Streams that a client may open and reset before the node handles them; one more ends the connection. The value is
+/// h2's own proposal against "rapid reset".
 const RESETS_UNSEEN: usize = 20;
-/// Streams that the node has reset because of a client's mistakes; with more the connection ends.
+/// Streams that the node may reset because of a client's mistakes; one more ends the connection.
 const RESETS_OWN: usize = 128;
-/// What HTTP/2 lets a client send ahead of what is read, for each request and for each connection.
+/// Bytes that an HTTP/2 client may send ahead of the reader, for each request and for each connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// What waits to be sent on each HTTP/2 stream.
+/// Bytes that may wait to be sent on each HTTP/2 stream.
 const SEND_BYTES: usize = 64 << 10;
 
 /// Speaks HTTP on connections.
@@ -68,7 +69,7 @@ impl Speaker {
         Self { router, builder: builder(), limits, metrics, stop }
     }
 
-    /// As [`Self::speak`], after the handshake, which has as much time as a head.
+    /// Like [`Self::speak`], after the TLS handshake, which has as much time as a head.
     pub(super) async fn speak_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
         match tokio::time::timeout(self.limits.head_within, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => self.speak(stream, from).await,
@@ -128,7 +129,7 @@ impl Speaker {
 
 fn builder() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // The time for heads is watched here, for both protocols and from before it is known which one it is.
+    // This module watches the time for heads, for both protocols and from before the protocol is known.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(READ_BYTES);
     builder
         .http2()
@@ -143,7 +144,7 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Ready when a connection has stood still for too long.
+/// A future that is ready once a connection has stalled for too long.
 struct Watch<'a> {
     activity: &'a Activity,
     limits: &'a ConnectionLimits,
@@ -155,8 +156,8 @@ impl<'a> Watch<'a> {
         Self { activity, limits, armed: Box::pin(tokio::time::sleep(limits.head_within)) }
     }
 
-    /// To be polled after the connection itself, which is when the deadline may have moved. The timer is only ever moved
-    /// forward, and when it fires the deadline is looked up again: most requests cost it nothing.
+    /// Polled after the connection itself, whose progress may have moved the deadline. The timer only moves forward,
+    /// and when it fires the deadline is read again, so most requests cost it nothing.
     fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
         loop {
             let deadline = self.activity.deadline(self.limits);

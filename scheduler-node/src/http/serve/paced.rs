@@ -1,4 +1,4 @@
-//! A request's body that has to arrive, and an answer's body that counts until it has gone.
+//! The body of a request, which must arrive fast enough, and the body of an answer, which counts until it is sent.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use tokio::time::Sleep;
 
 use super::{BodyPace, activity::Answering};
 
-/// A body that ends with [`TooSlow`] when it arrives more slowly than [`BodyPace`] asks.
+/// A body that fails with [`TooSlow`] when it arrives more slowly than [`BodyPace`] requires.
 #[derive(Debug)]
 pub(super) struct Paced {
     body: Incoming,
@@ -30,7 +30,7 @@ struct Waiting {
     until: Pin<Box<Sleep>>,
 }
 
-/// A client that does not send its request's body.
+/// The client sends its request's body too slowly.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct TooSlow;
 
@@ -92,7 +92,7 @@ impl HttpBody for Paced {
     }
 }
 
-/// The body of an answer. Its request counts as being answered until it is dropped.
+/// The body of an answer. Its request counts as being answered until the body is dropped.
 #[derive(Debug)]
 pub(super) struct Counted<B> {
     pub(super) body: B,

@@ -1,4 +1,4 @@
-//! How many connections there may be, in all and from one address.
+//! The limits on open connections, in all and from one address.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -21,7 +21,7 @@ struct Taken {
     by_address: HashMap<IpAddr, usize>,
 }
 
-/// The place of one connection; given back when dropped.
+/// The place of one connection; freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -33,7 +33,7 @@ impl Places {
         Self { all, per_address, taken: Mutex::default(), metrics }
     }
 
-    /// A place for a connection from `address`, if there is one.
+    /// Takes a place for a connection from `address`, if one is free.
     pub(super) fn take(places: &Arc<Self>, address: IpAddr) -> Option<Place> {
         let address = holder(address);
         let mut taken = places.taken.lock();

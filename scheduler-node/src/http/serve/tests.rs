@@ -19,7 +19,7 @@ use crate::supervise::{LoopKind, Pulse};
 /// Much longer than a test takes.
 const LONG: Duration = Duration::from_secs(600);
 
-/// A server whose `/slow` waits until `free` is given a permit; `entered` is given one when it was asked. `/take` reads a
+/// A server for tests. A request of `/slow` adds a permit to `entered` and waits for one of `free`; `/take` reads a
 /// body and answers with its size.
 struct Running {
     address: SocketAddr,
@@ -30,7 +30,7 @@ struct Running {
     pulse: Pulse,
 }
 
-/// Limits that no test meets by itself.
+/// Limits that no test reaches by accident.
 fn generous() -> ConnectionLimits {
     ConnectionLimits {
         all: 1_000,
@@ -95,7 +95,7 @@ impl Running {
         client
     }
 
-    /// Asks on new connections until one is served.
+    /// Sends requests on new connections until one is served.
     async fn until_served(&self) {
         let served = async {
             while !self.ask().await.ends_with("here") {
@@ -105,20 +105,20 @@ impl Running {
         tokio::time::timeout(Duration::from_secs(60), served).await.expect("a place is free again");
     }
 
-    /// Asks on a connection of its own and has the answer.
+    /// Sends a request on a connection of its own and returns the answer.
     async fn ask(&self) -> String {
         let mut client = self.sent(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
         rest(&mut client).await
     }
 }
 
-/// What is still sent until the server closes the connection; an error if it does not.
+/// Reads until the server closes the connection; fails if it does not.
 async fn rest(client: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(60), client.read_to_end(&mut bytes)).await;
-    // A connection that is closed with bytes unread is reset.
+    // Closing a connection with unread bytes resets it.
     let _ = read.expect("the server closes the connection");
-    // HTTP/2 greets in frames, which are no text.
+    // HTTP/2 begins with frames, which are not text.
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -157,7 +157,7 @@ async fn half_sent_heads_are_ended_and_others_are_served_meanwhile() {
     let server = running(limits, LONG).await;
     let mut half = Vec::new();
     for number in 0..200 {
-        // Some send nothing at all, and some say that they speak HTTP/2.
+        // Some clients send nothing at all, and some announce HTTP/2.
         let bytes: &[u8] = match number % 4 {
             0 => b"",
             1 => b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ",
@@ -181,7 +181,7 @@ async fn a_head_that_drips_after_an_answer_is_ended_and_an_idle_connection_is_ke
     let mut answer = vec![0; 4_096];
     let read = client.read(&mut answer).await.expect("an answer");
     assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
-    // An idle connection is not held to the time for heads: without a byte it is still there afterwards.
+    // The deadline for heads does not apply to an idle connection: it is still open afterwards.
     let waited = tokio::time::timeout(Duration::from_millis(900), client.read(&mut answer)).await;
     assert!(waited.is_err(), "an idle connection stays open");
     client.write_all(b"G").await.expect("sent");
@@ -205,7 +205,7 @@ async fn a_body_that_drips_is_ended_and_one_that_flows_is_taken() {
     let mut flowing = server.sent(head).await;
     flowing.write_all(&vec![b'x'; 1_000_000]).await.expect("sent");
     assert!(rest(&mut flowing).await.ends_with("1000000 bytes"));
-    // Each byte comes well within any pause, and all of them together never would.
+    // Each byte comes well within the longest pause, but the whole body would take hours.
     let mut answer = vec![0; 4_096];
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     let read = loop {
@@ -235,7 +235,7 @@ async fn a_client_that_does_not_read_its_answer_is_ended() {
     let _deaf = server.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
     let one_place = running(ConnectionLimits { all: 1, ..limits }, LONG).await;
     let deaf = one_place.sent(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    // Its place is free again only once it was ended.
+    // Its place is free again only after the connection has ended.
     one_place.until_served().await;
     drop(deaf);
 }
@@ -272,7 +272,7 @@ fn frames(mut bytes: &[u8]) -> Vec<(u8, &[u8])> {
 async fn an_http2_client_hears_its_limits_and_is_ended_when_it_resets_what_it_opens() {
     const SETTINGS: u8 = 4;
     const GO_AWAY: u8 = 7;
-    /// What h2 says to a client that makes it work for nothing.
+    /// The error code of h2 against a client that makes it work for nothing.
     const ENHANCE_YOUR_CALM: [u8; 4] = 11_u32.to_be_bytes();
     let server = running(generous(), LONG).await;
     let mut client = server.sent(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
@@ -292,7 +292,7 @@ async fn an_http2_client_hears_its_limits_and_is_ended_when_it_resets_what_it_op
         let setting = [&number.to_be_bytes()[..], &value.to_be_bytes()].concat();
         assert!(settings.chunks(6).any(|told| told == setting), "setting {number} is {value}: {settings:?}");
     };
-    // Streams at one time, bytes ahead on each, bytes of a head.
+    // The settings: concurrent streams, the window of each, the size of a head.
     says(3, 64);
     says(4, 256 << 10);
     says(6, 32 << 10);

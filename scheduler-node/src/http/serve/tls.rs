@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::supervise::at_work;
 
-/// How often the files are looked at. Whatever renews them does so days before the old certificate ends.
+/// How often the files are checked. Renewal happens days before the old certificate expires.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Protocols that clients may choose, the first one preferred.
+/// The protocols to negotiate, the first one preferred.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// Where the certificate with its chain and the private key are, both in PEM.
+/// The files of the certificate with its chain and of the private key, both in PEM.
 #[derive(Clone, Debug)]
 pub struct CertificateFiles {
     pub cert: PathBuf,
@@ -31,7 +31,7 @@ pub struct CertificateFiles {
 pub struct Certificate {
     files: CertificateFiles,
     config: ArcSwap<ServerConfig>,
-    /// What the files held when they were read last, whether it could be used or not.
+    /// The content of the files at the last read, usable or not.
     read: Mutex<Pem>,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Certificate {
 }
 
 impl Certificate {
-    /// Reads the files; an error where they hold no certificate with its key.
+    /// Reads the files; fails if they hold no certificate with its key.
     pub fn read(files: CertificateFiles) -> io::Result<Self> {
         let pem = Pem::read(&files)?;
         let config = ArcSwap::from_pointee(pem.config()?);
@@ -59,7 +59,7 @@ impl Certificate {
         TlsAcceptor::from(self.config.load_full())
     }
 
-    /// Reads the files again and again. New connections get what is new; those that are open keep what they have.
+    /// Reads the files at an interval. New connections get a new certificate; open ones keep theirs.
     pub async fn watch(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             let _work = at_work();
@@ -73,7 +73,7 @@ impl Certificate {
         }
     }
 
-    /// Whether there was a new certificate. What cannot be used is complained of once.
+    /// Whether there was a new certificate. An unusable one is reported once.
     fn look(&self) -> io::Result<bool> {
         // While the files are being replaced one may be missing.
         let Ok(pem) = Pem::read(&self.files) else { return Ok(false) };
@@ -114,7 +114,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Writes a certificate of its own authority for `localhost`.
+    /// Writes a certificate for `localhost`, signed by an authority of its own.
     pub(in super::super) fn make(folder: &Path) -> CertificateFiles {
         let files = CertificateFiles { cert: folder.join("cert.pem"), key: folder.join("key.pem") };
         let made = Command::new("openssl")

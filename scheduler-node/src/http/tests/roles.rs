@@ -1,5 +1,5 @@
-//! Every route, asked by each role: what is let in, and that a role without payloads finds the data of tasks in no
-//! answer.
+//! Tests every route with each role: which roles are let in, and that no answer shows the data of tasks to a role
+//! without payload access.
 
 use common::access::{Permission, Role};
 
@@ -13,18 +13,18 @@ use crate::{
     store::tests::fixture::TestDatabase,
 };
 
-/// It is in everything that is data.
+/// A mark in every piece of data.
 const MARK: &str = "SECRET-7";
 
 const KEYED: &str =
     r#"{"queue":"mine","key":"k","delay_ms":3600000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
 
-/// A cluster with tasks in every place that a task can be in, all of them with the mark, and a token of each role.
+/// A cluster with a marked task in every place that a task can be in, and a token of each role.
 struct Marked {
     api: Api,
-    /// Live between attempts, dead, succeeded.
+    /// Waiting between attempts, dead, succeeded.
     ids: Vec<String>,
-    /// With a consumer.
+    /// A task that is with a consumer, and the number of its attempt.
     out: (String, i32),
     _test: TestDatabase,
 }
@@ -98,7 +98,7 @@ async fn submit(api: &Api, json: &str) -> String {
     made["id"].as_str().expect("an id").to_owned()
 }
 
-/// As it would be after its attempts, with what its consumer said.
+/// Makes a task look finished after its attempts, with its consumer's words.
 async fn finish(test: &TestDatabase, id: &str, state: &str) {
     sqlx::query(
         "WITH gone AS (DELETE FROM duetime.task WHERE id = $1 RETURNING *)

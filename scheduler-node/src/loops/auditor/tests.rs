@@ -1,4 +1,4 @@
-//! What was noted is written: in time, after the database was away, and before the end.
+//! Every note is written: in time, after an outage of the database, and before the node ends.
 
 use std::sync::Arc;
 

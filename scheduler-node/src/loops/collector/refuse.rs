@@ -1,4 +1,4 @@
-//! What cannot be a task stays in the inbox, with the reason.
+//! Marks rows that cannot be tasks as refused, with the reason. They stay in the inbox.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -13,19 +13,19 @@ use crate::{
     store::{Error, inbox::InboxRow},
 };
 
-/// Rows left alone at the most; the first of more are tried again.
+/// The most rows that are left alone; beyond it the first of them are tried again.
 const ASIDE_MOST: usize = 1_000;
 
 impl Collector {
-    /// What the database refuses to make a task of.
+    /// Notes a row that the database refuses to make a task of.
     pub(super) fn refused(&self, Refused { item, error }: &Refused<'_, NewTask>) -> (TaskId, Problem) {
         let reason = why(error);
         self.sites.all()[self.index].asides.note(Kind::Inbox, &item.id.to_string(), &reason);
         (item.id, Problem::unprocessable(format!("the database refuses the task: {reason}")))
     }
 
-    /// Rows that cannot be tasks as they were judged here. One that was on its way into another database under an earlier judgement may be a
-    /// task there: then it is one.
+    /// Refuses rows that the desk judged not to be tasks. A row that an earlier judgement sent to another database
+    /// may already be a task there; then the task counts.
     pub(super) async fn refuse_judged(
         &self,
         refused: Vec<(&InboxRow, Problem)>,
@@ -51,7 +51,8 @@ impl Collector {
         Ok(())
     }
 
-    /// `there`: it is known that none of these is a task in another database. A row that cannot even be refused is left alone for a while.
+    /// Marks rows as refused. `there`: none of them is a task in another database, which has been checked. A row
+    /// that cannot even be marked is left alone for a while.
     pub(super) async fn refuse(
         &self,
         refused: Vec<(TaskId, Problem)>,

@@ -1,4 +1,4 @@
-//! What runs beside the owner's loop: one request, or one wait, and its result.
+//! Acts that run beside the owner's loop: one request, or one wait, and its result.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::{
     supervise::at_work,
 };
 
-/// Most drains are over by then: the confirms of what was published last.
+/// Most drains end within this time: they only wait for the confirms of the last published tasks.
 const QUICK_DRAIN: Duration = Duration::from_millis(100);
 
-/// What has come of an act. `yard`: the place of the shard's database.
+/// The result of an act. `yard`: the index of the shard's database.
 #[derive(Debug)]
 pub(super) enum Done {
     Created { yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
@@ -30,14 +30,15 @@ pub(super) enum Done {
     Released { yard: usize, shard: ShardId, result: Result<(), Error> },
 }
 
-/// What every act needs.
+/// The parts that every act needs.
 #[derive(Clone, Debug)]
 pub(super) struct Actor {
     pub(super) me: NodeId,
     pub(super) coordination: Coordination,
-    /// Bounds the requests to etcd.
+    /// Limits the requests to etcd.
     pub(super) requests: Arc<Semaphore>,
-    /// Those that end an acquire or a release: they go first, because until then the shard is nobody's.
+    /// Limits the requests that end an acquire or a release. They go first, because until then no node serves the
+    /// shard.
     pub(super) last_requests: Arc<Semaphore>,
 }
 
@@ -73,20 +74,21 @@ impl Actor {
         Done::Reregistered { shard, result }
     }
 
-    /// Asks etcd itself before anything is stopped: the picture may be as old as an outage.
+    /// Reads the assignment from etcd itself before anything is stopped: the mirror may be as old as an outage.
     pub(super) async fn look(self, shards: Vec<ShardId>) -> Done {
         let _work = at_work();
         let result = self.coordination.assignment_read().await;
         Done::Looked { shards, result }
     }
 
-    /// Stops claiming only when it is the shard's turn: while many shards move, those that wait are still dispatched.
+    /// Stops claiming only when it is the shard's turn: while many shards move, the waiting ones are still
+    /// dispatched.
     pub(super) async fn release(self, yard: usize, shard: ShardId, held: Arc<Held>, drain: Duration) -> Done {
         let turn = self.requests.acquire().await;
         let _work = at_work();
         held.stop_claiming(&[shard]);
         if tokio::time::timeout(QUICK_DRAIN.min(drain), held.drained(&[shard])).await.is_err() {
-            // A slow one does not keep the others waiting.
+            // A slow drain does not keep the other shards waiting.
             drop(turn);
             if tokio::time::timeout(drain, held.drained(&[shard])).await.is_err() {
                 tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");

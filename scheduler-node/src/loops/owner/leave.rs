@@ -1,4 +1,4 @@
-//! How a node goes: its shards first, its registration last.
+//! The departure of a node: it gives up its shards first, its registration last.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,19 +11,19 @@ use crate::{
     loops::held::Held,
 };
 
-/// The drain of a shard, and a little for the requests around it.
+/// The longest departure: the drain of a shard, and a little for the requests around it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// An etcd that is away for that long is not only electing a leader.
+/// An etcd that is away for this long is not merely electing a leader.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is held shows only by looking.
+/// The interval between two checks of the held shards, which send no notification.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Marks the node as leaving and waits until it owns nothing and nothing is meant for it. The loops do the work: they must
-/// still run. Afterwards stopping the session keeper takes the registration back.
+/// Marks the node as leaving and waits until it owns nothing and nothing is assigned to it. The loops do the work,
+/// so they must still run. Afterwards the session keeper removes the registration when it stops.
 ///
-/// Returns whether everything was handed over. Without etcd it does not wait for long: nobody could take anything.
+/// Returns whether everything was handed over. Without etcd the wait is short, because no node could take anything.
 pub async fn leave(
     me: &NodeId,
     leaving: &CancellationToken,
@@ -55,7 +55,7 @@ pub async fn leave(
     done
 }
 
-/// No key of `me`, and no shard meant for it while there is someone to give it to.
+/// Whether `me` has no owner key, and no assigned shard while another node stays to take it.
 fn is_free(view: &ClusterView, me: &NodeId) -> bool {
     let owns = view.owners.values().any(|owner| owner.node == *me);
     let anyone_stays = view.members.values().any(|member| member.node != *me && !member.leaving);

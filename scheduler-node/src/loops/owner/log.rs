@@ -1,4 +1,4 @@
-//! What the owner says together, so that a hundred shards are one line.
+//! Gathers the owner's log messages, so that a hundred shards are one line.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -34,7 +34,7 @@ impl Log {
     }
 }
 
-/// `0-12, 15`.
+/// Writes shards as ranges: `0-12, 15`.
 struct Ranges<'a>(&'a BTreeSet<ShardId>);
 
 impl fmt::Display for Ranges<'_> {

@@ -1,4 +1,4 @@
-//! What the owner makes of the results of its acts.
+//! Handles the results of the owner's acts.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ impl<F: Fence> Owner<F> {
     fn created(&mut self, yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
         match result {
             Ok(Some(key)) => return self.yards[yard].created.push(key),
-            // Somebody was quicker; the mirror is about to show who.
+            // Another node was quicker; the mirror is about to show which.
             Ok(None) => {}
             Err(error) => self.say("could not create the owner key", shard, &error),
         }
@@ -72,7 +72,8 @@ impl<F: Fence> Owner<F> {
                 tracing::info!(%shard, %epoch, "took the fence too late: the owner key is gone; giving the shard up");
                 return;
             }
-            // Nobody knows whose the key is, but the fence is ours: without us nobody would dispatch the shard.
+            // It is unknown which node has the key, but this node holds the fence: without it no node would
+            // dispatch the shard.
             Err(error) => self.say("could not confirm the owner key; the fence decides", shard, &error),
         }
         self.yards[yard].holding.held.adopt(&[(shard, epoch)]);
@@ -86,14 +87,14 @@ impl<F: Fence> Owner<F> {
             Ok(Some(_)) => {
                 self.log.reregistered.insert(shard);
             }
-            // Another's by now: the mirror is about to show it, and then the shard is dropped.
+            // Another node owns it by now. The mirror is about to show that, and then the shard is dropped.
             Ok(None) => {}
             Err(error) => self.say("could not register again as the owner", shard, &error),
         }
     }
 
     fn looked(&mut self, shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error>) {
-        // Everything that is not released now is looked at again by the next pass.
+        // The next pass looks again at everything that is not released now.
         for shard in &shards {
             self.busy.remove(shard);
         }
@@ -126,7 +127,7 @@ impl<F: Fence> Owner<F> {
             }
             (Ok(()), None) => {}
             (Err(error), owned) => {
-                // As before: whoever has the key by now takes the fence, and that ends it.
+                // The shard goes on as before. A node that has the key by now takes the fence, which ends it.
                 if let Some(epoch) = owned {
                     held.adopt(&[(shard, epoch)]);
                 }
@@ -135,7 +136,8 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    /// An etcd that is away has been reported by whoever noticed first.
+    /// Logs a failed act. The loop that noticed an outage of etcd first has reported it already, so that is only a
+    /// debug line.
     fn say(&self, what: &str, shard: ShardId, error: &Error) {
         if matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
             tracing::debug!(%shard, error = error as &dyn std::error::Error, "{what}");

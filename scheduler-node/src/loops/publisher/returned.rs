@@ -1,4 +1,5 @@
-//! Messages that the broker has returned because no queue is bound for them, each by itself: one of them closes no lane for others.
+//! Messages that the broker returned because no queue is bound for them. Each is handled by itself: it closes no
+//! lane for others.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,12 +16,12 @@ use crate::{
     loops::{reporter::Happening, site::Site},
 };
 
-/// A returned message that waits for a binding is published again after as long as it is late by now, within these bounds: a
-/// binding that was forgotten is found at once, and one that never comes costs two publishes a minute.
+/// The bounds of the wait of a returned message for a binding. It is published again after as long as it is late by
+/// then. A forgotten binding is found at once; one that never comes costs two publishes a minute.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// A message that came back, and what becomes of its task.
+/// A returned message and the fate of its task.
 #[derive(Debug)]
 pub(super) struct Returned {
     id: TaskId,
@@ -32,7 +33,7 @@ pub(super) struct Returned {
 }
 
 impl Publisher {
-    /// Takes out what came back and says nothing about its lane.
+    /// Takes the returned messages out of a batch's outcomes, so that they do not count against its lane.
     pub(super) fn take_returned(
         &self,
         queue: &Queue,
@@ -44,8 +45,8 @@ impl Publisher {
         for one in published {
             let place = &places[&one.id];
             let rule = self.rule(queue, place);
-            // With one routing key for all, a return of everything says that the route is gone: its lane waits as a whole. A queue
-            // of ours is declared again.
+            // With one routing key for all, a return of everything means that the route is gone: the lane waits as
+            // a whole. A queue that Duetime declares is declared again.
             let is_one_route = place.own_key.is_none() && (queue.policy.exchange.is_none() || !is_any_taken);
             let waits_as_one = rule == Unroutable::Wait && is_one_route;
             if waits_as_one || !matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable)) {
@@ -65,7 +66,7 @@ impl Publisher {
         (returned, others)
     }
 
-    /// A delay exchange that is not in the configuration any more has the default rule.
+    /// The rule for a returned message. A delay exchange that is no longer configured has the default rule.
     fn rule(&self, queue: &Queue, place: &Place) -> Unroutable {
         if place.own_key.is_some() {
             return self.delayed.get(&queue.name).copied().unwrap_or(Unroutable::SetAside);
@@ -73,7 +74,7 @@ impl Publisher {
         if queue.policy.exchange.is_some() { queue.policy.unroutable } else { Unroutable::Wait }
     }
 
-    /// Ends the tasks of returned messages as their rule says; those that wait are looked at again, each by itself.
+    /// Ends the tasks of returned messages as their rule says. Waiting ones are looked at again, each by itself.
     pub(super) async fn end_returned(&self, queue: &QueueName, exchange: &str, returned: Vec<Returned>) {
         let Some(first) = returned.first() else { return };
         let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);

@@ -1,4 +1,4 @@
-//! Messages in their queue's format, and what becomes of those that cannot have it.
+//! Brings messages into their queue's format, and discards those that do not fit it.
 
 use common::{
     field::FieldError,
@@ -15,12 +15,13 @@ use futures::future::join_all;
 use super::{Dispatch, LONGEST_HOLD, Publisher};
 
 impl Publisher {
-    /// Brings each into its queue's format. What cannot have it would not have it the next time either: it is given up.
+    /// Brings each message into its queue's format. A message that does not fit would not fit the next time either,
+    /// so it is discarded.
     pub(super) async fn shape(&self, batch: Vec<Dispatch>, queue: &Queue) -> Vec<(Dispatch, Option<Shaped>)> {
         let mut fit = Vec::with_capacity(batch.len());
         let mut unfit = Vec::new();
         for dispatch in batch {
-            // A message that goes on as it came has a form of its own.
+            // A message forwarded as it came is sent raw.
             let of = if dispatch.delivery.envelope.is_some() { Format::Raw } else { queue.policy.format };
             match format::shape(of, &dispatch.delivery) {
                 Ok(shaped) => fit.push((dispatch, shaped)),
@@ -35,7 +36,7 @@ impl Publisher {
         fit
     }
 
-    /// In the words of a consumer that discards it.
+    /// Discards a task as a consumer does that reports `discard`.
     async fn give_up(&self, dispatch: &Dispatch, why: &FieldError) {
         let Delivery { id, attempt, .. } = dispatch.delivery;
         let site = &self.sites.all()[dispatch.site];

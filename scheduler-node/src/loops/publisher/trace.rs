@@ -1,4 +1,4 @@
-//! Where the publish of an attempt stands in its task's trace.
+//! The hop of a publish in its task's trace.
 
 use std::collections::HashMap;
 
@@ -15,15 +15,16 @@ use crate::{
 };
 
 impl Publisher {
-    /// Puts each message of a task whose trace is recorded in its place there.
+    /// Begins a hop for each message of a task whose trace is recorded.
     pub(super) fn begin_hops(&self, batch: &mut [Dispatch]) -> HashMap<TaskId, Hop> {
         let hop =
             |dispatch: &mut Dispatch| Some((dispatch.delivery.id, self.traces.publishing(&mut dispatch.delivery)?));
         batch.iter_mut().filter_map(hop).collect()
     }
 
-    /// One confirmed copy is the hop of its attempt, which its consumer hangs below. A copy that is not known to have arrived is beside it,
-    /// for the attempt is published again; one that was not even sent is nothing.
+    /// Records the hops of published messages. A confirmed copy is the hop of its attempt, and the parent of its
+    /// consumer's hop. A copy without a confirm is a sibling of it, because the attempt is published again. A copy
+    /// that was not even sent has no hop.
     pub(super) fn end_hops(
         &self,
         queue: &QueueName,

@@ -1,4 +1,5 @@
-//! What comes back from the broker: read, put in its database's line, applied, and acked once that is written.
+//! Reads messages that come back from the broker, passes each to its database's channel, applies it, and acks it
+//! after the write.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,25 +30,25 @@ use crate::{
     supervise::at_work,
 };
 
-/// Messages of one pass: one read and at most three writes a database for all of them.
+/// Messages of one pass. All of them together need one read and at most three writes in each database.
 const BATCH: usize = 500;
 
-/// Messages that wait for one database: more than the broker hands out unacked, over both of its queues.
+/// Messages that wait for one database: more than the broker delivers unacked from both of its queues.
 const WAITING: usize = 1_024;
 
-/// As the log calls what is written here. The broker keeps what is not acked.
+/// The name of these writes in the log. The broker keeps messages without an ack.
 const WHAT: &str = "what consumers reported";
 
 const BY_NAME: &str = "it came by the name of its queue, which `amqp.default_door` = `false` does not allow";
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
-/// A message that was read: whom it is about, what it says, and its ack.
+/// A message that was read: its task, the happening, and the message itself with its ack.
 type Told = (TaskId, Happening, Incoming);
 
 impl Reporter {
-    /// What comes back from the broker, until told to stop. Each database has its own line, so that one that is away
-    /// holds up no other's reports; so has what is set aside.
+    /// Handles messages that come back from the broker until `stop`. Each database has its own channel, so that an
+    /// outage of one delays no reports of others. Messages to be set aside have a channel of their own too.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
         let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
         let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
@@ -60,14 +61,14 @@ impl Reporter {
         }
     }
 
-    /// Reads every message and puts it in its line. What cannot be read is set aside, never requeued.
+    /// Reads every message and sends it to its channel. An unreadable message is set aside, never requeued.
     async fn read_all(
         &self,
         mut incoming: mpsc::Receiver<Incoming>,
         lines: Vec<mpsc::Sender<Told>>,
         aside: mpsc::Sender<(Incoming, String)>,
     ) {
-        // Until the keys are known no receipt can be told from a wrong one.
+        // Without the keys a genuine receipt cannot be told from a wrong one.
         if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
             return;
         }
@@ -77,7 +78,8 @@ impl Reporter {
                 drop(aside.send((message, BY_NAME.to_owned())).await);
                 continue;
             }
-            // The lines end after this, and the broker hands out fewer unacked messages than one of them holds: none ever waits here.
+            // The receiving ends outlive this loop. The broker delivers fewer unacked messages than one channel
+            // holds, so no send ever waits here.
             match self.read(&message) {
                 Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
                 Err(reason) => drop(aside.send((message, reason)).await),
@@ -85,7 +87,7 @@ impl Reporter {
         }
     }
 
-    /// Applies and acks what one database's tasks are told, a batch at a time.
+    /// Applies and acks the messages for one database, a batch at a time.
     async fn apply_all(&self, index: usize, mut line: mpsc::Receiver<Told>) {
         let mut batch = Vec::with_capacity(BATCH);
         while line.recv_many(&mut batch, BATCH).await > 0 {
@@ -139,14 +141,14 @@ impl Reporter {
         Sender { place: 0, voucher }
     }
 
-    /// Notes who sent a message that nothing vouches for.
+    /// Notes in the audit a message that nothing vouches for, with its sender.
     fn note_refused(&self, message: &Incoming, why: &str) {
         let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
         let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
         self.audit.note(Deed::refused_message(message.user.as_deref(), target, why));
     }
 
-    /// Keeps what could not be read, one message after the other.
+    /// Sets messages aside one after the other.
     async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
         while let Some((message, reason)) = line.recv().await {
             self.set_aside(message, reason).await;
@@ -174,8 +176,8 @@ impl Reporter {
         ack.ack().await;
     }
 
-    /// What the database refuses of a message is kept. Its outcome counts without what came from outside; when that is refused too, the
-    /// task is set aside: its deadline must not take a rejection for a success.
+    /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
+    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
     async fn refused(&self, site: &Site, told: &Told, error: &Error) {
         let (id, happening, message) = told;
         site.asides.keep(&site.database, Kind::Report, kept(message), &why(error)).await;

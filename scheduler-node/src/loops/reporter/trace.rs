@@ -1,4 +1,4 @@
-//! Where what was heard of an attempt stands in its task's trace.
+//! The hop of a report in its task's trace.
 
 use common::wire::amqp::MessageId;
 
@@ -8,7 +8,7 @@ use crate::{
     traces::{Done, Hop, Settled, Step},
 };
 
-/// A verdict on its way into the database, of a task whose trace is recorded.
+/// A verdict on its way to the database, of a task whose trace is recorded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traced {
     pub(super) hop: Hop,
@@ -17,7 +17,7 @@ pub(super) struct Traced {
 }
 
 impl Reporter {
-    /// Below what the report names, else below the publish of the attempt that it is about.
+    /// The hop of a report: a child of the hop that the report names, otherwise of its attempt's publish.
     pub(super) fn traced(&self, row: &StandingRow, happening: &Happening) -> Option<Traced> {
         let (attempt, reported) = match happening {
             Happening::Deadline => (row.attempt, None),
@@ -29,7 +29,7 @@ impl Reporter {
         Some(Traced { hop, message, silent: matches!(happening, Happening::Deadline) })
     }
 
-    /// The verdict is written. A heartbeat is no hop.
+    /// Records the hop of a verdict that is written. A heartbeat is no hop.
     pub(super) fn trace(&self, fact: &Fact) {
         let Some(Traced { hop, message, silent }) = fact.traced else { return };
         if fact.outcome.is_some() || fact.failed.is_some() {

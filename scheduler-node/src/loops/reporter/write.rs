@@ -1,4 +1,4 @@
-//! What a batch of happenings comes to, and its way into the database.
+//! The writes that follow from a batch of happenings, and their way into the database.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     traces,
 };
 
-/// The longest text of an error that is kept.
+/// The longest error text that is kept.
 const ERROR_CHARS: usize = 2_000;
 
 const SILENT: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
@@ -29,13 +29,13 @@ const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskSt
 const MAY_SUCCEED: &[TaskState] =
     &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
 
-/// The writes that a batch of happenings comes to.
+/// The writes that follow from a batch of happenings.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     finish: Vec<Finish>,
     retry: Vec<Retry>,
     extend: Vec<Extend>,
-    /// Counted once written.
+    /// The facts to count once the writes are done.
     pub(super) facts: HashMap<TaskId, Fact>,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Fact {
 }
 
 impl Fact {
-    /// Something of a queue with gates is out no longer.
+    /// Whether a task of a queue with gates is no longer out, which makes room for another.
     fn makes_room(&self) -> bool {
         self.queue.policy.is_gated() && (self.outcome.is_some() || self.failed.is_some())
     }
 }
 
 impl Reporter {
-    /// Those that were written: the others were overtaken.
+    /// Writes to the database. Returns the tasks that were written; another write overtook the others.
     pub(super) async fn write(&self, site: &Site, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
         if !writes.finish.is_empty() {
@@ -99,7 +99,7 @@ impl Reporter {
 }
 
 impl Writes {
-    /// Whether there is something to write.
+    /// Adds the writes of a verdict. Returns whether there is something to write.
     pub(super) fn add(
         &mut self,
         row: &StandingRow,
@@ -149,7 +149,7 @@ impl Writes {
     }
 }
 
-/// What is kept of a report with the finished task.
+/// The part of a report that is kept with the finished task.
 fn report_of(happening: &Happening) -> Report {
     match happening {
         Happening::Reported { body, .. } => Report {
@@ -157,7 +157,7 @@ fn report_of(happening: &Happening) -> Report {
             status_code: body.status_code,
             status_msg: body.status_msg.clone(),
         },
-        // A task that is dropped has no failed attempt to say so.
+        // A dropped task has no failed attempt that could hold the reason.
         Happening::Returned { rule: Unroutable::Drop, why, .. } => {
             Report { status_msg: Some(kept(&format!("dropped: {why}"))), ..Report::default() }
         }
@@ -185,7 +185,7 @@ fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> Str
     .to_string()
 }
 
-/// As PostgreSQL can keep it, and not longer than a person reads.
+/// Makes a text storable in PostgreSQL, and cuts it to what a person reads.
 fn kept(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(ERROR_CHARS).collect()
 }

@@ -1,4 +1,4 @@
-//! Which failure is repeated, which is split, and which is given up.
+//! Which failures are repeated, which are split, and which are given up.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use common::ids::DatabaseName;
 use super::*;
 use crate::store::{Effect, StoreOp};
 
-/// A refusal of a value, as the driver reports one that it cannot encode.
+/// A refused value, as the driver reports one that it cannot encode.
 fn refusal() -> Error {
     let source = sqlx_encode();
     Error { database: DatabaseName::new("main"), op: StoreOp::TaskFinish, effect: Effect::None, source: Some(source) }

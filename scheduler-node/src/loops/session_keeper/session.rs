@@ -1,4 +1,4 @@
-//! What the session keeper is told, and what it tells.
+//! The session keeper's inputs and outputs.
 
 use std::collections::BTreeSet;
 
@@ -7,35 +7,36 @@ use tokio::time::Instant;
 
 use crate::coordination::LeaseId;
 
-/// What this node cannot reach, as whoever tries to reach it has found.
+/// The stores that this node cannot reach, as the prober found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
 }
 
-/// Where this node stands in the cluster.
+/// This node's standing in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Not registered: etcd does not answer, or the lease was lost a moment ago.
     Joining,
-    /// Another start of a node of this name is registered. It goes when its lease runs out, unless it is alive.
+    /// Another start of a node of this name is registered. Unless it is alive, its registration ends with its
+    /// lease.
     NameTaken {
         by: Option<NodeId>,
     },
     Joined,
-    /// Gone of its own will.
+    /// The node has left the cluster by itself.
     Left,
 }
 
-/// The node's registration, as last heard from etcd.
+/// The node's registration, as last read from etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     pub standing: Standing,
-    /// What keys can be put on. Present only while joined.
+    /// The lease that keys of this node can be attached to. Present only while joined.
     pub lease: Option<LeaseId>,
     /// The node's place in the queue for master.
     pub candidacy: Option<Term>,
-    /// When the newest renewal that succeeded was asked for.
+    /// When the newest successful renewal was requested.
     pub last_renewal: Option<Instant>,
 }

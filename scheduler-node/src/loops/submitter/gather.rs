@@ -1,4 +1,4 @@
-//! Gathers what comes in at the same time into one statement.
+//! Gathers concurrent submissions into one statement.
 
 use std::sync::Arc;
 
@@ -7,20 +7,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::supervise::{at_work, spawn_child};
 
-/// How much of what comes in shares a statement, and how many statements are under way at a time.
+/// How many tasks share a statement, and how many statements are under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub in_flight: usize,
-    /// A statement that has so many takes no further job.
+    /// A statement with this many tasks takes no further job.
     pub tasks: usize,
 }
 
-/// What one caller wants written.
+/// The tasks that one caller wants written.
 pub trait Part: Send + 'static {
     fn tasks(&self) -> usize;
 }
 
-/// Has what comes in at the same time written together, until told to stop; then what has come in already. Returns when all is written.
+/// Gathers jobs that arrive at the same time, and writes them together. Runs until `stop`, and then until all jobs
+/// that have arrived are written.
 pub async fn work<P, F>(
     mut jobs: mpsc::Receiver<P>,
     stop: CancellationToken,

@@ -1,4 +1,4 @@
-//! Inserts what was gathered, and answers each caller after the commit.
+//! Inserts gathered tasks, and answers each caller after the commit.
 
 use std::{
     collections::BTreeMap,
@@ -23,19 +23,20 @@ use crate::{
     traces,
 };
 
-/// One insert takes about this many rows: beyond it the time a row costs no longer falls.
+/// The approximate number of rows in one insert. With more rows the time for each no longer falls.
 const ROWS_PER_INSERT: usize = 2_000;
 
-/// Inserts of one database in flight: one commits while the next is filled.
+/// Inserts of one database under way: one commits while the next is filled.
 const INSERTS_IN_FLIGHT: usize = 3;
 
-/// Between two sendings of a batch.
+/// The pause between two sendings of a batch.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a batch whose commit is unknown is sent again before its callers are told so.
+/// A batch whose commit is unknown is sent again for this long. After that its callers learn that it is unknown.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Writes what comes in for the database at `index`, until told to stop; then what has come in already.
+/// Writes submissions to the database at `index`. Runs until `stop`, and then until all that have arrived are
+/// written.
 pub async fn run(index: usize, jobs: mpsc::Receiver<Job>, at_once: AtOnce, nudger: Nudger, stop: CancellationToken) {
     let bounds = Bounds { in_flight: INSERTS_IN_FLIGHT, tasks: ROWS_PER_INSERT };
     work(jobs, stop, bounds, |batch| {
@@ -79,7 +80,7 @@ impl Insert {
         self.at_once.publish(dispatches).await;
     }
 
-    /// The first sending failed. From here on nothing is claimed by the insert.
+    /// Sends a batch again whose first sending failed. From here on the insert claims nothing.
     async fn write_again(&self, batch: Vec<Job>, lengths: Vec<usize>, tasks: Vec<NewTask>, first: (Window, Error)) {
         let database = self.database();
         let sources: Vec<&'static str> =
@@ -130,9 +131,10 @@ impl Insert {
     }
 }
 
-/// After a first sending of `tasks` that failed: sends them until they are known to be durable or known not to be, within bounds. No sending
-/// begins before the time of one with an unknown end is over. What the database refuses is told from its neighbours. Returns what became of each
-/// part, in the order of the tasks.
+/// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
+/// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
+/// task that the database refuses is separated from its neighbours. Returns the result of each part, in the order
+/// of the tasks.
 pub async fn until_known<'a, T, F>(
     database: &Database,
     tasks: &'a [NewTask],
@@ -192,19 +194,20 @@ fn unstored(error: &Error, refused: bool, unknown: bool) -> Unstored {
     }
 }
 
-/// Notes a task that the database refuses. Its sender is told, so nothing of it is kept.
+/// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
 pub fn refused<T>(asides: &Asides, part: &[NewTask], stored: &Result<T, Unstored>) {
     if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
         asides.note(Kind::Submission, &task.id.to_string(), reason);
     }
 }
 
-/// The oldest revision of the queues by which tasks of the batch were given their shards.
+/// The oldest revision of the queues by which tasks of the batch got their shards.
 fn routed(batch: &[Job]) -> i64 {
     batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
 }
 
-/// One a task. Those of queues that were placed anew are not written, unless an earlier sending with an unknown end did.
+/// One answer for each task. Tasks of queues that were placed anew are not written, unless an earlier sending with
+/// an unknown end did so.
 fn answers(tasks: &[NewTask], written: &Written, sending: Sending) -> Vec<Result<UnixMicros, Unstored>> {
     let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
         (false, _) => Ok(written.asked_at),
@@ -214,7 +217,7 @@ fn answers(tasks: &[NewTask], written: &Written, sending: Sending) -> Vec<Result
     tasks.iter().map(answer).collect()
 }
 
-/// How many tasks of which queue came from where.
+/// The number of tasks for each queue and source.
 type Counts = BTreeMap<(QueueName, &'static str), u64>;
 
 fn count(batch: &[Job]) -> Counts {
@@ -229,7 +232,7 @@ fn count_tasks<'a>(tasks: impl Iterator<Item = (&'a NewTask, &'static str)>) -> 
     counts
 }
 
-/// Each caller its part of the answers: so many as it had tasks.
+/// Sends each caller its part of the answers: as many as it had tasks.
 fn answer(batch: Vec<Job>, lengths: Vec<usize>, answers: Vec<Result<UnixMicros, Unstored>>) {
     let mut answers = answers.into_iter();
     for (job, length) in batch.into_iter().zip(lengths) {

@@ -1,4 +1,4 @@
-//! Which shard a task is for.
+//! Chooses the shard of a task.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// Gives each task its id and with it its shard. Returns also the revision of the queues by which that was done.
+    /// Gives each task its id, and with it its shard. Also returns the revision of the queues by which it did so.
     pub(super) fn place(&self, tasks: Vec<ValidTask>) -> (Vec<NewTask>, i64) {
         let (router, routed) = self.router();
         let place = |task: ValidTask| {
@@ -37,7 +37,7 @@ impl Routes {
         (tasks.into_iter().map(place).collect(), routed)
     }
 
-    /// The same for tasks that were given an id by an older placement and are written nowhere.
+    /// Gives new ids to tasks that got theirs from an older placement and are written nowhere.
     pub(super) fn place_again(&self, tasks: Vec<NewTask>) -> (Vec<NewTask>, i64) {
         let (router, routed) = self.router();
         let place = |task: NewTask| {
@@ -48,7 +48,8 @@ impl Routes {
         (tasks.into_iter().map(place).collect(), routed)
     }
 
-    /// Mints ids by queue, partition key, key and due time; with the revision of the queues that it knows.
+    /// Returns a function that mints an id from queue, partition key, key and due time, and the revision of the
+    /// queues that it knows.
     fn router(&self) -> (impl Fn(&QueueName, Option<&str>, Option<&str>, UnixMicros) -> TaskId + '_, i64) {
         let now = clock::now();
         let book = self.books.load_full();
@@ -64,7 +65,7 @@ impl Routes {
         let router = move |queue: &QueueName, partition_key: Option<&str>, key: Option<&str>, due_at: UnixMicros| {
             let fit = |shard: ShardId| self.sites.of(shard).is_some_and(|(_, site)| fitness.is_fit(site.name()));
             let mut shard = ShardId::new(0);
-            // A task that may live anywhere goes where the database answers; a few throws find one.
+            // A task that may live anywhere goes to a database that answers; a few random choices find one.
             for _ in 0..8 {
                 shard = route(&Routing {
                     queue,

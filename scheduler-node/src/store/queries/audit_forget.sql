@@ -1,5 +1,5 @@
--- Deletes what was done longest ago. Every node does this; none waits for another.
--- $1 how long it is kept, $2 most. Returns how many there were.
+-- Deletes the oldest audit entries. Every node runs this; SKIP LOCKED keeps the nodes from waiting for one another.
+-- $1 how long an entry is kept; $2 the limit of entries. Returns the number of deleted entries.
 WITH gone AS (
     DELETE FROM duetime.audit
      WHERE id = ANY (ARRAY(

@@ -1,12 +1,14 @@
--- Cancels tasks that nobody has claimed: task_cancel.sql for many.
--- Guard: as there, waiting, scheduled or ready. A row that somebody holds is passed over instead of waited for, so that this waits
--- for no claim and no claim for it in a circle; the caller asks for those one by one.
--- $1 ids, $2 keep for so many ms, except in the queues $3, kept for $4 ms (pairwise). Returns those that were cancelled.
+-- Cancels unclaimed tasks: task_cancel.sql for a batch.
+-- Guard: as in task_cancel.sql, `waiting`, `scheduled` or `ready`. The statement skips a row that another transaction
+-- locks, so it and a claim never wait for each other in a circle. The caller cancels the skipped tasks one by one.
+-- $1 ids; $2 ms for which a cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and
+-- $4 pairwise).
+-- Returns the cancelled tasks.
 WITH free AS MATERIALIZED (
     SELECT t.id
       FROM unnest($1::uuid[]) AS asked (id)
       JOIN duetime.task AS t ON t.id = asked.id
-     WHERE t.state::text IN ('waiting', 'scheduled', 'ready')     -- as text: see task_claim
+     WHERE t.state::text IN ('waiting', 'scheduled', 'ready')     -- cast: see task_claim
        FOR UPDATE OF t SKIP LOCKED
 ), gone AS (
     DELETE FROM duetime.task AS t
@@ -25,6 +27,6 @@ SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, att
            (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
 )
 SELECT id, queue, attempt FROM gone

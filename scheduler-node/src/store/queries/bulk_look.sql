@@ -1,9 +1,13 @@
--- Tasks of one queue that are not finished, for something that is done to many: the next ones in the order of (due_at, id).
--- Walks task_queue_due and looks at no more than $9 rows, whatever the filter; the last one looked at comes back too.
--- What is moved while it is walked must not be met again: $11 is where to. A row that is due then is there already, and where that is
--- now or earlier, so is every row that is due (NULL: what is done moves nothing ahead of the walk).
--- $1 queue, $2 and $3 after this due time and id, $4 before this due time, $5 state, $6 partition key, $7 key, $8 text in the last
--- error (NULL: any), $10 at most so many. `hit`: the filter applies; a NULL in a column is no hit. `bytes`: about how much there is to read of it.
+-- Finds the next unfinished tasks of one queue for a bulk action, in the order of (due_at, id).
+-- Walks task_queue_due and reads at most $9 rows, whatever the filter. The row at which it reaches that limit comes
+-- back too.
+-- The walk must not meet a task again that the action has moved. $11 is the due time to which the action moves tasks.
+-- A task with that due time has been moved already; if $11 is now or earlier, so has every task that is due.
+-- NULL: the action moves no task ahead of the walk.
+-- $1 queue; $2 and $3 the due time and id after which the walk goes on; $4 the due time before which it ends;
+-- $5 state, $6 partition key, $7 key, $8 text in the last error (each NULL: any); $10 the limit of rows to return.
+-- `hit`: the row matches the filter; a column that is NULL does not match. `bytes`: the approximate size of the whole
+-- task.
 SELECT seen.*
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, NULL::date AS drop_on,

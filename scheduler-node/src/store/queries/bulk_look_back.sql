@@ -1,5 +1,6 @@
--- As bulk_look.sql, from the last to the first: for a shift to later, which so leaves behind what it has moved.
--- $2 and $3 before this due time and id, $4 not before this due time; there is no $11.
+-- Walks as bulk_look.sql does, but from the last task to the first. A shift to later times uses it, because such a
+-- walk leaves the moved tasks behind.
+-- $2 and $3 the due time and id before which the walk goes on; $4 the earliest due time. There is no $11.
 SELECT seen.*
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at DESC, id DESC) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, NULL::date AS drop_on,

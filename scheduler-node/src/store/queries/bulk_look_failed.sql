@@ -1,5 +1,6 @@
--- As bulk_look_finished.sql, of those that finished without success, along archive_unsuccessful: a few dead ones among millions.
--- `key_taken`: another task that is not finished has its key and version.
+-- Walks as bulk_look_finished.sql does, over the tasks that finished without success. It follows
+-- archive_unsuccessful, so it finds a few dead tasks among millions.
+-- `key_taken`: an unfinished task has the same key and version.
 SELECT seen.*,
        seen.hit AND EXISTS (SELECT
                               FROM duetime.task AS t

@@ -1,4 +1,4 @@
--- As bulk_look.sql, of the finished tasks, along archive_queue_due. There is no $11.
+-- Walks as bulk_look.sql does, over the finished tasks, along archive_queue_due. There is no $11.
 SELECT seen.*
   FROM (SELECT looked_at.*, row_number() OVER (ORDER BY due_at, id) AS nth
           FROM (SELECT id, state::text AS state, due_at, expires_at, false AS key_taken, drop_on,

@@ -1,8 +1,9 @@
--- Moves tasks that nobody has claimed to another due time: task_change.sql for many, of the due time alone.
--- Guard: as there, waiting, scheduled or ready, and not expiring before it is due. A row that somebody holds is passed over: see
--- bulk_cancel.sql.
--- $1 ids, $2 to this moment, or (NULL) $3 so much later than each is due, at most to the year 9999; in the past means now.
--- Returns those that were moved, with the moment they wake.
+-- Moves unclaimed tasks to another due time: task_change.sql for a batch, limited to the due time.
+-- Guard: as in task_change.sql, `waiting`, `scheduled` or `ready`, and the task must not expire before it is due. The
+-- statement skips a row that another transaction locks, as bulk_cancel.sql does.
+-- $1 ids; $2 the new due time, or (NULL) $3 the interval by which each due time moves, at most to the end of the year
+-- 9999; a time in the past means now.
+-- Returns the moved tasks, with the time at which each wakes.
 WITH free AS MATERIALIZED (
     SELECT t.id, greatest(coalesce($2::timestamptz, least(t.due_at + $3::interval, '9999-12-31T23:59:59Z')), now()) AS due_at
       FROM unnest($1::uuid[]) AS asked (id)
@@ -15,5 +16,5 @@ UPDATE duetime.task AS t
   FROM free
  WHERE t.id = free.id
    AND t.state::text IN ('waiting', 'scheduled', 'ready')
-   AND (t.expires_at > free.due_at) IS NOT FALSE                       -- NULL: it does not expire
+   AND (t.expires_at > free.due_at) IS NOT FALSE                       -- NULL: the task does not expire
 RETURNING t.id, t.wake_at

@@ -1,6 +1,7 @@
--- Makes tasks that nobody has claimed due now: task_run.sql for many.
--- Guard: as there, waiting, scheduled or ready. A row that somebody holds is passed over: see bulk_cancel.sql.
--- $1 ids. Returns those that are due now, with the moment they wake.
+-- Makes unclaimed tasks due now: task_run.sql for a batch.
+-- Guard: as in task_run.sql, `waiting`, `scheduled` or `ready`. The statement skips a row that another transaction
+-- locks, as bulk_cancel.sql does.
+-- $1 ids. Returns the tasks that are due now, with the time at which each wakes.
 WITH free AS MATERIALIZED (
     SELECT t.id
       FROM unnest($1::uuid[]) AS asked (id)

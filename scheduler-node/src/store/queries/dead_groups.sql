@@ -1,7 +1,7 @@
--- The dead tasks, grouped by queue and by what was said of the last attempt, the largest group first.
--- Looks at no more than $1 rows, those due last of each queue, along archive_unsuccessful: `complete` in every row says
--- whether that was all of every queue. $2 at most so many groups, of at most
--- $3 queues. The text of a group is cut to 200 characters.
+-- Groups the dead tasks by queue and by the error of the last attempt, the largest group first.
+-- Reads at most $1 rows along archive_unsuccessful, of each queue those with the latest due times. `complete` is the
+-- same in every row: whether the statement read all rows of all queues.
+-- $2 the limit of groups; $3 the limit of queues. The text of a group is cut to 200 characters.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.archive WHERE state <> 'succeeded' ORDER BY queue LIMIT 1)
     UNION ALL

@@ -1,7 +1,7 @@
--- Takes on decided fire times whose tasks are not known to be written, the longest waiting first.
--- Guard: of two that take at the same moment each gets others; one that is slow shares its own with the next, and the id of the task
--- makes that harmless.
--- $1 how long this taker has, $2 how many.
+-- Takes over decided fire times whose tasks are not known to be written, the longest waiting first.
+-- Guard: concurrent takers get different rows. A taker that exceeds its time shares its rows with the next one; the
+-- id of the task makes that harmless.
+-- $1 how long this taker has; $2 the limit of rows.
 WITH taken AS MATERIALIZED (
     SELECT id FROM duetime.fire WHERE wake_at <= statement_timestamp() ORDER BY wake_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )

@@ -1,3 +1,3 @@
--- Whether a row with this id is in the inbox, and why it was refused if it was.
--- $1 id. No row: it is not here.
+-- Finds a row of the inbox by its id, with the reason if it was refused.
+-- $1 id. No row: the inbox does not have it.
 SELECT i.error FROM duetime.inbox AS i WHERE i.id = $1

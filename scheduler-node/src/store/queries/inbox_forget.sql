@@ -1,5 +1,5 @@
--- Deletes rows that were refused long ago, a few at a time.
--- $1 how long they are kept, $2 at the most so many. Returns the ids that were deleted.
+-- Deletes rows that were refused long ago, in small batches.
+-- $1 how long a refused row is kept; $2 the limit of rows. Returns the deleted ids.
 DELETE FROM duetime.inbox AS i
  WHERE i.id = ANY(ARRAY(
        SELECT w.id FROM duetime.inbox AS w

@@ -1,6 +1,9 @@
 -- Marks rows that go into another database, before they do.
--- Guard: still there, and not being cancelled or submitted at the moment (SKIP LOCKED). From here on duetime.cancel leaves them alone.
--- $1 ids. Returns those that may go, and when each was submitted and cancelled (NULL: it is not). After this it cannot be cancelled here.
+-- Guard: the row is still there, and no open transaction cancels or submits it (SKIP LOCKED). From here on
+-- duetime.cancel leaves the row alone.
+-- $1 ids.
+-- Returns the rows that may go, with the times at which each was submitted and cancelled (NULL: it is not cancelled).
+-- A returned row can no longer be cancelled in this database.
 UPDATE duetime.inbox AS i
    SET leaving_at = coalesce(i.leaving_at, clock_timestamp())
  WHERE i.id = ANY(ARRAY(

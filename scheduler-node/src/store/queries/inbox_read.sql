@@ -1,10 +1,12 @@
--- What waits in the inbox, oldest first: rows for the shards of this node, and any that nobody has collected for a while.
--- A row whose database is not there is left out, so that it does not stand in the way of the others.
--- Bounded in bytes before anything is unpacked: rows are added up by what they take up in the table, and a request that is too long, in the
--- table or as text, comes back as NULL.
--- Guard: none is needed. A row that is read twice is moved once (task_collect, task_collect_keyed).
--- $1 this node's shards, $2 shards whose database is there, $3 how long a row is left to its owner, $4 at the most so many, $5 rows to leave
--- out, $6 bytes of the table at the most (the first row comes in any case), $7 the longest request, $8 whether requests are asked for.
+-- Reads the waiting rows of the inbox, oldest first: rows for the shards of this node, and rows that no owner has
+-- collected for a while.
+-- The statement leaves out a row whose database is unreachable, so that it does not stand in the way of the others.
+-- The read is bounded in bytes before any request is unpacked. The bound adds up the rows by their size in the table.
+-- A request that is too long, in the table or as text, comes back as NULL.
+-- Guard: none is needed. A row that is read twice is moved once (task_collect.sql, task_collect_keyed.sql).
+-- $1 this node's shards; $2 the shards whose database is reachable; $3 how long a row is left to its owner; $4 the
+-- limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
+-- length of the longest request; $8 whether the caller needs the requests.
 WITH head AS MATERIALIZED (
     SELECT i.id, i.submitted_at, i.leaving_at IS NOT NULL AS leaving, pg_column_size(i.request) AS stored
       FROM duetime.inbox AS i

@@ -1,9 +1,10 @@
--- Keeps rows that cannot be tasks, with the reason.
--- Guard: not refused yet; who comes second changes nothing. A row on its way into another database may be a task there: it is refused
--- only when it is known what became of it there ($3). A row that is being cancelled is left alone (SKIP LOCKED), and comes again if
--- that is rolled back.
--- One that was cancelled cannot be a cancelled task either: nothing of it is left.
--- $1 ids, $2 reasons, pairwise; $3 see above. Returns the ids that were refused just now.
+-- Refuses rows that cannot be tasks, and keeps them with the reason.
+-- Guard: not refused yet; a second refusal changes nothing. A row on its way into another database may be a task
+-- there, so it is refused only when its outcome there is known ($3). The statement skips a row that an open
+-- transaction cancels (SKIP LOCKED); the row comes again if that transaction is rolled back.
+-- A row that was cancelled cannot be a cancelled task either, so the statement deletes it.
+-- $1 ids; $2 reasons (pairwise); $3 whether the outcome in the other database is known.
+-- Returns the ids that this statement refused.
 WITH gone AS (
     DELETE FROM duetime.inbox AS i
      WHERE i.cancelled_at IS NOT NULL

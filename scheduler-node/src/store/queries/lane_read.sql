@@ -1,8 +1,12 @@
--- How much a queue has waiting for room in these shards, priority by priority, and how much is out that its limit counts.
--- Stops counting at $3 of a priority and at $4 out; touches nobody else's rows. A priority nobody waits in costs one probe, not one a
--- shard; the others cost one a shard, and a count where there is something.
--- $1 queue, $2 shards, $3 at most so many of a priority, $4 at most so many out (0: nobody asks).
--- Returns a row for each priority, in their order, with the shards that have any of it (NULL or empty: none has).
+-- Counts, for each priority, a queue's tasks that wait for room in these shards, and its tasks in flight that count
+-- towards its limit.
+-- Stops counting at $3 tasks of a priority and at $4 tasks in flight, and reads no rows of other queues. A priority
+-- without ready tasks costs one probe, not one a shard. Any other priority costs one probe a shard, and a count where
+-- the shard has ready tasks.
+-- $1 queue; $2 shards; $3 the limit of counted tasks of a priority; $4 the limit of counted tasks in flight (0: the
+-- caller does not need their number).
+-- Returns a row for each priority, in their order, with the shards that have ready tasks of it (NULL or empty: none
+-- has).
 SELECT l.priority, r.ready, has.shards,
        (SELECT count(*)
           FROM (SELECT FROM duetime.task
@@ -14,12 +18,12 @@ SELECT l.priority, r.ready, has.shards,
                    THEN ARRAY(
                        SELECT s.id
                          FROM unnest($2::int[]) AS s (id)
-                        CROSS JOIN LATERAL (                         -- not EXISTS, which may be answered by reading all that waits
+                        CROSS JOIN LATERAL (                         -- EXISTS might read all ready rows
                               SELECT
                                 FROM duetime.task
                                WHERE queue = $1 AND priority = l.priority::smallint AND shard = s.id AND state = 'ready'
                                LIMIT 1) AS one) END AS shards
-       OFFSET 0) AS has                                              -- found once, not wherever it is named
+       OFFSET 0) AS has                                              -- evaluates it once, not at each use
  CROSS JOIN LATERAL (
        SELECT count(*) AS ready
          FROM (SELECT

@@ -1,4 +1,4 @@
--- The partitions of the archive by the day on which their rows may be dropped, and today, in UTC.
+-- Lists the partitions of the archive, each with the day on which its rows may be dropped, and today's date, in UTC.
 SELECT c.relname AS name,
        to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on,
        (clock_timestamp() AT TIME ZONE 'UTC')::date AS today,

@@ -1,2 +1,2 @@
--- Is the database there, and what time is it?
+-- Checks that the database answers, and reads its clock.
 SELECT clock_timestamp() AS now

@@ -1,8 +1,10 @@
--- Makes the role duetime_producer if this user may, and lets it submit and cancel in SQL and do nothing else. Can be run again.
--- The role belongs to the whole server, so another database's migration may have made it, or may just be doing so.
+-- Creates the role duetime_producer if this user may, and lets it submit and cancel in SQL and do nothing else. Can
+-- be run again.
+-- The role belongs to the whole server, so the migration of another database may have created it, or may be creating
+-- it now.
 DO $$
 BEGIN
-    -- One at a time: two that grant in one database at once get in each other's way.
+    -- One migration at a time: two concurrent grants in one database get in each other's way.
     PERFORM pg_advisory_xact_lock(hashtextextended('duetime_producer', 0));
     IF to_regrole('duetime_producer') IS NULL THEN
         BEGIN

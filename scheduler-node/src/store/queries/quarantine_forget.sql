@@ -1,5 +1,7 @@
--- Deletes messages that were kept for too long, and the oldest of those that are too many. Every node does this; none waits for another.
--- $1 how long a message is kept, $2 how many of the newest stay, $3 most at a time. Returns how many there were.
+-- Deletes messages that are too old, and the oldest ones beyond the limit of kept rows. Every node runs this;
+-- SKIP LOCKED keeps the nodes from waiting for one another.
+-- $1 how long a message is kept; $2 how many of the newest are kept; $3 the limit of deleted rows.
+-- Returns the number of deleted messages.
 WITH gone AS (
     DELETE FROM duetime.quarantine
      WHERE id = ANY (ARRAY(

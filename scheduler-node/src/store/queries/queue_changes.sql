@@ -1,5 +1,7 @@
--- The queues that were written or deleted after the revision $1, with the revision of them all; one row without a name when none was.
--- A name may come twice: deleted, and then written again. Deletions are remembered for $2 revisions; before that, read all (`forgotten`).
+-- Reads the queues that were written or deleted after the revision $1, with the revision of all queues; one row
+-- without a name: there was no change.
+-- A name may come twice: deleted, and then written again. The database remembers deletions for $2 revisions. A node
+-- that is further behind has to read all queues (`forgotten`).
 SELECT m.queue_revision AS revision, m.queue_revision - $1 > $2 OR m.queue_revision < $1 AS forgotten, c.name, c.policy, c.paused
   FROM duetime.meta AS m
   LEFT JOIN (SELECT name, policy, paused FROM duetime.queue WHERE revision > $1

@@ -1,5 +1,7 @@
--- Copies queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies there.
--- $1 names, $2 policies, pairwise; $3 the names that are gone; $4 whether those not in $1 are gone too.
+-- Copies queues into a database that is not their home, so that duetime.submit and duetime.cancel know their policies
+-- there.
+-- $1 names; $2 policies (pairwise); $3 the names of deleted queues; $4 whether to delete the queues that are not in
+-- $1 too.
 WITH gone AS (
     DELETE FROM duetime.queue AS q
      WHERE q.name = ANY($3::text[])

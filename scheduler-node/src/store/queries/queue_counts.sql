@@ -1,5 +1,5 @@
--- How many tasks each of the queues $1 has in which state, among the first $2 of it by due time.
--- A queue whose counts add up to $2 may have more of every state.
+-- Counts the tasks of each of the queues $1 by state, among the first $2 tasks of the queue by due time.
+-- A queue whose counts add up to $2 may have more tasks of every state.
 SELECT q.name AS queue, c.state::text AS state, c.tasks
   FROM unnest($1::text[]) AS q (name)
  CROSS JOIN LATERAL (

@@ -1,7 +1,8 @@
--- Forgets a queue; the revision rises with it. Whether tasks of it are left is for the caller to ask of every database.
--- Guard: as in queue_put.
--- $1 name, $2 revisions for which a deletion is remembered. Returns its name, the revision and,
--- as queue_put, when it was last placed; no row: there was no such queue.
+-- Deletes a queue; the revision rises with it. The caller asks every database whether tasks of the queue are left.
+-- Guard: as in queue_put.sql, the statement waits for the claims in flight.
+-- $1 name; $2 the number of revisions for which the database remembers a deletion.
+-- Returns the name, the revision, and the revision at which the queue's placement last changed; no row: there was no
+-- such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), gone AS (

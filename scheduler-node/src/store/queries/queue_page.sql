@@ -1,4 +1,5 @@
--- Queues after the name $1, by name, at most $2. Names are compared as bytes, so that every node and every database agrees on their order.
+-- One page of queues: at most $2 after the name $1, by name. Names are compared as bytes, so that every node and
+-- every database agrees on their order.
 SELECT name, policy, paused, created_at, updated_at
   FROM duetime.queue
  WHERE name COLLATE "C" > $1

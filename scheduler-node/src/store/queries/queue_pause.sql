@@ -1,6 +1,6 @@
 -- Pauses or resumes a queue. The revision rises with it.
--- Guard: as in queue_put.
--- $1 name, $2 paused. Returns the queue as it is now and the revision; no row: there is no such queue.
+-- Guard: as in queue_put.sql, the statement waits for the claims in flight.
+-- $1 name; $2 paused. Returns the queue as it is now and the revision; no row: there is no such queue.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), paused AS (

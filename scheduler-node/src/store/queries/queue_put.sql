@@ -1,8 +1,10 @@
--- Sets a queue's policy, and whether it is paused unless $3 is NULL: then it stays as it is. The revision rises with it.
--- Guard: waits for the claims in flight, and later ones see that the queue has turned (see task_claim). In the queues' own database; every
--- other one is told by queue_turn.
--- $1 name, $2 policy, $3 paused, $4 the most queues in all. Returns the queue as it is now and the revision; `created`: it was not there
--- before; `placed`: the revision at which its placement last changed. No row: it is not there, and there is no room for another.
+-- Sets a queue's policy and, unless $3 is NULL, whether it is paused. The revision rises with it.
+-- Guard: waits for the claims in flight (duetime.await_claims); later claims see that the queue has turned, which
+-- means that its policy has changed (see task_claim.sql). The statement runs in the queues' home database;
+-- queue_turn.sql notes the turn in every other one.
+-- $1 name; $2 policy; $3 paused; $4 the limit of queues in all.
+-- Returns the queue as it is now and the revision; `created`: the queue did not exist before; `placed`: the revision
+-- at which its placement last changed. No row: the queue does not exist, and there is no room for another.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 ), before AS MATERIALIZED (
@@ -14,7 +16,7 @@ WITH waited AS MATERIALIZED (
      WHERE before.placement IS NOT NULL AND (EXISTS (SELECT FROM duetime.queue WHERE name = $1) OR (SELECT count(*) FROM duetime.queue) < $4::int8)
         ON CONFLICT (name) DO UPDATE
        SET policy = excluded.policy, paused = coalesce($3, q.paused), updated_at = clock_timestamp()
-    RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update leaves an xmax
+    RETURNING name, policy, paused, created_at, updated_at, q.xmax = 0 AS created     -- only an update sets xmax
 ), noticed AS (
     UPDATE duetime.meta SET queue_revision = queue_revision + 1 WHERE EXISTS (SELECT FROM put) RETURNING queue_revision AS revision
 ), turned AS (

@@ -1,2 +1,2 @@
--- Rises with every change of a queue.
+-- Reads the revision of the queues, which rises with every change of a queue.
 SELECT queue_revision AS revision FROM duetime.meta

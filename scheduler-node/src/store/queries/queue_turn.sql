@@ -1,6 +1,7 @@
--- Notes in a database that is not the queues' own that a queue has a new policy: from here on only who knows it claims tasks of the queue.
--- Guard: waits for the claims in flight, as queue_put does. A newer turn stays.
--- $1 queue, $2 the revision of its policy, $3 the revision at which its placement last changed.
+-- Notes in a database that is not the queues' home that a queue's policy has changed. From here on only a node that
+-- knows the new policy claims tasks of the queue.
+-- Guard: waits for the claims in flight, as queue_put.sql does. A newer revision stays.
+-- $1 queue; $2 the revision of its policy; $3 the revision at which its placement last changed.
 WITH waited AS MATERIALIZED (
     SELECT duetime.await_claims() AS done
 )

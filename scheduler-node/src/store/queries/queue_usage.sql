@@ -1,8 +1,9 @@
--- Counts the tasks of some queues that are not finished, a slice at a time. Reads task_queue_due alone.
--- Guard: none. Tasks that come, go or move between two slices may be missed or counted twice.
--- $1 queues, in the order of the walk; $2 and $3 where the walk stands in the first of them: after this due time and id;
--- $4 rows of a slice. Returns the number of tasks, their bytes (here 0), and where the slice ends: the place of its queue
--- in $1 from 1, due time and id. NULLs: there are no more.
+-- Counts the unfinished tasks of some queues, one slice at a time. Reads the index task_queue_due alone.
+-- Guard: none. Tasks that are added, finish or move between two slices may be missed or counted twice.
+-- $1 queues, in the order of the walk; $2 and $3 the due time and id after which the slice begins in the first of
+-- them; $4 the limit of rows in a slice.
+-- Returns the number of tasks, their bytes (here 0), and where the slice ends: the position of its queue in
+-- $1 (from 1), due time and id. NULLs: there are no more tasks.
 WITH slice AS MATERIALIZED (
     SELECT named.nth, walked.due_at, walked.id
       FROM unnest($1::text[]) WITH ORDINALITY AS named (queue, nth)

@@ -1,6 +1,7 @@
--- As queue_usage, with the bytes of payloads, headers and envelopes. It reads each row, but no payload that is stored out of
--- line. A column of bytes in the index would spare that, and cost every claim 6 % more.
--- $1 to $4 and what it returns: see queue_usage.
+-- Counts as queue_usage.sql does, with the bytes of payloads, headers and envelopes. It reads each row, but no
+-- payload that is stored out of line. A column of bytes in the index would avoid these reads, but every claim would
+-- cost 6 % more.
+-- $1 to $4 and the result: see queue_usage.sql.
 WITH slice AS MATERIALIZED (
     SELECT named.nth, walked.due_at, walked.id, walked.bytes
       FROM unnest($1::text[]) WITH ORDINALITY AS named (queue, nth)

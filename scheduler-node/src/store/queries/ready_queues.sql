@@ -1,4 +1,4 @@
--- The queues that have tasks waiting for room, found by hopping through task_ready from name to name.
+-- Lists the queues that have tasks waiting for room, by hopping through task_ready from name to name.
 WITH RECURSIVE hop AS (
     (SELECT queue FROM duetime.task WHERE state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL

@@ -1,6 +1,7 @@
--- Forgets what came from another database's inbox so long ago that it cannot be there any more.
--- Guard: $2 is more than the age of the oldest row in that inbox: whatever is there was received, if at all, later than that.
--- $1 the database it came from, $2 the age, $3 at the most so many. Returns the ids that were deleted.
+-- Deletes notes of rows that came from another database's inbox so long ago that the inbox no longer holds them.
+-- Guard: $2 exceeds the age of the oldest row in that inbox. A row that is still there was received, if at all, less
+-- than $2 ago.
+-- $1 the source database; $2 the age; $3 the limit of rows. Returns the deleted ids.
 DELETE FROM duetime.received AS r
  WHERE r.id = ANY(ARRAY(
        SELECT o.id FROM duetime.received AS o

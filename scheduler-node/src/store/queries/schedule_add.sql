@@ -1,10 +1,11 @@
 -- Adds a schedule.
--- Guard: none is there with that name, and there is room; else nothing is done. Two statements at the same moment do not
--- see each other's schedules and may both take the last place.
--- $1 name, $2 rules, $3 payload, $4 next fire time, $5 since, $6 paused at, $7 wake at, $8 the most schedules of its queue
--- or NULL, $9 the most schedules of the caller's queues or NULL, $10 these queues: names, or starts of names and `*`;
--- NULL: all. Returns one row: the schedules of its queue and of the caller's queues where they are limited, whether each
--- has no room, and the schedule; without a name: there is no room, or one is there.
+-- Guard: no schedule has that name, and there is room; otherwise the statement changes nothing. Two concurrent
+-- statements do not see each other's schedules and may both take the last place.
+-- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the limit of schedules of
+-- its queue or NULL; $9 the limit of schedules of the caller's queues or NULL; $10 the caller's queues: names, or
+-- starts of names and `*`; NULL: all.
+-- Returns one row: the number of schedules of its queue and of the caller's queues where a limit applies, whether
+-- each limit is reached, and the schedule. Without a name: a limit is reached, or the name is taken.
 WITH used AS MATERIALIZED (
     SELECT CASE WHEN $8::bigint IS NOT NULL
                 THEN (SELECT count(*) FROM duetime.schedule AS s WHERE s.rules ->> 'queue' = $2::jsonb ->> 'queue') END AS of_queue,

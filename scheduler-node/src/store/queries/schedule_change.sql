@@ -1,9 +1,10 @@
--- Sets what a schedule says, and where it stands.
--- Guard: it is as it was read (revision $8), and the queue has room if the schedule comes from another one. A turn or
--- another change in between makes this do nothing.
--- $1 name, $2 rules, $3 payload, $4 next fire time, $5 since, $6 paused at, $7 wake at, $8 revision, $9 the most schedules
--- of its queue or NULL. Returns one row: the schedules of its queue where they count, whether it has no room, and the
--- schedule; without a name: there is no room, or it is not as it was.
+-- Sets a schedule's rules, payload and standing.
+-- Guard: the schedule still has the revision $8, and the queue has room if the schedule comes from another one. After
+-- a decision (schedule_turn.sql) or another change the statement does nothing.
+-- $1 name; $2 rules; $3 payload; $4 next fire time; $5 since; $6 paused at; $7 wake at; $8 the revision that the
+-- caller read; $9 the limit of schedules of its queue or NULL.
+-- Returns one row: the number of schedules of its queue where the limit applies, whether the limit is reached, and
+-- the schedule. Without a name: the limit is reached, or the schedule has another revision.
 WITH used AS MATERIALIZED (
     SELECT CASE WHEN $9::bigint IS NOT NULL
                  AND NOT EXISTS (SELECT FROM duetime.schedule AS s WHERE s.name = $1 AND s.rules ->> 'queue' = $2::jsonb ->> 'queue')

@@ -1,2 +1,2 @@
--- How many schedules there are.
+-- Counts the schedules.
 SELECT count(*) AS schedules FROM duetime.schedule

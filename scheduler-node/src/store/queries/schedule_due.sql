@@ -1,6 +1,6 @@
--- Schedules somebody has to look at, the longest overdue first, with the time and when to look next; one row without a name when there
--- is none. `pending`: the last task is decided and not known to be written.
--- $1 how long others get to do it first, $2 how many.
+-- Reads schedules whose `wake_at` has passed, the longest overdue first, with the time and the next `wake_at`; one
+-- row without a name: there is none. `pending`: the last task is decided and not known to be written.
+-- $1 how long the statement leaves a due schedule to other nodes; $2 the limit of schedules.
 SELECT clock_timestamp() AS now, next.wake_at AS next_wake_at, due.*
   FROM (SELECT (SELECT wake_at
                   FROM duetime.schedule

@@ -1,4 +1,4 @@
--- Has a schedule looked at again later: at the moment it cannot be decided.
--- Guard: it is as it was read (revision $2).
--- $1 name, $3 how much later.
+-- Postpones the look at a schedule that cannot be decided at the moment.
+-- Guard: the schedule still has the revision $2.
+-- $1 name; $3 the delay.
 UPDATE duetime.schedule SET wake_at = clock_timestamp() + $3 WHERE name = $1 AND revision = $2

@@ -1,8 +1,9 @@
--- Writes what a look at a schedule decided: where it stands, and the fire times for which tasks are to be made. From here on they
--- will be, whatever becomes of the schedule and of whoever decided.
--- Guard: the schedule is as it was read (revision $2), so that each fire time is decided once.
--- $1 name, $3 next fire time, $4 since, $5 paused at, $6 buffered, $7 wake at, $8 the tasks' ids, $9 their fire times, $10 whether
--- each was buffered, $11 how long whoever decided has to make them. Returns the schedule; no row: it is not as it was.
+-- Stores a schedule's new standing and the fire times that owe a task. From here on these tasks will be made,
+-- whatever becomes of the schedule and of the node that decided.
+-- Guard: the schedule still has the revision $2, so each fire time is decided once.
+-- $1 name; $3 next fire time; $4 since; $5 paused at; $6 buffered; $7 wake at; $8 the tasks' ids; $9 their fire
+-- times; $10 whether each was buffered; $11 how long the node that decided has to make the tasks.
+-- Returns the schedule; no row: it has another revision.
 WITH turned AS (
     UPDATE duetime.schedule
        SET revision = nextval('duetime.schedule_revision'), next_at = $3, since = $4, paused_at = $5, buffered_at = $6, wake_at = $7,

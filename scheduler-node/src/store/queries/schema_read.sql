@@ -1,4 +1,4 @@
--- Which schema this database has and which shards it holds. NULL version: none.
+-- Reads the schema version of this database and the shards that it holds. NULL version: it has no schema.
 SELECT (SELECT max(version) FROM duetime.migration WHERE success) AS version,
        m.shard_count, m.first_shard, m.last_shard
   FROM (SELECT 1) AS always

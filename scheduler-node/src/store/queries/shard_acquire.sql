@@ -1,7 +1,9 @@
--- Takes the fence of shards this node has been given: a new epoch for each, minted here and nowhere else.
--- Guard: none; the lease decides who should own, and this row decides who does. Waits for claims in flight, because they
--- hold the row FOR SHARE; once it returns, no claim of an older epoch can commit. Rows are locked in the order of their ids.
--- $1 shard ids, $2 node name, $3 incarnation. Returns each shard's new epoch.
+-- Acquires the fences of the shards that this node was assigned, with a new epoch for each. Only the acquire
+-- statements mint epochs.
+-- Guard: none. The lease decides which node should own a shard, and this row decides which one does. The statement
+-- waits for claims in flight, because they hold the row FOR SHARE. Once it returns, no claim of an older epoch can
+-- commit. It locks the rows in the order of their ids.
+-- $1 shard ids; $2 node name; $3 incarnation. Returns each shard's new epoch.
 WITH wanted AS MATERIALIZED (
     SELECT id FROM duetime.shard WHERE id = ANY($1::int[]) ORDER BY id FOR NO KEY UPDATE
 )

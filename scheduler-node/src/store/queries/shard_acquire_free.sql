@@ -1,6 +1,7 @@
--- Takes the fences of those of some shards that no claim holds at this moment.
--- Guard: as in shard_acquire, of which this is the first try: a fence that a claim holds is passed over instead of waited for.
--- $1 shard ids, $2 node name, $3 incarnation. Returns each shard's new epoch.
+-- Acquires the fences of those of some shards that no claim holds at this moment.
+-- Guard: as in shard_acquire.sql. This is the first try of an acquire: it skips a fence that a claim holds instead of
+-- waiting for it.
+-- $1 shard ids; $2 node name; $3 incarnation. Returns each shard's new epoch.
 WITH wanted AS MATERIALIZED (
     SELECT id FROM duetime.shard WHERE id = ANY($1::int[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )

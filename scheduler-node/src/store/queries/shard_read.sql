@@ -1,2 +1,2 @@
--- Who owns each shard, in fact.
+-- Reads the actual owner of each shard.
 SELECT id, epoch, owner, incarnation, acquired_at FROM duetime.shard ORDER BY id

@@ -1,7 +1,8 @@
--- Cancels a task that nobody has claimed: moves it to the archive in one statement.
--- Guard: waiting, scheduled or ready. Claim and cancel meet on the row: whichever comes second finds nothing. Whether it was
--- ever claimed is for the caller to tell from the attempt, which never goes back.
--- $1 id, $2 keep for so many ms, except in the queues $3, kept for $4 ms (pairwise).
+-- Cancels an unclaimed task: moves it to the archive in one statement.
+-- Guard: `waiting`, `scheduled` or `ready`. Claim and cancel meet on the row, and the second of them finds nothing.
+-- Whether the task was ever claimed, the caller tells from the attempt, which never goes back.
+-- $1 id; $2 ms for which the cancelled task is kept, except in the queues $3, which keep it for $4 ms ($3 and
+-- $4 pairwise).
 -- Returns queue and attempt; no row: the guard did not hold.
 WITH gone AS (
     DELETE FROM duetime.task AS t
@@ -20,6 +21,6 @@ SELECT id, shard, queue, 'cancelled', wake_at, due_at, expires_at, priority, att
            (SELECT keep.ms FROM unnest($3::text[], $4::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $2
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
 )
 SELECT queue, attempt FROM gone

@@ -1,5 +1,6 @@
--- How many tasks that are not finished there are in which state: of every row while the table has at most $1 pages, beyond that estimated
--- from about so many pages picked at random. `share` of the pages were read: 1 is exact. One row without a state when none was found.
+-- Counts the unfinished tasks by state. It reads every row while the table has at most $1 pages; beyond that it
+-- estimates from about $1 pages picked at random. `share`: the share of the pages that were read; 1 is exact. One row
+-- without a state: there was no task.
 SELECT asked.share, c.state::text AS state, coalesce(c.tasks, 0) AS tasks
   FROM (SELECT least(1.0, $1::float8 * 8192 / greatest(1, pg_relation_size('duetime.task'))) AS share) AS asked
   LEFT JOIN (SELECT state, count(*) AS tasks

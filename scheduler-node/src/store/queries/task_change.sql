@@ -1,9 +1,10 @@
--- Changes a task that nobody has claimed.
--- Guard: waiting, scheduled or ready, so that a change and a claim meet on the row and one of them finds nothing; and when its
--- due time or its expiry changes, it must not expire before it is due.
--- A new due time moves wake_at with it, and takes a `ready` row back into the index of what comes due.
--- $1 id, $2 due time (in the past means now), $3 payload, $4 content type, $5 priority, $6 headers (NULL: as it is),
--- $7 whether the expiry changes, $8 to what. Returns the row as it is now; none: the guard did not hold.
+-- Changes an unclaimed task.
+-- Guard: `waiting`, `scheduled` or `ready`, so that a change and a claim meet on the row and one of them finds
+-- nothing. When its due time or its expiry changes, the task must not expire before it is due.
+-- A new due time moves `wake_at` with it, and takes a `ready` row back into the index task_wake.
+-- $1 id; $2 due time (in the past means now), $3 payload, $4 content type, $5 priority, $6 headers (each
+-- NULL: unchanged); $7 whether the expiry changes; $8 the new expiry.
+-- Returns the row as it is now; no row: the guard did not hold.
 UPDATE duetime.task AS t
    SET state = CASE WHEN $2::timestamptz IS NOT NULL AND t.state = 'ready' THEN 'scheduled' ELSE t.state END,
        due_at = CASE WHEN $2::timestamptz IS NULL THEN t.due_at ELSE greatest($2, now()) END,
@@ -17,7 +18,7 @@ UPDATE duetime.task AS t
    AND t.state IN ('waiting', 'scheduled', 'ready')
    AND (   ($2::timestamptz IS NULL AND NOT $7)
         OR (CASE WHEN $7 THEN $8::timestamptz ELSE t.expires_at END > CASE WHEN $2::timestamptz IS NULL THEN t.due_at ELSE greatest($2, now()) END)
-           IS NOT FALSE)                                            -- NULL: it does not expire
+           IS NOT FALSE)                                            -- NULL: the task does not expire
 RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
           t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker,
           t.history, t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,

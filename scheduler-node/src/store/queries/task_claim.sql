@@ -1,16 +1,23 @@
--- The gate to the broker (with task_submit, for tasks due at once): flips due tasks to `dispatching`, counts the attempt and returns what to publish.
--- Guard: the fence rows are locked FOR SHARE where the epoch is still ours, and only their shards are touched; an acquire
--- waits for this statement, and after it this statement finds no fence. Rows cancelled, moved or finished meanwhile do not
--- come back. Tasks of lanes that are closed ($6) become `ready` instead and are not counted.
--- A row that another transaction holds is passed over, so an application's open transaction delays its own task and no other. A queue that
--- has turned since revision $7 is passed over too: a policy is in force for every task accepted after its change was answered.
--- No lock is needed for that. The change waited for the claims in flight (duetime.await_claims), and a later claim's snapshot has it.
--- Driven from the ids, and no condition names the shard of a row (its id does): with one the planner walks the shards'
--- whole index ranges whenever its statistics are old, which is 100 times slower.
--- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 claim ahead, $5 look again after, $6 closed queues, $7 the
--- revision of the queues that the claimer knows.
--- Returns at least one row: how many fences were held, the database's time, whether any queue has turned since $7, and the tasks (id
--- NULL: none) with their fate: `taken`, `held` (now `ready`), or `passed`: still to be woken, with its state and moment.
+-- The gate to the broker, together with task_submit.sql for tasks that are due at once. Flips due tasks to
+-- `dispatching`, counts the attempt and returns the tasks to publish.
+-- Guard: the statement locks the fence rows FOR SHARE where the presented epoch is still in force, and touches tasks
+-- of these shards only. An acquire waits for this statement, and a claim after the acquire finds no fence. Tasks that
+-- were cancelled, moved or finished meanwhile do not come back. Tasks of closed lanes ($6) become `ready` instead,
+-- and their attempt is not counted.
+-- The statement skips a row that another transaction locks, so an application's open transaction delays its own task
+-- and no other. It also skips tasks of a queue that has turned since revision $7, which means that its policy has
+-- changed. So a policy is in force for every task accepted after its change was answered.
+-- No lock is needed for that. The change waited for the claims in flight (duetime.await_claims), and the snapshot of
+-- a later claim has it.
+-- The ids drive the plan, and no condition names the shard of a row, because its id implies the shard. With such a
+-- condition the planner walks the shards' whole index ranges whenever its statistics are old, which is 100 times
+-- slower.
+-- $1 ids, $2 their shards and $3 the epochs presented (pairwise); $4 how far ahead of its due time a task is claimed;
+-- $5 the look-again time, after which a node looks at a claimed task again; $6 closed queues; $7 the revision of the
+-- queues that the claiming node knows.
+-- Returns at least one row: the number of fences held, the database's time, whether any queue has turned since $7,
+-- and the tasks (id NULL: none) with their fate. A task is `taken`, `held` (now `ready`) or `passed`: still to be
+-- woken, with its state and wake time.
 WITH presented AS MATERIALIZED (
     SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
 ), turned AS MATERIALIZED (
@@ -27,8 +34,8 @@ WITH presented AS MATERIALIZED (
     SELECT t.id, a.epoch
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
-     WHERE t.state::text = 'scheduled'     -- as text, here and in its kin: the planner must not prove that task_wake would do
-       AND t.wake_at <= clock_timestamp() + $4                      -- moved to later since it was read
+     WHERE t.state::text = 'scheduled'     -- the cast keeps the planner off task_wake
+       AND t.wake_at <= clock_timestamp() + $4                      -- else moved to a later time meanwhile
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
        AND t.queue <> ALL(ARRAY(SELECT q.queue FROM turned AS q))
        FOR NO KEY UPDATE OF t SKIP LOCKED
@@ -48,7 +55,7 @@ WITH presented AS MATERIALIZED (
     SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
-     WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- else nothing is read a second time
+     WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- only if a row was skipped
        AND a.id NOT IN (SELECT f.id FROM free AS f)
        AND t.state::text <> 'ready'
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp() OR t.state::text <> 'scheduled')

@@ -1,8 +1,8 @@
--- Makes tasks of rows of an inbox: of this database's own, or of another's, which deletes them afterwards.
--- Guard: a row makes one task, however often it is collected and whatever has become of the task. Of this database's own inbox the row is
--- deleted in the same statement, and who does not delete it writes nothing. What another database sends is noted in duetime.received,
--- and who does not note it first writes nothing.
--- $1..$16 the columns, $17 the database they come from; NULL: this one. Returns the ids that were written just now.
+-- Makes tasks from rows of an inbox: of this database's own, or of another's, which deletes the rows afterwards.
+-- Guard: a row makes one task, however often it is collected and whatever has become of the task. The statement
+-- deletes a row of this database's own inbox, and writes nothing for a row that it did not delete. It notes a row of
+-- another database's inbox in duetime.received, and writes nothing for a row that was noted before.
+-- $1..$16 the columns; $17 the source database (NULL: this one). Returns the ids that this statement wrote.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],

@@ -1,7 +1,10 @@
--- Keeps what was cancelled in another database's inbox before it was collected: each row leaves a cancelled task here, where its shard is.
--- Guard: as in task_collect. A row is noted in duetime.received, and a second copy of it writes nothing.
--- $1..$16 the columns, $17 the database they come from, $18 when they were submitted, $19 when they were cancelled, $20 how long they are kept
--- (pairwise). Returns the ids that were written just now.
+-- Archives rows that were cancelled in another database's inbox before a node collected them. Each row leaves a
+-- cancelled task here, in the database of its shard.
+-- Guard: as in task_collect.sql. The statement notes a row in duetime.received, and a second copy of the row writes
+-- nothing.
+-- $1..$16 the columns; $17 the source database; $18 when each was submitted; $19 when it was cancelled; $20 how long
+-- it is kept, in ms (pairwise).
+-- Returns the ids that this statement wrote.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],

@@ -1,9 +1,13 @@
--- The same for rows whose tasks have a key or wait for others: each as its request says what to do when that key is there already (duetime.task_put).
--- Guard: a row is put once. Of this database's own inbox it is locked, put and deleted in one statement, and a row that somebody else has is
--- left alone; one that is refused or `busy` (task_put) stays. What another database sends is noted with its answer, and whoever comes second gets that.
--- Partitions and keys are locked in their order, as in task_put, so that two batches never wait for each other's locks.
--- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded one is
--- kept, $20 what it waits for (JSON array of names), $21 the database they come from; NULL: this one. Returns each row's id and what it came to.
+-- Makes tasks from rows of an inbox whose tasks have a key or wait for others. Each request says what to do when its
+-- key exists already (duetime.task_put).
+-- Guard: a row is put once. The statement locks, puts and deletes a row of this database's own inbox. It skips a row
+-- that another transaction locks; a row that the function refuses or answers with `busy` stays. It notes a row of
+-- another database's inbox with its answer, and a second copy of the row gets that answer.
+-- It locks partitions and keys in their order, as task_put.sql does, so that two batches never wait for each other's
+-- locks.
+-- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
+-- superseded task is kept; $20 the dependencies (JSON array of names); $21 the source database (NULL: this one).
+-- Returns each row's id and its outcome.
 WITH taken AS MATERIALIZED (
     SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL FOR UPDATE SKIP LOCKED
 ), locked AS MATERIALIZED (
@@ -16,7 +20,7 @@ WITH taken AS MATERIALIZED (
            $17::text[], $18::bigint[], $19::bigint[], $20::text[])
         AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
               retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-     WHERE (SELECT partitions FROM locked) >= 0                           -- the partitions' locks come first
+     WHERE (SELECT partitions FROM locked) >= 0                           -- locks the partitions first
      ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
 ), put AS MATERIALIZED (
     SELECT f.id AS asked_id, f.first,

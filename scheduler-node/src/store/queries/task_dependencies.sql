@@ -1,6 +1,6 @@
--- What a waiting task waits for, and how each of those stands; NULL: nothing with that key is known.
--- What has succeeded comes first.
--- $1 id. No row: it does not wait.
+-- Lists the dependencies of a waiting task and the state of each; NULL: no task with that key is known.
+-- Dependencies that have succeeded come first.
+-- $1 id. No row: the task does not wait.
 SELECT split_part(name, ' ', 1) AS queue, substr(name, strpos(name, ' ') + 1) AS key,
        CASE WHEN met THEN 'succeeded' ELSE duetime.standing_of(name, t.partition_key)::text END AS state
   FROM duetime.task AS t

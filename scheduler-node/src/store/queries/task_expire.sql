@@ -1,7 +1,8 @@
--- Tasks of these shards whose time to start has passed before they were claimed: to the archive as `expired`.
--- Guard: not claimed. A row somebody holds is passed over until the next time.
--- $1 shards, $2 at most so many, $3 keep for so many ms, except in the queues $4, kept for $5 ms (pairwise).
--- $6 ids to leave alone, $7 only these (NULL: any). Returns the queues of what expired.
+-- Archives tasks of these shards as `expired` when their expiry has passed before a claim.
+-- Guard: not claimed. The statement skips a row that another transaction locks until the next time.
+-- $1 shards; $2 the limit of tasks; $3 ms for which an expired task is kept, except in the queues $4, which keep it
+-- for $5 ms ($4 and $5 pairwise).
+-- $6 ids to leave alone; $7 the only ids to expire (NULL: any). Returns the queues of the expired tasks.
 WITH late AS MATERIALIZED (
     SELECT id
       FROM duetime.task
@@ -24,5 +25,5 @@ SELECT id, shard, queue, 'expired', wake_at, due_at, expires_at, priority, attem
            (SELECT keep.ms FROM unnest($4::text[], $5::bigint[]) AS keep (queue, ms) WHERE keep.queue = gone.queue), $3
         ) * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
 RETURNING queue

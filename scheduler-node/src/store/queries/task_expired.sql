@@ -1,5 +1,6 @@
--- What task_expire would take: to find the one row among them that the database refuses.
--- $1 shards, $2 at most so many, $3 ids to leave out.
+-- Lists the tasks that task_expire.sql would take. The caller searches them for the one row that the database
+-- refuses.
+-- $1 shards; $2 the limit of tasks; $3 ids to leave out.
 SELECT id
   FROM duetime.task
  WHERE expires_at <= clock_timestamp() AND state IN ('waiting', 'scheduled', 'ready') AND shard = ANY($1::int[])

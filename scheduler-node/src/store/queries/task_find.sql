@@ -1,6 +1,7 @@
--- The newest task with this key: of those that are not finished if there is one, else of those that are still kept.
--- One probe of task_key_version and one of archive_key_version in each partition, however often the key was used.
--- $1 queue, $2 partition key (NULL: none), $3 key. Returns its id.
+-- Finds the newest task with this key: an unfinished one if there is one, otherwise one that the archive still keeps.
+-- Costs one probe of task_key_version and one of archive_key_version in each partition, however often the key was
+-- used.
+-- $1 queue; $2 partition key (NULL: none); $3 key. Returns the task's id.
 SELECT newest.id
   FROM ((SELECT t.id, t.version, t.created_at, true AS live
            FROM duetime.task AS t

@@ -1,9 +1,10 @@
--- Moves finished tasks to the archive, in one statement, so that a task is always in exactly one of the two tables.
--- Guard: this attempt, claimed at least once, and one of the states the happening may end ($4, comma separated). A deadline ($10)
--- ends only what has still not been heard of.
--- $1 ids, $2 attempts, $3 final states, $4 states it may be in, $5 keep for so many ms, $6 results, $7 history entries,
--- $8 status codes, $9 status messages, $10 at a deadline, pairwise.
--- Returns the ids that moved, and of those with a key that succeeded its name and partition key: others may wait for it.
+-- Moves finished tasks to the archive in one statement, so that a task is always in exactly one of the two tables.
+-- Guard: this attempt, claimed at least once, and in one of the states that the event may end ($4, comma-separated).
+-- A deadline ($10) ends a task only if no sign of life has moved its `wake_at` meanwhile.
+-- $1 ids; $2 attempts; $3 final states; $4 the states that the task may be in; $5 ms for which it is kept;
+-- $6 results; $7 history entries; $8 status codes; $9 status messages; $10 whether a deadline ends it (pairwise).
+-- Returns the ids that moved, and the name and partition key of each task with a key that succeeded: others may wait
+-- for it.
 WITH fact AS MATERIALIZED (
     SELECT * FROM unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::text[],
                          $10::boolean[])
@@ -25,6 +26,6 @@ SELECT id, shard, queue, final::duetime.task_state, wake_at, due_at, expires_at,
        created_at, envelope, clock_timestamp(), result, status_code, status_msg,
        ((clock_timestamp() + keep_ms * interval '1 ms') AT TIME ZONE 'UTC')::date + 1
   FROM gone
-    ON CONFLICT (drop_on, id) DO NOTHING                            -- it ended before; that end stays
+    ON CONFLICT (drop_on, id) DO NOTHING                            -- an earlier end stays
 RETURNING id, CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN queue || ' ' || key END AS name,
           CASE WHEN state = 'succeeded' AND key IS NOT NULL THEN partition_key END AS partition_key

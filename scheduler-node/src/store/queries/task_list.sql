@@ -1,12 +1,13 @@
--- One page of the tasks that are not finished, in the order of (due_at, id).
--- Walks task_queue_due queue by queue, so that nothing but the page itself is ever sorted; without a queue ($1) it hops from
--- one queue's name to the next along the same index. Looks at no more than $7 rows, shared out over the queues, whatever
--- the filter: the row that uses up a queue's share comes back too, as `looked_up_to`, and the page ends there. The limit
--- beside the order is what keeps the planner from sorting a whole queue.
--- $1 queue, $2 state, $3 partition key (NULL: any), $4 and $5 after this due time and id, $6 before this due time,
--- $7 rows to look at, $8 at most so many rows, $9 key (NULL: any), $10 part of the last error (NULL: any). `hit`: the filter applies. What is long is left out of a list.
--- NULL in a column makes a condition NULL: that is no hit either.
--- $11 names of the queues to walk, where $1 names none; NULL: those that a hop finds, at most $12 of them.
+-- One page of the unfinished tasks, in the order of (due_at, id).
+-- Walks task_queue_due queue by queue, so that the statement never sorts more than the page itself. Without a queue
+-- ($1) it hops from one queue's name to the next along the same index. It reads at most $7 rows, shared out over the
+-- queues, whatever the filter. The row that uses up a queue's share comes back too, as `looked_up_to`, and the page
+-- ends there. The limit beside the order keeps the planner from sorting a whole queue.
+-- $1 queue, $2 state, $3 partition key (each NULL: any); $4 and $5 the due time and id after which the page begins;
+-- $6 the due time before which it ends; $7 the limit of rows to read; $8 the limit of rows to return; $9 key,
+-- $10 part of the last error (each NULL: any). `hit`: the row matches the filter. Long values come back as NULL.
+-- A NULL in a column makes a condition NULL, which is no hit either.
+-- $11 names of the queues to walk when $1 is NULL; NULL: the queues that a hop finds, at most $12 of them.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.task WHERE $1::text IS NULL AND $11::text[] IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
@@ -49,5 +50,5 @@ SELECT page.hit, page.looked_up_to,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
        t.stopping
   FROM page
- CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- the limit keeps it a look-up by key
+ CROSS JOIN LATERAL (SELECT * FROM duetime.task WHERE id = page.id LIMIT 1) AS t      -- LIMIT 1: a look-up by key
  ORDER BY page.due_at, page.id

@@ -1,5 +1,5 @@
--- One page of the tasks that finished without success: as task_list_finished.sql, along archive_unsuccessful, so that a few
--- dead ones are found among millions that succeeded.
+-- One page of the tasks that finished without success. It works as task_list_finished.sql does, along
+-- archive_unsuccessful, so that it finds a few dead tasks among millions that succeeded.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.archive WHERE $1::text IS NULL AND $11::text[] IS NULL AND state <> 'succeeded' ORDER BY queue LIMIT 1)
     UNION ALL

@@ -1,4 +1,4 @@
--- One page of the finished tasks: as task_list.sql, along archive_queue_due.
+-- One page of the finished tasks. It works as task_list.sql does, along archive_queue_due.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.archive WHERE $1::text IS NULL AND $11::text[] IS NULL ORDER BY queue LIMIT 1)
     UNION ALL

@@ -1,6 +1,8 @@
--- One page of the tasks that are not finished and have the key $9, in the order of (due_at, id); parameters as in task_list.sql.
--- Asks task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a queue has more rows with
--- the key than its share of $7, so the page is not whole and the queue has to be walked. $12 is not used.
+-- One page of the unfinished tasks with the key $9, in the order of (due_at, id). The parameters are those of
+-- task_list.sql.
+-- Probes task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a
+-- queue has more rows with the key than its share of $7, so the page is incomplete and the caller has to walk the
+-- queue. $12 is not used.
 WITH named AS MATERIALIZED (
     SELECT $1::text AS queue WHERE $1::text IS NOT NULL
     UNION ALL

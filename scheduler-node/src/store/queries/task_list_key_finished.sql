@@ -1,4 +1,4 @@
--- One page of the finished tasks with the key $9: as task_list_key.sql, along archive_key_version.
+-- One page of the finished tasks with the key $9. It works as task_list_key.sql does, along archive_key_version.
 WITH named AS MATERIALIZED (
     SELECT $1::text AS queue WHERE $1::text IS NOT NULL
     UNION ALL

@@ -1,6 +1,7 @@
--- How many tasks come due in each of $3 spans of $2, one after another from $1 on.
--- Walks task_wake shard by shard and looks at no more than $4 rows of a span, however many there are: `looked` of $4 means that there
--- may be more. Rows that wait for something else than their due time (a deadline, a rescue) are looked at and not counted.
+-- Counts the tasks that come due in each of $3 spans of $2, one after another from $1 on.
+-- Walks task_wake shard by shard and reads at most $4 rows of a span, however many there are. A `looked` of $4 means
+-- that there may be more. The statement reads rows that wake for another reason (a deadline, a rescue) but does not
+-- count them.
 SELECT span.nth, count(*) FILTER (WHERE found.state = 'scheduled') AS tasks, count(found.state) AS looked
   FROM generate_series(0, $3::int - 1) AS span (nth)
   LEFT JOIN LATERAL (

@@ -1,18 +1,23 @@
--- Starts tasks that waited for room, so many of each priority, the lanes of each taking turns: a lane is the tasks of one partition
--- key on one shard (`-`: those without one). Walks from lane to lane, from where the walk before ended, once round at the most or until
--- there are enough; then each lane gives its oldest, as many as the others.
--- In an ordered queue ($10) a lane with a key gives only its head: the task that was started and is not finished, or else the first by
--- (due_at, id); and nothing while that one is out or waits for its retry.
--- Guard: as in task_claim; still `ready`; rows another statement holds are passed over. One pick of a queue at a time in a node, and
--- the fence keeps other nodes out, so what is decided from counts read before this statement still holds. task_in_order refuses a
--- second started task of an ordered lane whatever happens. Nothing is started when the queue has turned since revision $12 (task_claim).
--- $1 queue, $2 shards and $3 epochs presented (pairwise, by shard), $4 look again after; $5 priorities, $6 how many of each, $7 and $8
--- where each one's walk begins: place in $2 from 1, and after this lane of it (pairwise); $9 steps at the most, $10 ordered, $11 counted, $12 the revision of the
--- queues that the claimer knows.
--- $13 tasks that the database refuses to start: passed over, and nothing of an ordered lane goes before them. $14 NULL, or only these are started; none
--- of them (`{}`): `candidates` are what would be.
--- Returns at least one row, as task_claim does; `ends`: where each priority's walk ended, as "priority shard lane"; `cut`: the priorities
--- whose walks ended before they had come round.
+-- Starts tasks that wait for room, so many of each priority, and lets the lanes of a priority take turns. A lane is
+-- the tasks of one partition key on one shard (`-`: the tasks without one). The walk goes from lane to lane, from
+-- where the previous walk ended. It ends after one round, or earlier once it has found enough lanes. Each lane then
+-- gives its oldest tasks, as many as the other lanes.
+-- In an ordered queue ($10) a lane with a key gives only its head. The head is the task that was started and is not
+-- finished, or otherwise the first by (due_at, id). While that task is in flight or waits for its retry, the lane
+-- gives nothing.
+-- Guard: as in task_claim.sql, and still `ready`; the statement skips rows that another statement locks. A node runs
+-- one pick of a queue at a time, and the fence keeps other nodes out. So a decision from counts that were read before
+-- this statement still holds. The index task_in_order refuses a second started task of an ordered lane whatever
+-- happens. The statement starts nothing when the queue has turned since revision $12 (task_claim.sql).
+-- $1 queue; $2 shards and $3 epochs presented (pairwise, by shard); $4 the look-again time; $5 priorities; $6 the
+-- number of tasks of each; $7 and $8 where each walk begins: the position in $2 (from 1), and the lane after which it
+-- starts there (pairwise); $9 the limit of steps; $10 ordered; $11 counted; $12 the revision of the queues that the
+-- claiming node knows.
+-- $13 tasks that the database refuses to start: the statement skips them, and no task of an ordered lane overtakes
+-- them. $14 the only tasks to start (NULL: any). With an empty list (`{}`) the statement starts none, and
+-- `candidates` holds the tasks that it would start.
+-- Returns at least one row, as task_claim.sql does; `ends`: where each priority's walk ended, as "priority shard
+-- lane"; `cut`: the priorities whose walks ended before they had come round.
 WITH RECURSIVE fence AS MATERIALIZED (
     SELECT s.id, s.epoch
       FROM duetime.shard AS s
@@ -29,7 +34,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
     SELECT w.priority, w.wanted, w.first, w.after, next.place, next.lane, next.moves, w.step + 1,
            w.found + CASE WHEN gives.yes THEN 1 ELSE 0 END, head.id, gives.yes
       FROM walk AS w
-     CROSS JOIN LATERAL (                                           -- the next lane of this shard; none: on to the next shard
+     CROSS JOIN LATERAL (                                           -- the next lane of this shard, else the next shard
            SELECT at.place, at.moves,
                   (SELECT coalesce('=' || t.partition_key, '-') COLLATE "C"
                      FROM duetime.task AS t
@@ -40,7 +45,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
              FROM (SELECT CASE WHEN w.lane IS NULL THEN w.place % cardinality($2::int[]) + 1 ELSE w.place END AS place,
                           CASE WHEN w.lane IS NULL THEN w.moves + 1 ELSE w.moves END AS moves,
                           coalesce(w.lane, '') AS after) AS at
-           OFFSET 0) AS next                                        -- found once, not wherever it is named
+           OFFSET 0) AS next                                        -- evaluates it once, not at each use
       LEFT JOIN LATERAL (
            SELECT h.id, h.state, h.priority, h.shard
              FROM ((SELECT id, state, priority, shard, 0 AS rank
@@ -62,7 +67,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
                        ELSE true END AS yes) AS gives
      WHERE w.found < w.wanted AND w.step < $9
        AND next.moves <= cardinality($2::int[])
-       AND (next.moves < cardinality($2::int[]) OR next.lane <= w.after)     -- once round
+       AND (next.moves < cardinality($2::int[]) OR next.lane <= w.after)     -- ends after one round
 ), lane AS MATERIALIZED (
     SELECT priority, wanted, ($2::int[])[place] AS shard, lane, head, step, count(*) OVER (PARTITION BY priority) AS lanes
       FROM walk
@@ -89,7 +94,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
      WHERE c.nth <= c.wanted AND ($14::uuid[] IS NULL OR c.id = ANY($14::uuid[]))
-       AND t.state::text = 'ready'                                   -- as text: see task_claim
+       AND t.state::text = 'ready'                                   -- cast: see task_claim
        AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
        FOR NO KEY UPDATE OF t SKIP LOCKED

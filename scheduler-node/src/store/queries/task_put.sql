@@ -1,17 +1,19 @@
--- Takes in tasks that have a key, each as its request says what to do when that key is there already. One answer a task, in
--- no order.
--- Guard: in the function, key by key under a lock of that key. The tasks are taken in the order of their keys, so that two
--- batches never wait for each other's locks. Partitions in which something is to wait for others are locked before any key, in
--- their order too: two tasks that would wait for each other cannot come in unseen at one moment.
--- A task with the key that another transaction holds makes that one answer `busy`, and the others go in.
--- An id that is there already was sent before, and is answered as `created`.
--- $1..$16 the columns, $17 what to do when the key is there, $18 how long a finished task holds its key, $19 how long a superseded
--- one is kept, $20 what it waits for (JSON array of names), $21 and $22 the time of this sending:
--- see task_put; $23 the revision of the queues by which they were given their shards: of a queue that was placed anew since, nothing is written
--- (`moved`). Returns each task's id as sent, the outcome, the task that is there now, and the database's time.
+-- Takes in tasks that have a key or wait for others. Each request says what to do when its key exists already. The
+-- answers, one a task, come in no order.
+-- Guard: in the function duetime.task_put, key by key under a lock of that key. The statement takes the tasks in the
+-- order of their keys, so that two batches never wait for each other's locks. Before any key it locks, in their order
+-- too, the partitions in which a task is to wait for others. So two tasks that would wait for each other cannot come
+-- in unseen at one moment.
+-- When another transaction holds a task with the same key, the answer is `busy`, and the other tasks go in.
+-- An id that exists already was sent before, and is answered `created`.
+-- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
+-- superseded task is kept; $20 the dependencies (JSON array of names); $21 and $22 the time window of this sending
+-- (see the function); $23 the revision of the queues by which the tasks got their shards. Of a queue whose placement
+-- has changed since $23, nothing is written (`moved`).
+-- Returns each task's id as sent, the outcome, the task that exists now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
-), gate AS MATERIALIZED (                                               -- for its ROW SHARE lock of the table: see task_submit
+), gate AS MATERIALIZED (                                               -- ROW SHARE lock on the table: see task_submit
     SELECT s.id FROM duetime.shard AS s WHERE s.id = -1 FOR SHARE OF s
 ), moved AS MATERIALIZED (
     SELECT q.queue FROM duetime.queue_turn AS q WHERE q.revision > $23 AND q.placed > $23
@@ -25,9 +27,9 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
                $17::text[], $18::bigint[], $19::bigint[], $20::text[])
             AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
                   retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-         WHERE (SELECT partitions FROM locked) >= (SELECT count(*) FROM gate)     -- the partitions' locks come first
+         WHERE (SELECT partitions FROM locked) >= (SELECT count(*) FROM gate)     -- locks the partitions first
          ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
-        OFFSET 0) AS f                                                  -- keeps the order before the function is called
+        OFFSET 0) AS f                                                  -- sorts before it calls the function
  CROSS JOIN LATERAL (
        SELECT 'moved' AS outcome, f.id, 'scheduled'::duetime.task_state AS state, f.due_at, clock_timestamp() AS created_at, f.version,
               0::bigint AS superseded

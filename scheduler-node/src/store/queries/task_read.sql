@@ -1,5 +1,5 @@
--- One task, wherever it is: one statement and so one moment, in which a task is in exactly one of the two tables.
--- The archive is asked partition by partition, because its primary key begins with the day: each costs one probe.
+-- Reads one task, wherever it is. One statement sees one moment, in which a task is in exactly one of the two tables.
+-- Probes the archive partition by partition, because its primary key begins with the day: each costs one probe.
 -- $1 id. No row: there is no such task, or it was dropped after its time.
 SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
        t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, t.history,

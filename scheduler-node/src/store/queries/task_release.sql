@@ -1,10 +1,13 @@
--- Looks at tasks that wait for others: those for which everything has succeeded are `scheduled`, due when they asked to be and not
--- before now; the others, when their moment to look had come, get the next one, later the longer they wait (a second to a minute).
--- Guard: still `waiting`. Whoever writes a success, and whoever writes a waiting task, looks after the commit: one of the two sees
--- the other, or passes over it because the first still holds it; then it asks for that row again. What dies in between is found at `wake_at`.
--- A row that another transaction holds is passed over, so an application's open transaction delays its own task and no other.
--- $1 ids, and whoever waits for one of the tasks that succeeded: $2 names and $3 partition keys (pairwise).
--- Returns what is scheduled now, and what was passed over (`held`).
+-- Checks tasks that wait for others. A task whose dependencies have all succeeded becomes `scheduled`, due at its own
+-- due time and not before now. Any other task whose `wake_at` has passed gets a new one, later the longer it waits (a
+-- second to a minute).
+-- Guard: still `waiting`. The writer of a success and the writer of a waiting task both run this after their commit.
+-- One of the two sees the other, or skips the row because the first still locks it; then it asks for that row again.
+-- If a node dies in between, the check happens at `wake_at`.
+-- The statement skips a row that another transaction locks, so an application's open transaction delays its own task
+-- and no other.
+-- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too.
+-- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
 WITH candidate AS MATERIALIZED (
     SELECT id FROM unnest($1::uuid[]) AS asked (id)
     UNION
@@ -13,7 +16,7 @@ WITH candidate AS MATERIALIZED (
       JOIN duetime.task AS t
         ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
 ), looked AS MATERIALIZED (
-    SELECT t.id, t.depends_on, ARRAY(                             -- both of the row that is locked, not of the snapshot's
+    SELECT t.id, t.depends_on, ARRAY(                             -- both from the locked row, not from the snapshot
            SELECT name
              FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
             WHERE duetime.standing_of(name, t.partition_key) = 'succeeded'
@@ -46,6 +49,6 @@ SELECT id, queue, due_at, false AS held FROM moved WHERE state = 'scheduled'
 SELECT t.id, t.queue, t.due_at, true
   FROM candidate AS c
   JOIN duetime.task AS t ON t.id = c.id
- WHERE (SELECT count(*) FROM looked) < (SELECT count(*) FROM candidate)          -- else nothing is read a second time
+ WHERE (SELECT count(*) FROM looked) < (SELECT count(*) FROM candidate)          -- only if a row was skipped
    AND c.id NOT IN (SELECT l.id FROM looked AS l)
    AND t.state = 'waiting'

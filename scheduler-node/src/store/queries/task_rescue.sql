@@ -1,7 +1,10 @@
--- Looks again at tasks whose publish has no known outcome, to publish them again in place: same attempt, same message id.
--- Guard: the fence as in task_claim, and still `dispatching`: whatever has been confirmed, reported or rejected meanwhile does not
--- come back. Never makes a row cancellable again. A row that another transaction holds is passed over.
--- $1 ids with $2 their shards and $3 the epochs presented (pairwise), $4 look again after. Returns at least one row, as task_claim does.
+-- Rescues tasks whose publish has no known outcome, so that the node publishes them again in place: same attempt,
+-- same message id.
+-- Guard: the fence as in task_claim.sql, and still `dispatching`. A task that was confirmed, reported or rejected
+-- meanwhile does not come back. The statement never makes a row cancellable again, and skips a row that another
+-- transaction locks.
+-- $1 ids, $2 their shards and $3 the epochs presented (pairwise); $4 the look-again time.
+-- Returns at least one row, as task_claim.sql does.
 WITH presented AS MATERIALIZED (
     SELECT a.id, a.shard, a.epoch FROM unnest($1::uuid[], $2::int[], $3::bigint[]) AS a (id, shard, epoch)
 ), fence AS MATERIALIZED (
@@ -16,7 +19,7 @@ WITH presented AS MATERIALIZED (
     SELECT t.id, a.epoch
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
-     WHERE t.state::text = 'dispatching'     -- as text, here and in its kin: the planner must not prove that task_wake would do
+     WHERE t.state::text = 'dispatching'     -- the cast keeps the planner off task_wake
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t
@@ -33,7 +36,7 @@ WITH presented AS MATERIALIZED (
     SELECT t.id, 'passed', t.state::text, t.wake_at, t.claim_epoch
       FROM asked AS a
       JOIN duetime.task AS t ON t.id = a.id
-     WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- else nothing is read a second time
+     WHERE (SELECT count(*) FROM free) < (SELECT count(*) FROM asked)          -- only if a row was skipped
        AND a.id NOT IN (SELECT f.id FROM free AS f)
        AND t.state::text <> 'ready'
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp() OR t.state::text <> 'scheduled')

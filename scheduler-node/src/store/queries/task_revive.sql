@@ -1,8 +1,8 @@
--- Gives a dead task new attempts: back from the archive, due now, in one statement.
--- Guard: in the function: dead, and nothing newer has its key (else a unique violation of task_key_version). The attempt goes on counting from
--- where it was, so that no message id is ever used twice; the budget begins anew there. An expiry that has passed would end it at once and is
--- taken away.
--- $1 id. Returns the row as it is now; none: the guard did not hold.
+-- Gives a dead task new attempts: moves it back from the archive, due now, in one statement.
+-- Guard: in the function duetime.task_revive: dead, and no newer task has its key (else a unique violation of
+-- task_key_version). The attempt goes on counting from where it was, so that no message id is ever used twice; the
+-- budget begins anew there. An expiry that has passed would end the task at once, so the function takes it away.
+-- $1 id. Returns the row as it is now; no row: the guard did not hold.
 WITH found AS MATERIALIZED (
     SELECT a.drop_on
       FROM (SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on

@@ -1,6 +1,6 @@
--- Makes a task that nobody has claimed due now; one that waits for others goes on waiting for them.
--- Guard: waiting, scheduled or ready.
--- $1 id. Returns the row as it is now; none: the guard did not hold.
+-- Makes an unclaimed task due now; a task that waits for others goes on waiting for them.
+-- Guard: `waiting`, `scheduled` or `ready`.
+-- $1 id. Returns the row as it is now; no row: the guard did not hold.
 UPDATE duetime.task AS t
    SET state = CASE WHEN t.state = 'ready' THEN 'scheduled' ELSE t.state END, due_at = now(), wake_at = now()
  WHERE t.id = $1

@@ -1,5 +1,6 @@
--- Where tasks stand, to decide what a deadline, a rejection or a report means for them.
--- $1 ids. Rows that have finished are not here any more. `turned`: the revision at which the queue's policy last changed; 0: never.
+-- Reads the standing of tasks, from which the node decides what a deadline, a rejection or a report means for each.
+-- $1 ids. Tasks that have finished do not come back. `turned`: the revision at which the queue's policy last changed;
+-- 0: never.
 SELECT t.id, t.queue, t.state::text AS state, t.attempt, t.attempts_base, t.max_attempts, t.timeout_ms, t.retry, t.claimed_at, t.wake_at,
        t.stopping, t.headers ->> 'traceparent' AS traceparent, clock_timestamp() AS now,
        coalesce((SELECT q.revision FROM duetime.queue_turn AS q WHERE q.queue = t.queue), 0) AS turned

@@ -1,7 +1,7 @@
--- Asks the consumer of a claimed task to stop.
--- Guard: claimed and not finished. A failure that is written at this moment either comes first, and the task is `scheduled` and not
--- stopped here, or comes second and finds `stopping`.
--- $1 id. Returns the row as it is now; none: the guard did not hold.
+-- Marks a claimed task as stopping; its consumer learns of it with its next sign of life.
+-- Guard: claimed and not finished. A failure that is written at this moment either comes first or second. If it comes
+-- first, the task is `scheduled` and not stopped here; if it comes second, it finds `stopping`.
+-- $1 id. Returns the row as it is now; no row: the guard did not hold.
 UPDATE duetime.task AS t
    SET stopping = true
  WHERE t.id = $1

@@ -1,18 +1,23 @@
--- Writes a batch of new tasks: one row each, committed together, answered one by one.
--- Tasks that are due at once may be claimed by their own insert: where $18 presents an epoch and the fence of the shard is held
--- under it (locked FOR SHARE, as in task_claim), the row begins as `dispatching`, attempt 1; otherwise as `scheduled`, and also when its
--- queue has turned since revision $21 (see task_claim).
--- Guard: an id that is already there is left alone, so that a batch whose commit nobody knows of can be sent again. When it
--- is ($17 = true), ids that have meanwhile finished are left alone too, and what is written may be a second copy: it says so.
--- A sending that is held up must not insert anew what another sending has written and a consumer has finished. So each has its time: it inserts
--- nothing after $23, which is looked at row by row after the insert, and the next one does nothing before that time has passed ($22). Outside of
--- it the statement fails and nothing was done. One that is sent again also looks afresh, after each insert, whether the task has finished.
--- Nothing is written of a queue whose placement has changed since revision $24, by which the tasks were given their shards. A change of a queue waits
--- for inserts in flight, because they lock the table of the fences in ROW SHARE mode.
--- "Now" is the statement's time, one for all its columns: a task due at once says the same of when it is due and when it wakes.
--- $1..$16 and $20 the columns, $18 epochs presented (pairwise), $19 look again after, $21 the revision of the queues that the claimer
--- knows, $22 and $23 its time, $24 the revision of the routes. Returns "now", the time, the fences held, the queues that have turned, and
--- those that were placed anew.
+-- Writes a batch of new tasks: one row each, committed together, with one answer for each.
+-- A task that is due at once may be claimed by its own insert. Where $18 presents an epoch and the fence of the shard
+-- is held under it (locked FOR SHARE, as in task_claim.sql), the row begins as `dispatching`, attempt 1. Otherwise it
+-- begins as `scheduled`, also when its queue has turned since revision $21 (see task_claim.sql).
+-- Guard: an id that exists already is left alone, so that a batch whose commit is unknown can be sent again. When it
+-- is ($17 = true), ids that have meanwhile finished are left alone too. A row of such a batch may be a second copy,
+-- and its `redeliveries` says so.
+-- A sending that is held up must not insert anew a task that another sending has written and a consumer has finished.
+-- So each sending has a time window. It inserts nothing after $23, which the statement checks row by row after the
+-- insert. The next sending does nothing before that time has passed ($22). Outside of its window the statement fails
+-- and changes nothing. A repeated sending also checks afresh, after each insert, whether the task has finished.
+-- The statement writes no task of a queue whose placement has changed since revision $24, by which the tasks got
+-- their shards. A change of a queue waits for inserts in flight, because they lock the table of the fences in
+-- ROW SHARE mode.
+-- "Now" is the statement's time, one for all its columns: a task due at once has one time at which it is due and
+-- wakes.
+-- $1..$16 and $20 the columns; $17 whether the batch is sent again; $18 epochs presented (pairwise); $19 the
+-- look-again time; $21 the revision of the queues that the claiming node knows; $22 and $23 the time window; $24 the
+-- revision of the routes.
+-- Returns "now", the time, the fences held, the queues that have turned, and the queues whose placement has changed.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
         $1::uuid[], $2::int[], $3::text[], $4::timestamptz[], $5::smallint[], $6::bytea[], $7::text[], $8::text[],
@@ -30,7 +35,7 @@ WITH fresh AS MATERIALIZED (
       JOIN (SELECT DISTINCT shard, epoch FROM fresh WHERE epoch IS NOT NULL) AS mine ON s.id = mine.shard AND s.epoch = mine.epoch
      ORDER BY s.id
        FOR SHARE OF s
-), day AS MATERIALIZED (                                             -- one probe of a primary key each
+), day AS MATERIALIZED (                                             -- each costs one probe of its primary key
     SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
       FROM pg_inherits AS i
       JOIN pg_class AS c ON c.oid = i.inhrelid

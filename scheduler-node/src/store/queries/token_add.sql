@@ -1,8 +1,9 @@
--- Writes a token down. The revision rises with it.
--- $1 name, $2 role, $3 queues or NULL, $4 sha256, $5 created by, $6 expires at or NULL, $7 most tokens that are not
--- revoked, $8 limits or NULL.
--- Returns it; no row: there are $7 already. A name that is taken is a unique violation (23505).
--- Guard: none on the number: of several made at one moment each may be the last that fits, and all are made.
+-- Stores a token. The revision rises with it.
+-- $1 name; $2 role; $3 queues or NULL; $4 sha256; $5 created by; $6 expires at or NULL; $7 the limit of tokens that
+-- are not revoked; $8 limits or NULL.
+-- Returns the token; no row: there are $7 already. A name that is taken is a unique violation (23505).
+-- Guard: none on the number. Each of several concurrent statements may add the last token that fits, and all of them
+-- succeed.
 WITH added AS (
     INSERT INTO duetime.token (name, role, queues, sha256, created_by, expires_at, limits)
     SELECT $1::text, $2::text, $3::text[], $4::bytea, $5::text, $6::timestamptz, $8::jsonb

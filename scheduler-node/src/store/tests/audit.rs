@@ -1,4 +1,4 @@
-//! What was done, by whom.
+//! The audit log: the actions, and the callers who did them.
 
 use std::time::{Duration, Instant};
 

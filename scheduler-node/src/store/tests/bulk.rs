@@ -1,5 +1,5 @@
-//! One thing done to many: walks that meet each task once, batches that pass over what others hold. That a batch does to a task in
-//! each state what a request about it alone does is in `conformance`.
+//! Actions on many tasks: walks that meet each task once, and batches that pass over rows that other transactions
+//! hold. `conformance` checks that a batch does the same to a task in each state as a request for that task alone.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,7 +32,7 @@ fn keep() -> Keep {
     Keep { default_ms: DAY_MS, others: std::sync::Arc::default() }
 }
 
-/// Tasks of three queues, a minute apart: the first two of each are overdue.
+/// Submits tasks to three queues, a minute apart. The first two of each are overdue.
 async fn filled(test: &TestDatabase) -> Vec<NewTask> {
     let now = fixture::now(&test.pool).await;
     let mut tasks = Vec::new();
@@ -48,7 +48,8 @@ async fn filled(test: &TestDatabase) -> Vec<NewTask> {
     tasks
 }
 
-/// Does it to all that the filter finds, `most` at a time; how often each was met.
+/// Applies the action to all tasks that the filter finds, `most` at a time. Returns
+/// how often the walk met each task.
 async fn act_on_all(test: &TestDatabase, act: Act, filter: &TaskFilter, most: usize) -> BTreeMap<TaskId, usize> {
     let (mut met, mut place) = (BTreeMap::new(), None);
     loop {
@@ -109,7 +110,7 @@ async fn whatever_is_done_along_the_way_each_task_is_met_once() {
             let met = act_on_all(&test, act, &TaskFilter::default(), most).await;
             assert_eq!((met.len(), met.values().max()), (tasks.len(), Some(&1)), "{act:?}, {most} at a time");
         }
-        // What is due is there already, wherever in the past it was to go.
+        // A due task counts as moved already, however far into the past it was to go.
         let to_now = [
             Act::Run,
             Act::Move(Target::At(UnixMicros::new(5))),
@@ -182,7 +183,7 @@ async fn everything_a_filter_says_must_apply_and_errors_are_searched() {
     }
 }
 
-/// The claim as another node would hold it open: one statement, not yet committed.
+/// A claim that another node holds open: one statement that is not committed yet.
 const CLAIM: &str =
     "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
                       WHERE id = $1 AND state = 'scheduled'";
@@ -196,7 +197,7 @@ async fn a_task_that_is_being_claimed_is_passed_over_and_holds_nothing_up() {
         let mut claiming = test.pool.acquire().await.unwrap();
         sqlx::query("BEGIN").execute(&mut *claiming).await.unwrap();
         sqlx::query(CLAIM).bind(ids[1].uuid()).execute(&mut *claiming).await.unwrap();
-        // The claim is committed only after this: it does not wait for it.
+        // The claim commits only after this batch, so the batch does not wait for the claim.
         let mut done: Vec<_> =
             test.database.bulk_act(act, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
         sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
@@ -209,7 +210,7 @@ async fn a_task_that_is_being_claimed_is_passed_over_and_holds_nothing_up() {
     }
 }
 
-/// G3. The same statement without its guard takes a task that is in flight.
+/// Guarantee G3. The same statement without its guard takes a task that is in flight.
 #[tokio::test]
 async fn without_its_guard_a_batch_would_cancel_what_may_have_been_published() {
     let test = fixture::database().await;
@@ -257,7 +258,7 @@ async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.contains(&plain) && done.contains(&second), "of two the newer one");
     assert_eq!(state_of(&test.pool, first).await.as_deref(), Some("dead"));
-    // Alone it is refused for the same reason, and stays where it is.
+    // A request for the task alone is refused for the same reason, and the task stays dead.
     for id in [first, taken] {
         assert!(test.database.task_revive(id).await.expect_err("its key is taken").is_key_taken());
         assert_eq!(state_of(&test.pool, id).await.as_deref(), Some("dead"));

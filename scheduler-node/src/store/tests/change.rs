@@ -1,4 +1,4 @@
-//! Changes by hand, and what they meet when they come second.
+//! Changes of single tasks, and the other statements that come before them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ async fn cancel(test: &TestDatabase, id: TaskId) -> Guarded<Cancelled> {
     test.database.task_cancel(id, &keep()).await.unwrap()
 }
 
-/// What a compare-and-set answered, in a word.
+/// Returns the answer of a compare-and-set as one word.
 fn word<T>(answer: &Guarded<T>) -> &'static str {
     match answer {
         Guarded::Done(_) => "done",
@@ -88,7 +88,7 @@ async fn a_task_never_claimed_is_cancelled_for_good() {
     assert_eq!(word(&cancel(&test, fixture::fresh_id()).await), "missing");
 }
 
-/// G3. What keeps it is the guard on the state in task_cancel.sql; the test after this one takes it out.
+/// Guarantee G3. The guard on the state in task_cancel.sql keeps it; the next test removes that guard.
 #[tokio::test]
 async fn once_claimed_a_task_can_never_again_be_cancelled_as_undelivered() {
     let test = fixture::database().await;
@@ -96,20 +96,20 @@ async fn once_claimed_a_task_can_never_again_be_cancelled_as_undelivered() {
     let ids = submitted(&test, 1).await;
     claim(&test, &ids, &fences).await;
     assert_eq!(word(&cancel(&test, ids[0]).await), "dispatching");
-    // A new owner publishes it again in place: still not cancellable.
+    // A new owner publishes the task again in place. It still cannot be cancelled as undelivered.
     let fences = own(&test, "b").await;
     test.database.task_rescue(&ids, &fences).await.unwrap();
     assert_eq!(word(&cancel(&test, ids[0]).await), "dispatching");
     test.database.task_deliver(&[Deliver { id: ids[0], attempt: Attempt::new(1), timeout_ms: 1_000 }]).await.unwrap();
     assert_eq!(word(&cancel(&test, ids[0]).await), "delivered");
-    // Between two attempts it can be cancelled, but no longer as one of which nothing was delivered.
+    // Between two attempts the task can be cancelled, but no longer as undelivered.
     retry_later(&test, ids[0]).await;
     let Guarded::Done(cancelled) = cancel(&test, ids[0]).await else { panic!("it was scheduled") };
     assert_eq!(cancel_outcome(TaskState::Cancelled, cancelled.attempt), Ok(CancelOutcome::NoFurtherAttempts));
 }
 
-/// The same statement without its guard takes a task that is in flight: with it taken out of task_cancel.sql, the test before
-/// this one and the races below fail.
+/// The same statement without its guard takes a task that is in flight. With the guard removed from
+/// task_cancel.sql, the previous test and the races below fail.
 #[tokio::test]
 async fn without_its_guard_a_cancel_would_take_what_may_have_been_published() {
     let test = fixture::database().await;
@@ -294,7 +294,7 @@ async fn count(test: &TestDatabase, id: TaskId) -> i64 {
         .unwrap()
 }
 
-/// The claim as another node would hold it open: one statement, not yet committed.
+/// A claim that another node holds open: one statement that is not committed yet.
 const CLAIM: &str =
     "UPDATE duetime.task SET state = 'dispatching', attempt = attempt + 1, claim_epoch = 1, claimed_at = now()
                       WHERE id = $1 AND state = 'scheduled'";
@@ -376,7 +376,7 @@ async fn a_cancel_that_waited_for_the_end_of_a_task_says_how_it_ended() {
     let id = submitted(&test, 1).await[0];
     claim(&test, &[id], &fences).await;
     retry_later(&test, id).await;
-    // The late success of the first attempt finishes it while the second one waits for its time.
+    // The late success of the first attempt finishes the task while the second attempt waits for its time.
     let mut ending = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *ending).await.unwrap();
     sqlx::query(include_str!("../queries/task_finish.sql"))

@@ -1,4 +1,4 @@
-//! The gate to the broker.
+//! Claims, rescues and takeovers: the gate to the broker.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Making tasks of an inbox's rows: one row makes one task, whoever collects it, how often and from where.
+//! Turning rows of an inbox into tasks: one row makes one task, whichever node collects it,
+//! however often and from wherever.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::{
 
 const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
 
-/// The first of two collectors has moved the row and not committed yet.
+/// Runs a second collector while the first has moved the row but not committed yet.
 async fn second_collector_during_first(keyed: bool) {
     let test = fixture::database().await;
     let id = submit(&test, if keyed { "'mail', '{}', key => 'k'" } else { "'mail', '{}'" }).await;
@@ -86,7 +87,7 @@ async fn what_another_database_sends_twice_is_one_task_even_after_that_has_finis
     let tasks = waiting(&source).await;
     assert_eq!(ids_of(&source.database.inbox_leave(&[id]).await.unwrap()), [id]);
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), [id]);
-    // The node dies here, another one begins anew.
+    // The node dies here, and another one starts over.
     assert_eq!(ids_of(&source.database.inbox_leave(&[id]).await.unwrap()), [id]);
     assert_eq!(target.database.task_collect(&tasks, Some(&name)).await.unwrap(), []);
     sqlx::query("DELETE FROM duetime.task").execute(&target.pool).await.unwrap();
@@ -131,7 +132,7 @@ async fn what_a_key_came_to_is_said_again_when_it_is_sent_again() {
         let tasks = waiting(&source).await;
         let sent = target.database.task_collect_keyed(&tasks, &[HOLD], Some(&name)).await.unwrap();
         assert_eq!((sent[0].first, sent[0].put.outcome), (true, outcome));
-        // What there is now would be another answer.
+        // From now on the task in the table would lead to another answer.
         sqlx::query("UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 1")
             .execute(&target.pool)
             .await
@@ -263,7 +264,7 @@ async fn a_row_that_was_moved_is_refused_only_when_it_is_known_what_became_of_it
     let name = DatabaseName::new("source");
     let moved: Vec<_> = tasks.iter().filter(|task| task.id == arrived).cloned().collect();
     target.database.task_collect(&moved, Some(&name)).await.unwrap();
-    // A node that judges them anew would have none of them.
+    // A node that judges the rows anew would refuse both.
     let reasons = [arrived, not_yet].map(|id| (id, "no".to_owned()));
     assert_eq!(source.database.inbox_refuse(&reasons, false).await.unwrap(), [], "they may be tasks there");
     assert_eq!(target.database.received_refuse(&[arrived, not_yet], &name).await.unwrap(), [not_yet]);
@@ -277,7 +278,7 @@ async fn a_row_that_was_moved_is_refused_only_when_it_is_known_what_became_of_it
 async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the_database_of_its_shard() {
     let (source, target) = (fixture::database().await, fixture::database().await);
     let name = DatabaseName::new("east");
-    // No hash leads to its only shard.
+    // The source now holds shard 0 only, and no key's hash leads there.
     sqlx::raw_sql("UPDATE duetime.meta SET first_shard = 0, last_shard = 0").execute(&source.pool).await.unwrap();
     let id = submit(&source, "'mail', '{\"n\": 1}', key => 'a'").await;
     assert_ne!(id.shard(), ShardId::new(0), "its shard is in another database");
@@ -288,7 +289,7 @@ async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the
     };
     assert_eq!(cancel().await, "cancelled");
     assert_eq!(cancel().await, "cancelled", "however often it is asked");
-    // A node that has read the row before hears of it when it marks the row.
+    // A node that has read the row before learns of the cancel when it marks the row.
     for first in [true, false] {
         let leaving = source.database.inbox_leave(&[id]).await.unwrap();
         let Leaving { submitted_at, cancelled_at: Some(at), .. } = leaving[0] else { panic!("{leaving:?}") };

@@ -1,9 +1,9 @@
-//! The state machine against the SQL: statements are put to tasks in every state and in random order, and after each one the row is
-//! in the state that `transition` says, or as it was where `transition` refuses.
+//! Checks the SQL against the state machine. The tests put statements to tasks in every state and in random order.
+//! After each statement the row is in the state that `transition` gives, or unchanged if `transition` refuses.
 //!
-//! Only the state and the attempt decide here: every task is due, its owner holds the fence, and it expires when it is told to. What
-//! due times, fences and expiry decide is in the tests beside this one. A failure names the seed of its list: `SEED=<seed>` runs that
-//! list again, as the first one.
+//! Only the state and the attempt decide here: every task is due, its owner holds the fence, and it expires only
+//! when a statement is to expire it. The other tests of this directory cover due times, fences and expiry. A
+//! failure names the seed of its list: `SEED=<seed>` runs that list again, as the first one.
 
 mod statement;
 
@@ -22,15 +22,15 @@ use sqlx::PgPool;
 use self::statement::{Statement, Subject};
 use super::{fixture, fixture::TestDatabase};
 
-/// Lists that run beside one another, each on a shard of its own.
+/// The number of lanes. Lanes run in parallel, each on a shard of its own, and put one list after the other.
 const LANES: u16 = 16;
 const LISTS_OF_A_LANE: u64 = 10;
 const STEPS: usize = 12;
 
-/// No statement writes these yet.
+/// Events that no statement writes yet.
 const NOT_WRITTEN: [Event; 1] = [Event::Supersede];
 
-/// Ways to every state that there is a way to.
+/// Ways to every state that can be reached: the first state, and the statements that lead on.
 const WAYS: [(TaskState, &[Statement]); 16] = {
     use Statement as S;
     let (scheduled, waiting) = (TaskState::Scheduled, TaskState::Waiting);
@@ -54,12 +54,12 @@ const WAYS: [(TaskState, &[Statement]); 16] = {
     ]
 };
 
-/// The task as `transition` has it.
+/// The task as `transition` predicts it.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     state: TaskState,
     attempt: i32,
-    /// A claim or a rescue has returned it, so it may have been published.
+    /// Whether a claim or a rescue has returned the task, so that it may have been published.
     handed_out: bool,
 }
 
@@ -70,7 +70,8 @@ impl Model {
         if applies { transition(self.state, event).ok() } else { None }
     }
 
-    /// Mostly a statement that leads on, more often than not to where others follow.
+    /// Picks a statement, mostly one that changes the state. It prefers statements that lead to a
+    /// state from which others lead on.
     fn pick(self, dice: &mut StdRng) -> Statement {
         let leads_on = |s: &Statement| self.after(*s, self.attempt.max(1)).is_some();
         let on: Vec<Statement> = Statement::ALL.into_iter().filter(leads_on).collect();
@@ -83,7 +84,7 @@ impl Model {
     }
 }
 
-/// A row of either table.
+/// A row of the live table or of the archive.
 #[derive(Debug)]
 struct Found {
     archived: bool,
@@ -105,7 +106,7 @@ async fn find(pool: &PgPool, id: TaskId) -> Vec<Found> {
         .collect()
 }
 
-/// A task, what it should be, and what was done to it so far.
+/// A task, its predicted state, and the statements put to it so far.
 struct Trial<'a> {
     subject: Subject<'a>,
     model: Model,
@@ -122,7 +123,7 @@ impl<'a> Trial<'a> {
         Self { subject, model, story: format!("{title}: {first}") }
     }
 
-    /// Puts one statement to the task, and compares.
+    /// Puts one statement to the task, and compares the row and the answer with the prediction.
     async fn put(&mut self, statement: Statement, named: i32) {
         let before = self.model;
         let after = before.after(statement, named);
@@ -154,7 +155,8 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Every statement, put to a task that has gone that way: of its attempt, of an earlier and of a later one.
+/// Puts every statement to a task that has gone this way. A statement that names an attempt is put for the task's
+/// own attempt, an earlier and a later one.
 async fn meet_all(test: &TestDatabase, shard: ShardId, first: TaskState, way: &[Statement]) -> TaskState {
     let mut reached = first;
     for statement in Statement::ALL {

@@ -1,4 +1,4 @@
-//! Tasks that wait for others: in whatever order they come, and whatever comes at the same moment.
+//! Tasks that wait for others: in every order of arrival, and with other writes at the same moment.
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -27,7 +27,7 @@ fn dependency(key: &str) -> Dependency {
     Dependency { queue: QueueName::new("orders"), key: key.to_owned() }
 }
 
-/// A task with that key (`-`: without one) of partition `p`, which waits for `others`.
+/// A task of partition `p` with this key (`-`: without one), which waits for `others`.
 fn task(key: &str, others: &[&str]) -> NewTask {
     let keyed = Keyed { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
     NewTask {
@@ -182,7 +182,8 @@ async fn a_chain_too_long_to_look_through_is_refused() {
     assert_eq!(put(&test, &task("near", &["k5000"])).await, PutOutcome::Created);
 }
 
-/// `a` waits for `b` and is not committed yet, `b` that waits for `a` comes in. Without the partition's lock, if `locked` says so.
+/// Submits `b`, which waits for `a`, while `a`, which waits for `b`, is not committed yet. `locked` says whether
+/// the first transaction takes the partition's lock.
 async fn circle_at_one_moment(locked: bool) -> PutOutcome {
     let test = database().await;
     let mut connection = test.pool.acquire().await.unwrap();
@@ -221,7 +222,8 @@ async fn without_the_partitions_lock_they_would() {
     assert_eq!(circle_at_one_moment(false).await, PutOutcome::Created);
 }
 
-/// The task is written but not committed while the one it waits for succeeds, so the look after the success cannot see it.
+/// The task is written but not committed while its dependency succeeds, so the check
+/// after the success cannot see it.
 #[tokio::test]
 async fn a_success_while_the_task_is_being_written_is_found_by_the_look_after_its_commit() {
     let test = database().await;

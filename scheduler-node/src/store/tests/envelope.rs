@@ -1,4 +1,4 @@
-//! Tasks that are messages on their way elsewhere.
+//! Tasks that are messages on their way to another exchange.
 
 use std::time::Duration;
 

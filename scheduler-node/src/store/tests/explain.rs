@@ -1,5 +1,5 @@
-//! The plans of the hot statements, at size, with small and large batches, and with the generic plan that a prepared
-//! statement ends up with: the plan of the claim decides everything.
+//! The plans of the hot statements, on large tables, with small and large batches. The tests use the generic plan,
+//! which a prepared statement ends up with: the plan of the claim decides everything.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
@@ -21,7 +21,7 @@ async fn filled() -> fixture::TestDatabase {
     test
 }
 
-/// The generic plan of a statement file with these parameter types and values.
+/// Returns the generic plan of a statement file with these parameter types and values.
 pub(super) async fn plan(connection: &mut PgConnection, sql: &str, types: &str, values: &str) -> String {
     connection.execute("SET plan_cache_mode = force_generic_plan").await.unwrap();
     connection.execute(AssertSqlSafe(format!("PREPARE hot ({types}) AS {sql}"))).await.unwrap();
@@ -41,7 +41,7 @@ async fn ids(connection: &mut PgConnection, n: i64) -> String {
     format!("ARRAY[{list}]::uuid[]")
 }
 
-/// A third of the shards, as one of three nodes owns them.
+/// A third of the shards, the share of one of three nodes.
 pub(super) fn shards() -> String {
     let list = (0..43).map(|shard| shard.to_string()).collect::<Vec<_>>().join(",");
     format!("ARRAY[{list}]")
@@ -195,7 +195,7 @@ async fn a_task_is_found_by_its_key_in_both_tables() {
         plan(&mut connection, include_str!("../queries/task_find.sql"), "text, text, text", "'q1', 'p', 'k'").await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_key_version") && !plan.contains("Seq Scan"), "{plan}");
-    // The newest comes first out of each index: nothing but those few is sorted.
+    // Each index returns the newest task first, so only those few rows are sorted.
     assert!(plan.contains("_queue_key_coalesce_version_created_at_idx"), "{plan}");
 }
 

@@ -1,4 +1,5 @@
-//! The fence, in both orders, each with the proof that the lock is what makes it hold.
+//! The fence. The tests run a claim and an acquire in both orders. For each order, another run without the lock
+//! shows that the lock is what protects the shard.
 
 use common::ids::ShardId;
 use sqlx::Row;
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::supervise::spawn_child;
 
-/// The statement as it is, and without the lock that it is all about.
+/// The claim as the store runs it. The tests also run it without its lock on the fence.
 const CLAIM: &str = include_str!("../queries/task_claim.sql");
 
 /// Runs a claim of everything on shard 0 as plain SQL and returns how many tasks it took.
@@ -28,8 +29,8 @@ async fn claim_with(sql: String, executor: impl sqlx::PgExecutor<'_>, ids: Vec<u
     rows.iter().filter(|row| row.get::<Option<&str>, _>("fate") == Some("taken")).count()
 }
 
-/// A claim under way (it has not committed) while another node acquires. Returns what the claim took and what the new owner found to take
-/// over.
+/// Lets another node acquire the shard while a claim is in flight (not committed). Returns how many tasks the claim
+/// took and how many the new owner found to take over.
 async fn acquire_during_claim(sql: String) -> (usize, usize) {
     let test = database().await;
     let fences = own(&test, "old").await;
@@ -64,7 +65,7 @@ async fn without_the_lock_a_claim_in_flight_would_be_missed_by_the_new_owner() {
     assert_eq!(acquire_during_claim(unlocked(CLAIM)).await, (3, 0));
 }
 
-/// An acquire under way while the old owner claims. Returns what the claim took.
+/// Lets the old owner claim while an acquire is in flight. Returns how many tasks the claim took.
 async fn claim_during_acquire(sql: String) -> usize {
     let test = database().await;
     let fences = own(&test, "old").await;
@@ -115,13 +116,13 @@ async fn a_contested_shard_does_not_keep_the_others_from_being_acquired() {
     assert_eq!(test.database.shard_acquire(&shards, &node("new")).await.unwrap().len(), 3);
 }
 
-/// A claim that comes while an acquire waits for another one queues up behind it. With the plain statement it would pass by, and claims that
-/// overlap for ever would keep the acquire out for ever.
+/// A claim that comes while an acquire waits for another claim queues up behind the acquire. With the plain
+/// statement the claim would pass by, and claims that overlap for ever would keep the acquire out for ever.
 #[tokio::test]
 async fn claims_that_overlap_do_not_starve_an_acquire() {
     const CLAIM: &str = "SELECT FROM duetime.shard WHERE id = 0 FOR SHARE";
     let test = database().await;
-    // The test decides how long the acquire waits.
+    // Without a timeout, the test decides how long the acquire waits.
     let patient = "ALTER FUNCTION duetime.acquire_in_turn SET lock_timeout = 0";
     sqlx::query(patient).execute(&test.pool).await.unwrap();
     let mut first = test.pool.acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! A database of its own for each test: fresh, migrated, with its shards and the archive's partitions.
+//! Gives each test a database of its own: fresh, migrated, with its shards and the archive's partitions.
 
 use std::sync::{Arc, atomic::AtomicU16};
 
@@ -16,27 +16,27 @@ use crate::store::{Database, StoreMetrics, connect, migrate};
 
 pub(crate) const SHARDS: u16 = 128;
 
-/// Longer than any queue's default keeps its tasks.
+/// The days for which partitions exist: more than any queue keeps its tasks by default.
 const PARTITION_DAYS: u64 = 40;
 
-/// Migrated once a process; every test's database is a copy of it.
+/// The template, which is migrated once in each process. Every test's database is a copy of it.
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
 
-/// A database as a node sees it, and a way around the node to look at it.
+/// A database as a node sees it, with connections that go around the node.
 pub(crate) struct TestDatabase {
     pub database: Arc<Database>,
-    /// Connections of the test's own, without the node's bounds.
+    /// The test's own connections, without the node's limits.
     pub pool: PgPool,
     pub url: String,
 }
 
 impl TestDatabase {
-    /// How many tasks are not finished.
+    /// Counts the unfinished tasks.
     pub(crate) async fn live(&self) -> i64 {
         sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&self.pool).await.unwrap()
     }
 
-    /// Keeps everyone else from writing that row, as a claim that has not committed yet would.
+    /// Locks the row against every other writer, as a claim that is not committed yet would.
     pub(crate) async fn lock_row(&self, id: TaskId) -> RowLock {
         let mut connection = self.pool.acquire().await.unwrap();
         sqlx::query("BEGIN").execute(&mut *connection).await.unwrap();
@@ -45,7 +45,7 @@ impl TestDatabase {
         RowLock { connection }
     }
 
-    /// From here on the database refuses to do `event` (`INSERT OR UPDATE`, say) to rows of `table` whose `column` is `value`.
+    /// Makes the database refuse `event` (such as `INSERT OR UPDATE`) on rows of `table` whose `column` is `value`.
     pub(crate) async fn refuse(&self, event: &str, table: &str, column: &str, value: &str) {
         let name = shared::unique("refuse");
         let sql = format!(
@@ -62,7 +62,7 @@ impl TestDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }
 
-    /// What lies in the quarantine: the sources and the names, oldest first.
+    /// The messages in the quarantine: their sources and names, oldest first.
     pub(crate) async fn quarantine(&self) -> Vec<(String, Option<String>)> {
         let rows = sqlx::query_as("SELECT source, message_id FROM duetime.quarantine ORDER BY id");
         rows.fetch_all(&self.pool).await.unwrap()
@@ -101,7 +101,7 @@ pub(crate) async fn database() -> TestDatabase {
     TestDatabase { database: open(&url, all_shards()), pool, url }
 }
 
-/// A database that answers nobody: nothing listens where it should be.
+/// A database that never answers: nothing listens at its address.
 pub(crate) fn unreachable_database(name: &str, shards: ShardRange) -> Arc<Database> {
     let port = integration_tests::sandbox::free_port();
     named(name, &format!("postgres://nobody:nothing@127.0.0.1:{port}/none"), shards)
@@ -121,7 +121,7 @@ pub(crate) fn all_shards() -> ShardRange {
     ShardRange::all(SHARDS.into())
 }
 
-/// An id nobody has had, of some shard.
+/// An unused id, of some shard.
 pub(crate) fn fresh_id() -> TaskId {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     fresh_id_of(ShardId::new(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % SHARDS))
@@ -131,7 +131,7 @@ pub(crate) fn fresh_id_of(shard: ShardId) -> TaskId {
     TaskId::mint(uuid::Uuid::now_v7(), shard)
 }
 
-/// The database's time.
+/// The current time of the database.
 pub(crate) async fn now(pool: &PgPool) -> UnixMicros {
     let now: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(pool).await.unwrap();
@@ -151,7 +151,7 @@ async fn template() -> String {
         .expect("the migrations run");
     let database = open(&url, all_shards());
     database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
-    // A template with somebody in it cannot be copied.
+    // PostgreSQL does not copy a template that has open connections.
     database.pools.load_full().close().await;
     name
 }

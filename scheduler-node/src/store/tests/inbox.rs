@@ -1,4 +1,5 @@
-//! Submitting and cancelling in SQL: what a transaction leaves in the inbox, what it says of mistakes, who may do what.
+//! Submitting and cancelling in SQL: the rows that a transaction leaves in the inbox, the errors
+//! for mistakes, and permissions.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ fn task_of(row: &InboxRow) -> NewTask {
     NewTask { asked_now: false, ..valid(row).into_new(row.id) }
 }
 
-/// The tasks that wait in the inbox, as a node would judge them.
+/// The tasks that wait in the inbox, as a node would read them.
 pub(super) async fn waiting(test: &TestDatabase) -> Vec<NewTask> {
     read(test).await.iter().map(task_of).collect()
 }
@@ -297,7 +298,7 @@ async fn a_cancel_in_sql_archives_the_row_as_it_was_for_as_long_as_its_queue_say
         .unwrap();
     let id = super::submitted(&test, 1).await[0];
     let row = async |table: &str| -> serde_json::Value {
-        // What says something of live tasks only is not archived.
+        // Columns that describe live tasks only are not archived.
         let live = "ARRAY['state', 'in_order', 'counted', 'depends_on', 'depends_met', 'stopping']";
         let sql = format!("SELECT to_jsonb(t) - {live} FROM duetime.{table} AS t WHERE id = $1");
         sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.uuid()).fetch_one(&test.pool).await.unwrap()

@@ -1,4 +1,4 @@
-//! What waits for room: counted, and taken in turns.
+//! Tasks that wait for room: counted, and started in turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use crate::{
     supervise::spawn_child,
 };
 
-/// An owner of some shards, and where its walks through the queue `orders` have ended.
+/// An owner of some shards, and the ends of its walks through the queue `orders`.
 struct Picker<'a> {
     test: &'a TestDatabase,
     queue: QueueName,
@@ -64,7 +64,7 @@ impl<'a> Picker<'a> {
         claimed
     }
 
-    /// The partition keys of what one pick of priority 3 starts.
+    /// The partition keys of the tasks that one pick of priority 3 starts.
     async fn keys(&mut self, wanted: usize) -> Vec<String> {
         let claimed = self.pick([0, 0, wanted, 0, 0]).await;
         claimed.deliveries.into_iter().map(|delivery| delivery.partition_key.unwrap_or_default()).collect()
@@ -80,7 +80,7 @@ impl<'a> Picker<'a> {
     }
 }
 
-/// Tasks of `keys` on shard 0, ready, the first one due first.
+/// Submits tasks of `keys` on shard 0 and makes them ready. The first is due first.
 async fn ready(test: &TestDatabase, keys: &[&str]) -> Vec<TaskId> {
     let tasks: Vec<NewTask> = keys
         .iter()
@@ -287,14 +287,15 @@ async fn a_dead_epoch_picks_nothing_and_is_told_so() {
     assert!(refused.refused && refused.deliveries.is_empty());
 }
 
-/// Starts a task in its queue's order, as a pick does that has seen nothing of what others have started.
+/// Starts a task in its queue's order, like a pick that has not seen what other picks started.
 async fn start_blindly(connection: &mut PgConnection, id: TaskId) -> Result<(), sqlx::Error> {
     let start =
         "UPDATE duetime.task SET state = 'dispatching', attempt = 1, claim_epoch = 1, in_order = true WHERE id = $1";
     sqlx::query(start).bind(id.uuid()).execute(connection).await.map(drop)
 }
 
-/// Two tasks of one ordered lane are started at the same time, the second before the first has committed. Answers whether both were.
+/// Starts two tasks of one ordered lane at the same time, the second before the first has committed.
+/// Returns whether both were started.
 async fn both_start(test: &TestDatabase, waits: bool) -> bool {
     let ids = ready(test, &["a", "a"]).await;
     let mut first = test.pool.acquire().await.unwrap();
@@ -336,13 +337,13 @@ async fn a_pick_passes_over_what_another_statement_holds() {
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("ready"));
 }
 
-/// A pick of this database's plan settings, held up by a locked row of its lane, while another node acquires the shard.
 #[tokio::test]
 async fn a_walk_that_used_up_its_steps_says_so_and_the_next_one_goes_on_behind_it() {
     let test = fixture::database().await;
     let mut picker = Picker::new(&test).await;
     picker.ordered = true;
-    // 1,500 keys with a task out and one that waits, and behind them all one that nobody works on.
+    // There are 1,500 keys with one started task and one that waits. Behind them all
+    // is a key without a started task.
     test.pool
         .execute(
             "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, attempt, claim_epoch, in_order)
@@ -408,7 +409,8 @@ async fn an_acquire_waits_for_a_pick_in_flight() {
     assert_eq!(acquiring.await.unwrap(), 2, "the new owner counts what the old one has started");
 }
 
-/// 200,000 tasks of one partition key, ten of each of twenty others, on one shard; a third of another queue's tasks besides.
+/// 200,000 tasks of one partition key and ten of each of twenty others, on one shard. Another
+/// 100,000 tasks belong to other queues.
 const BACKLOG: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, priority, payload, content_type, partition_key)
 SELECT gen_random_uuid(), 0, 'orders', 'ready', due, due, 3, '{}', 'application/json', CASE WHEN g > 200 THEN 'big' ELSE 'small-' || g % 20 END
@@ -419,7 +421,7 @@ SELECT gen_random_uuid(), g % 128, 'q' || g % 50, 'scheduled', due, due, '{}', '
 ANALYZE duetime.task;
 ";
 
-/// Rows of tasks a plan that was run has looked at, kept or not.
+/// The number of task rows that an executed plan examined, kept or not.
 fn touched(plan: &Value) -> f64 {
     let number = |name: &str| plan[name].as_f64().unwrap_or(0.0);
     let own = if plan["Relation Name"].as_str() == Some("task") {

@@ -1,4 +1,4 @@
-//! Statements that are executed later than their senders thought: each race with two connections and a lock.
+//! Statements that execute later than their senders expect. Each race uses two connections and a lock.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn finish(id: TaskId) -> Finish {
     }
 }
 
-/// A sending whose time is over at `until`, and the one after it.
+/// The window of a sending, which ends at `until`, and the window of the next sending.
 fn windows(until: UnixMicros) -> [Window; 2] {
     let first = Window { after: None, until };
     [first, Window { after: Some(until), until: until.plus(Duration::from_secs(3_600)) }]
@@ -46,7 +46,7 @@ async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_inse
     let epoch = own(&test, "a").await[&ShardId::new(0)];
     let task = new_task(fixture::fresh_id_of(ShardId::new(0)));
     let [first, again] = windows(fixture::now(&test.pool).await);
-    // It waits for the fence, which another node is acquiring; its sender gives up and sends again.
+    // The insert waits for the fence, which another node is acquiring. Its sender gives up and sends again.
     let acquiring = acquire_begun(&test).await;
     let (database, late) = (test.database.clone(), task.clone());
     let sending = spawn_child(async move {
@@ -95,7 +95,8 @@ async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finishe
     let sending =
         spawn_child(async move { database.task_submit_within(&[task], Sending::Again, again, i64::MAX).await });
     until_waiting(&test.pool, 1).await;
-    // In one transaction, so that the moment in between is as long as the race needs it to be.
+    // The delete and the archiving are in one transaction, so that the moment in between
+    // lasts as long as the race needs.
     sqlx::query("DELETE FROM duetime.task").execute(&mut *first).await.unwrap();
     sqlx::query(
         "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, finished_at, drop_on)
@@ -122,7 +123,7 @@ async fn a_replace_that_executes_late_does_not_overwrite_what_came_after_it() {
     let test = fixture::database().await;
     test.database.task_put(&[keyed("1", 0, OnDuplicate::Keep)], &[HOLD]).await.unwrap();
     let [first, again] = windows(fixture::now(&test.pool).await.plus(Duration::from_millis(300)));
-    // Somebody has the lock of the key; the sender gives up and sends again.
+    // Another session holds the lock of the key. The sender gives up and sends again.
     let mut holder = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *holder).await.unwrap();
     let late = keyed("2", 0, OnDuplicate::Replace);

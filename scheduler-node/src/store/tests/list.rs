@@ -1,4 +1,4 @@
-//! Lists, page by page.
+//! Lists of tasks, page by page.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::store::{
     submit::Sending,
 };
 
-/// Every queue, found by hopping.
+/// Every queue, found by hopping from name to name.
 const ALL: Among<'static> = Among { names: &[], others: true };
 
-/// `n` tasks of each queue, a second apart, in no particular order.
+/// Submits `n` tasks to each queue, a second apart, in no particular order.
 async fn filled(test: &TestDatabase, queues: &[&str], n: u64) -> BTreeMap<(UnixMicros, TaskId), QueueName> {
     let start = fixture::now(&test.pool).await.plus(Duration::from_secs(3_600));
     let mut tasks = Vec::new();
@@ -39,7 +39,7 @@ fn keys(page: &Page) -> Vec<(UnixMicros, TaskId)> {
     page.tasks.iter().map(|task| (task.due_at, task.id)).collect()
 }
 
-/// Every page after the other, each as long as `limit` allows.
+/// Reads all pages of a list, each as long as `limit` allows.
 async fn walk(test: &TestDatabase, filter: ListFilter, limit: u32) -> Vec<(UnixMicros, TaskId)> {
     let mut filter = ListFilter { limit: Some(limit), ..filter };
     let mut walked = Vec::new();
@@ -63,7 +63,7 @@ async fn cancel(test: &TestDatabase, id: TaskId) {
 async fn pages_of_any_size_hold_every_task_once_in_the_order_of_their_due_times() {
     let test = fixture::database().await;
     let all = filled(&test, &["a", "b", "c"], 20).await;
-    // Some of them finished: both tables, one order.
+    // Some of the tasks finish, so the list needs both tables in one order.
     for (_, id) in all.keys().step_by(3) {
         cancel(&test, *id).await;
     }
@@ -149,7 +149,7 @@ async fn a_rare_task_is_found_behind_more_others_than_one_page_looks_at() {
     assert_eq!(walked.iter().map(|(_, id)| id.uuid()).collect::<Vec<_>>(), [last]);
 }
 
-/// Pages of several databases, as they come from one.
+/// The pages have the form of those that several databases return.
 #[tokio::test]
 async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     let test = fixture::database().await;
@@ -170,7 +170,7 @@ async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     let merged = Page::merge([near, page(3, 100, &test).await], 2);
     assert_eq!(keys(&merged), all[..2]);
     assert_eq!(merged.next.map(|next| (next.due_at, next.id)), Some(all[1]));
-    // The same task in both: it was archived between the two looks.
+    // The same task is in both pages, because it was archived between the two reads.
     let live = page(0, 100, &test).await;
     cancel(&test, all[4].1).await;
     let merged = Page::merge([live, page(0, 100, &test).await], 100);
@@ -179,8 +179,8 @@ async fn merged_pages_go_no_further_than_what_all_of_them_have_seen() {
     assert_eq!(merged.tasks[4].attempt, Attempt::NONE);
 }
 
-/// More rows of one queue than a page looks at, all of whose columns that may be NULL are; the last due has a partition key, a key and an
-/// error.
+/// More rows of one queue than a page examines, with NULL in every column that allows it. The row with the last due
+/// time has a partition key, a key and an error.
 pub(super) const LONG_AND_BARE: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type, partition_key, key, history)
 SELECT gen_random_uuid(), 0, 'long', 'scheduled', due, due, '', 'text/plain', CASE WHEN last THEN 'p' END, CASE WHEN last THEN 'k' END,
@@ -205,7 +205,7 @@ async fn a_filter_on_what_most_tasks_do_not_have_finds_the_last_of_a_long_queue(
     for filter in filters {
         for (state, tasks) in [(None, 2), (Some(TaskState::Scheduled), 1), (Some(TaskState::Dead), 1)] {
             for queue in [None, Some(QueueName::new("long"))] {
-                // By key the queues are named.
+                // A filter by key needs the names of queues.
                 if filter.key.is_some() && queue.is_none() {
                     continue;
                 }

@@ -1,12 +1,13 @@
-//! What a page of a list costs at size, with the custom and with the generic plan: bounded by the page, never by how many
-//! tasks there are.
+//! The cost of a list's page on large tables, with the custom and the generic plan. It is bounded by the
+//! page, never by the number of tasks.
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
 use super::fixture;
 
-/// 100,000 live and 100,000 finished tasks, most of them of one queue, one finished in a hundred of them dead.
+/// 100,000 live and 100,000 finished tasks, most of them of one queue. One in a hundred
+/// of the finished tasks is dead.
 pub(super) const FILL: &str = "
 INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
 SELECT gen_random_uuid(), g % 128, CASE WHEN g % 10 < 7 THEN 'big' ELSE 'q' || g % 30 END, 'scheduled', due, due, '{}', 'application/json'
@@ -20,7 +21,7 @@ ANALYZE duetime.task;
 ANALYZE duetime.archive;
 ";
 
-/// A plan that was run, as EXPLAIN (ANALYZE, FORMAT JSON) tells it.
+/// A plan that was run, as EXPLAIN (ANALYZE, FORMAT JSON) reports it.
 #[derive(Debug)]
 pub(super) struct Plan(Value);
 
@@ -35,7 +36,7 @@ impl Plan {
         Self(plan[0]["Plan"].clone())
     }
 
-    /// Rows of tasks that were looked at, kept or not.
+    /// The number of task rows that the plan examined, kept or not.
     pub(super) fn rows_touched(&self) -> u64 {
         nodes(&self.0)
             .into_iter()
@@ -90,10 +91,11 @@ async fn a_page_costs_about_its_own_size_with_a_queue_and_a_few_rows_a_queue_wit
     for statement in STATEMENTS {
         for mode in ["force_generic_plan", "force_custom_plan"] {
             let one = Plan::of(&mut connection, mode, statement, TYPES, &values(Some("big"), None, 20_000, 101)).await;
-            // Looked at once for the key, once for the row; each partition is asked for one row ahead.
+            // The plan touches each task once for the key and once for the row, and fetches
+            // one row ahead in each partition.
             assert!(one.rows_touched() < 350, "{mode}: {} rows\n{statement}", one.rows_touched());
             let all = Plan::of(&mut connection, mode, statement, TYPES, &values(None, None, 20_000, 101)).await;
-            // 10 queues; the hop from name to name touches one row of each partition.
+            // There are 10 queues. The hop from name to name touches one row of each partition.
             assert!(all.rows_touched() < 10 * 250 + 11 * 41, "{mode}: {} rows\n{statement}", all.rows_touched());
         }
     }
@@ -135,7 +137,7 @@ async fn a_step_of_a_walk_costs_what_it_finds_and_never_more_than_it_may_look_at
         let more = if live { (", timestamptz", ", NULL") } else { ("", "") };
         let types = format!("text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint{}", more.0);
         let nobody = uuid::Uuid::nil();
-        // All pass; none does. Each partition is asked for one row ahead.
+        // First all tasks pass the filter, then none does. The plan fetches one row ahead in each partition.
         for (state, look, most) in [("NULL", 20_000, 100), ("'waiting'", 2_000, 2_000)] {
             let values =
                 format!("'big', '{from}', '{nobody}', '{to}', {state}, NULL, NULL, NULL, {look}, 100{}", more.1);
@@ -162,7 +164,7 @@ async fn finished_tasks_are_read_and_revived_by_their_primary_key() {
     }
 }
 
-/// The one kind of plan that a node allows.
+/// The only kind of plan that a node allows.
 const GENERIC: &str = "force_generic_plan";
 
 async fn as_a_node(connection: &mut PgConnection) {
@@ -185,7 +187,8 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
     let list = |key: &str| {
         format!("NULL, NULL, NULL, '1970-01-01', '{nobody}', '9999-01-01', 2000, 101, '{key}', NULL, {names}, 2000")
     };
-    // Each partition is asked by each queue; of a key that is used often, as much as a queue may be looked at.
+    // Each queue probes each partition. For a key that is used often, the plan reads as many
+    // rows as it may examine in a queue.
     let live = (include_str!("../queries/task_list_key.sql"), TYPES, list("absent"), 10);
     let absent = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("absent"), 10);
     let often = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("often"), 1_500);

@@ -1,4 +1,4 @@
-//! The schema and what a node makes of it.
+//! Migrating the schema, and a node's check of it.
 
 use common::{
     ids::{DatabaseName, ShardId},
@@ -56,7 +56,7 @@ async fn the_shards_of_a_database_are_fixed_at_its_first_migration() {
     assert!(text.contains("0-127") && text.contains("0-63"), "{text}");
 }
 
-/// On a server where no other test has made the role.
+/// This test needs a server on which no other test has created the role.
 #[tokio::test]
 async fn who_may_not_make_the_producers_role_is_told_and_grants_it_once_somebody_has() {
     let server = shared::second_postgres().await.unwrap();

@@ -1,4 +1,4 @@
-//! Against a real PostgreSQL.
+//! Tests of the store against a real PostgreSQL.
 
 mod audit;
 mod bulk;
@@ -54,10 +54,10 @@ use super::lane::Pick;
 use crate::supervise::spawn_child;
 use fixture::TestDatabase;
 
-/// As it is written in the statements that show an epoch.
+/// The lock as written in the statements that present an epoch.
 const FENCE_LOCK: &str = "FOR SHARE OF s";
 
-/// A task of that id, due at once.
+/// A task with this id, due at once.
 pub(crate) fn new_task(id: TaskId) -> NewTask {
     NewTask {
         id,
@@ -81,12 +81,12 @@ pub(crate) fn node(name: &str) -> NodeId {
     NodeId { name: NodeName::new(name), incarnation: Incarnation::new(uuid::Uuid::new_v4()) }
 }
 
-/// Takes the fence of shard 0 for a node of that name.
+/// Takes the fence of shard 0 for a node of this name.
 async fn own(test: &TestDatabase, name: &str) -> BTreeMap<ShardId, Epoch> {
     test.database.shard_acquire(&[ShardId::new(0)], &node(name)).await.unwrap().into_iter().collect()
 }
 
-/// `n` tasks on shard 0, due at once, as they are stored.
+/// Submits `n` tasks on shard 0, due at once, and returns their ids.
 async fn submitted(test: &TestDatabase, n: usize) -> Vec<TaskId> {
     let ids: Vec<TaskId> = (0..n).map(|_| fixture::fresh_id_of(ShardId::new(0))).collect();
     let tasks: Vec<NewTask> = ids.iter().map(|id| new_task(*id)).collect();
@@ -98,7 +98,8 @@ async fn claim(test: &TestDatabase, ids: &[TaskId], fences: &BTreeMap<ShardId, E
     test.database.task_claim(ids, fences, Duration::ZERO, &BTreeSet::new(), i64::MAX).await.unwrap()
 }
 
-/// Starts up to `most` tasks that wait for room, of the highest priority that has any, as a queue without gates does.
+/// Starts up to `most` tasks that wait for room, of the highest priority that has any. This is how
+/// a queue without gates does it.
 async fn pick(
     database: &super::Database,
     queue: &QueueName,
@@ -136,8 +137,9 @@ async fn acquire_begun(test: &TestDatabase) -> PoolConnection<Postgres> {
     acquiring
 }
 
-/// Another node acquires shard 0 and takes over what it finds, while what `blocker` holds up still runs. `waits`: the acquire is to wait
-/// for it. Returns how many tasks it found.
+/// Lets another node acquire shard 0 and take over its tasks, while the statement that `blocker`
+/// holds up still runs. `waits` says whether the acquire has to wait for that statement. Returns how
+/// many tasks the node took over.
 async fn takeover_during(test: &TestDatabase, mut blocker: PoolConnection<Postgres>, waits: bool) -> usize {
     until_waiting(&test.pool, 1).await;
     let database = test.database.clone();
@@ -156,7 +158,8 @@ async fn takeover_during(test: &TestDatabase, mut blocker: PoolConnection<Postgr
     }
 }
 
-/// Commits `acquiring` after `racing` has begun to wait for it, or, if nothing makes it wait, after it has ended.
+/// Commits `acquiring` after `racing` has begun to wait for it. If `racing` does not
+/// wait, commits after it has ended.
 async fn commit_during<T>(
     test: &TestDatabase,
     mut acquiring: PoolConnection<Postgres>,
@@ -174,7 +177,7 @@ async fn commit_during<T>(
     }
 }
 
-/// The statement without the fence's lock: what a race is run against to prove that the lock is what makes it hold.
+/// Returns the statement without the fence's lock. A race runs against it to prove that the lock decides the race.
 fn unlocked(statement: &str) -> String {
     let without = statement.replace(FENCE_LOCK, "");
     assert_ne!(without, statement, "the lock is written as this test expects");
@@ -189,7 +192,7 @@ async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {
         .unwrap()
 }
 
-/// Waits until `n` sessions of this database wait for a lock: the event a race is about, instead of a sleep.
+/// Waits until `n` sessions of this database wait for a lock. A race needs this event instead of a sleep.
 async fn until_waiting(pool: &PgPool, n: i64) {
     for _ in 0..1_000 {
         let waiting: i64 = sqlx::query_scalar(

@@ -1,4 +1,4 @@
-//! What is to come and what has failed for good: counted right, and bounded.
+//! Upcoming and dead tasks: the counts are right, and bounded.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ async fn spans_count_what_comes_due_in_them_and_nothing_else() {
 async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
     let test = fixture::database().await;
     let start = UnixMicros::new(1_900_000_000_000_000);
-    // 200,000 in one day, most of them in its first hours.
+    // 200,000 tasks in one day, most of them in its first hours.
     let fill = format!(
         "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
          SELECT gen_random_uuid(), g % 128, 'q', 'scheduled', due, due, '{{}}', 'application/json'
@@ -67,7 +67,7 @@ async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
         let sql = include_str!("../queries/dead_groups.sql");
         let plan =
             Plan::of(&mut connection, mode, sql, "bigint, bigint, int", &format!("{DEAD_LOOK}, 200, 1000")).await;
-        // The hop from queue to queue touches a few of each as well.
+        // The hop from queue to queue touches a few rows of each queue as well.
         assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode}: {plan:?}");
     }
 }

@@ -8,10 +8,11 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{claim, fixture, own, submitted};
 use crate::store::{Connections, Database, Effect, PoolKind, StoreOp};
 
-/// Longer than anything takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Statements that hold their connections for nearly as long as the server lets them, many more than there are connections.
+/// Runs many more statements than there are connections. Each holds its connection for
+/// nearly as long as the server allows.
 async fn fill(database: &Arc<Database>, op: StoreOp) -> JoinSet<()> {
     let mut slow = JoinSet::new();
     for _ in 0..40 {
@@ -19,7 +20,7 @@ async fn fill(database: &Arc<Database>, op: StoreOp) -> JoinSet<()> {
         slow.spawn(async move {
             let asleep =
                 database.run(op, |pool| async move { sqlx::query("SELECT pg_sleep(4.5)").execute(&pool).await });
-            // Most of them find no connection.
+            // Most of the statements get no connection.
             let _ = asleep.await;
         });
     }
@@ -67,7 +68,7 @@ async fn the_connections_of_a_silent_server_are_left_behind_in_every_pool() {
     let ask = async |op| database.run(op, |pool| async move { sqlx::query("SELECT 1").execute(&pool).await }).await;
     for op in each {
         ask(op).await.unwrap();
-        // A connection goes back to its pool in the background.
+        // A connection returns to its pool in the background.
         until(&database, op, |now| (now.open, now.idle) == (1, 1)).await;
     }
     proxy.cut();

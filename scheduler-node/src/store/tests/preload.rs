@@ -1,4 +1,4 @@
-//! Reading what comes due next.
+//! Reading the keys of tasks that come due next.
 
 use std::{collections::BTreeSet, time::Duration};
 

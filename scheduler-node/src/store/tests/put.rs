@@ -1,4 +1,4 @@
-//! Tasks with a business key: what a second one with the key comes to, and two at the same moment.
+//! Tasks with a business key: the outcome of a second task with the key, and of two at the same moment.
 
 use common::{
     ids::{Attempt, ShardId, TaskId},
@@ -75,7 +75,7 @@ async fn bring(test: &TestDatabase, id: TaskId, state: TaskState) {
     assert_eq!(state_of(&test.pool, id).await.as_deref(), Some(state.text()));
 }
 
-/// What a second task with the key comes to, the first (version 5) being in `state`.
+/// The expected outcome of a second task with the key, while the first (version 5) is in `state`.
 fn expected(state: TaskState, mode: OnDuplicate, version: i64) -> PutOutcome {
     use OnDuplicate::{Keep, Reject, Replace, Version};
     use PutOutcome::{Created, Existing, Refused, Replaced, Stale};
@@ -187,8 +187,8 @@ async fn an_older_version_that_is_out_gets_no_further_attempt() {
 
 const LOCK: &str = "PERFORM pg_advisory_xact_lock";
 
-/// Two submissions of one key, the second while the first is not committed. Without the lock, if `locked` says so.
-/// Returns whether the second was answered.
+/// Submits two tasks with one key, the second while the first is not committed. `locked: false` removes the lock.
+/// Returns the second's outcome, or `None` if it failed.
 async fn second_during_first(locked: bool) -> Option<PutOutcome> {
     let test = database().await;
     if !locked {
@@ -248,7 +248,7 @@ async fn a_task_that_is_claimed_while_it_is_being_replaced_is_left_alone() {
     assert_eq!((answer.outcome, answer.state), (PutOutcome::Refused, TaskState::Dispatching));
 }
 
-/// Sends a task as often as another transaction is in its way.
+/// Sends a task again until no other transaction is in its way.
 async fn sent_until_answered(database: &crate::store::Database, task: NewTask) -> Put {
     loop {
         let put = database.task_put(std::slice::from_ref(&task), &[HOLD]).await.unwrap().remove(0);
@@ -258,7 +258,7 @@ async fn sent_until_answered(database: &crate::store::Database, task: NewTask) -
     }
 }
 
-/// Waits until a session waits for a row in its own way, by asking again and again.
+/// Waits until a session sleeps between two tries for a row, which is how `task_put` waits.
 async fn until_asleep(pool: &sqlx::PgPool) {
     let asleep = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
     for _ in 0..10_000 {
@@ -303,7 +303,8 @@ async fn what_comes_from_another_inbox_while_its_key_is_busy_comes_again() {
     assert_eq!((taken.put.outcome, taken.first), (PutOutcome::Replaced, true));
 }
 
-/// 100,000 finished tasks of the key `often`, one version each or all of the same, all ended as `state` so long ago.
+/// Writes 100,000 finished tasks with the key `often`, which ended as `state` that long `ago`. Each has a version
+/// of its own, or all have the same one.
 async fn used_often(test: &TestDatabase, state: &str, version: &str, ago: &str) {
     let fill = format!(
         "INSERT INTO duetime.archive (id, shard, queue, state, wake_at, due_at, payload, content_type, key, version, created_at, finished_at, drop_on)
@@ -316,7 +317,7 @@ async fn used_often(test: &TestDatabase, state: &str, version: &str, ago: &str) 
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&test.pool).await.unwrap();
 }
 
-/// Puts a task with the key `often`. Returns the outcome, and how many finished tasks were read for it.
+/// Puts a task with the key `often`. Returns the outcome and the number of finished tasks that the statement read.
 async fn put_often(test: &TestDatabase, on_duplicate: &str, version: i64) -> (String, i64) {
     let mut transaction = test.pool.begin().await.unwrap();
     let outcome: String = sqlx::query_scalar(
@@ -339,13 +340,13 @@ async fn put_often(test: &TestDatabase, on_duplicate: &str, version: i64) -> (St
 #[tokio::test]
 async fn a_key_that_was_used_a_hundred_thousand_times_is_decided_about_as_one_that_was_used_once() {
     for (state, version, ago, [keep, by_version]) in [
-        // Their window is over.
+        // The deduplication window of these tasks is over.
         ("succeeded", "0", "2 hours", ["created", "created"]),
         ("succeeded", "g", "2 hours", ["created", "created"]),
-        // They do not hold the key, and count for the order of versions.
+        // These tasks do not hold the key, but they count in the order of versions.
         ("cancelled", "0", "1 minute", ["created", "created"]),
         ("superseded", "g", "1 minute", ["created", "stale"]),
-        // All of them hold it.
+        // All of these tasks hold the key.
         ("succeeded", "g", "1 minute", ["existing", "stale"]),
     ] {
         let test = database().await;

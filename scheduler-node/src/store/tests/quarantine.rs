@@ -1,4 +1,4 @@
-//! Messages that could not be read: whatever they hold, they are kept, and not for ever.
+//! Messages that could not be read: the quarantine keeps them whatever they hold, but not for ever.
 
 use std::time::Duration;
 

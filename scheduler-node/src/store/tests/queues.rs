@@ -1,4 +1,4 @@
-//! Queues and their counts.
+//! Queues, their changes and their task counts.
 
 use common::{
     ids::{QueueName, ShardId},
@@ -158,14 +158,15 @@ async fn what_changed_after_a_revision_is_read_and_nothing_else() {
     let (after, anew) = (before.with(read.revision, changes), QueueBook::new(revision, queues));
     assert_eq!(after.revision(), anew.revision());
     assert_eq!(after.iter().collect::<Vec<_>>(), anew.iter().collect::<Vec<_>>());
-    // From a database that was set back, or too long ago, all is to be read.
+    // For a revision from the future (the database was set back) or from too long ago,
+    // the node has to read all queues.
     assert_eq!(database.queue_changes(revision + 1).await.unwrap().changes, None);
     sqlx::query("UPDATE duetime.meta SET queue_revision = queue_revision + 20000").execute(&test.pool).await.unwrap();
     assert_eq!(database.queue_changes(start).await.unwrap().changes, None);
 }
 
-/// A writer that is slower than another one must not end up behind what a node has read already.
-/// Pauses a queue as a node does.
+/// A statement that pauses a queue as a node does. It also raises the revision, whose row lock makes writers wait
+/// for one another. So a slow writer never ends up behind a revision that a node has already read.
 fn pause(queue: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(format!(
         "WITH turned AS (UPDATE duetime.queue SET paused = true WHERE name = '{queue}' RETURNING name)
@@ -191,7 +192,7 @@ async fn a_change_that_commits_late_is_read_all_the_same() {
     let before = database.queue_revision().await.unwrap();
     slow.execute("COMMIT").await.unwrap();
     let mut late = waiting.await.unwrap();
-    // A node that reads now must not miss what is about to be committed.
+    // A node that reads now must not miss the change that is about to be committed.
     let between = database.queue_revision().await.unwrap();
     late.execute("COMMIT").await.unwrap();
     for (known, changes) in [(before, 2), (between, 1)] {

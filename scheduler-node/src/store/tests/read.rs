@@ -1,4 +1,4 @@
-//! One task, wherever it is.
+//! Reading one task, live or archived.
 
 use common::{
     ids::{Attempt, ShardId},

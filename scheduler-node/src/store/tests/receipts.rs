@@ -1,4 +1,4 @@
-//! The keys that receipts are made with.
+//! The keys that sign receipts.
 
 use common::{ids::Attempt, wire::amqp::MessageId};
 use secrecy::ExposeSecret;

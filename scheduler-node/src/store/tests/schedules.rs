@@ -1,4 +1,4 @@
-//! Schedules: each fire time is decided by one statement, once.
+//! Schedules: one statement decides each fire time, once.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn wish(rules: &Rules, standing: Standing) -> Wish<'_> {
     Wish { rules, payload: b"{}", standing, wake_at: standing.next_at }
 }
 
-/// A schedule whose hour 1 is long past.
+/// Adds a schedule whose hour 1 is long past.
 async fn added(test: &TestDatabase, name: &str) -> ScheduleRecord {
     let rules = rules("mails");
     put(test, name, &rules, NONE).await.expect("new")
@@ -57,7 +57,8 @@ async fn put(test: &TestDatabase, name: &str, rules: &Rules, quota: ScheduleQuot
     done(test.database.schedule_add(&ScheduleName::new(name), wish(rules, standing(1)), quota).await.unwrap())
 }
 
-/// `None`: it is not as it was read, or one is there. Nothing is full.
+/// Returns the schedule that was written. `None`: the schedule has changed, or one exists
+/// already. No limit is reached here.
 fn done(written: Written) -> Option<ScheduleRecord> {
     match written {
         Written::Done(record) => Some(*record),
@@ -66,7 +67,7 @@ fn done(written: Written) -> Option<ScheduleRecord> {
     }
 }
 
-/// Hour 1 is decided.
+/// The decision that hour 1 fires.
 fn turn() -> Turn {
     let fire = Fire { at: UnixMicros::new(HOUR_US), buffered: false };
     Turn {

@@ -1,4 +1,4 @@
-//! What became of claimed tasks.
+//! Recording the outcomes of claimed tasks.
 
 use std::time::Duration;
 

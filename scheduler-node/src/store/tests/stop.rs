@@ -42,7 +42,8 @@ async fn a_task_that_is_to_stop_is_not_retried_and_one_that_is_retried_is_not_st
     assert!(matches!(test.database.task_stop(fixture::fresh_id()).await.unwrap(), Guarded::Missing));
 }
 
-/// The retry waits for a stop that is not committed yet. What makes it look again is its guard on `stopping`.
+/// The retry waits for a stop that is not committed yet. The guard on `stopping` makes
+/// the retry check the row again.
 #[tokio::test]
 async fn a_failure_at_the_moment_of_the_stop_finds_it() {
     let test = fixture::database().await;

@@ -1,4 +1,5 @@
-//! Tasks claimed by their own insert: the fence in both orders, each with the proof that the lock is what makes it hold.
+//! Tasks claimed by their own insert. The tests run the insert and an acquire in both orders. For each order,
+//! another run without the fence's lock shows that the lock is what protects the shard.
 
 use common::{
     ids::{Attempt, Epoch, ShardId, TaskId},
@@ -20,7 +21,7 @@ use crate::{
 
 const SUBMIT: &str = include_str!("../queries/task_submit.sql");
 
-/// Inserts `id`, due at once, as plain SQL that presents `epoch`.
+/// Inserts `id`, due at once, with plain SQL that presents `epoch`.
 async fn submit_with(sql: String, pool: sqlx::PgPool, id: TaskId, epoch: Epoch) {
     let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
     sqlx::query(sqlx::AssertSqlSafe(sql))
@@ -57,8 +58,8 @@ async fn state(test: &TestDatabase, id: TaskId) -> String {
     state_of(&test.pool, id).await.expect("it was submitted")
 }
 
-/// An insert under way (held up by another session that is writing the same id) while another node acquires. Returns what the new
-/// owner found to take over.
+/// Lets another node acquire the shard while an insert is in flight, held up by a session that writes the same id.
+/// Returns how many tasks the new owner found to take over.
 async fn acquire_during_submit(sql: String) -> usize {
     let test = database().await;
     let epoch = own(&test, "old").await[&ShardId::new(0)];
@@ -88,7 +89,7 @@ async fn without_the_lock_what_an_insert_claims_would_be_missed_by_the_new_owner
     assert_eq!(acquire_during_submit(unlocked(SUBMIT)).await, 0);
 }
 
-/// An acquire under way while the old owner inserts. Returns the state of what it wrote.
+/// Lets the old owner insert a task while an acquire is in flight. Returns the state of that task.
 async fn submit_during_acquire(sql: String) -> String {
     let test = database().await;
     let epoch = own(&test, "old").await[&ShardId::new(0)];

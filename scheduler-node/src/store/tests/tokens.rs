@@ -1,4 +1,4 @@
-//! Tokens that were made over the API.
+//! Tokens created over the API.
 
 use std::time::{Duration, Instant};
 

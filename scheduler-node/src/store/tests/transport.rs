@@ -1,4 +1,4 @@
-//! What goes over a network goes encrypted, unless the URL says otherwise.
+//! Traffic over a network is encrypted, unless the URL says otherwise.
 
 use common::ids::DatabaseName;
 use integration_tests::sandbox::{Authority, Postgres, Tether, scratch, shared};
@@ -17,7 +17,7 @@ async fn migrated(url: &str) -> Result<(), Misfit> {
     migrate(&DatabaseName::new("main"), fixture::all_shards(), 128, &options(url)).await.map(drop)
 }
 
-/// Whether this node's connections are encrypted, in the server's own words.
+/// Whether the server reports this node's connections as encrypted.
 async fn is_encrypted(url: &str) -> bool {
     let database = fixture::open(url, fixture::all_shards());
     database.schema_check(128).await.unwrap();
@@ -32,7 +32,7 @@ async fn beyond_loopback_a_server_without_tls_is_refused_until_the_url_allows_it
     let folder = scratch().join(shared::unique("transport"));
     let server = Postgres::start(&folder, Tether::Tethered).await.unwrap();
     let near = server.create_database("tasks").await.unwrap();
-    // An address that leads to this machine and is no loopback address.
+    // This address leads to this machine but is not a loopback address.
     let far = near.replace("127.0.0.1", "0.0.0.0");
     for url in [far.clone(), format!("{near}?sslmode=require")] {
         let misfit = migrated(&url).await.unwrap_err();
@@ -52,7 +52,7 @@ async fn beyond_loopback_a_server_without_tls_is_refused_until_the_url_allows_it
     migrated(&far).await.unwrap();
     assert!(is_encrypted(&far).await);
     assert!(!is_encrypted(&clear).await);
-    // Whoever names an authority has the server's name checked, too.
+    // A URL that names an authority also makes the node check the server's name.
     let named = format!("{far}?sslrootcert={}", authority.file().display());
     assert!(migrated(&named).await.unwrap_err().is_unreachable());
     assert!(is_encrypted(&format!("{named}&sslmode=require")).await);

@@ -1,5 +1,6 @@
-//! A policy is in force for every task accepted after its change was answered: what a claim sees of a queue that has turned, in both orders,
-//! each with the proof that the rule is what makes it hold.
+//! A policy is in force for every task accepted after its change was answered. The tests run a claim and a
+//! change of the queue in both orders. The race between them also runs without the rule, which shows that the
+//! rule is what protects the queue.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -26,7 +27,7 @@ use crate::{
 
 const CLAIM: &str = include_str!("../queries/task_claim.sql");
 
-/// As it is written in the claim.
+/// The rule as written in the claim.
 const RULE: &str = "AND t.queue <> ALL(ARRAY(SELECT q.queue FROM turned AS q))";
 
 fn orders() -> QueueName {
@@ -105,7 +106,7 @@ async fn another_database_hears_of_a_turn_and_an_older_one_does_not_take_its_pla
     }
 }
 
-/// A claim as plain SQL that knows the queues as of `known`. Returns how many tasks it took.
+/// Runs a claim as plain SQL that knows the queues as of revision `known`. Returns how many tasks it took.
 async fn claim_with(connection: &mut PgConnection, sql: String, ids: &[TaskId], epoch: i64, known: i64) -> usize {
     let second = sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: 1_000_000 };
     let rows = sqlx::query(AssertSqlSafe(sql))
@@ -122,11 +123,11 @@ async fn claim_with(connection: &mut PgConnection, sql: String, ids: &[TaskId], 
     rows.iter().filter(|row| row.get::<Option<&str>, _>("fate") == Some("taken")).count()
 }
 
-/// A queue is paused while a claim is under way that does not know it yet; another claim begins, and a task is accepted, meanwhile. Returns
-/// how many tasks the second claim took.
+/// Pauses a queue while a claim that does not know the pause is in flight. In the meantime another claim begins,
+/// and a task is accepted. Returns how many tasks the second claim took.
 async fn claim_during_turn(sql: &str) -> usize {
     let test = fixture::database().await;
-    // However slow this machine is: nobody gives up while the first claim is under way.
+    // A minute is enough on any machine: no statement gives up while the first claim is in flight.
     test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
     let epoch = own(&test, "a").await[&ShardId::new(0)].number();
     let ids = submitted(&test, 2).await;
@@ -168,7 +169,7 @@ async fn without_the_rule_a_claim_would_start_tasks_of_a_paused_queue() {
     assert_eq!(claim_during_turn(&CLAIM.replace(RULE, "")).await, 1);
 }
 
-/// Sets the placement of the queue of [`submitted`], and returns the turn.
+/// Sets the placement of the queue of [`submitted`] and returns the turn.
 async fn placed(test: &TestDatabase, placement: Placement) -> Turn {
     let policy = QueuePolicy { placement, ..QueuePolicy::default() };
     test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn

@@ -1,4 +1,4 @@
-//! Counting what counts towards a limit: slice by slice, tasks in an index alone.
+//! Counting tasks and bytes towards a limit, slice by slice. The count of tasks reads an index alone.
 
 use common::{
     ids::QueueName,
@@ -14,7 +14,7 @@ fn queues<const N: usize>(names: [&str; N]) -> Vec<QueueName> {
     names.map(QueueName::new).into()
 }
 
-/// What a walk in slices of so many rows counts, and in how many slices.
+/// Walks in slices of this many `rows`. Returns the usage and the number of slices.
 async fn walked(database: &Database, queues: &[QueueName], rows: i64) -> (Usage, usize) {
     let (mut walk, mut slices) = (UsageWalk::new(queues, true), 0);
     while !walk.is_over() {
@@ -27,7 +27,7 @@ async fn walked(database: &Database, queues: &[QueueName], rows: i64) -> (Usage,
 #[tokio::test]
 async fn a_walk_counts_each_task_of_its_queues_once_however_it_is_sliced() {
     let test = fixture::database().await;
-    // Three due times, so that slices end among tasks of one due time.
+    // The tasks have three due times, so that slices end between tasks of one due time.
     let fill = "INSERT INTO duetime.task (id, shard, queue, state, wake_at, due_at, payload, content_type)
                 SELECT gen_random_uuid(), 0, 'q' || g % 3, 'scheduled', now(), now() + g % 3 * interval '1 s', 'abcd', 'text/plain'
                   FROM generate_series(1, 300) AS g";
@@ -88,7 +88,7 @@ async fn a_slice_reads_no_more_than_its_rows_and_sorts_nothing() {
         assert!(text.contains(scan), "{text}");
         assert!(!text.contains("Sort") && !text.contains("Seq Scan"), "{text}");
 
-        // However many there are, a slice looks at no more than its rows.
+        // However many tasks there are, a slice examines no more than its rows.
         connection.execute(AssertSqlSafe(format!("PREPARE slice ({types}) AS {sql}"))).await.unwrap();
         let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE slice ({values})");
         let row = connection.fetch_one(AssertSqlSafe(explain)).await.unwrap();

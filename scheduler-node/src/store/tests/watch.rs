@@ -1,4 +1,4 @@
-//! Nudges between nodes: what is told is what is heard, however much it is.
+//! Nudges between nodes: each node receives all that another one sent, however much it is.
 
 use std::collections::BTreeSet;
 

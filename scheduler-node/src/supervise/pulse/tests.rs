@@ -1,4 +1,4 @@
-//! Which loop counts as stalled, and from when on.
+//! Which loops count as stalled, and from when on.
 
 use super::*;
 use crate::supervise::{Crew, spawn_child};

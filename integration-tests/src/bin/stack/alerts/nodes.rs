@@ -1,4 +1,4 @@
-//! What becomes of nodes.
+//! Causes that concern nodes.
 
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ async fn restarting(scene: &Scene<'_>) -> Result<()> {
             }
         })
         .await?;
-    // It may be about to leave just now.
+    // The node may be stopping at this moment.
     cluster.kill(1);
     cluster.restart(1).await?;
     cluster.settled().await

@@ -1,10 +1,10 @@
-//! What fired, line by line as it comes, and all of it at the end.
+//! The report: each result as it comes, and a table at the end.
 
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use super::scene::{Course, Scene};
 
-/// One alert with what became of it.
+/// One alert and its result.
 #[derive(Debug)]
 struct Line {
     alert: &'static str,
@@ -16,12 +16,12 @@ struct Line {
 pub(super) struct Report {
     lines: Vec<Line>,
     unprovoked: BTreeSet<String>,
-    /// Causes that could not be brought about or healed.
+    /// Causes that could not be injected or healed.
     wrong: usize,
 }
 
 impl Report {
-    /// These fire although nothing is wrong.
+    /// Notes the alerts that fire although nothing is wrong.
     pub(super) fn quiet(&mut self, firing: &BTreeSet<String>) {
         for alert in firing {
             if self.unprovoked.insert(alert.clone()) {
@@ -30,7 +30,7 @@ impl Report {
         }
     }
 
-    /// A step is over.
+    /// Notes the results of a step that is over.
     pub(super) fn step(&mut self, scenes: &[Scene<'_>]) {
         let mut beside: BTreeSet<String> = scenes.iter().flat_map(Scene::beside).collect();
         for scene in scenes {
@@ -47,13 +47,13 @@ impl Report {
         }
     }
 
-    /// A cause could not be brought about or healed; the others are played all the same.
+    /// Notes a cause that could not be injected or healed; the others are played all the same.
     pub(super) fn wrong(&mut self, error: &anyhow::Error) {
         self.wrong += 1;
         println!("  went wrong: {error:#}");
     }
 
-    /// Prints the table; fails unless each alert has fired and fallen silent, and none by itself.
+    /// Prints the table. Fails unless each alert has fired and cleared, and none fired without a cause.
     pub(super) fn end(&self, took: Duration) -> ExitCode {
         println!("\n{:<44} {:>8} {:>9}  cause", "alert", "fired", "resolved");
         for line in &self.lines {

@@ -1,16 +1,17 @@
-//! The rules with their times made short, so that a cause is told within seconds and not within the hour.
+//! The rules with shortened times, so that a cause shows within seconds and not within the hour.
 
 use anyhow::{Result, bail};
 
-/// As the cluster keeps no more than so many keys, and as the rules then take it for full.
+/// The heap's bound in this cluster. The rules' threshold for a full heap is lowered to match.
 pub(super) const HEAP_ENTRIES: u32 = 1_000;
 
-/// A minute becomes a second, within these bounds: fewer scrapes than the least tell no rate, and one who watches waits for the most.
+/// A minute becomes a second, within these bounds. A shorter window holds too few scrapes for a rate, and a longer
+/// one makes the run slow.
 const SHORTER_BY: u64 = 60;
 const WINDOW_S: std::ops::RangeInclusive<u64> = 6..=20;
 const FOR_MOST_S: u64 = 3;
 
-/// What differs beside windows and `for`: the rule's text, what stands there instead, and why.
+/// Changes beside windows and `for`: the rule's text, its replacement, and the reason.
 pub(super) const CHANGES: [(&str, &str, &str); 7] = [
     ("[1h]) * 3600 > 10", "[1h]) * 20 > 10", "DuetimeLatenessBudgetBurnsFast: late tasks are those of 20 s"),
     ("[6h]) * 21600 > 50", "[6h]) * 20 > 50", "DuetimeLatenessBudgetBurnsSlowly: late tasks are those of 20 s"),
@@ -61,7 +62,7 @@ fn shorten_line(line: &str) -> Result<String> {
     while let Some((before, (window, after))) =
         rest.split_once('[').and_then(|(before, from)| Some((before, from.split_once(']')?)))
     {
-        // A subquery has its step behind a colon; a minute is a second.
+        // A subquery has its step behind a colon; a minute becomes a second.
         let (range, step) = window.split_once(':').map_or((window, ""), |(range, _)| (range, ":1s"));
         let range_s = (seconds(range)? / SHORTER_BY).clamp(*WINDOW_S.start(), *WINDOW_S.end());
         short.push_str(&format!("{before}[{range_s}s{step}]"));
@@ -70,7 +71,7 @@ fn shorten_line(line: &str) -> Result<String> {
     Ok(short + rest)
 }
 
-/// A time as the rules write it: a number and one unit.
+/// Parses a time as the rules write it: a number and one unit.
 fn seconds(time: &str) -> Result<u64> {
     let (number, unit_s) = match time.split_at_checked(time.len().saturating_sub(1)) {
         Some((number, "s")) => (number, 1),

@@ -1,4 +1,4 @@
-//! One cause while it lasts: what it is played on, and when which of its alerts fired and fell silent.
+//! One cause while it is played: its stage, and when each of its alerts fired and cleared.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,33 +15,33 @@ use parking_lot::Mutex;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use tokio::time::Instant;
 
-/// An alert that has not fired by then will not. A loop counts as stalled after 60 s.
+/// An alert that has not fired within this time will not fire. A loop counts as stalled after 60 s.
 const FIRES_WITHIN: Duration = Duration::from_secs(90);
-/// Its window, and what the cluster takes to be well again.
+/// The window of a rule, and the time the cluster takes to recover.
 const SILENT_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A cause, the alerts that it sets off, and how it is brought about and healed.
+/// A cause, the alerts that it sets off, and how to inject and heal it.
 pub(super) struct Cause {
-    /// Names as Prometheus gives them; an alert about a queue with the queue behind it.
+    /// Names as Prometheus gives them; an alert about a queue has the queue behind its name.
     pub alerts: &'static [&'static str],
     pub says: &'static str,
-    /// Injects, waits for the alerts, heals.
+    /// Injects the cause, waits for the alerts, heals.
     pub play: for<'a> fn(&'a Scene<'a>) -> BoxFuture<'a, Result<()>>,
 }
 
-/// What all causes are played on.
+/// The cluster and the Prometheus on which all causes are played.
 pub(super) struct Stage {
     pub cluster: Sandbox,
     pub prometheus: Prometheus,
-    /// What Prometheus scrapes: the nodes in their order, and the two places below.
+    /// The targets that Prometheus scrapes: the nodes in order, and the two ports below.
     pub targets: Vec<String>,
-    /// Nobody listens here, until there is a node of another cluster or something of another version.
+    /// No server listens here, until a cause puts a node of another cluster or another version there.
     pub stranger_port: u16,
     pub impostor_port: u16,
 }
 
-/// When an alert fired, since its cause was there, and when it was seen silent, since the healing began.
+/// The time from the cause to the alert's firing, and from the healing to its clearing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Course {
     pub fired: Option<Duration>,
@@ -55,7 +55,7 @@ pub(super) struct Scene<'a> {
     injected_at: Mutex<Instant>,
     healing_since: Mutex<Instant>,
     courses: Mutex<BTreeMap<&'static str, Course>>,
-    /// Whatever else fired meanwhile.
+    /// Other alerts that fired meanwhile.
     beside: Mutex<BTreeSet<String>>,
 }
 
@@ -79,12 +79,13 @@ impl<'a> Scene<'a> {
         self.cluster().live()
     }
 
-    /// The cause is there from now on.
+    /// Notes that the cause is present from now on.
     pub(super) fn injected(&self) {
         *self.injected_at.lock() = Instant::now();
     }
 
-    /// Waits until each alert has fired at some time since the cause is there, or could have. What comes next heals.
+    /// Waits until each alert has fired at some time since the cause was injected, or the limit has passed. The
+    /// healing begins after it.
     pub(super) async fn fired(&self) {
         let deadline = Instant::now() + FIRES_WITHIN;
         while Instant::now() < deadline && self.courses.lock().values().any(|course| course.fired.is_none()) {
@@ -94,7 +95,7 @@ impl<'a> Scene<'a> {
         *self.healing_since.lock() = Instant::now();
     }
 
-    /// The same while `cause`, which never ends by itself, goes on.
+    /// Like `fired`, while `cause`, which never ends by itself, runs.
     pub(super) async fn fired_during(&self, cause: impl Future<Output = Result<()>>) -> Result<()> {
         tokio::select! {
             () = self.fired() => Ok(()),
@@ -102,7 +103,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Waits until those that fired are silent, or should be: the cause is gone now.
+    /// Waits until the alerts that fired have cleared, or the limit has passed: the cause is gone now.
     pub(super) async fn resolved(&self) {
         let deadline = Instant::now() + SILENT_WITHIN;
         while Instant::now() < deadline {
@@ -113,7 +114,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Notes which of those that fired are silent; whether all are.
+    /// Notes which of the alerts that fired have cleared; returns whether all have.
     fn all_silent(&self, firing: &BTreeSet<String>) -> bool {
         let healing_for = self.healing_since.lock().elapsed();
         let mut courses = self.courses.lock();
@@ -125,7 +126,7 @@ impl<'a> Scene<'a> {
         courses.values().all(|course| course.fired.is_none() || course.resolved.is_some())
     }
 
-    /// Asks Prometheus once and notes what it says; nothing when it did not answer in time.
+    /// Queries Prometheus once and notes the firing alerts; `None` when it did not answer in time.
     async fn look(&self) -> Option<BTreeSet<String>> {
         let firing = self.stage.prometheus.firing().await.ok()?;
         let since = self.injected_at.lock().elapsed();
@@ -151,12 +152,12 @@ impl<'a> Scene<'a> {
         self.beside.lock().clone()
     }
 
-    /// A connection of the database's owner, who may lock and forbid.
+    /// A connection as the database's owner, who may lock tables and revoke privileges.
     pub(super) async fn database(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.cluster().database_url(0)).await?)
     }
 
-    /// Statements one after another.
+    /// Runs statements one after another.
     pub(super) async fn sql(&self, statements: &str) -> Result<()> {
         let mut connection = self.database().await?;
         sqlx::raw_sql(AssertSqlSafe(statements.to_owned()))

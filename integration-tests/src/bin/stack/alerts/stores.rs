@@ -1,4 +1,4 @@
-//! What becomes of the stores and of the ways to them.
+//! Causes that concern the stores and the links to them.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ CREATE EVENT TRIGGER refuse_table ON ddl_command_start WHEN TAG IN ('CREATE TABL
 /// Longer than a dead task is kept by default.
 const KEEP_DEAD_MS: i64 = 40 * 86_400_000;
 
-/// Enough that more than one statement in twenty is theirs, and that nobody finds a connection free.
+/// Enough for more than one statement in twenty to be theirs, and for no free connection to be left.
 const WRITERS: usize = 12;
 const READERS: usize = 100;
 
@@ -109,7 +109,7 @@ async fn refusing(scene: &Scene<'_>) -> Result<()> {
         let (client, moved) = (&clients[writer % clients.len()], &moved);
         async move {
             loop {
-                // That they fail is the point.
+                // These calls are meant to fail.
                 client.submit(&json!({ "queue": "refused" })).await.ok();
                 client.run(moved).await.ok();
             }
@@ -148,7 +148,7 @@ async fn hanging(scene: &Scene<'_>) -> Result<()> {
     let mut connection = scene.database().await?;
     sqlx::raw_sql("BEGIN; LOCK TABLE duetime.audit IN ACCESS EXCLUSIVE MODE").execute(&mut connection).await?;
     scene.injected();
-    // The auditor cannot note it.
+    // The auditor cannot write this deed.
     scene.cluster().client(0).put_queue("noted", &json!({})).await?;
     scene.fired().await;
     sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
@@ -179,7 +179,7 @@ async fn broker_gone(scene: &Scene<'_>) -> Result<()> {
     let ways = || (0..cluster.nodes().len()).map(|node| &cluster.links(node).rabbit);
     scene.client()?.batch(&tasks("steady", 1_000, 1_500)).await?;
     scene.injected();
-    // What is published now stays on its way, and its outcome will not be known.
+    // Messages published now stay in flight, and their outcome will be unknown.
     ways().for_each(Proxy::cut);
     tokio::time::sleep(Duration::from_secs(2)).await;
     cluster.rabbit().kill();

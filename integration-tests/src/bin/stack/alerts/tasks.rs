@@ -1,4 +1,4 @@
-//! What applications and consumers do wrong.
+//! Causes that concern applications and consumers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -84,19 +84,20 @@ const LATE: Cause = Cause {
     play: |scene| late(scene).boxed(),
 };
 
-/// These do not meet.
+/// These causes do not affect each other.
 pub(super) const AT_ONCE: &[Cause] =
     &[NO_TASK, NO_REPORT, REFUSED_IN_SQL, REFUSED_BY_THE_DATABASE, UNROUTABLE, SET_ASIDE, DYING];
 pub(super) const ALONE: [&[Cause]; 4] = [&[OVERDUE], &[CROWDED], &[LATE], &[FROZEN]];
 
-/// How long the schedule of `frozen` makes up for, at the least that is allowed; all stand still for longer than it and what is decided ahead.
+/// How long the schedule of `frozen` catches up for, the smallest value allowed. The nodes stand still for longer
+/// than that and the lead of decisions together.
 const CATCH_UP_MS: u64 = 10_000;
 const STANDSTILL: Duration = Duration::from_secs(17);
 
 /// A database that is silent for longer may be given up.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Less than the window in which what has died is counted.
+/// Less than the window in which dead tasks are counted.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 async fn channel(scene: &Scene<'_>) -> Result<(Connection, Channel)> {
@@ -162,7 +163,7 @@ async fn dying(scene: &Scene<'_>) -> Result<()> {
     let rejecting = |queue| Consumer::scripted(&url, queue, ledger, Arc::new(|_| Answer::reject()));
     let _consumers = ["dying", "dying-few"].map(rejecting);
     scene.injected();
-    // Again and again: what dies before the counters of a queue, which begin at 0, have been scraped is no increase.
+    // Repeated, because a queue's counters begin at 0: deaths before the first scrape of them are no increase.
     scene
         .fired_during(async {
             loop {
@@ -193,7 +194,7 @@ async fn refused_by_the_database(scene: &Scene<'_>) -> Result<()> {
     .execute(&mut connection)
     .await?;
     scene.injected();
-    // Its answer is 422.
+    // The answer is 422.
     let _ = scene.client()?.submit(&json!({ "queue": "refused" })).await;
     scene.fired().await;
     sqlx::raw_sql("DROP FUNCTION public.refuse CASCADE").execute(&mut connection).await?;

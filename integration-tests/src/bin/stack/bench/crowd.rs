@@ -1,4 +1,4 @@
-//! Many queues at once, some of which cannot take their tasks: what that costs the others.
+//! Many queues at the same time, some of which cannot dispatch their tasks: their cost to the others.
 
 use std::{
     sync::{
@@ -33,7 +33,7 @@ const PER_SECOND: u32 = 2_000;
 const OF_EACH_KIND: usize = 5;
 const PLAIN: usize = 30;
 const PARTITIONS: u64 = 20;
-/// Until what is due has begun to pile up where it cannot go.
+/// Until due tasks have begun to pile up in the queues that cannot dispatch.
 const WARM_UP: Duration = Duration::from_secs(15);
 
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
@@ -93,7 +93,7 @@ fn counting() -> (Arc<AtomicU64>, Eye) {
     (seen, eye)
 }
 
-/// Sets the policies. Nobody consumes what is full.
+/// Sets the policies. The full queue has no consumer.
 async fn open(cluster: &Sandbox) -> Result<Vec<Way>> {
     let client = cluster.clients().into_iter().next().context("there is a node")?;
     let kinds = [

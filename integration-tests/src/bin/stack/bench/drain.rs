@@ -1,4 +1,4 @@
-//! A consumer that costs as little as it can: it shares the processors with what it measures.
+//! A consumer that costs as little as it can, because it shares the processors with the cluster that it measures.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,12 +17,12 @@ use tokio::{
 };
 
 const PREFETCH: u16 = 4_000;
-/// One ack speaks for this many messages at most, or for those of this long.
+/// One ack covers at most this many messages, or those of `ACK_WITHIN`.
 const ACK_MESSAGES: u32 = 100;
 const ACK_WITHIN: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What is read of a message.
+/// The parts of a message that a measurement needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub at_us: i64,
@@ -33,10 +33,10 @@ pub(super) struct Seen {
     pub shard: Option<u16>,
 }
 
-/// Told of each message.
+/// A callback for each message.
 pub(super) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
 
-/// Consumes until it is dropped, from when the queue is there.
+/// Consumes until it is dropped. It waits for the queue to exist.
 #[derive(Debug)]
 pub(super) struct Drain(JoinHandle<()>);
 
@@ -45,7 +45,7 @@ impl Drain {
         let (url, queue) = (url.to_owned(), queue.to_owned());
         Self(tokio::spawn(async move {
             loop {
-                // The queue may not be there yet.
+                // The queue may not exist yet.
                 consume(&url, &queue, &eye).await.ok();
                 tokio::time::sleep(PAUSE).await;
             }

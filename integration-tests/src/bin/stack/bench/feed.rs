@@ -1,4 +1,4 @@
-//! Submits batches to the nodes in turn, and keeps count.
+//! Submits batches to the nodes in turn and counts them.
 
 use std::{
     fmt::Write,
@@ -35,11 +35,11 @@ pub(super) struct Accepted {
     pub due_us: i64,
 }
 
-/// Where tasks of a stream go.
+/// A target of a stream's tasks.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub queue: String,
-    /// They have so many different partition keys; 0: none at all.
+    /// How many different partition keys the tasks have; 0: none at all.
     pub partitions: u64,
 }
 
@@ -49,13 +49,13 @@ impl Way {
     }
 }
 
-/// A way into the cluster.
+/// A source of load on the cluster.
 #[derive(Debug)]
 pub(super) struct Feed {
     clients: Vec<Client>,
     turn: AtomicUsize,
     serial: AtomicU64,
-    /// Tasks no node took.
+    /// Tasks that no node accepted.
     pub refused: AtomicU64,
 }
 
@@ -65,7 +65,7 @@ impl Feed {
         Arc::new(Self { clients, turn, serial, refused })
     }
 
-    /// Sets a queue's policy and waits until its consumer, who counts in `seen`, has got a message.
+    /// Sets a queue's policy, and waits until its consumer, which counts in `seen`, has received a message.
     pub(super) async fn open(&self, queue: &str, settle: &str, seen: &AtomicU64) -> Result<()> {
         let first = self.clients.first().context("there is a node")?;
         let before = seen.load(Ordering::Relaxed);
@@ -79,13 +79,13 @@ impl Feed {
         Ok(())
     }
 
-    /// One batch to one node, or to the next one if that certainly did not take it. Answers what was accepted: all or
-    /// nothing.
+    /// Sends one batch to one node, or to the next one if that certainly did not take it. Returns the accepted tasks:
+    /// all or none.
     pub(super) async fn send(&self, queue: &str, batch: &Batch) -> Vec<Accepted> {
         self.send_all(&[Way::to(queue)], batch).await
     }
 
-    /// The same, its tasks over several queues in turn.
+    /// Like `send`, with the tasks spread over several queues in turn.
     async fn send_all(&self, ways: &[Way], batch: &Batch) -> Vec<Accepted> {
         let first_serial = self.serial.fetch_add(batch.len() as u64, Ordering::Relaxed) + 1;
         let (body, tasks) = batch.body(ways, first_serial);
@@ -104,7 +104,8 @@ impl Feed {
         Vec::new()
     }
 
-    /// An even stream until `until`, over the ways in turn, each task due 2 to 10 s after it is submitted; what was accepted goes to `accepted`.
+    /// An even stream until `until`, over the ways in turn. Each task is due 2 to 10 s after its submission; accepted
+    /// tasks go to `accepted`.
     pub(super) async fn stream(
         self: &Arc<Self>,
         ways: &[Way],
@@ -152,7 +153,7 @@ impl Batch {
         Self::At((0..len).map(|_| now_ms + rng.random_range(2_000..10_000)).collect())
     }
 
-    /// Due within a month after the next one.
+    /// Due between 30 and 60 days from now.
     pub(super) fn far(len: usize) -> Self {
         const MONTH_MS: i64 = 30 * 86_400_000;
         let now_ms = now_us() / 1_000;
@@ -167,7 +168,7 @@ impl Batch {
         }
     }
 
-    /// The payload carries the instant the task is due, in microseconds, and its serial number.
+    /// The payload carries the due time in microseconds and the task's serial number.
     fn body(&self, ways: &[Way], first_serial: u64) -> (String, Vec<Accepted>) {
         let now_us = now_us();
         let mut body = String::with_capacity(self.len() * (ways[0].queue.len() + 120) + 20);
@@ -185,7 +186,7 @@ impl Batch {
                 write!(body, ",\"due_at\":{}", due_ms[place]).ok();
             }
             if *partitions > 0 {
-                // Queues take turns: what falls to this one is every so many-th serial.
+                // Queues take turns, so the tasks of one queue have every n-th serial.
                 write!(body, ",\"partition_key\":\"{}\"", serial / ways.len() as u64 % partitions).ok();
             }
             body.push('}');
@@ -196,7 +197,7 @@ impl Batch {
     }
 }
 
-/// Whether the node took all of it; an error when some of it may be stored.
+/// Whether the node accepted the whole batch; an error when a part of it may be stored.
 async fn submit(client: &Client, body: &str) -> Result<bool> {
     let answer = match client.send(Method::POST, "/v1/tasks/batch", Some(body.into())).await {
         Ok(answer) => answer,

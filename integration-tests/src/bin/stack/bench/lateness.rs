@@ -1,4 +1,4 @@
-//! How late tasks are published, by the nodes' own histogram, and how late they arrive, by the consumer's clock.
+//! Lateness: of publishing by the nodes' own histogram, of arrival by the consumer's clock.
 
 use std::{
     sync::{
@@ -28,7 +28,7 @@ const FILL_BATCH: usize = 5_000;
 const FILL_IN_FLIGHT_PER_NODE: usize = 2;
 /// Until the stream's first tasks are all due.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// For the last tasks of a measurement to arrive.
+/// The limit for the last tasks of a measurement to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
@@ -71,7 +71,7 @@ async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<
     Ok(())
 }
 
-/// What the consumer has seen of the tasks due while it is measured.
+/// Arrivals of the tasks that are due while the measurement runs.
 #[derive(Debug)]
 struct Arrivals {
     from_us: AtomicI64,

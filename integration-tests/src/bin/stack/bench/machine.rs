@@ -1,4 +1,4 @@
-//! Who uses the processors, and how much memory the nodes take.
+//! The processor time of each group of processes, and the memory of the nodes.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use super::{
     sleeper::Sleeper,
 };
 
-/// Of the figures in `/proc`, the same on every Linux machine there is.
+/// The unit of the figures in `/proc`, the same on every Linux machine.
 const TICKS_PER_S: f64 = 100.0;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const NODE_MEMORY_MB: f64 = 150.0;
@@ -62,7 +62,7 @@ impl Watch {
         let total_ticks = machine_ticks().unwrap_or(0);
         let mut watch =
             Self { groups, began: Instant::now(), total_ticks, largest_kb, looking, sleeper: Sleeper::start() };
-        // Not its children: those are the groups above.
+        // Without its children, which are the groups above.
         watch.groups.push(Group { name: "bench", roots: Vec::new(), ticks: own_ticks(std::process::id(), false) });
         watch
     }
@@ -106,7 +106,7 @@ fn resident_kb(pid: u32) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.split_whitespace().next()?.parse().ok()
 }
 
-/// Of these processes and everything below them. What has ended counts with the one that waited for it.
+/// The ticks of these processes and all below them. A process that has ended counts with the one that waited for it.
 fn ticks_of(roots: &[u32]) -> u64 {
     let below = |pid: &u32| own_ticks(*pid, true) + ticks_of(&children(*pid));
     roots.iter().map(below).sum()
@@ -114,8 +114,8 @@ fn ticks_of(roots: &[u32]) -> u64 {
 
 fn own_ticks(pid: u32, with_ended_children: bool) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field is the name in parentheses and may hold anything; from the 14th: own user and system time, then
-    // those of children that have ended.
+    // The second field is the name in parentheses and may hold anything. From the 14th field on: own user and system
+    // time, then those of ended children.
     let Some((_, fields)) = stat.rsplit_once(')') else { return 0 };
     let count = if with_ended_children { 4 } else { 2 };
     fields.split_whitespace().skip(11).take(count).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
@@ -130,7 +130,7 @@ fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Of everything on the machine, idling and waiting for disks left out.
+/// The ticks of the whole machine, without idling and waiting for disks.
 fn machine_ticks() -> Result<u64> {
     let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let fields = stat.lines().next().context("/proc/stat begins with a line for all processors")?;

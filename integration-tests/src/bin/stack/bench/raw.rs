@@ -1,4 +1,4 @@
-//! RabbitMQ alone, as fast as this machine does it: what everything else is compared to.
+//! RabbitMQ alone, as fast as this machine runs it: the base of every comparison.
 
 use std::{
     collections::VecDeque,
@@ -27,16 +27,16 @@ use super::{
 
 const QUEUE: &str = "raw";
 const CHANNELS: usize = 4;
-/// Published before the first of their confirms is looked at.
+/// Messages published before the first of their confirms is awaited.
 const BATCH: usize = 256;
 /// Batches of a channel that wait for confirms.
 const BATCHES_IN_FLIGHT: usize = 2;
-/// Published and not yet consumed: enough to keep both sides busy, few enough for the queue to stay short.
+/// Messages published and not yet consumed: enough to keep both sides busy, few enough for the queue to stay short.
 const BACKLOG: usize = 40_000;
 const WARM_UP: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Answers messages a second.
+/// Returns messages a second.
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<f64> {
     progress("RabbitMQ alone ...");
     let cluster = Sandbox::builder().nodes(0).start().await?;
@@ -83,7 +83,7 @@ async fn declare(connection: &Connection) -> Result<()> {
     Ok(())
 }
 
-/// For ever, as far as there is room.
+/// Publishes for ever, as far as the backlog has room.
 async fn publish(channel: &Channel, room: &Semaphore) -> Result<()> {
     let mut flying: VecDeque<Vec<PublisherConfirm>> = VecDeque::new();
     let mut serial = 0_u64;
@@ -102,7 +102,7 @@ async fn publish(channel: &Channel, room: &Semaphore) -> Result<()> {
     }
 }
 
-/// The very message a node would publish, so that both sides move the same bytes.
+/// Sends the same message as a node would, so that both measurements move the same bytes.
 async fn send(channel: &Channel, serial: u64) -> lapin::Result<PublisherConfirm> {
     let payload = format!("{{\"t\":{},\"n\":{serial}}}", now_us());
     let id = uuid::Uuid::from_u128(u128::from(serial)).to_string();

@@ -1,4 +1,4 @@
-//! What was measured, line by line, for people as it comes and for programs at the end.
+//! The results: each line for people as it comes, and all of them for programs at the end.
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -10,7 +10,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// What a figure has to be.
+/// The bound that a figure must keep.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Target {
@@ -62,7 +62,7 @@ impl Report {
         self.add(part, figure, value, unit, None);
     }
 
-    /// A figure that has a target.
+    /// Adds a figure that has a target.
     pub(super) fn judged(&mut self, part: &str, figure: &str, value: f64, unit: &'static str, target: Target) {
         self.add(part, figure, value, unit, Some(target));
     }
@@ -96,7 +96,7 @@ fn say(line: &Line) {
     println!("{}", format!("{:<28} {:<40} {value:>16} {verdict}", line.part, line.figure).trim_end());
 }
 
-/// Three digits that tell something, whatever the size.
+/// A number with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || value == value.trunc() => format!("{value:.0}"),
@@ -105,7 +105,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Not part of the outcome: what is going on.
+/// Prints progress, which is not part of the results.
 #[expect(clippy::print_stderr, reason = "what is going on is not what was asked for")]
 pub(super) fn progress(text: &str) {
     eprintln!("{text}");

@@ -1,4 +1,4 @@
-//! The nodes' own figures: their metrics, added up over the nodes, and what changed between two looks.
+//! The nodes' own metrics, summed over the nodes, and their growth between two scrapes.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl Scrape {
         Self(self.0.iter().map(grown).collect())
     }
 
-    /// Series of one name, by the value of one label.
+    /// The series of one name, by the value of one label.
     fn by_label<'a>(&'a self, name: &'a str, label: &'a str) -> impl Iterator<Item = (&'a str, &'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| {
             let labels = series.strip_prefix(name)?;
@@ -64,7 +64,7 @@ impl Scrape {
         Histogram { counts }
     }
 
-    /// What the nodes did, for whoever looks for the time.
+    /// Reports what the nodes did, for a person who looks for the time spent.
     pub(super) fn details(&self, part: &str, seconds: f64, report: &mut Report) {
         let name = "duetime_database_statement_seconds";
         for (op, labels, count) in self.by_label(&format!("{name}_count"), "op") {
@@ -93,7 +93,7 @@ impl Scrape {
     }
 }
 
-/// Upper bounds and how many were not above each.
+/// Upper bounds, each with its cumulative count.
 #[derive(Debug)]
 pub(super) struct Histogram {
     counts: Vec<(f64, f64)>,
@@ -104,7 +104,7 @@ impl Histogram {
         self.counts.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// Within a bucket its values are taken as evenly spread. NaN when there are none.
+    /// The quantile; values are taken as evenly spread within a bucket. NaN for an empty histogram.
     pub(super) fn quantile(&self, share: f64) -> f64 {
         let wanted = share * self.count();
         let mut below = (0.0, 0.0);
@@ -118,7 +118,7 @@ impl Histogram {
         f64::NAN
     }
 
-    /// The bound of the last bucket that has any.
+    /// The bound of the last bucket with any values.
     pub(super) fn largest(&self) -> f64 {
         self.quantile(1.0)
     }

@@ -1,4 +1,4 @@
-//! How late the machine itself is: a thread that only sleeps, and how much longer than it asked for.
+//! Lateness of the machine itself: a thread that only sleeps, and how much it oversleeps.
 
 use std::{
     sync::{Arc, Weak},
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::report::Report;
 
 const NAP: Duration = Duration::from_millis(1);
-/// Anything longer is as bad as this.
+/// Longer delays are recorded as this.
 const LONGEST_US: u64 = 60_000_000;
 
-/// Sleeps a millisecond at a time until it is dropped. Whatever wakes it late makes tasks late too.
+/// Sleeps a millisecond at a time until it is dropped. A delay of this thread would delay tasks too.
 #[derive(Debug)]
 pub(super) struct Sleeper(Arc<Mutex<Histogram<u64>>>);
 
@@ -34,7 +34,7 @@ impl Sleeper {
     }
 }
 
-/// Weighted by time: while it oversleeps, everything that wants to wake does.
+/// Each delay is weighted by its length, because it affects every wake-up within it.
 fn sleep(late: &Weak<Mutex<Histogram<u64>>>) {
     loop {
         let began = Instant::now();

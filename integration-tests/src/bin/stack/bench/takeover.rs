@@ -1,4 +1,4 @@
-//! How long shards are silent when their owner dies, and when it leaves.
+//! How long shards stand still when their owner dies, and when it leaves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ const PER_SECOND: u32 = 500;
 const LEASE_TTL: Duration = Duration::from_secs(3);
 /// Until the stream's first tasks are all due.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// After the owner is gone: longer than any takeover that would do, shorter than the stream looks ahead.
+/// The time measured after the owner's end: longer than any acceptable takeover, shorter than the stream's lead.
 const AFTERWARDS: Duration = Duration::from_secs(12);
 const PATIENCE: Duration = Duration::from_secs(30);
 const LEAVES_WITHIN: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ enum End {
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     progress("takeover: starting the cluster ...");
     let cluster = options.cluster().lease_ttl(LEASE_TTL).start().await?;
-    // A queue each: a stream looks ahead, and its last tasks fire while the next is measured.
+    // Each has its own queue: a stream submits ahead, and its last tasks fire while the next one is measured.
     for (part, queue, end, master) in [
         ("takeover, an owner killed", "owner-killed", End::Killed, false),
         ("takeover, the master killed", "master-killed", End::Killed, true),
@@ -122,7 +122,7 @@ async fn shards_of(cluster: &Sandbox, number: usize) -> Result<BTreeSet<u16>> {
     Ok(owned)
 }
 
-/// How many of them have not arrived in the end.
+/// Waits for the accepted tasks; returns how many have not arrived in the end.
 async fn wait_all(accepted: &[Accepted], arrivals: &Mutex<Vec<Seen>>) -> usize {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -137,13 +137,13 @@ async fn wait_all(accepted: &[Accepted], arrivals: &Mutex<Vec<Seen>>) -> usize {
 
 struct Story {
     arrivals: Vec<Seen>,
-    /// Those of the node that ended.
+    /// The shards of the node that ended.
     shards: BTreeSet<u16>,
     ended_us: i64,
 }
 
 impl Story {
-    /// Of the tasks that could feel the end of their owner.
+    /// The waits of the tasks that the end of their owner could affect.
     fn waits_us(&self, of_shards: bool) -> impl Iterator<Item = i64> {
         let from_us = self.ended_us - 1_000_000;
         self.arrivals
@@ -161,7 +161,7 @@ impl Story {
         self.waits_us(false).max().unwrap_or(0)
     }
 
-    /// From the end of the owner until each of its shards had delivered a task due since.
+    /// From the end of the owner until each of its shards had delivered a task that became due since.
     fn last_shard_us(&self) -> i64 {
         let mut first: BTreeMap<u16, i64> = BTreeMap::new();
         for seen in self.arrivals.iter().filter(|seen| seen.stamp_us >= self.ended_us) {

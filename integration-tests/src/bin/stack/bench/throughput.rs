@@ -1,4 +1,4 @@
-//! Tasks a second all the way: submitted in batches, due at once, published, consumed, acked.
+//! Tasks a second from end to end: submitted in batches, due at once, published, consumed, acked.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ use super::{
 
 const BATCH: usize = 1_000;
 const IN_FLIGHT_PER_NODE: usize = 2;
-/// Submitted and not yet consumed: the nodes always have work, and never pile it up.
+/// Tasks submitted and not yet consumed: the nodes always have work, and never pile it up.
 const BACKLOG: usize = 12_000;
 const WARM_UP: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ pub(super) async fn measure(options: &Options, raw: Option<f64>, report: &mut Re
     Ok(())
 }
 
-/// What has come out at the other end.
+/// The consumer's side of the measurement.
 #[derive(Debug)]
 struct Arrivals {
     room: Semaphore,
@@ -122,7 +122,7 @@ async fn run(options: &Options, cluster: &Sandbox, queues: usize, raw: Option<f6
     Ok(())
 }
 
-/// One batch after another, a queue in turn, as far as there is room.
+/// Submits one batch after another, one queue after another, as far as the backlog has room.
 async fn write(
     feed: &Feed,
     queues: impl Iterator<Item = &String>,

@@ -4,8 +4,8 @@ use super::*;
 
 const STEPS: usize = 8;
 
-/// Each step is a fault or a change, and is not always waited for; in the end every shard must have one owner again, and at no
-/// moment may two nodes hold the newest epoch of a shard.
+/// Each step is a fault or a change, and the test does not always wait for it. In the end every shard must have one
+/// owner again. At no moment may two nodes hold the newest epoch of a shard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_happens_in_the_end_every_shard_has_one_owner() {
     let seed = rand::random();
@@ -27,7 +27,7 @@ async fn whatever_happens_in_the_end_every_shard_has_one_owner() {
     let rest: Vec<&TestNode> = nodes.iter().collect();
     balanced(&rest).await;
     check(&world, &nodes);
-    // What a claim would have found out.
+    // Checks what a claim would have found out.
     for node in &nodes {
         let rows = world.fences.rows.lock();
         assert!(node.owned().iter().all(|(shard, epoch)| rows[shard] == *epoch), "{} holds a dead epoch", node.me);

@@ -93,7 +93,7 @@ async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
     etcd.kill(0);
     tokio::time::sleep(TTL * 2).await;
     assert!(one.coordination.is_away());
-    // One says that it is leaving: nobody can take over, so it does not wait.
+    // A node that leaves does not wait while etcd is away: no node can take over.
     let begun = Instant::now();
     assert_eq!(epochs(&[&one, &two]), before);
     let left = two.owned();
@@ -128,7 +128,7 @@ async fn a_fence_taken_too_late_is_given_up() {
     let gate = Semaphore::new(0);
     let slow = world.start_as(node("slow"), Some(gate)).await;
     eventually("it waits for its first fence", || slow.keyed() == SHARDS as usize).await;
-    // Its keys are lost while the statement is on its way.
+    // The node loses its keys while the statement is on its way.
     for shard in ShardRange::all(SHARDS).iter() {
         slow.coordination.owner_remove(shard, &slow.me).await.unwrap();
     }
@@ -156,7 +156,7 @@ async fn what_another_has_taken_is_dropped_at_once() {
     one.coordination.owner_remove(shard, &one.me).await.unwrap();
     let lease = one.coordination.lease_grant().await.unwrap();
     let other = node("other");
-    // It is quick to register again: whoever comes first has it.
+    // The node registers again quickly: the first of the two has the shard.
     let taken = one.coordination.owner_create(shard, &other, None, lease).await.unwrap();
     if taken.is_some() {
         eventually("it is dropped", || !one.owned().contains_key(&shard)).await;

@@ -1,4 +1,5 @@
-//! Whole nodes, as far as the cluster is concerned, on a real etcd and a database of which only the fence is played.
+//! Whole nodes, reduced to their part in the cluster, on a real etcd and a database of which only the fence is
+//! simulated.
 #![expect(clippy::print_stdout, reason = "figures for whoever reads the test's output")]
 
 mod chaos;
@@ -57,7 +58,7 @@ struct Fences {
     rows: Mutex<BTreeMap<ShardId, Epoch>>,
 }
 
-/// One node's way to the fence rows.
+/// One node's access to the fence rows.
 #[derive(Debug)]
 struct Line {
     fences: Arc<Fences>,
@@ -87,7 +88,7 @@ impl Fence for Line {
     }
 }
 
-/// One node's loops about the cluster.
+/// The cluster loops of one node.
 struct TestNode {
     me: NodeId,
     coordination: Coordination,
@@ -103,7 +104,7 @@ struct TestNode {
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// Where nodes live.
+/// The cluster that the nodes of a test share.
 struct World {
     endpoints: Vec<String>,
     prefix: String,
@@ -178,12 +179,12 @@ impl World {
 }
 
 impl TestNode {
-    /// Without a word, as a machine does that loses its power.
+    /// Ends the node without leaving, as a power failure does.
     fn crash(self) {
         drop(self);
     }
 
-    /// As on SIGTERM.
+    /// Stops the node as SIGTERM does.
     async fn leave(mut self) -> bool {
         let helds = [Arc::clone(&self.held)];
         let done = leave(&self.me, &self.leaving, &self.coordination, self.views.clone(), &helds).await;
@@ -221,7 +222,7 @@ impl Drop for TestNode {
     }
 }
 
-/// Every shard is owned by one of `nodes`, nobody has more than one more than another, and etcd says the same.
+/// Whether each shard is owned by one of `nodes`, their counts differ by at most one, and etcd agrees.
 fn is_balanced(nodes: &[&TestNode]) -> bool {
     let owned: Vec<_> = nodes.iter().map(|node| node.owned()).collect();
     let counts: Vec<usize> = owned.iter().map(BTreeMap::len).collect();

@@ -48,12 +48,12 @@ async fn a_planned_move_is_quick_and_nobody_ever_claims_from_the_same_shard() {
     assert!(before.iter().all(|(shard, epoch)| after[shard] > *epoch), "each move is a new epoch");
 }
 
-/// Looks all the time; returns how long a shard was nobody's at the most.
+/// Watches both nodes all the time; returns the longest time a shard had no owner.
 async fn watch_claims(helds: [Arc<Held>; 2], stop: CancellationToken) -> Duration {
     let mut unclaimed: BTreeMap<ShardId, Instant> = BTreeMap::new();
     let mut longest = Duration::ZERO;
     while !stop.is_cancelled() {
-        // The taker is looked at first: what it has by then the giver must have let go of before.
+        // Reads the taker first: a shard that the taker has by then, the giver must have released before.
         let [giver, taker] = &helds;
         let (second, first) = (taker.claimable(), giver.claimable());
         let both: Vec<_> = first.keys().filter(|shard| second.contains_key(shard)).collect();
@@ -106,7 +106,7 @@ async fn a_release_waits_for_what_is_in_flight() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(two.owned().is_empty(), "a shard was handed over with a task in flight");
     assert_eq!(one.owned().len(), SHARDS as usize);
-    // One shard after the other: each goes as soon as it can.
+    // The shards go one after the other, each as soon as it can.
     let draining: Vec<TaskId> = ids.into_iter().filter(|id| !one.held.is_claimable(id.shard())).collect();
     for (number, id) in draining.into_iter().enumerate() {
         one.held.end([id]);
@@ -133,7 +133,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
 }
 
-/// What an operator asks for.
+/// Drains a node, or ends its drain, as an operator does.
 async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
     let read = by.coordination.drained_read().await.unwrap();
     let next = read.roll.set(&node.me.name, drained).unwrap();
@@ -143,7 +143,7 @@ async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_it_is_undrained() {
     let world = World::shared().await;
-    // One after the other, so that they lead in this order.
+    // Starts one node after the other, so that they lead in this order.
     let one = world.start("one").await;
     balanced(&[&one]).await;
     let two = world.start("two").await;
@@ -157,7 +157,7 @@ async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_
     for (before, after) in kept.iter().zip(epochs(&[&one, &three])) {
         assert!(before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)), "what was theirs did not move");
     }
-    // A master may be drained too, and one who was not there when it was asked for knows all the same.
+    // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
     assert!(one.is_master() && two.standing() == Standing::Joined);
     one.crash();
     let four = world.start("four").await;

@@ -1,4 +1,4 @@
-//! The statements, as the loops and the desk use them.
+//! The statements as the loops and the desk use them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ use crate::store::{
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Every due and retry time of these tests is earlier.
+/// A claim looks this far ahead. Every due and retry time of these tests is earlier.
 const AHEAD: Duration = Duration::from_secs(86_400);
 const DAY_MS: i64 = 86_400_000;
 
-/// A failed attempt, as the history keeps it.
+/// A failed attempt as the history stores it.
 const ENTRY: &str = r#"{"attempt":1,"reason":"failed"}"#;
 
 const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
@@ -98,7 +98,7 @@ impl Statement {
         Self::BulkRevive,
     ];
 
-    /// What it writes; `None`: it never changes a state.
+    /// The event that the statement writes. `None`: the statement never changes a state.
     pub(super) const fn event(self) -> Option<Event> {
         Some(match self {
             Self::Claim | Self::Pick => Event::Claim,
@@ -119,7 +119,8 @@ impl Statement {
         })
     }
 
-    /// Where several statements share an event, each has its own states; else the event alone decides.
+    /// Whether the statement is meant for `state`. Where several statements share an event, each has its own
+    /// states; else the event alone decides.
     pub(super) fn is_meant_for(self, state: TaskState) -> bool {
         match self {
             Self::Claim => state == TaskState::Scheduled,
@@ -129,7 +130,8 @@ impl Statement {
         }
     }
 
-    /// It speaks of one attempt, and of no other. Nothing ever speaks of attempt 0, which nobody has seen.
+    /// Whether the statement names one attempt and applies to no other. No statement ever names attempt
+    /// 0, which no consumer has seen.
     pub(super) const fn names_an_attempt(self) -> bool {
         use Statement as S;
         matches!(
@@ -145,10 +147,10 @@ impl Statement {
     }
 }
 
-/// What a statement said it did.
+/// A statement's answer about its own effect.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// `None`: it does not say.
+    /// `None`: the statement does not report this.
     pub(super) done: Option<bool>,
     pub(super) handed_out: Option<i32>,
     pub(super) promised: Option<CancelOutcome>,
@@ -188,7 +190,7 @@ pub(super) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// A task that was just submitted, and an owner of `shard` who has the fence.
+    /// Submits a task and gives its owner the fence of `shard`.
     pub(super) async fn new(test: &'a TestDatabase, shard: ShardId) -> Self {
         let id = fixture::fresh_id_of(shard);
         let fences = test.database.shard_acquire(&[shard], &node("first")).await.unwrap().into_iter().collect();
@@ -265,7 +267,8 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// To this task, as to many. Whatever it was when it was seen: the statement alone decides.
+    /// Applies a bulk action to this task. The state and due time passed in are
+    /// arbitrary: the statement alone decides.
     async fn act(&self, act: Act) -> Answer {
         let day = sqlx::query_scalar("SELECT drop_on FROM duetime.archive WHERE id = $1").bind(self.id.uuid());
         let drop_on = day.fetch_optional(&self.test.pool).await.unwrap();
@@ -279,7 +282,8 @@ impl<'a> Subject<'a> {
         Answer { done: Some(!done.is_empty()), promised, ..Answer::default() }
     }
 
-    /// Refused with an exception; asked again it repeats its answer, so that it does not say whether it was done.
+    /// Cancels in SQL. A refusal is an exception. A repeated call repeats its answer, so the answer does
+    /// not say whether this call did it.
     async fn cancel_in_sql(&self) -> Answer {
         let cancel = sqlx::query_scalar::<_, String>("SELECT duetime.cancel($1)").bind(self.id.uuid());
         let promised = match cancel.fetch_one(&self.test.pool).await.as_deref() {
@@ -291,7 +295,7 @@ impl<'a> Subject<'a> {
         Answer { promised, ..Answer::default() }
     }
 
-    /// As a task that depends on others, all of which have succeeded.
+    /// Makes the task wait, like one whose dependencies have all succeeded.
     pub(super) async fn wait(&self) {
         let waiting = sqlx::query("UPDATE duetime.task SET state = 'waiting' WHERE id = $1").bind(self.id.uuid());
         assert_eq!(waiting.execute(&self.test.pool).await.unwrap().rows_affected(), 1);
@@ -310,7 +314,7 @@ impl<'a> Subject<'a> {
         Answer::of(!self.test.database.task_finish(&[finish]).await.unwrap().ids.is_empty())
     }
 
-    /// Whatever an owner can do to a task, by one who has lost the shard without knowing it.
+    /// Runs every statement that needs the fence for an owner that has lost the shard without knowing it.
     async fn claim_under_dead_epoch(&self) -> Answer {
         let before = |epoch: &Epoch| Epoch::from_store(epoch.number() - 1);
         let dead = self.fences.iter().map(|(shard, epoch)| (*shard, before(epoch))).collect();
@@ -331,7 +335,7 @@ impl<'a> Subject<'a> {
         Answer::of_claim(&self.test.database.task_rescue(&left, &self.fences).await.unwrap())
     }
 
-    /// The row's last moment to start has passed, but for this statement only.
+    /// Expires the task. Its last moment to start has passed for this statement only.
     async fn expire(&self) -> Answer {
         self.set_expiry(Some(self.now.minus(MINUTE))).await;
         let expired = self.test.database.task_expire(&[self.id.shard()], 1_000, &keep(), &[]).await.unwrap();
