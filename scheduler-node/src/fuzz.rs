@@ -1,7 +1,8 @@
-//! One function for each parser of outside data in this crate, for tests only. Each takes any bytes and panics when a rule breaks.
+//! One function for each parser of outside data in this crate, for tests only. Each takes any bytes and panics when a
+//! rule breaks.
 //!
-//! `make fuzz` drives them with libFuzzer through the crate `fuzz/`. The test below drives their seeds and edits of these. The parsers
-//! of the crate `common` have their targets in `fuzz/src/lib.rs`.
+//! `make fuzz` drives them with libFuzzer through the crate `fuzz/`. The test below drives their seeds and edits of
+//! these. The parsers of the crate `common` have their targets in `fuzz/src/lib.rs`.
 
 use crate::{config, console, http, oidc, store};
 

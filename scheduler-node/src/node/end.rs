@@ -9,7 +9,7 @@ use super::Node;
 /// How long requests that have begun may take to finish.
 const INTAKE_END: Duration = Duration::from_secs(8);
 
-/// How long claimed tasks may take to be published, confirmed and settled. What is left is published again by the next owner.
+/// How long claimed tasks may take to be published, confirmed and settled. The next owner publishes the rest again.
 const WORK_END: Duration = Duration::from_secs(15);
 
 /// How long taking the registration back may take.
