@@ -251,12 +251,12 @@ impl Collector {
         for refused in &tried.refused {
             self.refused(refused);
         }
-        let left = tried.left.map_or_else(|| (Vec::new(), None), |(left, error)| (left, Some(error)));
-        let left_ids: Vec<TaskId> = left.0.iter().map(|task| task.id).collect();
+        let (left, error) = tried.left.unzip();
+        let left: BTreeSet<TaskId> = left.into_iter().flatten().map(|task| task.id).collect();
         // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
-        let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left_ids.contains(id)).collect();
+        let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
         self.source().inbox_delete(&done).await?;
-        left.1.map_or(Ok(others), Err)
+        error.map_or(Ok(others), Err)
     }
 
     /// Writes the tasks without a key. Returns those that the database refuses.

@@ -311,12 +311,11 @@ impl Picker {
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
         let aside = self.gate.site.held.aside();
-        let after = turn.ends.clone();
         let pick = Pick {
             queue: &queue.name,
             fences,
             wanted,
-            after: &after,
+            after: &turn.ends,
             ordered,
             counted,
             known,

@@ -221,7 +221,7 @@ impl Reporter {
             site.database.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
         // A report may arrive before this node has read the policy under which its task was claimed.
         if standing.values().any(|row| row.turned > self.books.load().revision()) {
-            catch_up(&self.sites.all()[0].database, &self.books).await?;
+            catch_up(&self.sites.home().database, &self.books).await?;
         }
         let mut writes = Writes::default();
         for (id, happening) in round {

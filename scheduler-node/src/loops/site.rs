@@ -86,6 +86,11 @@ impl Sites {
         &self.0
     }
 
+    /// The first database, which also keeps the queues and the quarantine.
+    pub fn home(&self) -> &Site {
+        &self.0[0]
+    }
+
     /// The database of a shard and its index in [`Self::all`].
     pub fn of(&self, shard: ShardId) -> Option<(usize, &Site)> {
         self.0.iter().enumerate().find(|(_, site)| site.database.shards().contains(shard))

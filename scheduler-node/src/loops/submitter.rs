@@ -131,7 +131,7 @@ impl Submitter {
 
     /// Reads the changed queues. Returns whether that succeeded.
     async fn knows_again(&self) -> bool {
-        catch_up(&self.routes.sites.all()[0].database, &self.routes.books).await.is_ok()
+        catch_up(&self.routes.sites.home().database, &self.routes.books).await.is_ok()
     }
 
     /// Writes tasks that have ids already. They stay on their shards, even if their queue has been placed anew.

@@ -158,7 +158,7 @@ impl Reporter {
     /// Keeps a message in the quarantine and acks it.
     async fn set_aside(&self, message: Incoming, reason: String) {
         let _work = at_work();
-        let home = &self.sites.all()[0];
+        let home = self.sites.home();
         let source = message.source.text();
         tracing::warn!(
             source,
