@@ -1,6 +1,5 @@
 //! The composition root, the only file that knows every room. It connects the rooms and stops them in order.
 
-mod aside;
 mod end;
 
 use std::{sync::Arc, time::Instant};
@@ -24,48 +23,59 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     access::Access,
     broker::{Broker, BrokerMetrics},
-    cli::settings,
     clock,
     config::{Config, DelayExchange},
     console,
     coordination::{Coordination, CoordinationMetrics, Mirror, Views},
     desk::{Desk, Parts},
     http,
+    intake::{amqp::Receiver, sql::Collector},
     loops::{
-        archiver::Archiver,
-        aside::Asides,
-        assigner::Assigner,
-        at_once::AtOnce,
-        collector::Collector,
-        dispatcher::{Dispatcher, Pace},
-        elector::{Elector, Mastership},
-        gate::Gate,
-        gauger::Gauger,
-        held::Held,
-        lanes::Lanes,
-        nudger::{self, Nudger},
-        owner::{self, Holding, Owner},
-        picker::Picker,
-        preloader::Preloader,
-        prober::{self, Fitness, Prober},
-        publisher::Publisher,
-        putter::Putter,
-        queue_reader::{Books, QueueReader},
-        receiver::Receiver,
-        releaser::Releaser,
-        reporter::Reporter,
-        session_keeper::{self, Session, SessionKeeper},
-        settler::{Settlements, Settler},
-        site::{Site, Sites},
-        submitter::{self, Submitter},
-        token_reader::TokenReader,
+        cluster::{
+            assigner::Assigner,
+            elector::{Elector, Mastership},
+            owner::{self, Holding, Owner},
+            session_keeper::{self, Session, SessionKeeper},
+        },
+        dispatch::{
+            claims::Gate,
+            dispatcher::{Dispatcher, Pace},
+            preloader::Preloader,
+            publisher::Publisher,
+            ready_starter::Picker,
+        },
+        outcome::{
+            archiver::Archiver,
+            releaser::Releaser,
+            reporter::Reporter,
+            settler::{Settlements, Settler},
+        },
+        submit::{
+            claim_on_insert::AtOnce,
+            keyed_submitter::Putter,
+            nudger::{self, Nudger},
+            submitter::{self, Submitter},
+        },
+        upkeep::{
+            gauges::Gauger,
+            prober::{self, Fitness, Prober},
+            queue_reader::{Books, QueueReader},
+            token_reader::TokenReader,
+        },
     },
     metrics::{self, Metrics},
     oidc,
     readiness::Readiness,
+    settings,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
     supervise::{Crew, LoopKind, Pulse, Stop},
     traces::{Exporter, Traces},
+    working_set::{
+        database::{Site, Sites},
+        lanes::Lanes,
+        owned_shards::Held,
+        set_aside::Asides,
+    },
 };
 
 /// Claimed tasks between the dispatchers and the publisher.
@@ -489,3 +499,4 @@ impl Shared {
         submitter
     }
 }
+mod beside;

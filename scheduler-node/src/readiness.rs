@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::{BrokerState, DoorTroubles},
     loops::{
-        aside::Asides,
-        prober::Fitness,
-        session_keeper::{Session, Standing},
+        cluster::session_keeper::{Session, Standing},
+        upkeep::prober::Fitness,
     },
     supervise::Pulse,
+    working_set::set_aside::Asides,
 };
 
 #[derive(Clone, Debug)]

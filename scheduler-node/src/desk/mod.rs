@@ -46,7 +46,11 @@ use crate::{
     clock,
     coordination::Coordination,
     internal::{self, Origin},
-    loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
+    loops::{
+        outcome::reporter::Reporter,
+        submit::{nudger::Nudger, submitter::Submitter},
+        upkeep::queue_reader::Books,
+    },
     metrics::Metrics,
     readiness::{Readiness, Report},
     store::{Database, Store},

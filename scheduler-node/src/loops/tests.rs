@@ -28,24 +28,26 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    archiver::Archiver,
-    aside::Kind,
-    collector::Collector,
-    dispatcher::{Dispatcher, Pace},
-    gate::Gate,
-    nudger::Nudger,
-    picker::Picker,
-    prober::Fitness,
-    publisher::Dispatch,
-    releaser::Releaser,
-    reporter::Reporter,
-    settler::{Confirmed, Settlements, Settler},
-    site::Site,
+    dispatch::{
+        claims::Gate,
+        dispatcher::{Dispatcher, Pace},
+        publisher::Dispatch,
+        ready_starter::Picker,
+    },
+    outcome::{
+        archiver::Archiver,
+        releaser::Releaser,
+        reporter::Reporter,
+        settler::{Confirmed, Settlements, Settler},
+    },
+    submit::nudger::Nudger,
+    upkeep::prober::Fitness,
 };
 use crate::{
     audit::{Audit, AuditMetrics},
     broker::{BrokerState, tests::bench},
     desk::tests::{Counter, fresh},
+    intake::sql::Collector,
     metrics::Metrics,
     receipt::ReceiptKeys,
     store::{
@@ -58,6 +60,7 @@ use crate::{
     },
     supervise::{LoopKind, Pulse, spawn_child},
     traces::Traces,
+    working_set::{database::Site, set_aside::Kind},
 };
 
 /// Longer than anything takes on a busy machine.

@@ -36,18 +36,15 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
-        aside::Asides,
-        at_once::AtOnce,
-        held::Held,
-        nudger::Nudger,
-        prober::Fitness,
-        putter::Putter,
-        queue_reader::Books,
-        releaser::Releaser,
-        reporter::Reporter,
-        session_keeper::{Session, Standing},
-        site::{Site, Sites},
-        submitter::{self, Submitter},
+        cluster::session_keeper::{Session, Standing},
+        outcome::{releaser::Releaser, reporter::Reporter},
+        submit::{
+            claim_on_insert::AtOnce,
+            keyed_submitter::Putter,
+            nudger::Nudger,
+            submitter::{self, Submitter},
+        },
+        upkeep::{prober::Fitness, queue_reader::Books},
     },
     metrics::Metrics,
     readiness::Readiness,
@@ -57,6 +54,11 @@ use crate::{
     },
     supervise::spawn_child,
     traces::Traces,
+    working_set::{
+        database::{Site, Sites},
+        owned_shards::Held,
+        set_aside::Asides,
+    },
 };
 
 const HORIZON: Duration = Duration::from_secs(10);
