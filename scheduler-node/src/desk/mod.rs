@@ -109,7 +109,7 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once.
+    /// OwnedShards by a request that reads the queues, so that many requests that miss the same queue read it once.
     reading: Mutex<()>,
     meters: meter::Meters,
 }

@@ -24,7 +24,7 @@ use crate::{
     supervise::{at_work, spawn_child},
     working_set::{
         retry::{Refused, until_done},
-        set_aside::{Asides, Kept, Kind, why},
+        set_aside::{Kept, Kind, SetAside, why},
     },
 };
 
@@ -42,7 +42,7 @@ const BY_NAME: &str =
     "it came by the name of its queue, which `amqp.default_door` = `false` does not allow; publish to `duetime.in`";
 
 #[derive(Clone, Debug)]
-pub struct Receiver {
+pub struct AmqpIntake {
     pub desk: Desk,
     pub broker: Broker,
     pub store: Store,
@@ -52,10 +52,10 @@ pub struct Receiver {
     pub default_door: bool,
     pub audit: Audit,
     pub metrics: Arc<Metrics>,
-    pub asides: Asides,
+    pub set_aside: SetAside,
 }
 
-impl Receiver {
+impl AmqpIntake {
     /// Runs until `stop`; passes that have begun are finished.
     pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
         let (naming, stopped) = (self.clone(), stop.clone());
@@ -88,7 +88,7 @@ impl Receiver {
         let done = until_done("the queues of the delay exchanges", &queues, write).await;
         for Refused { item, error } in done.refused {
             let kept = Kept { name: Some(item.to_string()), ..Kept::default() };
-            self.asides.keep(home, Kind::Queue, kept, &why(&error)).await;
+            self.set_aside.keep(home, Kind::Queue, kept, &why(&error)).await;
         }
     }
 
@@ -126,7 +126,7 @@ impl Receiver {
     /// delivered again.
     async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
         let trouble = received.trouble.clone()?;
-        self.asides.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
+        self.set_aside.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
         if trouble.is_cut {
             // Only the broker has the whole message. After a reject it moves the message to the queue where
             // set-aside messages go.

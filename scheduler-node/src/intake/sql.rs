@@ -37,7 +37,7 @@ use crate::{
     },
     supervise::at_work,
     working_set::{
-        database::{LEFT_ALONE, Sites},
+        database::{DatabaseIndex, LEFT_ALONE, NodeDatabases},
         retry::try_each,
     },
 };
@@ -69,10 +69,10 @@ const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
 const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
 
 #[derive(Clone, Debug)]
-pub struct Collector {
-    /// The index in `sites` of the database whose inbox this is.
-    pub index: usize,
-    pub sites: Sites,
+pub struct SqlIntake {
+    /// The index in `databases` of the database whose inbox this is.
+    pub index: DatabaseIndex,
+    pub databases: NodeDatabases,
     pub desk: Desk,
     pub books: Books,
     pub fitness: watch::Receiver<Fitness>,
@@ -86,7 +86,7 @@ struct Passed {
     /// The oldest row that the pass read.
     head: Option<TaskId>,
     /// Databases in trouble, each with the moment it failed.
-    avoided: BTreeMap<usize, Instant>,
+    avoided: BTreeMap<DatabaseIndex, Instant>,
     /// Rows that the database neither moves nor marks as refused, each with the moment since which it is left
     /// alone.
     aside: BTreeMap<TaskId, Instant>,
@@ -101,10 +101,10 @@ struct PutAway {
     busy: Vec<TaskId>,
 }
 
-impl Collector {
+impl SqlIntake {
     /// Runs until `stop`; the pass that has begun is finished.
     pub async fn run(self, stop: CancellationToken) {
-        let inbox = Arc::clone(&self.sites.all()[self.index].inbox);
+        let inbox = Arc::clone(&self.databases[self.index].inbox);
         let mut passed = Passed::default();
         let (mut looked, mut forgot, mut copied) = (None, None, None);
         while !stop.is_cancelled() {
@@ -136,7 +136,7 @@ impl Collector {
 
     /// The database whose inbox this is.
     fn source(&self) -> &Database {
-        &self.sites.all()[self.index].database
+        &self.databases[self.index].sql
     }
 
     /// Collects one batch. Returns whether there is more to collect at once.
@@ -150,10 +150,10 @@ impl Collector {
         passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
         let rows = self.read(passed).await?;
         let mut refused = Vec::new();
-        let mut parts: BTreeMap<usize, Vec<NewTask>> = BTreeMap::new();
+        let mut parts: BTreeMap<DatabaseIndex, Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(&rows).await;
         for (row, judged) in rows.iter().zip(judged) {
-            match (judged, self.sites.of(row.id.shard())) {
+            match (judged, self.databases.of(row.id.shard())) {
                 (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
                 (Ok(_), None) => {}
                 (Err(problem), _) => refused.push((row, problem)),
@@ -177,13 +177,13 @@ impl Collector {
     /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
     async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
         let fitness = self.fitness.borrow().clone();
-        let sites = self.sites.all();
-        let owned: Vec<ShardId> = sites.iter().flat_map(|site| site.held.claimable().into_keys()).collect();
-        let reachable: Vec<ShardId> = sites
-            .iter()
-            .enumerate()
-            .filter(|(index, site)| fitness.is_fit(site.name()) && !passed.avoided.contains_key(index))
-            .flat_map(|(_, site)| site.database.shards().iter())
+        let owned: Vec<ShardId> =
+            self.databases.all().iter().flat_map(|database| database.owned_shards.claimable().into_keys()).collect();
+        let reachable: Vec<ShardId> = self
+            .databases
+            .indexed()
+            .filter(|(index, database)| fitness.is_fit(database.name()) && !passed.avoided.contains_key(index))
+            .flat_map(|(_, database)| database.sql.shards().iter())
             .collect();
         let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
         let wanted =
@@ -202,7 +202,7 @@ impl Collector {
 
     /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise the
     /// task arrives there first, and then the row is deleted here.
-    async fn hand_over(&self, index: usize, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
+    async fn hand_over(&self, index: DatabaseIndex, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
         let source = self.source();
         let away = index != self.index;
         if away {
@@ -230,7 +230,7 @@ impl Collector {
     /// others.
     async fn keep_cancelled(
         &self,
-        index: usize,
+        index: DatabaseIndex,
         tasks: Vec<NewTask>,
         leaving: &BTreeMap<TaskId, Leaving>,
     ) -> Result<Vec<NewTask>, Error> {
@@ -245,14 +245,11 @@ impl Collector {
             let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
             Cancelled { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
         };
-        let tried =
-            try_each(&cancelled, |part| {
-                let kept: Vec<Cancelled> = part.iter().map(kept).collect();
-                async move {
-                    self.sites.all()[index].database.task_collect_cancelled(part, &kept, self.source().name()).await
-                }
-            })
-            .await;
+        let tried = try_each(&cancelled, |part| {
+            let kept: Vec<Cancelled> = part.iter().map(kept).collect();
+            async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
+        })
+        .await;
         for refused in &tried.refused {
             self.refused(refused);
         }
@@ -265,9 +262,9 @@ impl Collector {
     }
 
     /// Writes the tasks without a key. Returns those that the database refuses.
-    async fn make(&self, index: usize, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
+    async fn make(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
         let source = (index != self.index).then(|| self.source().name());
-        let tried = try_each(&tasks, |part| self.sites.all()[index].database.task_collect(part, source)).await;
+        let tried = try_each(&tasks, |part| self.databases[index].sql.task_collect(part, source)).await;
         let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
         self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
@@ -277,7 +274,7 @@ impl Collector {
     }
 
     /// Writes the tasks that have a key or wait for others.
-    async fn put(&self, index: usize, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
+    async fn put(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
         if tasks.is_empty() {
             return Ok(PutAway::default());
         }
@@ -286,15 +283,15 @@ impl Collector {
         let source = (index != self.index).then(|| self.source().name());
         let tried = try_each(&tasks, |part| {
             let holds: Vec<Hold> = part.iter().map(hold).collect();
-            async move { self.sites.all()[index].database.task_collect_keyed(part, &holds, source).await }
+            async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;
         let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
         let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
-        let site = &self.sites.all()[index];
+        let database = &self.databases[index];
         let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
         let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
-        self.releaser.look(site, &waiting).await?;
+        self.releaser.look(database, &waiting).await?;
         let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
         let mut left = PutAway { refused, busy: Vec::new() };
         for Collected { id, first, put } in collected {
@@ -334,7 +331,9 @@ impl Collector {
         self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
         let book = self.books.load_full();
         // The first database is the source of the queues.
-        if self.index > 0 && book.is_read() && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
+        if self.index != DatabaseIndex::HOME
+            && book.is_read()
+            && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
         {
             let nothing = QueueBook::default();
             let (changed, gone) = book.since(copied.as_deref().unwrap_or(&nothing));
@@ -351,8 +350,8 @@ impl Collector {
             work.beat();
         }
         let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
-        for (_, site) in self.sites.all().iter().enumerate().filter(|(index, _)| *index != self.index) {
-            while site.database.received_forget(source.name(), age).await? {
+        for (_, database) in self.databases.indexed().filter(|(index, _)| *index != self.index) {
+            while database.sql.received_forget(source.name(), age).await? {
                 work.beat();
             }
         }

@@ -34,7 +34,7 @@ impl Shared {
             mastership,
             self.fitness.subscribe(),
             Arc::clone(&self.metrics),
-            self.asides.clone(),
+            self.set_aside.clone(),
         );
         crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
     }
@@ -43,8 +43,8 @@ impl Shared {
     pub(super) fn audit(&self, crew: &mut Crew) -> anyhow::Result<Audit> {
         let metrics = AuditMetrics::register(&self.registry)?;
         let (audit, notes) = Audit::new(metrics.clone());
-        let (store, node, asides) = (self.store.clone(), self.me.name.to_string(), self.asides.clone());
-        let auditor = Auditor { store, node, metrics, asides };
+        let (store, node, set_aside) = (self.store.clone(), self.me.name.to_string(), self.set_aside.clone());
+        let auditor = Auditor { store, node, metrics, set_aside };
         crew.spawn(LoopKind::Auditor, auditor.run(notes, self.stop.work.clone()));
         Ok(audit)
     }

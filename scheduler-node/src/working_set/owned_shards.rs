@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
-pub struct Held {
+pub struct OwnedShards {
     database: DatabaseName,
     state: Mutex<State>,
     /// Wakes the dispatcher: the head of the heap is earlier than before, or there is room again.
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-impl Held {
+impl OwnedShards {
     /// `heap_entries`: the most keys that the heap keeps.
     pub fn new(database: DatabaseName, heap_entries: usize) -> Self {
         Self {
@@ -223,7 +223,7 @@ impl Held {
         let fences = state.fences();
         let number = state.picks.last_key_value().map_or(0, |(last, _)| last + 1);
         state.picks.insert(number, fences.clone());
-        Picking { held: self, number, fences }
+        Picking { owned_shards: self, number, fences }
     }
 
     /// Marks tasks that were claimed without passing through the heap.
@@ -360,7 +360,7 @@ impl Held {
 /// A pick under way.
 #[derive(Debug)]
 pub struct Picking<'a> {
-    held: &'a Held,
+    owned_shards: &'a OwnedShards,
     number: u64,
     /// The shards that may be claimed from, with the epochs to present to the fence.
     pub fences: BTreeMap<ShardId, Epoch>,
@@ -368,8 +368,8 @@ pub struct Picking<'a> {
 
 impl Drop for Picking<'_> {
     fn drop(&mut self) {
-        self.held.state.lock().picks.remove(&self.number);
-        self.held.in_flight_less.notify_waiters();
+        self.owned_shards.state.lock().picks.remove(&self.number);
+        self.owned_shards.in_flight_less.notify_waiters();
     }
 }
 
@@ -385,8 +385,8 @@ mod tests {
         Entry { wake_at: UnixMicros::new(wake_at), id, kind: WakeKind::Claim }
     }
 
-    fn held() -> Held {
-        let held = Held::new(DatabaseName::new("main"), 100);
+    fn held() -> OwnedShards {
+        let held = OwnedShards::new(DatabaseName::new("main"), 100);
         held.adopt(&[(ShardId::new(1), Epoch::from_store(1))]);
         held
     }

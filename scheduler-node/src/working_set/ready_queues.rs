@@ -1,7 +1,7 @@
 //! The queues with tasks that wait for room in one database, as far as this node knows. Each has the time of its
 //! next look.
 //!
-//! It is a hint, not a fact: the picker reads these queues from the database now and then. Only one look at a queue
+//! It is a hint, not a fact: the ready_starter reads these queues from the database now and then. Only one look at a queue
 //! is under way at a time.
 
 use std::{collections::BTreeMap, time::Instant};
@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
-pub struct Waiting {
+pub struct ReadyQueues {
     looks: Mutex<BTreeMap<QueueName, Look>>,
-    /// Wakes the picker: a look is due earlier than before.
+    /// Wakes the ready_starter: a look is due earlier than before.
     pub sooner: Notify,
 }
 
@@ -35,7 +35,7 @@ impl Look {
     }
 }
 
-impl Waiting {
+impl ReadyQueues {
     /// Adds queues that may have waiting tasks. They are looked at by `now`.
     pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
         let mut looks = self.looks.lock();
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn one_look_at_a_queue_is_under_way_at_a_time() {
-        let (waiting, now) = (Waiting::default(), Instant::now());
+        let (waiting, now) = (ReadyQueues::default(), Instant::now());
         waiting.add([queue()], now);
         assert_eq!(waiting.begin(now), Some((queue(), true)));
         waiting.add([queue()], now);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_has_nothing_waiting_is_forgotten_and_room_in_it_means_nothing() {
-        let (waiting, now) = (Waiting::default(), Instant::now());
+        let (waiting, now) = (ReadyQueues::default(), Instant::now());
         waiting.add([queue()], now);
         assert!(waiting.begin(now).is_some());
         waiting.end(&queue(), None);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn room_makes_the_next_look_earlier_and_never_later() {
-        let (waiting, now) = (Waiting::default(), Instant::now());
+        let (waiting, now) = (ReadyQueues::default(), Instant::now());
         let later = now + Duration::from_secs(1);
         waiting.add([queue()], now);
         waiting.begin(now);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_look_that_is_due_first_goes_first() {
-        let (waiting, now) = (Waiting::default(), Instant::now());
+        let (waiting, now) = (ReadyQueues::default(), Instant::now());
         let later = now + Duration::from_secs(1);
         waiting.add([queue()], later);
         waiting.add([QueueName::new("z")], now);

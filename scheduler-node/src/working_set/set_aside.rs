@@ -90,7 +90,7 @@ impl From<TroubleKind> for Kind {
 
 /// Counts what was set aside, and remembers the recent reasons.
 #[derive(Clone, Debug)]
-pub struct Asides {
+pub struct SetAside {
     counts: IntCounterVec,
     recent: Arc<Mutex<BTreeMap<Kind, Recent>>>,
 }
@@ -121,7 +121,7 @@ impl Kept {
     }
 }
 
-impl Default for Asides {
+impl Default for SetAside {
     fn default() -> Self {
         let counts = IntCounterVec::new(
             Opts::new(
@@ -138,11 +138,11 @@ impl Default for Asides {
     }
 }
 
-impl Asides {
+impl SetAside {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let asides = Self::default();
-        registry.register(Box::new(asides.counts.clone()))?;
-        Ok(asides)
+        let set_aside = Self::default();
+        registry.register(Box::new(set_aside.counts.clone()))?;
+        Ok(set_aside)
     }
 
     /// Counts something that is logged and shown elsewhere.

@@ -44,7 +44,7 @@ fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
         watch::channel(Mastership { term }).1,
         watch::channel(Fitness::default()).1,
         Arc::clone(&metrics),
-        crate::working_set::set_aside::Asides::default(),
+        crate::working_set::set_aside::SetAside::default(),
     );
     (firer, metrics)
 }

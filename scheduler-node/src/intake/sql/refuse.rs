@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, time::Instant};
 
 use common::{ids::TaskId, task::NewTask, wire::Problem};
 
-use super::{Collector, Passed};
+use super::{Passed, SqlIntake};
 use crate::{
     store::{Error, inbox::InboxRow},
+    working_set::database::DatabaseIndex,
     working_set::{
         retry::{Refused, try_each},
         set_aside::{Kept, Kind, why},
@@ -16,11 +17,11 @@ use crate::{
 /// The most rows that are left alone; beyond it the first of them are tried again.
 const ASIDE_MOST: usize = 1_000;
 
-impl Collector {
+impl SqlIntake {
     /// Notes a row that the database refuses to make a task of.
     pub(super) fn refused(&self, Refused { item, error }: &Refused<'_, NewTask>) -> (TaskId, Problem) {
         let reason = why(error);
-        self.sites.all()[self.index].asides.note(Kind::Inbox, &item.id.to_string(), &reason);
+        self.databases[self.index].set_aside.note(Kind::Inbox, &item.id.to_string(), &reason);
         (item.id, Problem::unprocessable(format!("the database refuses the task: {reason}")))
     }
 
@@ -33,15 +34,15 @@ impl Collector {
     ) -> Result<(), Error> {
         let (leaving, here): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(row, _)| row.leaving);
         self.refuse(here.into_iter().map(|(row, problem)| (row.id, problem)).collect(), false, passed).await?;
-        let mut parts: BTreeMap<usize, Vec<(TaskId, Problem)>> = BTreeMap::new();
+        let mut parts: BTreeMap<DatabaseIndex, Vec<(TaskId, Problem)>> = BTreeMap::new();
         for (row, problem) in leaving {
-            if let Some((index, _)) = self.sites.of(row.id.shard()) {
+            if let Some((index, _)) = self.databases.of(row.id.shard()) {
                 parts.entry(index).or_default().push((row.id, problem));
             }
         }
         for (index, part) in parts {
             let ids: Vec<TaskId> = part.iter().map(|(id, _)| *id).collect();
-            let database = &self.sites.all()[index].database;
+            let database = &self.databases[index].sql;
             let not_there = database.received_refuse(&ids, self.source().name()).await?;
             let arrived: Vec<TaskId> = ids.into_iter().filter(|id| !not_there.contains(id)).collect();
             self.source().inbox_delete(&arrived).await?;
@@ -69,7 +70,7 @@ impl Collector {
             self.metrics.inbox_refused(problem.slug());
         }
         for Refused { item: (id, _), error } in tried.refused {
-            self.sites.all()[self.index].asides.keep(source, Kind::Inbox, Kept::task(*id), &why(&error)).await;
+            self.databases[self.index].set_aside.keep(source, Kind::Inbox, Kept::task(*id), &why(&error)).await;
             passed.aside.insert(*id, Instant::now());
         }
         while passed.aside.len() > ASIDE_MOST {

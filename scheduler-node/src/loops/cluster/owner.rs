@@ -42,7 +42,7 @@ use super::session_keeper::{Fitness, Session};
 use crate::{
     coordination::{Coordination, LeaseId, OwnerKey, Views},
     store,
-    working_set::owned_shards::Held,
+    working_set::owned_shards::OwnedShards,
 };
 use act::{Actor, Done};
 pub use leave::leave;
@@ -83,10 +83,10 @@ impl Fence for store::Database {
 
 /// One database as the owner sees it.
 #[derive(Debug)]
-pub struct Holding<F> {
-    pub database: DatabaseName,
+pub struct OwnerDatabase<F> {
+    pub name: DatabaseName,
     pub shards: ShardRange,
-    pub held: Arc<Held>,
+    pub owned_shards: Arc<OwnedShards>,
     pub fence: Arc<F>,
 }
 
@@ -94,7 +94,7 @@ pub struct Holding<F> {
 #[derive(Debug)]
 pub struct Owner<F> {
     actor: Actor,
-    yards: Vec<Yard<F>>,
+    databases: Vec<OwnerDatabaseState<F>>,
     views: Views,
     session: watch::Receiver<Session>,
     fitness: watch::Receiver<Fitness>,
@@ -105,10 +105,10 @@ pub struct Owner<F> {
     log: Log,
 }
 
-/// A holding and the acts under way in it.
+/// A database and the acts under way in it.
 #[derive(Debug)]
-struct Yard<F> {
-    holding: Holding<F>,
+struct OwnerDatabaseState<F> {
+    database: OwnerDatabase<F>,
     /// Owner keys that wait for the fence.
     created: Vec<OwnerKey>,
     fencing: bool,
@@ -127,7 +127,7 @@ impl<F: Fence> Owner<F> {
     pub fn new(
         me: NodeId,
         coordination: Coordination,
-        holdings: Vec<Holding<F>>,
+        databases: Vec<OwnerDatabase<F>>,
         views: Views,
         session: watch::Receiver<Session>,
         fitness: watch::Receiver<Fitness>,
@@ -135,10 +135,10 @@ impl<F: Fence> Owner<F> {
     ) -> Self {
         let requests = || Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT));
         let actor = Actor { me, coordination, requests: requests(), last_requests: requests() };
-        let yard = |holding| Yard { holding, created: Vec::new(), fencing: false, retry: None };
+        let state = |database| OwnerDatabaseState { database, created: Vec::new(), fencing: false, retry: None };
         Self {
             actor,
-            yards: holdings.into_iter().map(yard).collect(),
+            databases: databases.into_iter().map(state).collect(),
             views,
             session,
             fitness,
@@ -199,14 +199,14 @@ impl<F: Fence> Owner<F> {
     }
 
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {
-        self.yards.iter().flat_map(|yard| yard.holding.held.owned()).collect()
+        self.databases.iter().flat_map(|state| state.database.owned_shards.owned()).collect()
     }
 
     /// Shards whose database this node cannot reach.
     fn unfit(&self) -> BTreeSet<ShardId> {
         let fitness = self.fitness.borrow();
-        let unfit = self.yards.iter().filter(|yard| fitness.unfit.contains(&yard.holding.database));
-        unfit.flat_map(|yard| yard.holding.shards.iter()).collect()
+        let unfit = self.databases.iter().filter(|state| fitness.unfit.contains(&state.database.name));
+        unfit.flat_map(|state| state.database.shards.iter()).collect()
     }
 
     fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
@@ -215,18 +215,18 @@ impl<F: Fence> Owner<F> {
         for action in actions {
             let shard = action.shard();
             // A shard of no configured database: the nodes are configured differently.
-            let Some(yard) = self.yard_of(shard) else { continue };
+            let Some(index) = self.index_of(shard) else { continue };
             if self.busy.contains(&shard) {
                 continue;
             }
             match (action, lease) {
-                (Action::Drop { .. }, _) => self.lose(yard, shard),
+                (Action::Drop { .. }, _) => self.lose(index, shard),
                 (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
-                (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(yard, shard)),
+                (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(index, shard)),
                 (Action::Reregister { epoch, .. }, Some(lease)) => {
                     self.begin(shard, self.actor.clone().reregister(shard, epoch, lease));
                 }
-                (Action::Acquire { .. }, Some(lease)) => self.acquire(yard, shard, lease),
+                (Action::Acquire { .. }, Some(lease)) => self.acquire(index, shard, lease),
                 (Action::Reregister { .. } | Action::Acquire { .. }, None) => {}
             }
         }
@@ -241,14 +241,14 @@ impl<F: Fence> Owner<F> {
         self.acts.push(act.boxed());
     }
 
-    fn lose(&mut self, yard: usize, shard: ShardId) {
-        self.yards[yard].holding.held.forget(&[shard]);
+    fn lose(&mut self, index: usize, shard: ShardId) {
+        self.databases[index].database.owned_shards.forget(&[shard]);
         self.log.dropped.insert(shard);
     }
 
-    fn acquire(&mut self, yard: usize, shard: ShardId, lease: LeaseId) {
-        if self.yards[yard].retry.is_none_or(|retry| retry.at <= Instant::now()) {
-            self.begin(shard, self.actor.clone().create(yard, shard, lease));
+    fn acquire(&mut self, index: usize, shard: ShardId, lease: LeaseId) {
+        if self.databases[index].retry.is_none_or(|retry| retry.at <= Instant::now()) {
+            self.begin(shard, self.actor.clone().create(index, shard, lease));
         }
     }
 
@@ -256,25 +256,25 @@ impl<F: Fence> Owner<F> {
     /// meanwhile go into the next.
     fn take_fences(&mut self) {
         let now = Instant::now();
-        for (number, yard) in self.yards.iter_mut().enumerate() {
-            if yard.fencing || yard.created.is_empty() {
+        for (index, state) in self.databases.iter_mut().enumerate() {
+            if state.fencing || state.created.is_empty() {
                 continue;
             }
-            let keys = std::mem::take(&mut yard.created);
-            if yard.retry.is_some_and(|retry| retry.at > now) {
+            let keys = std::mem::take(&mut state.created);
+            if state.retry.is_some_and(|retry| retry.at > now) {
                 for key in keys {
                     self.busy.remove(&key.shard);
                 }
                 continue;
             }
-            yard.fencing = true;
-            let fence = Arc::clone(&yard.holding.fence);
-            self.acts.push(self.actor.clone().fence(number, keys, fence).boxed());
+            state.fencing = true;
+            let fence = Arc::clone(&state.database.fence);
+            self.acts.push(self.actor.clone().fence(index, keys, fence).boxed());
         }
     }
 
-    fn yard_of(&self, shard: ShardId) -> Option<usize> {
-        self.yards.iter().position(|yard| yard.holding.shards.contains(shard))
+    fn index_of(&self, shard: ShardId) -> Option<usize> {
+        self.databases.iter().position(|state| state.database.shards.contains(shard))
     }
 
     fn gauge(&self, view: &ClusterView) {
@@ -289,7 +289,7 @@ impl<F: Fence> Owner<F> {
             Some(owner) => owner.node == self.actor.me && !owned.contains_key(shard),
             None => true,
         };
-        let shards = self.yards.iter().flat_map(|yard| yard.holding.shards.iter());
+        let shards = self.databases.iter().flat_map(|state| state.database.shards.iter());
         metrics.shards_unowned.set(gauge(shards.filter(is_unowned).count()));
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! It claims ahead of the due time by as much as claims lately took, which hides the database's round trip from the
 //! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
-//! while too much is in flight. Tasks that wait for room belong to the picker. If it stops, nothing of this
+//! while too much is in flight. Tasks that wait for room belong to the ready_starter. If it stops, nothing of this
 //! database comes due on this node.
 
 use std::{
@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::claims::Gate;
+use super::claims::ClaimHandler;
 use crate::{
     broker::BrokerState,
     loops::{outcome::reporter::Reporter, upkeep::queue_reader::Books},
@@ -54,7 +54,7 @@ pub struct Pace {
 
 #[derive(Clone, Debug)]
 pub struct Dispatcher {
-    pub gate: Gate,
+    pub claims: ClaimHandler,
     pub pace: Pace,
     /// Decides how long before the due instant tasks are claimed.
     pub lead: Arc<Mutex<Lead>>,
@@ -74,7 +74,7 @@ impl Dispatcher {
         }
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
-            let held = Arc::clone(&self.gate.site.held);
+            let held = Arc::clone(&self.claims.database.owned_shards);
             let changed = held.heap_changed.notified();
             if !self.broker.borrow_and_update().takes_messages() {
                 tokio::select! {
@@ -106,21 +106,21 @@ impl Dispatcher {
 
     fn sleep_until(&self) -> Instant {
         let longest = Instant::now() + LONGEST_SLEEP;
-        let full = self.gate.site.held.in_flight() >= self.pace.window;
-        let head = self.gate.site.held.next_due().filter(|_| !full);
+        let full = self.claims.database.owned_shards.in_flight() >= self.pace.window;
+        let head = self.claims.database.owned_shards.next_due().filter(|_| !full);
         let head = head
-            .and_then(|due| self.gate.site.database.clock().instant_of(due))
+            .and_then(|due| self.claims.database.sql.clock().instant_of(due))
             .map(|due| due.checked_sub(self.ahead()).unwrap_or(due));
         head.unwrap_or(longest).min(longest)
     }
 
     fn take(&self) -> Option<Vec<Entry>> {
-        let room = self.pace.window.saturating_sub(self.gate.site.held.in_flight()).min(self.pace.batch);
-        let now = self.gate.site.database.clock().at(Instant::now())?;
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
+        let now = self.claims.database.sql.clock().at(Instant::now())?;
         if room == 0 {
             return None;
         }
-        let batch = self.gate.site.held.take_due(now.plus(self.ahead()), room);
+        let batch = self.claims.database.owned_shards.take_due(now.plus(self.ahead()), room);
         (!batch.is_empty()).then_some(batch)
     }
 
@@ -145,26 +145,26 @@ impl Dispatcher {
         if ids.is_empty() {
             return;
         }
-        self.gate.metrics.claim_batch.observe(ids.len() as f64);
+        self.claims.metrics.claim_batch.observe(ids.len() as f64);
         let tried = try_each(&ids, |part| self.claim_part(part)).await;
-        self.gate.site.set_aside(Kind::Claim, tried.refused).await;
+        self.claims.database.set_aside(Kind::Claim, tried.refused).await;
     }
 
     /// Claims tasks. Fails only when the database refuses one of the rows.
     async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
-        let fences = self.gate.fences(ids);
+        let fences = self.claims.fences(ids);
         let book = self.books.load_full();
         let closed = self.lanes.not_claimed(&book, Instant::now());
         let (began, ahead) = (Instant::now(), self.ahead());
-        let answer = self.gate.site.database.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
+        let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
         self.lead.lock().took(began.elapsed(), Instant::now());
         // After any other failure the claim may have been committed; a rescue finds out.
         let answer = match answer {
             Err(error) if error.fault() == Fault::Data => return Err(error),
             answer => answer,
         };
-        if let Some(claimed) = self.gate.received("due", ids.to_vec(), &fences, ahead, answer).await {
-            self.gate.hand_over(claimed).await;
+        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, answer).await {
+            self.claims.hand_over(claimed).await;
         }
         Ok(())
     }
@@ -172,24 +172,28 @@ impl Dispatcher {
     /// The time ahead: tasks that come due within it are claimed now.
     fn ahead(&self) -> Duration {
         let ahead = self.lead.lock().ahead(Instant::now());
-        self.gate.metrics.claim_ahead_s.with_label_values(&[self.gate.site.name().as_str()]).set(ahead.as_secs_f64());
+        self.claims
+            .metrics
+            .claim_ahead_s
+            .with_label_values(&[self.claims.database.name().as_str()])
+            .set(ahead.as_secs_f64());
         ahead
     }
 
     async fn rescue(&self, ids: Vec<TaskId>) {
         let tried = try_each(&ids, |part| self.rescue_part(part)).await;
-        self.gate.site.set_aside(Kind::Rescue, tried.refused).await;
+        self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
     }
 
     /// Rescues tasks. Fails only when the database refuses a row or a row cannot be read.
     async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
-        let fences = self.gate.fences(ids);
-        let answer = match self.gate.site.database.task_rescue(ids, &fences).await {
+        let fences = self.claims.fences(ids);
+        let answer = match self.claims.database.sql.task_rescue(ids, &fences).await {
             Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => return Err(error),
             answer => answer,
         };
-        if let Some(claimed) = self.gate.received("rescue", ids.to_vec(), &fences, Duration::ZERO, answer).await {
-            self.gate.hand_over(claimed).await;
+        if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, answer).await {
+            self.claims.hand_over(claimed).await;
         }
         Ok(())
     }
@@ -197,9 +201,9 @@ impl Dispatcher {
     /// Looks at waiting tasks. Those that wait no longer are claimed like any other; the preloader wakes the rest
     /// again.
     async fn look(&self, ids: Vec<TaskId>) {
-        match self.reporter.releaser.look(&self.gate.site, &ids).await {
-            Ok(_) => self.gate.site.held.end(ids),
-            Err(error) => self.gate.unknown(&ids, "waiting tasks were not looked at", &error),
+        match self.reporter.releaser.look(&self.claims.database, &ids).await {
+            Ok(_) => self.claims.database.owned_shards.end(ids),
+            Err(error) => self.claims.unknown(&ids, "waiting tasks were not looked at", &error),
         }
     }
 
@@ -209,15 +213,15 @@ impl Dispatcher {
             return;
         }
         let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
-        if let Some(instant) = self.gate.site.database.clock().instant_of(until) {
+        if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
             tokio::time::sleep_until(instant.into()).await;
         }
         let ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
-        let left = self.reporter.deadlines(self.gate.index, &ids).await;
+        let left = self.reporter.deadlines(self.claims.index, &ids).await;
         let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
         if let Some(error) = error {
-            self.gate.unknown(&left, "deadlines were not settled", &error);
+            self.claims.unknown(&left, "deadlines were not settled", &error);
         }
-        self.gate.site.held.end(ids.into_iter().filter(|id| !left.contains(id)));
+        self.claims.database.owned_shards.end(ids.into_iter().filter(|id| !left.contains(id)));
     }
 }

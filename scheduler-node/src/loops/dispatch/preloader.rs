@@ -25,7 +25,7 @@ use crate::{
     metrics::Metrics,
     store::{Error, preload::Key},
     supervise::at_work,
-    working_set::database::Site,
+    working_set::database::NodeDatabase,
 };
 
 /// The most keys that one read takes of one shard: bounds the answer while a million are overdue.
@@ -49,7 +49,7 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Preloader {
-    site: Site,
+    database: NodeDatabase,
     horizon: Horizon,
     reach: Reach,
     heap_entries: usize,
@@ -86,20 +86,20 @@ impl Behind {
 }
 
 impl Preloader {
-    pub fn new(site: Site, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
+    pub fn new(database: NodeDatabase, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
         let reach = Reach::of(horizon);
-        Self { site, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
+        Self { database, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             // Registers before the check, so that a shard adopted in between is not missed.
-            let held = Arc::clone(&self.site.held);
+            let held = Arc::clone(&self.database.owned_shards);
             let wanted = held.preload_wanted.notified();
             let sleep = match self.activate().await {
                 Ok(sleep) => sleep,
                 Err(error) => {
-                    tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "could not read what comes due");
+                    tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read what comes due");
                     PAUSE_AFTER_ERROR
                 }
             };
@@ -116,9 +116,9 @@ impl Preloader {
     async fn activate(&mut self) -> Result<Duration, Error> {
         let _work = at_work();
         self.take_over().await?;
-        let Some(now) = self.site.database.clock().at(Instant::now()) else { return Ok(PAUSE_AFTER_ERROR) };
+        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return Ok(PAUSE_AFTER_ERROR) };
         self.follow_nudges(now).await?;
-        let owned: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
+        let owned: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
         if owned.is_empty() {
             self.horizon.reset();
             self.behind.clear();
@@ -129,7 +129,7 @@ impl Preloader {
         let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
             if window.pass != Pass::Repair {
-                self.site.held.reopen();
+                self.database.owned_shards.reopen();
             }
             let keys = self.read(&owned, window.after, window.until, KEYS_PER_SHARD, now).await?;
             if window.pass != Pass::Ahead {
@@ -137,11 +137,11 @@ impl Preloader {
             }
             self.note_behind(&keys, window.pass == Pass::Repair, now);
             let earliest = keys.iter().map(|key| key.wake_at).min();
-            let found = Found { earliest, complete_until: self.site.held.complete_until() };
-            let ended = self.site.database.clock().at(Instant::now()).unwrap_or(now);
+            let found = Found { earliest, complete_until: self.database.owned_shards.complete_until() };
+            let ended = self.database.sql.clock().at(Instant::now()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
         }
-        let now = self.site.database.clock().at(Instant::now()).unwrap_or(now);
+        let now = self.database.sql.clock().at(Instant::now()).unwrap_or(now);
         let catch_up_at = self.behind.values().map(|behind| behind.at).min().filter(|_| self.has_room());
         let next = self.horizon.ask_again_at(now).min(catch_up_at.unwrap_or(UnixMicros::LAST));
         Ok(next.since(now).clamp(Duration::from_millis(5), LONGEST_SLEEP))
@@ -149,7 +149,7 @@ impl Preloader {
 
     /// Whether the heap is at most half full, so that reading on is worthwhile.
     fn has_room(&self) -> bool {
-        self.site.held.heap_len() <= self.heap_entries / 2
+        self.database.owned_shards.heap_len() <= self.heap_entries / 2
     }
 
     /// Notes shards that filled their part of a read and so have more. A repair repeats older reads, so it sets no
@@ -165,7 +165,7 @@ impl Preloader {
 
     /// Reads one page of each shard that is behind.
     async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
-        let held = Arc::clone(&self.site.held);
+        let held = Arc::clone(&self.database.owned_shards);
         self.behind.retain(|shard, _| held.is_claimable(*shard));
         let due: Vec<(ShardId, Behind)> = self
             .behind
@@ -189,38 +189,42 @@ impl Preloader {
 
     /// Reads newly adopted shards: first what their owner before left claimed, then everything up to the horizon.
     async fn take_over(&mut self) -> Result<(), Error> {
-        let adopted = self.site.held.take_adopted();
+        let adopted = self.database.owned_shards.take_adopted();
         if adopted.is_empty() {
             return Ok(());
         }
         let taken = async {
-            self.site.database.ping().await?;
-            let left = self.site.database.task_takeover(&adopted, KEYS_PER_SHARD).await?;
-            let now = self.site.database.clock().at(Instant::now()).unwrap_or(UnixMicros::new(0));
+            self.database.sql.ping().await?;
+            let left = self.database.sql.task_takeover(&adopted, KEYS_PER_SHARD).await?;
+            let now = self.database.sql.clock().at(Instant::now()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
-                tracing::info!(database = %self.site.name(), tasks = left.len(), "publishing again what the owner before left claimed");
+                tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again what the owner before left claimed");
             }
-            self.site.held.offer(left.into_iter().map(|id| Entry { wake_at: now, id, kind: WakeKind::Rescue }));
+            self.database.owned_shards.offer(left.into_iter().map(|id| Entry {
+                wake_at: now,
+                id,
+                kind: WakeKind::Rescue,
+            }));
             let shards: Vec<ShardId> = adopted.keys().copied().collect();
             let keys = self.read(&shards, None, now.plus(self.reach.horizon), KEYS_PER_SHARD, now).await?;
             Ok((shards.len(), keys, now))
         };
         match taken.await {
             Ok((shards, keys, now)) => {
-                tracing::debug!(database = %self.site.name(), shards, "adopted shards are loaded");
+                tracing::debug!(database = %self.database.name(), shards, "adopted shards are loaded");
                 self.behind.retain(|shard, _| !adopted.contains_key(shard));
                 self.note_behind(&keys, false, now);
                 Ok(())
             }
             Err(error) => {
-                self.site.held.put_back_adopted(adopted.into_keys());
+                self.database.owned_shards.put_back_adopted(adopted.into_keys());
                 Err(error)
             }
         }
     }
 
     async fn follow_nudges(&mut self, now: UnixMicros) -> Result<(), Error> {
-        let nudged: Vec<ShardId> = self.site.held.take_nudged().into_iter().collect();
+        let nudged: Vec<ShardId> = self.database.owned_shards.take_nudged().into_iter().collect();
         if nudged.is_empty() {
             return Ok(());
         }
@@ -240,9 +244,9 @@ impl Preloader {
         now: UnixMicros,
     ) -> Result<Vec<Key>, Error> {
         let from = after.unwrap_or(UnixMicros::new(0));
-        let keys = self.site.database.task_preload(shards, from, until, most).await?;
-        let owned = self.site.held.claimable();
-        self.site.held.offer(keys.iter().filter_map(|key| {
+        let keys = self.database.sql.task_preload(shards, from, until, most).await?;
+        let owned = self.database.owned_shards.claimable();
+        self.database.owned_shards.offer(keys.iter().filter_map(|key| {
             let epoch = *owned.get(&key.id.shard())?;
             let older = key.claim_epoch.is_none_or(|claimed| claimed < epoch);
             let (kind, wake_at) = match key.state {
@@ -259,7 +263,7 @@ impl Preloader {
     }
 
     fn tell_overdue(&self, by: Duration) {
-        self.metrics.overdue_s.with_label_values(&[self.site.name().as_str()]).set(by.as_secs_f64());
+        self.metrics.overdue_s.with_label_values(&[self.database.name().as_str()]).set(by.as_secs_f64());
     }
 }
 

@@ -42,7 +42,7 @@ use crate::{
     supervise::at_work,
     traces::{self, Hop, Traces},
     working_set::{
-        database::{LOOK_AGAIN, Sites},
+        database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
         lanes::Lanes,
     },
 };
@@ -63,8 +63,8 @@ const BROKER_PAUSE: Duration = Duration::from_millis(250);
 /// A claimed task on its way to the broker.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// The index of its database among the sites.
-    pub site: usize,
+    /// The index of its database among the databases.
+    pub database: DatabaseIndex,
     pub delivery: Delivery,
     pub publish_at: Instant,
     pub claimed_at: Instant,
@@ -72,11 +72,11 @@ pub struct Dispatch {
 
 #[derive(Debug)]
 pub struct Publisher {
-    pub sites: Sites,
+    pub databases: NodeDatabases,
     pub broker: Broker,
     pub books: Books,
     pub lanes: Arc<Lanes>,
-    /// One settler for each site.
+    /// One settler for each database.
     pub settlements: Vec<Settlements>,
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
@@ -223,7 +223,7 @@ impl Publisher {
         let Some(keys) = self.receipt_keys().await else {
             // No consumer could answer a delivery without a receipt.
             for dispatch in batch {
-                self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LOOK_AGAIN);
+                self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
             }
             return;
         };
@@ -262,7 +262,7 @@ impl Publisher {
         let (fresh, old): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
         for dispatch in old {
-            self.sites.all()[dispatch.site].look_again([dispatch.delivery.id], LONGEST_HOLD);
+            self.databases[dispatch.database].look_again([dispatch.delivery.id], LONGEST_HOLD);
         }
         fresh
     }
@@ -270,8 +270,8 @@ impl Publisher {
     async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
         let queue = &policy.name;
         let (returned, published) = self.take_returned(policy, places, published);
-        let mut confirmed: Vec<Vec<Confirmed>> = self.sites.all().iter().map(|_| Vec::new()).collect();
-        let mut open: Vec<(usize, TaskId)> = Vec::new();
+        let mut confirmed: Vec<Vec<Confirmed>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
         let messages = published.len();
         for one in published {
             let place = &places[&one.id];
@@ -281,15 +281,15 @@ impl Publisher {
             if let Outcome::Done(()) = one.outcome {
                 let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
                 tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, trace_id, span_id, "task confirmed");
-                confirmed[place.site].push(place.confirmed(one.id, one.attempt, queue, policy));
+                confirmed[place.database.get()].push(place.confirmed(one.id, one.attempt, queue, policy));
             } else {
                 self.count(queue, one.id, one.attempt, &one.outcome);
-                open.push((place.site, one.id));
+                open.push((place.database, one.id));
             }
         }
         let pause = self.pause(queue, returned.len() + messages, returned.len() + messages - open.len());
-        for (site, id) in open {
-            self.sites.all()[site].look_again([id], pause);
+        for (database, id) in open {
+            self.databases[database].look_again([id], pause);
         }
         for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
             settlements.confirmed(confirmed).await;
@@ -334,7 +334,7 @@ pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl Into
 /// The facts kept about a message while it is with the broker.
 #[derive(Debug)]
 struct Place {
-    site: usize,
+    database: DatabaseIndex,
     publish_at: Instant,
     due_at: UnixMicros,
     redelivered: bool,
@@ -350,7 +350,7 @@ struct Place {
 impl Place {
     fn of(dispatch: &Dispatch, queue: &Queue, hop: Option<Hop>) -> Self {
         Self {
-            site: dispatch.site,
+            database: dispatch.database,
             publish_at: dispatch.publish_at,
             due_at: dispatch.delivery.due_at,
             own_key: dispatch

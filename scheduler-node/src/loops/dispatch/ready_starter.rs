@@ -30,7 +30,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    claims::{Gate, TRY_AGAIN},
+    claims::{ClaimHandler, TRY_AGAIN},
     dispatcher::Pace,
 };
 use crate::{
@@ -73,8 +73,8 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
-pub struct Picker {
-    pub gate: Gate,
+pub struct ReadyStarter {
+    pub claims: ClaimHandler,
     pub pace: Pace,
     pub lanes: Arc<Lanes>,
     pub books: Books,
@@ -99,7 +99,7 @@ pub struct Turn {
 /// The lane before which a walk began. `None`: the first lane of all.
 type LaneStart = Option<LaneEnd>;
 
-impl Picker {
+impl ReadyStarter {
     pub async fn run(mut self, stop: CancellationToken) {
         let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
         let mut children = JoinSet::new();
@@ -107,7 +107,7 @@ impl Picker {
         let mut owned = BTreeMap::new();
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
-            let waiting = Arc::clone(&self.gate.site.waiting);
+            let waiting = Arc::clone(&self.claims.database.ready_queues);
             let sooner = waiting.sooner.notified();
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
             let now = Instant::now();
@@ -121,7 +121,7 @@ impl Picker {
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
                         let again = this.look(&queue, is_news).await;
-                        this.gate.site.waiting.end(&queue, again);
+                        this.claims.database.ready_queues.end(&queue, again);
                         drop((work, permit));
                     });
                 }
@@ -141,7 +141,7 @@ impl Picker {
     /// Whether this node holds other fences than before. Tasks that other owners have just started are unknown, so
     /// every bucket is emptied.
     fn has_moved(&self, owned: &mut BTreeMap<ShardId, Epoch>) -> bool {
-        let now = self.gate.site.held.claimable();
+        let now = self.claims.database.owned_shards.claimable();
         let has_moved = *owned != now;
         if has_moved {
             *owned = now;
@@ -152,10 +152,10 @@ impl Picker {
 
     async fn read_waiting(&self) {
         let _work = at_work();
-        match self.gate.site.database.ready_queues().await {
-            Ok(queues) => self.gate.site.waiting.add(queues, Instant::now()),
+        match self.claims.database.sql.ready_queues().await {
+            Ok(queues) => self.claims.database.ready_queues.add(queues, Instant::now()),
             Err(error) => {
-                tracing::debug!(database = %self.gate.site.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
+                tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
             }
         }
     }
@@ -177,7 +177,7 @@ impl Picker {
                 return Some(again);
             }
         };
-        let held = Arc::clone(&self.gate.site.held);
+        let held = Arc::clone(&self.claims.database.owned_shards);
         let picking = held.pick();
         let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
         drop(picking);
@@ -189,7 +189,7 @@ impl Picker {
             Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
             Ok(Looked::Turned) => Some(Instant::now() + TURNED_EVERY),
             Err(error) => {
-                tracing::debug!(database = %self.gate.site.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
+                tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
                 Some(Instant::now() + TRY_AGAIN)
             }
         }
@@ -197,7 +197,7 @@ impl Picker {
 
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
     fn most(&self, queue: &Queue, turn: &mut Turn, now: Instant) -> Result<usize, Instant> {
-        let room = self.pace.window.saturating_sub(self.gate.site.held.in_flight()).min(self.pace.batch);
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if let Some(until) = turn.rest_until.filter(|until| now < *until) {
             return Err(until);
         }
@@ -228,7 +228,9 @@ impl Picker {
     fn rate(&self, policy: &QueuePolicy) -> Option<f64> {
         let part = match policy.placement {
             Placement::Single => 1.0,
-            Placement::Spread => self.gate.site.held.claimable().len() as f64 / f64::from(self.shard_count.max(1)),
+            Placement::Spread => {
+                self.claims.database.owned_shards.claimable().len() as f64 / f64::from(self.shard_count.max(1))
+            }
         };
         policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)
     }
@@ -264,7 +266,7 @@ impl Picker {
         if shards.is_empty() {
             return Ok(Looked::Nothing);
         }
-        let counts = self.gate.site.database.lane_read(&queue.name, &shards, most, limit).await?;
+        let counts = self.claims.database.sql.lane_read(&queue.name, &shards, most, limit).await?;
         let mut ready = counts.ready;
         if ready == [0; LEVELS] {
             return Ok(Looked::Nothing);
@@ -308,7 +310,7 @@ impl Picker {
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
-        let aside = self.gate.site.held.aside();
+        let aside = self.claims.database.owned_shards.aside();
         let pick = Pick {
             queue: &queue.name,
             fences,
@@ -320,7 +322,7 @@ impl Picker {
             aside: &aside,
             only: None,
         };
-        let (answers, error) = match self.gate.site.database.task_pick(&pick).await {
+        let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
             Ok(answer) => (vec![answer], None),
             Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
             Err(error) => (Vec::new(), Some(error)),
@@ -332,8 +334,9 @@ impl Picker {
             count_levels(&claimed.deliveries, &mut taken);
             turn.took(claimed.deliveries.len());
             last_walks = Some(walks);
-            if let Some(claimed) = self.gate.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await {
-                self.gate.hand_over(claimed).await;
+            if let Some(claimed) = self.claims.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await
+            {
+                self.claims.hand_over(claimed).await;
             }
         }
         if let Some(walks) = last_walks {
@@ -352,12 +355,12 @@ impl Picker {
     /// Starts the neighbours of a row that the database refuses, and sets that row aside. Returns the started
     /// tasks, and the error that kept the rest from starting.
     async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
-        let database = &self.gate.site.database;
+        let database = &self.claims.database.sql;
         let ids = database.task_pick_candidates(pick).await?;
         let tried =
             try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
                 .await;
-        self.gate.site.set_aside(Kind::Claim, tried.refused).await;
+        self.claims.database.set_aside(Kind::Claim, tried.refused).await;
         Ok((tried.answers, tried.left.map(|(_, error)| error)))
     }
 }

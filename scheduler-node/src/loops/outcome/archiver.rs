@@ -19,7 +19,7 @@ use crate::{
     store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
     supervise::at_work,
     working_set::{
-        database::Site,
+        database::NodeDatabase,
         retry::{Refused, try_each},
         set_aside::{Kept, Kind, why},
     },
@@ -48,7 +48,7 @@ const DAY_MS: i64 = 86_400_000;
 
 #[derive(Debug)]
 pub struct Archiver {
-    pub site: Site,
+    pub database: NodeDatabase,
     pub books: Books,
     pub metrics: Arc<Metrics>,
     /// The settings of the audit; only for the first database, which keeps it.
@@ -69,7 +69,7 @@ impl Archiver {
                 self.forget(&stop).await;
             }
             if let Err(error) = self.expire(&mut aside).await {
-                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
             }
             tokio::select! {
                 () = tokio::time::sleep(EXPIRE_EVERY) => {}
@@ -88,15 +88,15 @@ impl Archiver {
     /// Makes and drops partitions. Every node does so, and skips what another node has done already.
     async fn turn(&self, keep_days: u64) -> bool {
         let _work = at_work();
-        match self.site.database.partitions_turn(keep_days).await {
+        match self.database.sql.partitions_turn(keep_days).await {
             Ok(turned) => {
                 if turned.made + turned.dropped > 0 {
-                    tracing::info!(database = %self.site.name(), made = turned.made, dropped = turned.dropped, "archive partitions turned");
+                    tracing::info!(database = %self.database.name(), made = turned.made, dropped = turned.dropped, "archive partitions turned");
                 }
                 true
             }
             Err(error) => {
-                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "archive partitions were not turned; trying again");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "archive partitions were not turned; trying again");
                 false
             }
         }
@@ -108,7 +108,7 @@ impl Archiver {
         let Some(audit) = self.audit else { return };
         let work = at_work();
         let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
-        let database = &self.site.database;
+        let database = &self.database.sql;
         // The first database keeps the quarantine too.
         if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
             tracing::debug!(
@@ -133,7 +133,7 @@ impl Archiver {
     }
 
     async fn expire(&self, aside: &mut Vec<TaskId>) -> Result<(), Error> {
-        let shards: Vec<ShardId> = self.site.held.claimable().into_keys().collect();
+        let shards: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
         if shards.is_empty() {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl Archiver {
         loop {
             work.beat();
             let keep = Keep::of(&self.books.load());
-            let expired = match self.site.database.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
+            let expired = match self.database.sql.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
                 Err(error) if error.fault() == Fault::Data => self.expire_apart(&shards, &keep, aside).await?,
                 expired => expired?,
             };
@@ -162,11 +162,11 @@ impl Archiver {
         keep: &Keep,
         aside: &mut Vec<TaskId>,
     ) -> Result<Vec<QueueName>, Error> {
-        let database = &self.site.database;
+        let database = &self.database.sql;
         let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
         let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
         for Refused { item: id, error } in tried.refused {
-            self.site.asides.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
+            self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
             aside.push(*id);
         }
         aside.drain(..aside.len().saturating_sub(ASIDE_MOST));

@@ -14,7 +14,7 @@ use crate::{
         Error,
         depend::{Released, Succeeded},
     },
-    working_set::{database::Site, retry::try_each, set_aside::Kind},
+    working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
 };
 
 /// The pause before a row that another transaction holds is looked at again. Another look holds it for some
@@ -28,35 +28,40 @@ pub struct Releaser {
 
 impl Releaser {
     /// Releases the tasks that wait for these successes.
-    pub async fn succeeded(&self, site: &Site, succeeded: &[Succeeded]) {
+    pub async fn succeeded(&self, database: &NodeDatabase, succeeded: &[Succeeded]) {
         if succeeded.is_empty() {
             return;
         }
-        if let Err(error) = self.release(site, &[], succeeded).await {
-            tracing::debug!(database = %site.name(), error = &error as &dyn std::error::Error, "what waited for a success was not looked at; its own moment will find it");
+        if let Err(error) = self.release(database, &[], succeeded).await {
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "what waited for a success was not looked at; its own moment will find it");
         }
     }
 
     /// Looks at waiting tasks whose moment has come. Returns those that wait no longer.
-    pub async fn look(&self, site: &Site, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
+    pub async fn look(&self, database: &NodeDatabase, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        self.release(site, ids, &[]).await
+        self.release(database, ids, &[]).await
     }
 
     /// Releases tasks. A row whose change the database refuses is left alone for a while.
-    async fn release(&self, site: &Site, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Vec<Released>, Error> {
-        let asked = try_each(ids, |part| site.database.task_release(part, &[])).await;
+    async fn release(
+        &self,
+        database: &NodeDatabase,
+        ids: &[TaskId],
+        succeeded: &[Succeeded],
+    ) -> Result<Vec<Released>, Error> {
+        let asked = try_each(ids, |part| database.sql.task_release(part, &[])).await;
         // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
-        let told = try_each(succeeded, |part| site.database.task_release(&[], part)).await;
-        site.set_aside(Kind::Release, asked.refused).await;
+        let told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
+        database.set_aside(Kind::Release, asked.refused).await;
         let (mut released, mut held) = (Vec::new(), Vec::new());
         for looked in asked.answers.into_iter().chain(told.answers) {
             released.extend(looked.released);
             held.extend(looked.held);
         }
-        if let Some(now) = site.database.clock().at(Instant::now()) {
+        if let Some(now) = database.sql.clock().at(Instant::now()) {
             self.nudger.written_all(held.into_iter().map(|id| (id, now.plus(HELD_AGAIN))));
         }
         self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));

@@ -34,7 +34,7 @@ use crate::{
     store::{Error, settle::StandingRow},
     traces::Traces,
     working_set::{
-        database::{Site, Sites},
+        database::{DatabaseIndex, NodeDatabase, NodeDatabases},
         retry::{Refused, try_each, until_done},
         set_aside::Kind,
     },
@@ -135,7 +135,7 @@ pub enum Reported {
 
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    pub sites: Sites,
+    pub databases: NodeDatabases,
     pub books: Books,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
@@ -149,39 +149,40 @@ pub struct Reporter {
 impl Reporter {
     /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
-        let Some((_, site)) = self.sites.of(id.shard()) else { return Ok(Reported::Missing) };
+        let Some((_, database)) = self.databases.of(id.shard()) else { return Ok(Reported::Missing) };
         let happening = Happening::Reported { attempt, body: Box::new(body), from: None };
-        let answers = self.apply(site, vec![(id, happening)]).await?;
+        let answers = self.apply(database, vec![(id, happening)]).await?;
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
 
-    /// Ends tasks of the site at `index` whose deadlines have passed. A task whose end the database refuses is set
+    /// Ends tasks of the database at `index` whose deadlines have passed. A task whose end the database refuses is set
     /// aside. Returns the tasks that are left for another time.
-    pub async fn deadlines(&self, index: usize, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
-        let site = &self.sites.all()[index];
+    pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
+        let database = &self.databases[index];
         let tried =
-            try_each(ids, |part| self.apply(site, part.iter().map(|id| (*id, Happening::Deadline)).collect())).await;
+            try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, Happening::Deadline)).collect()))
+                .await;
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];
-            let standing = until_done("deadlines", &ids, |ids| site.database.task_standing(ids)).await;
+            let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;
             match standing.answers.first().and_then(|rows| rows.first()) {
-                Some(row) => site.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await,
-                None => site.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
+                Some(row) => database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await,
+                None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
             }
         }
         tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
     }
 
-    /// Applies returned messages to their tasks, of the site at `index`.
-    pub async fn returned(&self, index: usize, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
-        self.apply(&self.sites.all()[index], happenings).await.map(|_| ())
+    /// Applies returned messages to their tasks, of the database at `index`.
+    pub async fn returned(&self, index: DatabaseIndex, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
+        self.apply(&self.databases[index], happenings).await.map(|_| ())
     }
 
     /// Reads, decides and writes. Several happenings of one task are applied one after the other. A happening that
     /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
     async fn apply(
         &self,
-        site: &Site,
+        database: &NodeDatabase,
         mut happenings: Vec<(TaskId, Happening)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let mut answers = Vec::new();
@@ -195,7 +196,7 @@ impl Reporter {
                     std::collections::btree_map::Entry::Occupied(_) => next.push((id, happening)),
                 }
             }
-            let overtaken = self.apply_round(site, &round, &mut answers).await?;
+            let overtaken = self.apply_round(database, &round, &mut answers).await?;
             looks = if overtaken.is_empty() { 0 } else { looks + 1 };
             for (id, stale) in overtaken {
                 match round.remove(&id) {
@@ -212,16 +213,16 @@ impl Reporter {
     /// saw.
     async fn apply_round(
         &self,
-        site: &Site,
+        database: &NodeDatabase,
         round: &BTreeMap<TaskId, Happening>,
         answers: &mut Vec<(TaskId, Reported)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let ids: Vec<TaskId> = round.keys().copied().collect();
         let standing: HashMap<TaskId, StandingRow> =
-            site.database.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
+            database.sql.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
         // A report may arrive before this node has read the policy under which its task was claimed.
         if standing.values().any(|row| row.turned > self.books.load().revision()) {
-            catch_up(&self.sites.home().database, &self.books).await?;
+            catch_up(&self.databases.home().sql, &self.books).await?;
         }
         let mut writes = Writes::default();
         for (id, happening) in round {
@@ -239,7 +240,7 @@ impl Reporter {
             }
             answers.push((*id, answer));
         }
-        let written = self.write(site, &writes).await?;
+        let written = self.write(database, &writes).await?;
         answers.extend(written.iter().map(|id| (*id, Reported::Applied { stopping: standing[id].stopping })));
         let overtaken = writes.facts.keys().filter(|id| !written.contains(id));
         Ok(overtaken

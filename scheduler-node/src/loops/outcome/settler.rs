@@ -26,7 +26,7 @@ use crate::{
     },
     supervise::at_work,
     working_set::{
-        database::Site,
+        database::NodeDatabase,
         retry::{Done, until_done},
         set_aside::Kind,
     },
@@ -76,7 +76,7 @@ impl Settlements {
 
 #[derive(Debug)]
 pub struct Settler {
-    pub site: Site,
+    pub database: NodeDatabase,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
@@ -107,8 +107,8 @@ impl Settler {
             batch.iter().partition(|confirmed| confirmed.finishes);
         let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
         fail::fail_point!("after_settle", |_| std::process::abort());
-        self.site.held.end(batch.iter().map(|confirmed| confirmed.id));
-        self.releaser.succeeded(&self.site, &succeeded).await;
+        self.database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
+        self.releaser.succeeded(&self.database, &succeeded).await;
     }
 
     async fn deliver(&self, open: &[&Confirmed]) {
@@ -119,9 +119,9 @@ impl Settler {
             .iter()
             .map(|confirmed| Deliver { id: confirmed.id, attempt: confirmed.attempt, timeout_ms: confirmed.timeout_ms })
             .collect();
-        let done = until_done(WHAT, &tasks, |part| self.site.database.task_deliver(part)).await;
+        let done = until_done(WHAT, &tasks, |part| self.database.sql.task_deliver(part)).await;
         for refused in done.refused {
-            self.site.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
         }
     }
 
@@ -142,9 +142,9 @@ impl Settler {
                 entry: None,
             })
             .collect();
-        let Done { answers, refused } = until_done(WHAT, &tasks, |part| self.site.database.task_finish(part)).await;
+        let Done { answers, refused } = until_done(WHAT, &tasks, |part| self.database.sql.task_finish(part)).await;
         for refused in refused {
-            self.site.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
         }
         // Tasks that a report has finished meanwhile were counted there.
         let mut finished: HashSet<TaskId> = HashSet::new();

@@ -3,7 +3,7 @@
 //!
 //! It takes only tasks that the dispatcher would claim at once as well: a shard of this node, an open lane, room in
 //! the window, and no due task that waits. All other tasks are written as `scheduled` and go through the heap. The
-//! gate is the same: the insert presents its epoch to the fence.
+//! claims is the same: the insert presents its epoch to the fence.
 
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
@@ -23,14 +23,14 @@ use crate::{
     metrics::Metrics,
     store::submit::Written,
     working_set::{
-        database::{LOOK_AGAIN, Sites},
+        database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
         lanes::Lanes,
     },
 };
 
 #[derive(Clone, Debug)]
-pub struct AtOnce {
-    pub sites: Sites,
+pub struct ClaimOnInsert {
+    pub databases: NodeDatabases,
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
@@ -40,10 +40,10 @@ pub struct AtOnce {
     pub metrics: Arc<Metrics>,
 }
 
-/// Tasks of one insert that the insert may claim. They are in flight until [`AtOnce::written`] or [`AtOnce::lost`].
+/// Tasks of one insert that the insert may claim. They are in flight until [`ClaimOnInsert::written`] or [`ClaimOnInsert::lost`].
 #[derive(Debug)]
 pub struct Begun {
-    site: usize,
+    database: DatabaseIndex,
     /// The epoch to present for each task of the insert, in the order of the tasks.
     pub epochs: Vec<Option<Epoch>>,
     /// The revision of the queues by which the tasks may be claimed.
@@ -51,29 +51,29 @@ pub struct Begun {
     at: Instant,
 }
 
-impl AtOnce {
-    pub fn begin(&self, site: usize, tasks: &[NewTask]) -> Begun {
+impl ClaimOnInsert {
+    pub fn begin(&self, index: DatabaseIndex, tasks: &[NewTask]) -> Begun {
         let at = Instant::now();
-        let database = &self.sites.all()[site].database;
+        let database = &self.databases[index];
         let book = self.books.load();
         let takes_messages = self.broker.borrow().takes_messages() && book.is_read();
-        let epochs = match database.clock().at(at).filter(|_| takes_messages) {
+        let epochs = match database.sql.clock().at(at).filter(|_| takes_messages) {
             Some(now) => {
                 let closed = self.lanes.not_claimed(&book, at);
                 let ids: Vec<Option<TaskId>> =
                     tasks.iter().map(|task| may_go(task, &closed).then_some(task.id)).collect();
-                self.sites.all()[site].held.begin_new(&ids, now, self.window)
+                database.owned_shards.begin_new(&ids, now, self.window)
             }
             None => vec![None; tasks.len()],
         };
-        Begun { site, epochs, known: book.revision(), at }
+        Begun { database: index, epochs, known: book.revision(), at }
     }
 
     /// Handles a committed insert: takes the claimed tasks out of `tasks`, to be handed to the publisher. The
     /// remaining tasks are `scheduled`.
     pub fn written(&self, begun: Begun, written: &Written, tasks: Vec<NewTask>) -> (Vec<Dispatch>, Vec<NewTask>) {
-        let database = &self.sites.all()[begun.site].database;
-        let publish_at = database.clock().instant_of(written.asked_at).unwrap_or(begun.at);
+        let database = &self.databases[begun.database];
+        let publish_at = database.sql.clock().instant_of(written.asked_at).unwrap_or(begun.at);
         let mut dispatches = Vec::new();
         let mut scheduled = Vec::new();
         let mut refused = Vec::new();
@@ -85,16 +85,15 @@ impl AtOnce {
             let is_claimed = written.held.contains(&task.id.shard()) && !written.turned.contains(&task.queue);
             if epoch.is_some() && is_claimed {
                 let delivery = delivery(task, written.asked_at);
-                dispatches.push(Dispatch { site: begun.site, delivery, publish_at, claimed_at: begun.at });
+                dispatches.push(Dispatch { database: begun.database, delivery, publish_at, claimed_at: begun.at });
                 continue;
             }
             refused.extend(epoch.map(|_| task.id));
             scheduled.push(task);
         }
-        let site = &self.sites.all()[begun.site];
-        site.held.end(refused);
+        database.owned_shards.end(refused);
         if !written.turned.is_empty() || !written.moved.is_empty() {
-            site.outdated.notify_one();
+            database.outdated.notify_one();
         }
         self.metrics.claimed.with_label_values(&["submit"]).inc_by(dispatches.len() as u64);
         (dispatches, scheduled)
@@ -102,8 +101,9 @@ impl AtOnce {
 
     /// Handles an insert that failed or whose commit is unknown: a rescue looks at its tasks.
     pub fn lost(&self, begun: &Begun, tasks: &[NewTask]) {
-        let site = &self.sites.all()[begun.site];
-        site.look_again(tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id)), LOOK_AGAIN);
+        let database = &self.databases[begun.database];
+        database
+            .look_again(tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id)), LOOK_AGAIN);
     }
 
     pub async fn publish(&self, dispatches: Vec<Dispatch>) {

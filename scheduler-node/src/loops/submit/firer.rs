@@ -39,7 +39,7 @@ use crate::{
         schedules::{Due, DueSchedule, FireRecord, ScheduleRecord, Unreadable},
     },
     supervise::{at_work, spawn_child},
-    working_set::set_aside::{Asides, Kept, Kind, why},
+    working_set::set_aside::{Kept, Kind, SetAside, why},
 };
 
 /// The value of the metrics' label `source`.
@@ -88,7 +88,7 @@ pub struct Firer {
     mastership: watch::Receiver<Mastership>,
     fitness: watch::Receiver<Fitness>,
     metrics: Arc<Metrics>,
-    asides: Asides,
+    set_aside: SetAside,
     making: Arc<Semaphore>,
 }
 
@@ -109,10 +109,10 @@ impl Firer {
         mastership: watch::Receiver<Mastership>,
         fitness: watch::Receiver<Fitness>,
         metrics: Arc<Metrics>,
-        asides: Asides,
+        set_aside: SetAside,
     ) -> Self {
         let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
-        Self { store, submitter, books, mastership, fitness, metrics, asides, making }
+        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making }
     }
 
     pub async fn run(self, stop: CancellationToken) {
@@ -243,7 +243,7 @@ impl Firer {
             }
             Err(error) if error.fault() == Fault::Data => {
                 let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
-                self.asides.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
+                self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
                 return self.postpone(&record, POSTPONE_REFUSED).await;
             }
             Err(error) => {
@@ -318,7 +318,7 @@ impl Firer {
                 Ok(_) => done.push(id),
                 // The task can never be made. Its schedule goes on.
                 Err(Unstored::Refused(why)) => {
-                    self.asides.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
+                    self.set_aside.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
                     done.push(id);
                 }
                 Err(_) => {}

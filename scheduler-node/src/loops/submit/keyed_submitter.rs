@@ -22,7 +22,7 @@ use crate::{
         submit::Window,
     },
     traces,
-    working_set::database::Site,
+    working_set::database::NodeDatabase,
 };
 
 /// The most keys of one statement. It holds a lock for each until it commits, and the server has room for some ten
@@ -45,8 +45,8 @@ pub struct PutJob {
 }
 
 #[derive(Clone, Debug)]
-pub struct Putter {
-    pub site: Site,
+pub struct KeyedSubmitter {
+    pub database: NodeDatabase,
     pub books: Books,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
@@ -58,7 +58,7 @@ impl Part for PutJob {
     }
 }
 
-impl Putter {
+impl KeyedSubmitter {
     /// Runs until `stop`, and then until all jobs that have arrived are done.
     pub async fn run(self, jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
         // The next job may be as large as a whole statement.
@@ -78,7 +78,7 @@ impl Putter {
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
-        let database = &self.site.database;
+        let database = &self.database.sql;
         let window = Window::first(database);
         let routed = batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX);
         let known = match database.task_put_within(&tasks, &holds, window, routed).await {
@@ -93,7 +93,7 @@ impl Putter {
         };
         let mut answers = Vec::with_capacity(tasks.len());
         for (part, stored) in known {
-            submitter::refused(&self.site.asides, part, &stored);
+            submitter::refused(&self.database.set_aside, part, &stored);
             answers.extend(match stored {
                 Ok(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
                 Err(why) => vec![Err(why); part.len()],
@@ -114,7 +114,7 @@ impl Putter {
             .filter(|put| put.is_written() && put.state == TaskState::Waiting)
             .map(|put| put.id)
             .collect();
-        match self.releaser.look(&self.site, &waiting).await {
+        match self.releaser.look(&self.database, &waiting).await {
             Ok(released) => {
                 for task in released {
                     let put = puts.iter_mut().flatten().find(|put| put.id == task.id).expect("it was asked about");
@@ -122,7 +122,7 @@ impl Putter {
                 }
             }
             Err(error) => {
-                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "new waiting tasks were not looked at; their own moment will find them");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "new waiting tasks were not looked at; their own moment will find them");
             }
         }
     }

@@ -4,7 +4,7 @@
 //! row is due within the horizon; later rows it finds by itself. A nudge names the row and its moment, so that the
 //! owner need not read. When there are too many rows, it names their shards.
 //!
-//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the picker's
+//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready_starter's
 //! next look. If this loop stops, every such row waits that long.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
     clock,
     store::watch::{Heard, Lost, Nudge},
     supervise::at_work,
-    working_set::database::Sites,
+    working_set::database::{DatabaseIndex, NodeDatabases},
 };
 
 /// Nudges of one database are gathered for this long: at most some fifty small statements a second.
@@ -41,17 +41,17 @@ pub struct Nudger {
 
 #[derive(Debug)]
 struct Inner {
-    sites: Sites,
+    databases: NodeDatabases,
     horizon: Duration,
-    /// The nudges to send to the other nodes of each database, in the order of the sites.
+    /// The nudges to send to the other nodes of each database, in the order of the databases.
     pending: Vec<Mutex<Nudge>>,
     wanted: Notify,
 }
 
 impl Nudger {
-    pub fn new(sites: Sites, horizon: Duration) -> Self {
-        let pending = sites.all().iter().map(|_| Mutex::default()).collect();
-        Self { inner: Arc::new(Inner { sites, horizon, pending, wanted: Notify::new() }) }
+    pub fn new(databases: NodeDatabases, horizon: Duration) -> Self {
+        let pending = databases.all().iter().map(|_| Mutex::default()).collect();
+        Self { inner: Arc::new(Inner { databases, horizon, pending, wanted: Notify::new() }) }
     }
 
     /// Notes a written row that must be looked at by `wake_at`.
@@ -63,21 +63,21 @@ impl Nudger {
     pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
         let inner = &self.inner;
         let edge = clock::now().plus(inner.horizon);
-        let mut near: Vec<Vec<Entry>> = inner.sites.all().iter().map(|_| Vec::new()).collect();
+        let mut near: Vec<Vec<Entry>> = inner.databases.all().iter().map(|_| Vec::new()).collect();
         for (id, wake_at) in rows {
             if wake_at <= edge
-                && let Some((index, _)) = inner.sites.of(id.shard())
+                && let Some((index, _)) = inner.databases.of(id.shard())
             {
-                near[index].push(Entry { wake_at, id, kind: WakeKind::Claim });
+                near[index.get()].push(Entry { wake_at, id, kind: WakeKind::Claim });
             }
         }
-        for ((site, entries), pending) in inner.sites.all().iter().zip(near).zip(&inner.pending) {
+        for ((database, entries), pending) in inner.databases.all().iter().zip(near).zip(&inner.pending) {
             let away: Vec<(TaskId, UnixMicros)> = entries
                 .iter()
-                .filter(|entry| !site.held.is_claimable(entry.id.shard()))
+                .filter(|entry| !database.owned_shards.is_claimable(entry.id.shard()))
                 .map(|entry| (entry.id, entry.wake_at))
                 .collect();
-            site.held.offer(entries);
+            database.owned_shards.offer(entries);
             if away.is_empty() {
                 continue;
             }
@@ -95,11 +95,11 @@ impl Nudger {
     /// Tells the owners of these queues' shards to look: a task has an outcome, so there may be room for others.
     pub fn room_in<'a>(&self, tasks: impl IntoIterator<Item = (TaskId, &'a QueueName)>) {
         for (id, queue) in tasks {
-            let Some((index, site)) = self.inner.sites.of(id.shard()) else { continue };
-            if site.held.is_claimable(id.shard()) {
-                site.waiting.room_in([queue], Instant::now());
+            let Some((index, database)) = self.inner.databases.of(id.shard()) else { continue };
+            if database.owned_shards.is_claimable(id.shard()) {
+                database.ready_queues.room_in([queue], Instant::now());
             } else {
-                self.inner.pending[index].lock().room.insert((id.shard(), queue.clone()));
+                self.inner.pending[index.get()].lock().room.insert((id.shard(), queue.clone()));
                 self.inner.wanted.notify_one();
             }
         }
@@ -113,14 +113,14 @@ impl Nudger {
                 () = stop.cancelled() => return,
             }
             tokio::time::sleep(GATHER).await;
-            for (site, pending) in self.inner.sites.all().iter().zip(&self.inner.pending) {
+            for (database, pending) in self.inner.databases.all().iter().zip(&self.inner.pending) {
                 let nudge = std::mem::take(&mut *pending.lock());
                 if nudge.is_empty() {
                     continue;
                 }
                 let _work = at_work();
-                if let Err(error) = site.database.tell(&nudge).await {
-                    tracing::debug!(database = %site.database.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
+                if let Err(error) = database.sql.tell(&nudge).await {
+                    tracing::debug!(database = %database.sql.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
                 }
             }
         }
@@ -129,36 +129,38 @@ impl Nudger {
 
 /// Listens to one database for the other nodes' nudges and for submissions in SQL. After a gap in the connection
 /// the preloader reads everything again.
-pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
-    let site = &sites.all()[index];
+pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: CancellationToken) {
+    let database = &databases[index];
     let pause = Duration::from_secs(1);
     loop {
         let heard = async {
             let work = at_work();
-            let mut nudges = site.database.nudges().await?;
+            let mut nudges = database.sql.nudges().await?;
             drop(work);
-            site.held.nudge(site.held.owned().into_keys());
-            site.inbox.notify_one();
+            database.owned_shards.nudge(database.owned_shards.owned().into_keys());
+            database.inbox.notify_one();
             loop {
                 match nudges.next().await? {
-                    Heard::Inbox => site.inbox.notify_one(),
+                    Heard::Inbox => database.inbox.notify_one(),
                     Heard::Room(queues) => {
-                        let ours =
-                            queues.iter().filter(|(shard, _)| site.held.is_claimable(*shard)).map(|(_, queue)| queue);
-                        site.waiting.room_in(ours, Instant::now());
+                        let ours = queues
+                            .iter()
+                            .filter(|(shard, _)| database.owned_shards.is_claimable(*shard))
+                            .map(|(_, queue)| queue);
+                        database.ready_queues.room_in(ours, Instant::now());
                     }
                     Heard::Rows(rows) => {
-                        site.held.offer(rows.into_iter().map(|(id, wake_at)| Entry {
+                        database.owned_shards.offer(rows.into_iter().map(|(id, wake_at)| Entry {
                             wake_at,
                             id,
                             kind: WakeKind::Claim,
                         }));
                     }
-                    Heard::Shards(shards) => site.held.nudge(shards),
+                    Heard::Shards(shards) => database.owned_shards.nudge(shards),
                     Heard::Gap => {
-                        site.held.nudge(site.held.owned().into_keys());
-                        site.inbox.notify_one();
-                        site.waiting.room_in_all(Instant::now());
+                        database.owned_shards.nudge(database.owned_shards.owned().into_keys());
+                        database.inbox.notify_one();
+                        database.ready_queues.room_in_all(Instant::now());
                     }
                 }
             }
@@ -168,7 +170,7 @@ pub async fn listen(sites: Sites, index: usize, stop: CancellationToken) {
             () = stop.cancelled() => return,
         };
         let Err(lost) = ended;
-        tracing::debug!(database = %site.database.name(), error = &lost as &dyn std::error::Error, "nudges are not heard; repair reads find what they would have told");
+        tracing::debug!(database = %database.sql.name(), error = &lost as &dyn std::error::Error, "nudges are not heard; repair reads find what they would have told");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = stop.cancelled() => return,

@@ -25,7 +25,7 @@ use crate::{
         queue_reader::{Books, catch_up},
     },
     store::put::{Put, PutOutcome},
-    working_set::database::Sites,
+    working_set::database::{DatabaseIndex, NodeDatabases},
 };
 
 /// The most submissions that wait for an insert in one database. Further callers must come back later.
@@ -100,15 +100,15 @@ pub struct Intake {
 
 impl Submitter {
     pub fn new(
-        sites: Sites,
+        databases: NodeDatabases,
         books: Books,
         fitness: watch::Receiver<Fitness>,
         shard_count: u32,
         horizon: Duration,
     ) -> (Self, Intake) {
-        let (jobs, to_insert): (Vec<_>, Vec<_>) = sites.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
-        let (puts, to_put): (Vec<_>, Vec<_>) = sites.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
-        let routes = Arc::new(Routes { sites, books, fitness, shard_count, horizon });
+        let (jobs, to_insert): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
+        let (puts, to_put): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
+        let routes = Arc::new(Routes { databases, books, fitness, shard_count, horizon });
         (Self { jobs: jobs.into(), puts: puts.into(), routes }, Intake { jobs: to_insert, puts: to_put })
     }
 
@@ -133,7 +133,7 @@ impl Submitter {
 
     /// Reads the changed queues. Returns whether that succeeded.
     async fn knows_again(&self) -> bool {
-        catch_up(&self.routes.sites.home().database, &self.routes.books).await.is_ok()
+        catch_up(&self.routes.databases.home().sql, &self.routes.books).await.is_ok()
     }
 
     /// Writes tasks that have ids already. They stay on their shards, even if their queue has been placed anew.
@@ -174,12 +174,12 @@ impl Submitter {
         routed: i64,
     ) -> Vec<Sent<Inserted, UnixMicros>> {
         let mut sent = Vec::new();
-        for (index, part) in self.by_site(tasks) {
+        for (index, part) in self.by_database(tasks) {
             let (answer, answered) = oneshot::channel();
             let due_at = |task: &NewTask| (!task.asked_now).then_some(task.due_at);
             let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
             let tasks = part.into_iter().map(|(_, task)| task).collect();
-            if self.jobs[index].try_send(Job { tasks, source, routed, answer }).is_ok() {
+            if self.jobs[index.get()].try_send(Job { tasks, source, routed, answer }).is_ok() {
                 sent.push((places, answered));
             }
         }
@@ -188,12 +188,12 @@ impl Submitter {
 
     fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str, routed: i64) -> Vec<Sent<usize, Put>> {
         let mut sent = Vec::new();
-        for (index, part) in self.by_site(tasks) {
+        for (index, part) in self.by_database(tasks) {
             let mut part = part.into_iter().peekable();
             while part.peek().is_some() {
                 let (answer, answered) = oneshot::channel();
                 let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
-                if self.puts[index].try_send(PutJob { tasks, source, routed, answer }).is_ok() {
+                if self.puts[index.get()].try_send(PutJob { tasks, source, routed, answer }).is_ok() {
                     sent.push((places, answered));
                 }
             }
@@ -202,10 +202,10 @@ impl Submitter {
     }
 
     /// Divides tasks by database, each with its position in the whole.
-    fn by_site(&self, tasks: Vec<(usize, NewTask)>) -> BTreeMap<usize, Vec<(usize, NewTask)>> {
-        let mut parts: BTreeMap<usize, Vec<(usize, NewTask)>> = BTreeMap::new();
+    fn by_database(&self, tasks: Vec<(usize, NewTask)>) -> BTreeMap<DatabaseIndex, Vec<(usize, NewTask)>> {
+        let mut parts: BTreeMap<DatabaseIndex, Vec<(usize, NewTask)>> = BTreeMap::new();
         for (place, task) in tasks {
-            let (index, _) = self.routes.sites.of(task.id.shard()).expect("routes lead to shards that exist");
+            let (index, _) = self.routes.databases.of(task.id.shard()).expect("routes lead to shards that exist");
             parts.entry(index).or_default().push((place, task));
         }
         parts

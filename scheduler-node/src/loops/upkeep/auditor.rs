@@ -14,7 +14,7 @@ use crate::{
     supervise::at_work,
     working_set::{
         retry::{Refused, until_done},
-        set_aside::{Asides, Kept, Kind, why},
+        set_aside::{Kept, Kind, SetAside, why},
     },
 };
 
@@ -33,7 +33,7 @@ pub struct Auditor {
     /// The name of this node in its notes.
     pub node: String,
     pub metrics: AuditMetrics,
-    pub asides: Asides,
+    pub set_aside: SetAside,
 }
 
 impl Auditor {
@@ -70,7 +70,7 @@ impl Auditor {
                 body: format!("{:?}", item.deed).into_bytes(),
                 ..Kept::default()
             };
-            self.asides.keep(home, Kind::Audit, kept, &why(&error)).await;
+            self.set_aside.keep(home, Kind::Audit, kept, &why(&error)).await;
             self.metrics.dropped(Dropped::Unwritable, 1);
         }
         true

@@ -15,21 +15,21 @@ use crate::{
     metrics::Metrics,
     store::{Connections, PoolKind},
     supervise::{LoopKind, Pulse, at_work},
-    working_set::{database::Sites, lanes::Lanes},
+    working_set::{database::NodeDatabases, lanes::Lanes},
 };
 
 const READ_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub struct Gauger {
-    pub sites: Sites,
+pub struct Gauges {
+    pub databases: NodeDatabases,
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub metrics: Arc<Metrics>,
     pub pulse: Pulse,
 }
 
-impl Gauger {
+impl Gauges {
     pub async fn run(self, stop: CancellationToken) {
         let mut with_limit = BTreeSet::new();
         let mut known = None;
@@ -52,12 +52,12 @@ impl Gauger {
 
     fn read(&self) {
         let mut oldest_s: f64 = 0.0;
-        for site in self.sites.all() {
-            let name = site.name().as_str();
-            self.metrics.heap_entries.with_label_values(&[name]).set(gauge(site.held.heap_len()));
-            self.metrics.in_flight.with_label_values(&[name]).set(gauge(site.held.in_flight()));
+        for database in self.databases.all() {
+            let name = database.name().as_str();
+            self.metrics.heap_entries.with_label_values(&[name]).set(gauge(database.owned_shards.heap_len()));
+            self.metrics.in_flight.with_label_values(&[name]).set(gauge(database.owned_shards.in_flight()));
             for kind in PoolKind::ALL {
-                let Connections { open, idle, most } = site.database.connections(kind);
+                let Connections { open, idle, most } = database.sql.connections(kind);
                 let pool = kind.text();
                 self.metrics.pool_connections.with_label_values(&[name, pool, "open"]).set(i64::from(open));
                 self.metrics.pool_connections.with_label_values(&[name, pool, "idle"]).set(gauge(idle));
@@ -114,8 +114,8 @@ mod tests {
         let (counter, _test) = fresh().await;
         let (pulse, metrics) = (Pulse::default(), Metrics::register(&Registry::new(), &["main"]).unwrap());
         let metrics = Arc::new(metrics);
-        let gauger = Gauger {
-            sites: counter.sites.clone(),
+        let gauger = Gauges {
+            databases: counter.databases.clone(),
             lanes: Arc::default(),
             books: Arc::clone(&counter.books),
             metrics: Arc::clone(&metrics),
@@ -123,7 +123,7 @@ mod tests {
         };
         let stop = CancellationToken::new();
         stop.cancel();
-        pulse.run(LoopKind::Gauger, gauger.run(stop)).await;
+        pulse.run(LoopKind::Gauges, gauger.run(stop)).await;
         assert_eq!(pulse.begun(), 1);
         assert_eq!(pulse.stalled(Instant::now() + Duration::from_secs(1_000)), BTreeSet::new());
         let most = |pool: PoolKind| metrics.pool_connections_max.with_label_values(&["main", pool.text()]).get();

@@ -12,7 +12,7 @@ use crate::{store::Error, supervise::at_work};
 const READ_EVERY: Duration = Duration::from_millis(400);
 
 /// A reader of one copy.
-pub(super) trait Reread {
+pub(super) trait PollRevision {
     /// The name of the copied data in the log.
     const OF: &'static str;
 
@@ -21,7 +21,7 @@ pub(super) trait Reread {
 }
 
 /// Reads until `stop`, and at once after `outdated`. Of several failures in a row only the first is logged.
-pub(super) async fn reread<R: Reread>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
+pub(super) async fn poll_revision<R: PollRevision>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
     let mut told = false;
     loop {
         let work = at_work();

@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
     store::{Error, migrate::Misfit},
     supervise::at_work,
-    working_set::database::Site,
+    working_set::database::NodeDatabase,
 };
 
 const PROBE_EVERY: Duration = Duration::from_millis(500);
@@ -62,7 +62,7 @@ impl Fitness {
 
 #[derive(Debug)]
 pub struct Prober {
-    pub site: Site,
+    pub database: NodeDatabase,
     pub shard_count: u16,
     pub fitness: Arc<watch::Sender<Fitness>>,
     pub metrics: Arc<Metrics>,
@@ -86,7 +86,7 @@ impl Prober {
                     return;
                 }
                 Err(Failed::Away(why)) => {
-                    self.metrics.database_up.with_label_values(&[self.site.name().as_str()]).set(0);
+                    self.metrics.database_up.with_label_values(&[self.database.name().as_str()]).set(0);
                     if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
                         self.report(Some(why));
                     }
@@ -102,14 +102,14 @@ impl Prober {
     async fn probe(&self, checked: &mut bool) -> Result<(), Failed> {
         let _work = at_work();
         if !*checked {
-            self.site.database.schema_check(self.shard_count).await.map_err(Failed::of_misfit)?;
+            self.database.sql.schema_check(self.shard_count).await.map_err(Failed::of_misfit)?;
             *checked = true;
         }
-        self.site.database.ping().await.map_err(|error| Failed::of_error(&error))
+        self.database.sql.ping().await.map_err(|error| Failed::of_error(&error))
     }
 
     fn report(&self, unfit: Option<String>) {
-        let name = self.site.name();
+        let name = self.database.name();
         self.metrics.database_up.with_label_values(&[name.as_str()]).set(i64::from(unfit.is_none()));
         self.fitness.send_if_modified(|fitness| match unfit {
             Some(why) if fitness.unfit.get(name) != Some(&why) => {

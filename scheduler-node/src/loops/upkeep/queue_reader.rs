@@ -14,7 +14,7 @@ use common::queue::QueueBook;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::poll_revision::{Reread, reread};
+use super::poll_revision::{PollRevision, poll_revision};
 use crate::store::{Database, Error, Store};
 
 /// Every queue and its policy as this node knows them.
@@ -41,11 +41,11 @@ impl QueueReader {
 
     pub async fn run(self, stop: CancellationToken) {
         let outdated = Arc::clone(&self.outdated);
-        reread(self, &outdated, stop).await;
+        poll_revision(self, &outdated, stop).await;
     }
 }
 
-impl Reread for QueueReader {
+impl PollRevision for QueueReader {
     const OF: &'static str = "queues";
 
     async fn read(&mut self) -> Result<(), Error> {

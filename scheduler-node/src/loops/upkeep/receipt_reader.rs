@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::poll_revision::{Reread, reread};
+use super::poll_revision::{PollRevision, poll_revision};
 use crate::{
     receipt::{ReceiptKeys, Receipts},
     store::{Error, Store},
@@ -35,11 +35,11 @@ impl ReceiptReader {
 
     pub async fn run(self, stop: CancellationToken) {
         // There is no hurry: a delivery made with the previous key is valid until that key is removed.
-        reread(self, &Notify::new(), stop).await;
+        poll_revision(self, &Notify::new(), stop).await;
     }
 }
 
-impl Reread for ReceiptReader {
+impl PollRevision for ReceiptReader {
     const OF: &'static str = "receipt keys";
 
     async fn read(&mut self) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::poll_revision::{Reread, reread};
+use super::poll_revision::{PollRevision, poll_revision};
 use crate::{
     access::Access,
     store::{Error, Store},
@@ -24,11 +24,11 @@ pub struct TokenReader {
 
 impl TokenReader {
     pub async fn run(self, stop: CancellationToken) {
-        reread(self, &Notify::new(), stop).await;
+        poll_revision(self, &Notify::new(), stop).await;
     }
 }
 
-impl Reread for TokenReader {
+impl PollRevision for TokenReader {
     const OF: &'static str = "tokens";
 
     async fn read(&mut self) -> Result<(), Error> {

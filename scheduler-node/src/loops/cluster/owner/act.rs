@@ -13,21 +13,21 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, OwnerKey},
     store,
     supervise::at_work,
-    working_set::owned_shards::Held,
+    working_set::owned_shards::OwnedShards,
 };
 
 /// Most drains end within this time: they only wait for the confirms of the last published tasks.
 const QUICK_DRAIN: Duration = Duration::from_millis(100);
 
-/// The result of an act. `yard`: the index of the shard's database.
+/// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
 pub(super) enum Done {
-    Created { yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
-    Fenced { yard: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error> },
-    Confirmed { yard: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error> },
+    Created { index: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
+    Fenced { index: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error> },
+    Confirmed { index: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error> },
     Reregistered { shard: ShardId, result: Result<Option<OwnerKey>, Error> },
     Looked { shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error> },
-    Released { yard: usize, shard: ShardId, result: Result<(), Error> },
+    Released { index: usize, shard: ShardId, result: Result<(), Error> },
 }
 
 /// The parts that every act needs.
@@ -43,28 +43,28 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) async fn create(self, yard: usize, shard: ShardId, lease: LeaseId) -> Done {
+    pub(super) async fn create(self, index: usize, shard: ShardId, lease: LeaseId) -> Done {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_create(shard, &self.me, None, lease).await;
-        Done::Created { yard, shard, result }
+        Done::Created { index, shard, result }
     }
 
-    pub(super) async fn fence<F: Fence>(self, yard: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> Done {
+    pub(super) async fn fence<F: Fence>(self, index: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> Done {
         let shards: Vec<ShardId> = keys.iter().map(|key| key.shard).collect();
         let _work = at_work();
         let result = fence.acquire(&shards, &self.me).await;
         if result.is_ok() {
             fail::fail_point!("after_fence", |_| std::process::abort());
         }
-        Done::Fenced { yard, keys, result }
+        Done::Fenced { index, keys, result }
     }
 
-    pub(super) async fn confirm(self, yard: usize, key: OwnerKey, epoch: Epoch) -> Done {
+    pub(super) async fn confirm(self, index: usize, key: OwnerKey, epoch: Epoch) -> Done {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
-        Done::Confirmed { yard, shard: key.shard, epoch, result }
+        Done::Confirmed { index, shard: key.shard, epoch, result }
     }
 
     pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> Done {
@@ -83,26 +83,32 @@ impl Actor {
 
     /// Stops claiming only when it is the shard's turn: while many shards move, the waiting ones are still
     /// dispatched.
-    pub(super) async fn release(self, yard: usize, shard: ShardId, held: Arc<Held>, drain: Duration) -> Done {
+    pub(super) async fn release(
+        self,
+        index: usize,
+        shard: ShardId,
+        owned_shards: Arc<OwnedShards>,
+        drain: Duration,
+    ) -> Done {
         let turn = self.requests.acquire().await;
         let _work = at_work();
-        held.stop_claiming(&[shard]);
-        if tokio::time::timeout(QUICK_DRAIN.min(drain), held.drained(&[shard])).await.is_err() {
+        owned_shards.stop_claiming(&[shard]);
+        if tokio::time::timeout(QUICK_DRAIN.min(drain), owned_shards.drained(&[shard])).await.is_err() {
             // A slow drain does not keep the other shards waiting.
             drop(turn);
-            if tokio::time::timeout(drain, held.drained(&[shard])).await.is_err() {
+            if tokio::time::timeout(drain, owned_shards.drained(&[shard])).await.is_err() {
                 tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");
             }
-            return self.release_key(yard, shard).await;
+            return self.release_key(index, shard).await;
         }
         let result = self.coordination.owner_remove(shard, &self.me).await;
-        Done::Released { yard, shard, result }
+        Done::Released { index, shard, result }
     }
 
-    pub(super) async fn release_key(self, yard: usize, shard: ShardId) -> Done {
+    pub(super) async fn release_key(self, index: usize, shard: ShardId) -> Done {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_remove(shard, &self.me).await;
-        Done::Released { yard, shard, result }
+        Done::Released { index, shard, result }
     }
 }

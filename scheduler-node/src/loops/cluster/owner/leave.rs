@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     coordination::{Coordination, Views},
-    working_set::owned_shards::Held,
+    working_set::owned_shards::OwnedShards,
 };
 
 /// The longest departure: the drain of a shard, and a little for the requests around it.
@@ -29,7 +29,7 @@ pub async fn leave(
     leaving: &CancellationToken,
     coordination: &Coordination,
     mut views: Views,
-    helds: &[Arc<Held>],
+    owned: &[Arc<OwnedShards>],
 ) -> bool {
     tracing::info!(me = %me, "leaving: handing over what this node owns");
     leaving.cancel();
@@ -37,7 +37,7 @@ pub async fn leave(
         let mut back = Instant::now();
         loop {
             let view = views.borrow_and_update().clone();
-            if helds.iter().all(|held| held.owned().is_empty()) && is_free(&view, me) {
+            if owned.iter().all(|shards| shards.owned().is_empty()) && is_free(&view, me) {
                 return true;
             }
             if !coordination.is_away() {

@@ -18,18 +18,18 @@ use crate::{
 impl<F: Fence> Owner<F> {
     pub(super) fn note(&mut self, done: Done) {
         match done {
-            Done::Created { yard, shard, result } => self.created(yard, shard, result),
-            Done::Fenced { yard, keys, result } => self.fenced(yard, &keys, result),
-            Done::Confirmed { yard, shard, epoch, result } => self.confirmed(yard, shard, epoch, result),
+            Done::Created { index, shard, result } => self.created(index, shard, result),
+            Done::Fenced { index, keys, result } => self.fenced(index, &keys, result),
+            Done::Confirmed { index, shard, epoch, result } => self.confirmed(index, shard, epoch, result),
             Done::Reregistered { shard, result } => self.reregistered(shard, result),
             Done::Looked { shards, result } => self.looked(shards, result),
-            Done::Released { yard, shard, result } => self.released(yard, shard, result),
+            Done::Released { index, shard, result } => self.released(index, shard, result),
         }
     }
 
-    fn created(&mut self, yard: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
+    fn created(&mut self, index: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
         match result {
-            Ok(Some(key)) => return self.yards[yard].created.push(key),
+            Ok(Some(key)) => return self.databases[index].created.push(key),
             // Another node was quicker; the mirror is about to show which.
             Ok(None) => {}
             Err(error) => self.say("could not create the owner key", shard, &error),
@@ -37,26 +37,26 @@ impl<F: Fence> Owner<F> {
         self.busy.remove(&shard);
     }
 
-    fn fenced(&mut self, number: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
-        let yard = &mut self.yards[number];
-        yard.fencing = false;
+    fn fenced(&mut self, index: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
+        let state = &mut self.databases[index];
+        state.fencing = false;
         let epochs: BTreeMap<ShardId, Epoch> = match result {
             Ok(taken) => {
-                yard.retry = None;
+                state.retry = None;
                 taken.into_iter().collect()
             }
             Err(error) => {
-                let pause = yard.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
-                if yard.retry.is_none() {
+                let pause = state.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
+                if state.retry.is_none() {
                     tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; trying again");
                 }
-                yard.retry = Some(Retry { at: Instant::now() + pause, pause });
+                state.retry = Some(Retry { at: Instant::now() + pause, pause });
                 BTreeMap::new()
             }
         };
         for key in keys {
             match epochs.get(&key.shard) {
-                Some(epoch) => self.acts.push(self.actor.clone().confirm(number, *key, *epoch).boxed()),
+                Some(epoch) => self.acts.push(self.actor.clone().confirm(index, *key, *epoch).boxed()),
                 None => {
                     self.busy.remove(&key.shard);
                 }
@@ -64,7 +64,7 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    fn confirmed(&mut self, yard: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error>) {
+    fn confirmed(&mut self, index: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error>) {
         self.busy.remove(&shard);
         match result {
             Ok(true) => {}
@@ -76,7 +76,7 @@ impl<F: Fence> Owner<F> {
             // dispatch the shard.
             Err(error) => self.say("could not confirm the owner key; the fence decides", shard, &error),
         }
-        self.yards[yard].holding.held.adopt(&[(shard, epoch)]);
+        self.databases[index].database.owned_shards.adopt(&[(shard, epoch)]);
         self.actor.coordination.metrics().acquisitions.inc();
         self.log.acquired.insert(shard);
     }
@@ -103,25 +103,25 @@ impl<F: Fence> Owner<F> {
         let leaving = self.leaving.is_cancelled();
         for shard in shards {
             let elsewhere = assignment.owner(shard).is_some_and(|node| *node != self.actor.me);
-            let Some(yard) = self.yard_of(shard).filter(|_| elsewhere || leaving) else { continue };
-            let held = Arc::clone(&self.yards[yard].holding.held);
-            self.begin(shard, self.actor.clone().release(yard, shard, held, self.drain_timeout(yard)));
+            let Some(index) = self.index_of(shard).filter(|_| elsewhere || leaving) else { continue };
+            let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
+            self.begin(shard, self.actor.clone().release(index, shard, owned_shards, self.drain_timeout(index)));
         }
     }
 
-    fn drain_timeout(&self, yard: usize) -> Duration {
+    fn drain_timeout(&self, index: usize) -> Duration {
         let fitness = self.fitness.borrow();
-        let hopeless = fitness.broker_unfit || fitness.unfit.contains(&self.yards[yard].holding.database);
+        let hopeless = fitness.broker_unfit || fitness.unfit.contains(&self.databases[index].database.name);
         if hopeless { HOPELESS_DRAIN_TIMEOUT } else { DRAIN_TIMEOUT }
     }
 
-    fn released(&mut self, yard: usize, shard: ShardId, result: Result<(), Error>) {
+    fn released(&mut self, index: usize, shard: ShardId, result: Result<(), Error>) {
         self.busy.remove(&shard);
-        let held = &self.yards[yard].holding.held;
-        let owned = held.owned().get(&shard).copied();
+        let owned_shards = &self.databases[index].database.owned_shards;
+        let owned = owned_shards.owned().get(&shard).copied();
         match (result, owned) {
             (Ok(()), Some(_)) => {
-                held.forget(&[shard]);
+                owned_shards.forget(&[shard]);
                 self.actor.coordination.metrics().releases.inc();
                 self.log.released.insert(shard);
             }
@@ -129,7 +129,7 @@ impl<F: Fence> Owner<F> {
             (Err(error), owned) => {
                 // The shard goes on as before. A node that has the key by now takes the fence, which ends it.
                 if let Some(epoch) = owned {
-                    held.adopt(&[(shard, epoch)]);
+                    owned_shards.adopt(&[(shard, epoch)]);
                 }
                 self.say("could not delete the owner key; keeping the shard", shard, &error);
             }

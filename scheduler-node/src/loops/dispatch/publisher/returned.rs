@@ -14,7 +14,7 @@ use super::{LONGEST_HOLD, Place, Publisher};
 use crate::{
     broker::{NotTaken, Published},
     loops::outcome::reporter::Happening,
-    working_set::database::Site,
+    working_set::database::{DatabaseIndex, NodeDatabase},
 };
 
 /// The bounds of the wait of a returned message for a binding. It is published again after as long as it is late by
@@ -27,7 +27,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 pub(super) struct Returned {
     id: TaskId,
     attempt: Attempt,
-    site: usize,
+    database: DatabaseIndex,
     due_at: UnixMicros,
     routing_key: String,
     rule: Unroutable,
@@ -58,7 +58,7 @@ impl Publisher {
             returned.push(Returned {
                 id: one.id,
                 attempt: one.attempt,
-                site: place.site,
+                database: place.database,
                 due_at: place.due_at,
                 routing_key: key.unwrap_or_else(|| queue.name.to_string()),
                 rule,
@@ -80,7 +80,7 @@ impl Publisher {
         let Some(first) = returned.first() else { return };
         let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
         tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "no queue is bound for messages; they came back");
-        let mut ending: Vec<Vec<(TaskId, Happening)>> = self.sites.all().iter().map(|_| Vec::new()).collect();
+        let mut ending: Vec<Vec<(TaskId, Happening)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
         for one in returned {
             if one.rule == Unroutable::Drop {
                 self.metrics.publish_dropped.inc();
@@ -88,29 +88,31 @@ impl Publisher {
                 self.metrics.publish_unroutable.inc();
             }
             if one.rule == Unroutable::Wait {
-                let site = &self.sites.all()[one.site];
-                site.look_again([one.id], waiting(site, one.due_at));
+                let database = &self.databases[one.database];
+                database.look_again([one.id], waiting(database, one.due_at));
                 continue;
             }
             let why = format!("no queue is bound to `{exchange}` for the routing key `{}`", one.routing_key);
-            ending[one.site].push((one.id, Happening::Returned { attempt: one.attempt, rule: one.rule, why }));
+            ending[one.database.get()]
+                .push((one.id, Happening::Returned { attempt: one.attempt, rule: one.rule, why }));
         }
-        for (index, happenings) in ending.into_iter().enumerate().filter(|(_, happenings)| !happenings.is_empty()) {
-            let site = &self.sites.all()[index];
+        for ((index, database), happenings) in
+            self.databases.indexed().zip(ending).filter(|(_, happenings)| !happenings.is_empty())
+        {
             let ids: Vec<TaskId> = happenings.iter().map(|(id, _)| *id).collect();
             match self.reporter.returned(index, happenings).await {
-                Ok(()) => site.held.end(ids),
+                Ok(()) => database.owned_shards.end(ids),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(%queue, error, "returned messages cannot be written down; they are published again");
-                    site.look_again(ids, LONGEST_HOLD);
+                    database.look_again(ids, LONGEST_HOLD);
                 }
             }
         }
     }
 }
 
-fn waiting(site: &Site, due_at: UnixMicros) -> Duration {
-    let late = site.database.clock().at(std::time::Instant::now()).map(|now| now.since(due_at));
+fn waiting(database: &NodeDatabase, due_at: UnixMicros) -> Duration {
+    let late = database.sql.clock().at(std::time::Instant::now()).map(|now| now.since(due_at));
     late.unwrap_or(SHORTEST_WAIT).clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }

@@ -39,12 +39,12 @@ impl Publisher {
     /// Discards a task as a consumer does that reports `discard`.
     async fn give_up(&self, dispatch: &Dispatch, why: &FieldError) {
         let Delivery { id, attempt, .. } = dispatch.delivery;
-        let site = &self.sites.all()[dispatch.site];
+        let database = &self.databases[dispatch.database];
         match self.reporter.report(id, attempt, ResultBody::discard(why.to_string())).await {
-            Ok(_) => site.held.end([id]),
+            Ok(_) => database.owned_shards.end([id]),
             Err(error) => {
                 tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "it could not be written; looking again");
-                site.look_again([id], LONGEST_HOLD);
+                database.look_again([id], LONGEST_HOLD);
             }
         }
     }

@@ -24,7 +24,7 @@ use crate::{
     store::{Error, quarantine::Quarantined},
     supervise::at_work,
     working_set::{
-        database::Site,
+        database::{DatabaseIndex, NodeDatabase},
         retry::{Refused, until_done},
         set_aside::{Kept, Kind, why},
     },
@@ -50,8 +50,8 @@ impl Reporter {
     /// Handles messages that come back from the broker until `stop`. Each database has its own channel, so that an
     /// outage of one delays no reports of others. Messages to be set aside have a channel of their own too.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
-        let (lines, ends): (Vec<_>, Vec<_>) = self.sites.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
-        let applying = ends.into_iter().enumerate().map(|(index, end)| self.apply_all(index, end));
+        let (lines, ends): (Vec<_>, Vec<_>) = self.databases.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
+        let applying = self.databases.indexed().zip(ends).map(|((index, _), end)| self.apply_all(index, end));
         let applying = futures::future::join_all(applying);
         let (aside, set_aside) = mpsc::channel(WAITING);
         let reading = self.read_all(incoming, lines, aside);
@@ -81,21 +81,21 @@ impl Reporter {
             // The receiving ends outlive this loop. The broker delivers fewer unacked messages than one channel
             // holds, so no send ever waits here.
             match self.read(&message) {
-                Ok((index, id, happening)) => drop(lines[index].send((id, happening, message)).await),
+                Ok((index, id, happening)) => drop(lines[index.get()].send((id, happening, message)).await),
                 Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
     }
 
     /// Applies and acks the messages for one database, a batch at a time.
-    async fn apply_all(&self, index: usize, mut line: mpsc::Receiver<Told>) {
+    async fn apply_all(&self, index: DatabaseIndex, mut line: mpsc::Receiver<Told>) {
         let mut batch = Vec::with_capacity(BATCH);
         while line.recv_many(&mut batch, BATCH).await > 0 {
             self.apply_and_ack(index, std::mem::take(&mut batch)).await;
         }
     }
 
-    fn read(&self, message: &Incoming) -> Result<(usize, TaskId, Happening), String> {
+    fn read(&self, message: &Incoming) -> Result<(DatabaseIndex, TaskId, Happening), String> {
         if let Some(trouble) = &message.trouble {
             return Err(trouble.reason.clone());
         }
@@ -125,7 +125,7 @@ impl Reporter {
                 )
             }
         };
-        let (index, _) = self.sites.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
+        let (index, _) = self.databases.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
         Ok((index, id, happening))
     }
 
@@ -158,7 +158,7 @@ impl Reporter {
     /// Keeps a message in the quarantine and acks it.
     async fn set_aside(&self, message: Incoming, reason: String) {
         let _work = at_work();
-        let home = self.sites.home();
+        let home = self.databases.home();
         let source = message.source.text();
         tracing::warn!(
             source,
@@ -168,39 +168,39 @@ impl Reporter {
         let Incoming { message_id, headers, body, trouble, ack, .. } = message;
         let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
         if let Some(trouble) = trouble {
-            home.asides.note(trouble.kind.into(), source, &reason);
+            home.set_aside.note(trouble.kind.into(), source, &reason);
             kept = kept.with_properties(trouble.properties);
         }
-        home.asides.quarantine(&home.database, kept).await;
+        home.set_aside.quarantine(&home.sql, kept).await;
         self.metrics.quarantined.with_label_values(&[source]).inc();
         ack.ack().await;
     }
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, site: &Site, told: &Told, error: &Error) {
+    async fn refused(&self, database: &NodeDatabase, told: &Told, error: &Error) {
         let (id, happening, message) = told;
-        site.asides.keep(&site.database, Kind::Report, kept(message), &why(error)).await;
+        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [happening.bare()];
-        let done = until_done(WHAT, &bare, |bare| self.apply(site, vec![(*id, bare[0].clone())])).await;
+        let done = until_done(WHAT, &bare, |bare| self.apply(database, vec![(*id, bare[0].clone())])).await;
         if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
-            site.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
         }
     }
 
-    async fn apply_and_ack(&self, index: usize, mut messages: Vec<Told>) {
+    async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<Told>) {
         let _work = at_work();
         for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
             happening.number(place);
         }
-        let site = &self.sites.all()[index];
+        let database = &self.databases[index];
         let done = until_done(WHAT, &messages, |part| {
             let happenings = part.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
-            self.apply(site, happenings)
+            self.apply(database, happenings)
         })
         .await;
         for Refused { item, error } in &done.refused {
-            self.refused(site, item, error).await;
+            self.refused(database, item, error).await;
         }
         let (mut stopping, mut untrusted) = (HashSet::new(), HashMap::new());
         for (id, answer) in done.answers.into_iter().flatten() {

@@ -18,7 +18,7 @@ use crate::{
         settle::{Extend, Finish, Report, Retry, StandingRow},
     },
     traces,
-    working_set::{database::Site, set_aside::Kind},
+    working_set::{database::NodeDatabase, set_aside::Kind},
 };
 
 /// The longest error text that is kept.
@@ -56,38 +56,38 @@ impl Fact {
 
 impl Reporter {
     /// Writes to the database. Returns the tasks that were written; another write overtook the others.
-    pub(super) async fn write(&self, site: &Site, writes: &Writes) -> Result<Vec<TaskId>, Error> {
+    pub(super) async fn write(&self, database: &NodeDatabase, writes: &Writes) -> Result<Vec<TaskId>, Error> {
         let mut written = Vec::new();
         if !writes.finish.is_empty() {
-            let finished = site.database.task_finish(&writes.finish).await?;
-            self.releaser.succeeded(site, &finished.succeeded).await;
+            let finished = database.sql.task_finish(&writes.finish).await?;
+            self.releaser.succeeded(database, &finished.succeeded).await;
             written.extend(finished.ids);
         }
         if !writes.retry.is_empty() {
-            let retried = site.database.task_retry(&writes.retry).await?;
+            let retried = database.sql.task_retry(&writes.retry).await?;
             self.releaser.nudger.written_all(
                 writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
             );
             written.extend(retried);
         }
         if !writes.extend.is_empty() {
-            written.extend(site.database.task_extend(&writes.extend).await?);
+            written.extend(database.sql.task_extend(&writes.extend).await?);
         }
         let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
         self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
         for id in &written {
-            self.count(site, *id, &writes.facts[id]);
+            self.count(database, *id, &writes.facts[id]);
         }
         Ok(written)
     }
 
-    fn count(&self, site: &Site, id: TaskId, fact: &Fact) {
+    fn count(&self, database: &NodeDatabase, id: TaskId, fact: &Fact) {
         let queue = &fact.queue.name;
         if let Some(reason) = fact.failed {
             self.metrics.failed(queue, reason);
         }
         if fact.failed == Some(FailureReason::Unroutable) {
-            site.asides.counted(Kind::Unroutable);
+            database.set_aside.counted(Kind::Unroutable);
         }
         if let Some(outcome) = fact.outcome {
             self.metrics.finished(queue, outcome.text(), 1);

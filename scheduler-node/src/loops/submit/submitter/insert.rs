@@ -11,13 +11,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Bounds, Job, Part, Unstored, work};
 use crate::{
-    loops::submit::{claim_on_insert::AtOnce, nudger::Nudger},
+    loops::submit::{claim_on_insert::ClaimOnInsert, nudger::Nudger},
     store::{
         Database, Effect, Error, Fault,
         submit::{Known, Sending, Window, Written},
     },
     traces,
-    working_set::set_aside::{Asides, Kind},
+    working_set::database::DatabaseIndex,
+    working_set::set_aside::{Kind, SetAside},
 };
 
 /// The approximate number of rows in one insert. With more rows the time for each no longer falls.
@@ -34,10 +35,16 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Writes submissions to the database at `index`. Runs until `stop`, and then until all that have arrived are
 /// written.
-pub async fn run(index: usize, jobs: mpsc::Receiver<Job>, at_once: AtOnce, nudger: Nudger, stop: CancellationToken) {
+pub async fn run(
+    index: DatabaseIndex,
+    jobs: mpsc::Receiver<Job>,
+    claim_on_insert: ClaimOnInsert,
+    nudger: Nudger,
+    stop: CancellationToken,
+) {
     let bounds = Bounds { in_flight: INSERTS_IN_FLIGHT, tasks: ROWS_PER_INSERT };
     work(jobs, stop, bounds, |batch| {
-        let insert = Insert { index, at_once: at_once.clone(), nudger: nudger.clone() };
+        let insert = Insert { index, claim_on_insert: claim_on_insert.clone(), nudger: nudger.clone() };
         async move { insert.write(batch).await }
     })
     .await;
@@ -50,8 +57,8 @@ impl Part for Job {
 }
 
 struct Insert {
-    index: usize,
-    at_once: AtOnce,
+    index: DatabaseIndex,
+    claim_on_insert: ClaimOnInsert,
     nudger: Nudger,
 }
 
@@ -59,22 +66,22 @@ impl Insert {
     async fn write(&self, mut batch: Vec<Job>) {
         let (counts, lengths) = (count(&batch), batch.iter().map(|job| job.tasks.len()).collect::<Vec<usize>>());
         let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
-        let begun = self.at_once.begin(self.index, &tasks);
+        let begun = self.claim_on_insert.begin(self.index, &tasks);
         let window = Window::first(self.database());
         let known = Known { claims: begun.known, routes: routed(&batch) };
         let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, known, window).await {
             Ok(written) => written,
             Err(error) => {
-                self.at_once.lost(&begun, &tasks);
+                self.claim_on_insert.lost(&begun, &tasks);
                 return self.write_again(batch, lengths, tasks, (window, error)).await;
             }
         };
         fail::fail_point!("after_submit", |_| std::process::abort());
         self.note(&tasks, counts, &written);
         answer(batch, lengths, answers(&tasks, &written, Sending::First));
-        let (dispatches, scheduled) = self.at_once.written(begun, &written, tasks);
+        let (dispatches, scheduled) = self.claim_on_insert.written(begun, &written, tasks);
         self.nudge(&scheduled, written.asked_at);
-        self.at_once.publish(dispatches).await;
+        self.claim_on_insert.publish(dispatches).await;
     }
 
     /// Sends a batch again whose first sending failed. From here on the insert claims nothing.
@@ -98,7 +105,7 @@ impl Insert {
                 );
                 self.nudge(part, written.asked_at);
             }
-            refused(&self.at_once.sites.all()[self.index].asides, part, &stored);
+            refused(&self.claim_on_insert.databases[self.index].set_aside, part, &stored);
             match stored {
                 Ok((written, sending)) => given.extend(answers(part, &written, sending)),
                 Err(why) => given.extend(std::iter::repeat_n(Err(why), part.len())),
@@ -108,7 +115,7 @@ impl Insert {
     }
 
     fn database(&self) -> &Database {
-        &self.at_once.sites.all()[self.index].database
+        &self.claim_on_insert.databases[self.index].sql
     }
 
     fn nudge(&self, tasks: &[NewTask], asked_at: UnixMicros) {
@@ -123,7 +130,7 @@ impl Insert {
             tracing::debug!(task = %task.id, queue = %task.queue, %due_at, trace_id = ids().0, span_id = ids().1, "task submitted");
         }
         for ((queue, source), count) in counts.into_iter().filter(|((queue, _), _)| is_written(queue)) {
-            self.at_once.metrics.submitted(&queue, source, count);
+            self.claim_on_insert.metrics.submitted(&queue, source, count);
         }
     }
 }
@@ -192,9 +199,9 @@ fn unstored(error: &Error, refused: bool, unknown: bool) -> Unstored {
 }
 
 /// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
-pub fn refused<T>(asides: &Asides, part: &[NewTask], stored: &Result<T, Unstored>) {
+pub fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Result<T, Unstored>) {
     if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
-        asides.note(Kind::Submission, &task.id.to_string(), reason);
+        set_aside.note(Kind::Submission, &task.id.to_string(), reason);
     }
 }
 

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use crate::{
     clock,
     loops::upkeep::{prober::Fitness, queue_reader::Books},
-    working_set::database::Sites,
+    working_set::database::NodeDatabases,
 };
 
 #[derive(Debug)]
 pub(super) struct Routes {
-    pub(super) sites: Sites,
+    pub(super) databases: NodeDatabases,
     pub(super) books: Books,
     pub(super) fitness: watch::Receiver<Fitness>,
     pub(super) shard_count: u32,
@@ -57,14 +57,15 @@ impl Routes {
         let routed = book.revision();
         let fitness = self.fitness.borrow().clone();
         let owned: Vec<ShardId> = self
-            .sites
+            .databases
             .all()
             .iter()
-            .filter(|site| fitness.is_fit(site.name()))
-            .flat_map(|site| site.held.claimable().into_keys())
+            .filter(|database| fitness.is_fit(database.name()))
+            .flat_map(|database| database.owned_shards.claimable().into_keys())
             .collect();
         let router = move |queue: &QueueName, partition_key: Option<&str>, key: Option<&str>, due_at: UnixMicros| {
-            let fit = |shard: ShardId| self.sites.of(shard).is_some_and(|(_, site)| fitness.is_fit(site.name()));
+            let fit =
+                |shard: ShardId| self.databases.of(shard).is_some_and(|(_, database)| fitness.is_fit(database.name()));
             let mut shard = ShardId::new(0);
             // A task that may live anywhere goes to a database that answers; a few random choices find one.
             for _ in 0..8 {

@@ -30,7 +30,7 @@ fn auditor(test: &TestDatabase) -> (Auditor, Audit, mpsc::Receiver<Noted>) {
     let metrics = AuditMetrics::register(&Registry::new()).expect("registered once");
     let (audit, notes) = Audit::new(metrics.clone());
     let store = Store::new(vec![Arc::clone(&test.database)]);
-    (Auditor { store, node: "a".to_owned(), metrics, asides: Asides::default() }, audit, notes)
+    (Auditor { store, node: "a".to_owned(), metrics, set_aside: SetAside::default() }, audit, notes)
 }
 
 async fn written(test: &TestDatabase) -> usize {
@@ -77,9 +77,9 @@ async fn a_note_that_the_database_refuses_costs_its_neighbours_nothing() {
     for target in ["mail", "poison", "mail"] {
         audit.note(Deed { target: target.to_owned(), ..deed("task.cancel") });
     }
-    let (stop, metrics, asides) = (CancellationToken::new(), auditor.metrics.clone(), auditor.asides.clone());
+    let (stop, metrics, set_aside) = (CancellationToken::new(), auditor.metrics.clone(), auditor.set_aside.clone());
     stop.cancel();
     auditor.run(notes, stop).await;
-    assert_eq!((written(&test).await, metrics.written.get(), asides.count(Kind::Audit)), (2, 2, 1));
+    assert_eq!((written(&test).await, metrics.written.get(), set_aside.count(Kind::Audit)), (2, 2, 1));
     assert_eq!(test.quarantine().await.len(), 1);
 }

@@ -69,9 +69,9 @@ fn check(world: &World, nodes: &[TestNode]) {
     let rows = world.fences.rows.lock().clone();
     let mut living: BTreeMap<ShardId, &NodeId> = BTreeMap::new();
     for node in nodes {
-        for (shard, epoch) in node.held.claimable() {
+        for (shard, epoch) in node.owned_shards.claimable() {
             if rows.get(&shard).is_some_and(|row| *row > epoch) {
-                node.held.forget_epoch(shard, epoch);
+                node.owned_shards.forget_epoch(shard, epoch);
             } else if let Some(other) = living.insert(shard, &node.me) {
                 panic!("{other} and {} both hold {shard} under {epoch}", node.me);
             }

@@ -125,8 +125,8 @@ async fn an_etcd_that_has_lost_everything_is_told_again_who_owns_what() {
 #[tokio::test]
 async fn a_fence_taken_too_late_is_given_up() {
     let world = World::shared().await;
-    let gate = Semaphore::new(0);
-    let slow = world.start_as(node("slow"), Some(gate)).await;
+    let claims = Semaphore::new(0);
+    let slow = world.start_as(node("slow"), Some(claims)).await;
     eventually("it waits for its first fence", || slow.keyed() == SHARDS as usize).await;
     // The node loses its keys while the statement is on its way.
     for shard in ShardRange::all(SHARDS).iter() {
@@ -185,7 +185,7 @@ async fn a_shard_that_a_claim_was_refused_for_is_acquired_again_under_a_new_epoc
     balanced(&[&one]).await;
     let shard = ShardId::new(7);
     let epoch = one.owned()[&shard];
-    assert!(one.held.forget_epoch(shard, epoch));
+    assert!(one.owned_shards.forget_epoch(shard, epoch));
     eventually("it is back", || one.owned().get(&shard).is_some_and(|newer| *newer > epoch)).await;
     balanced(&[&one]).await;
 }

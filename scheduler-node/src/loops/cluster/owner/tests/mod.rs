@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Fence, Holding, Owner, leave};
+use super::{Fence, Owner, OwnerDatabase, leave};
 use crate::{
     coordination::{
         Coordination, Mirror, Views,
@@ -43,7 +43,7 @@ use crate::{
     },
     store::{self, Effect, StoreOp},
     supervise::spawn_child,
-    working_set::owned_shards::Held,
+    working_set::owned_shards::OwnedShards,
 };
 
 const SHARDS: u32 = 24;
@@ -92,7 +92,7 @@ impl Fence for Line {
 struct TestNode {
     me: NodeId,
     coordination: Coordination,
-    held: Arc<Held>,
+    owned_shards: Arc<OwnedShards>,
     line: Arc<Line>,
     views: Views,
     session: watch::Receiver<Session>,
@@ -129,7 +129,7 @@ impl World {
         let coordination = coordination(&self.endpoints, &self.prefix).await;
         let database = main_database();
         let shards = ShardRange::all(SHARDS);
-        let held = Arc::new(Held::new(database.clone(), 100));
+        let owned_shards = Arc::new(OwnedShards::new(database.clone(), 100));
         let line =
             Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
         let line = Arc::new(line);
@@ -144,11 +144,16 @@ impl World {
         let assigner =
             Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
         let frozen_until = assigner.frozen_until();
-        let holdings = vec![Holding { database, shards, held: Arc::clone(&held), fence: Arc::clone(&line) }];
+        let databases = vec![OwnerDatabase {
+            name: database,
+            shards,
+            owned_shards: Arc::clone(&owned_shards),
+            fence: Arc::clone(&line),
+        }];
         let owner = Owner::new(
             me.clone(),
             coordination.clone(),
-            holdings,
+            databases,
             views.clone(),
             session.clone(),
             fit,
@@ -164,7 +169,7 @@ impl World {
         TestNode {
             me,
             coordination,
-            held,
+            owned_shards,
             line,
             views,
             session,
@@ -186,7 +191,7 @@ impl TestNode {
 
     /// Stops the node as SIGTERM does.
     async fn leave(mut self) -> bool {
-        let helds = [Arc::clone(&self.held)];
+        let helds = [Arc::clone(&self.owned_shards)];
         let done = leave(&self.me, &self.leaving, &self.coordination, self.views.clone(), &helds).await;
         self.stop.cancel();
         for task in self.tasks.drain(..) {
@@ -196,7 +201,7 @@ impl TestNode {
     }
 
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {
-        self.held.owned()
+        self.owned_shards.owned()
     }
 
     fn view(&self) -> Arc<ClusterView> {

@@ -17,10 +17,10 @@ async fn a_lone_node_takes_every_shard_several_a_statement_and_gives_all_back() 
     assert!(statements.iter().any(|shards| *shards > 1), "one statement a shard: {statements:?}");
     assert!(one.view().owners.values().all(|owner| owner.epoch == Some(Epoch::from_store(1))));
     let begun = Instant::now();
-    let held = Arc::clone(&one.held);
+    let owned_shards = Arc::clone(&one.owned_shards);
     assert!(one.leave().await);
     assert!(begun.elapsed() < Duration::from_secs(5), "left after {:?}", begun.elapsed());
-    assert!(held.owned().is_empty());
+    assert!(owned_shards.owned().is_empty());
     let watcher = world.start("watcher").await;
     eventually("only the newcomer is there", || watcher.view().members.len() == 1).await;
     balanced(&[&watcher]).await;
@@ -33,7 +33,7 @@ async fn a_planned_move_is_quick_and_nobody_ever_claims_from_the_same_shard() {
     let one = world.start("one").await;
     balanced(&[&one]).await;
     let two = world.start("two").await;
-    let helds = [Arc::clone(&one.held), Arc::clone(&two.held)];
+    let helds = [Arc::clone(&one.owned_shards), Arc::clone(&two.owned_shards)];
     let watching = CancellationToken::new();
     let watcher = spawn_child(watch_claims(helds, watching.clone()));
     balanced(&[&one, &two]).await;
@@ -49,7 +49,7 @@ async fn a_planned_move_is_quick_and_nobody_ever_claims_from_the_same_shard() {
 }
 
 /// Watches both nodes all the time; returns the longest time a shard had no owner.
-async fn watch_claims(helds: [Arc<Held>; 2], stop: CancellationToken) -> Duration {
+async fn watch_claims(helds: [Arc<OwnedShards>; 2], stop: CancellationToken) -> Duration {
     let mut unclaimed: BTreeMap<ShardId, Instant> = BTreeMap::new();
     let mut longest = Duration::ZERO;
     while !stop.is_cancelled() {
@@ -100,16 +100,16 @@ async fn a_release_waits_for_what_is_in_flight() {
     let ids: Vec<TaskId> = (0..u16::try_from(SHARDS).unwrap())
         .map(|shard| TaskId::mint(Uuid::from_u128(u128::from(shard) + 1), ShardId::new(shard)))
         .collect();
-    one.held.begin(ids.iter().copied());
+    one.owned_shards.begin(ids.iter().copied());
     let two = world.start("two").await;
-    eventually("half is no longer claimed from", || one.held.claimable().len() == SHARDS as usize / 2).await;
+    eventually("half is no longer claimed from", || one.owned_shards.claimable().len() == SHARDS as usize / 2).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(two.owned().is_empty(), "a shard was handed over with a task in flight");
     assert_eq!(one.owned().len(), SHARDS as usize);
     // The shards go one after the other, each as soon as it can.
-    let draining: Vec<TaskId> = ids.into_iter().filter(|id| !one.held.is_claimable(id.shard())).collect();
+    let draining: Vec<TaskId> = ids.into_iter().filter(|id| !one.owned_shards.is_claimable(id.shard())).collect();
     for (number, id) in draining.into_iter().enumerate() {
-        one.held.end([id]);
+        one.owned_shards.end([id]);
         eventually("one more shard has moved", || two.owned().len() == number + 1).await;
     }
     balanced(&[&one, &two]).await;
