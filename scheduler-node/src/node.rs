@@ -199,7 +199,7 @@ impl Node {
             traces: shared.traces.clone(),
             readiness,
         });
-        let receiver = AmqpIntake {
+        let amqp_intake = AmqpIntake {
             desk: desk.clone(),
             broker: broker.clone(),
             store: shared.store.clone(),
@@ -209,7 +209,7 @@ impl Node {
             metrics: Arc::clone(&shared.metrics),
             set_aside: shared.set_aside.clone(),
         };
-        intake.spawn(LoopKind::AmqpIntake, receiver.run(broker.received(), shared.stop.intake.clone()));
+        intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(
             shared.config.queues.max_payload_bytes,
@@ -470,10 +470,10 @@ impl Shared {
         claim_on_insert
     }
 
-    /// Starts a collector of SQL submissions for every database.
+    /// Starts the intake of SQL submissions for every database.
     fn collect(&self, crew: &mut Crew, desk: &Desk, nudger: &Nudger) {
         for (index, _) in self.databases.indexed() {
-            let collector = SqlIntake {
+            let sql_intake = SqlIntake {
                 index,
                 databases: self.databases.clone(),
                 desk: desk.clone(),
@@ -482,7 +482,7 @@ impl Shared {
                 releaser: Releaser { nudger: nudger.clone() },
                 metrics: Arc::clone(&self.metrics),
             };
-            crew.spawn(LoopKind::SqlIntake, collector.run(self.stop.intake.clone()));
+            crew.spawn(LoopKind::SqlIntake, sql_intake.run(self.stop.intake.clone()));
         }
     }
 

@@ -278,9 +278,9 @@ async fn a_refused_delivery_is_left_alone_and_its_neighbours_are_delivered() {
     for id in [ids[0], ids[2]] {
         assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"));
     }
-    let held = &loops.database().owned_shards;
-    held.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
-    assert_eq!(held.heap_len(), 2, "no row of it can be changed, so it is not tried at every look");
+    let owned_shards = &loops.database().owned_shards;
+    owned_shards.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
+    assert_eq!(owned_shards.heap_len(), 2, "no row of it can be changed, so it is not tried at every look");
 }
 
 #[tokio::test]
@@ -422,7 +422,7 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
     .execute(&loops.test.pool)
     .await
     .unwrap();
-    let collector = SqlIntake {
+    let intake = SqlIntake {
         index: DatabaseIndex::HOME,
         databases: loops.counter.databases.clone(),
         desk: loops.counter.desk.clone(),
@@ -431,7 +431,7 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
         releaser: loops.releaser(),
         metrics: Arc::clone(&loops.metrics),
     };
-    spawn_child(collector.run(CancellationToken::new()));
+    spawn_child(intake.run(CancellationToken::new()));
     until(|| async { loops.test.live().await == 3 }).await;
     let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 6 }).await;
@@ -489,12 +489,12 @@ async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
 #[tokio::test]
 async fn a_row_that_is_left_alone_is_tried_again_after_a_while() {
     let loops = Loops::new().await;
-    let (held, id) = (&loops.database().owned_shards, fixture::fresh_id_of(ShardId::new(0)));
+    let (owned_shards, id) = (&loops.database().owned_shards, fixture::fresh_id_of(ShardId::new(0)));
     let entry = Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Claim };
-    assert!(held.set_aside(id, Instant::now() + LONG), "the first time");
-    held.offer([entry]);
-    assert_eq!(held.heap_len(), 0);
-    assert!(!held.set_aside(id, Instant::now()), "it is kept once");
-    held.offer([entry]);
-    assert_eq!(held.heap_len(), 1);
+    assert!(owned_shards.set_aside(id, Instant::now() + LONG), "the first time");
+    owned_shards.offer([entry]);
+    assert_eq!(owned_shards.heap_len(), 0);
+    assert!(!owned_shards.set_aside(id, Instant::now()), "it is kept once");
+    owned_shards.offer([entry]);
+    assert_eq!(owned_shards.heap_len(), 1);
 }

@@ -29,7 +29,7 @@ pub struct NodeDatabase {
     pub sql: Arc<Database>,
     pub owned_shards: Arc<OwnedShards>,
     pub ready_queues: Arc<ReadyQueues>,
-    /// Wakes the collector: a task was submitted in SQL.
+    /// Wakes the intake of SQL: a task was submitted in SQL.
     pub inbox: Arc<Notify>,
     /// Wakes the queue reader: a claim was refused because this node does not know a queue's policy. One for all
     /// databases.

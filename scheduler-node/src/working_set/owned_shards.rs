@@ -7,6 +7,9 @@
 //! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
 //! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     time::Instant,
@@ -182,11 +185,11 @@ impl OwnedShards {
 
     /// Forgets a shard only while it is held under `epoch`: a refused old epoch says nothing about a newer one.
     pub fn forget_epoch(&self, shard: ShardId, epoch: Epoch) -> bool {
-        let held = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
-        if held {
+        let is_same = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
+        if is_same {
             self.forget(&[shard]);
         }
-        held
+        is_same
     }
 
     /// Adds keys that come due. Drops those of shards that may not be claimed from; keeps those in flight for later.
@@ -370,127 +373,5 @@ impl Drop for Picking<'_> {
     fn drop(&mut self) {
         self.owned_shards.state.lock().picks.remove(&self.number);
         self.owned_shards.in_flight_less.notify_waiters();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(shard: u16) -> TaskId {
-        TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard))
-    }
-
-    fn entry(id: TaskId, wake_at: i64) -> Entry {
-        Entry { wake_at: UnixMicros::new(wake_at), id, kind: WakeKind::Claim }
-    }
-
-    fn held() -> OwnedShards {
-        let held = OwnedShards::new(DatabaseName::new("main"), 100);
-        held.adopt(&[(ShardId::new(1), Epoch::from_store(1))]);
-        held
-    }
-
-    #[test]
-    fn only_shards_that_are_owned_and_not_draining_get_into_the_heap() {
-        let held = held();
-        held.offer([entry(id(1), 5), entry(id(2), 4)]);
-        assert_eq!((held.heap_len(), held.next_due()), (1, Some(UnixMicros::new(5))));
-        held.stop_claiming(&[ShardId::new(1)]);
-        held.offer([entry(id(1), 3)]);
-        assert_eq!(held.heap_len(), 0);
-        assert!(held.claimable().is_empty() && held.owned().len() == 1);
-    }
-
-    #[test]
-    fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile() {
-        let held = held();
-        let id = id(1);
-        held.offer([entry(id, 5)]);
-        assert_eq!(held.take_due(UnixMicros::new(10), 10).len(), 1);
-        held.offer([entry(id, 7)]);
-        assert!(held.take_due(UnixMicros::new(10), 10).is_empty());
-        held.end([id]);
-        assert_eq!(held.take_due(UnixMicros::new(10), 10), [entry(id, 7)]);
-    }
-
-    #[test]
-    fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
-        let held = held();
-        let id = id(1);
-        held.offer([entry(id, 5)]);
-        held.end_unknown([id], UnixMicros::new(20));
-        assert_eq!(
-            held.take_due(UnixMicros::new(20), 10).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
-            [WakeKind::Rescue]
-        );
-    }
-
-    #[test]
-    fn a_new_task_is_in_flight_from_its_insert_on_where_it_may_be_claimed_and_nothing_due_waits() {
-        let held = held();
-        let (ours, anothers, full) = (id(1), id(2), id(1));
-        let epochs = held.begin_new(&[Some(ours), Some(anothers), None, Some(full)], UnixMicros::new(5), 1);
-        assert_eq!(epochs, [Some(Epoch::from_store(1)), None, None, None]);
-        assert!(held.is_in_flight(ours) && !held.is_in_flight(anothers) && !held.is_in_flight(full));
-        held.offer([entry(id(1), 5)]);
-        assert_eq!(held.begin_new(&[Some(id(1))], UnixMicros::new(5), 10), [None], "what is due waits");
-        assert!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10)[0].is_some(), "it is not due yet");
-        held.stop_claiming(&[ShardId::new(1)]);
-        assert_eq!(held.begin_new(&[Some(id(1))], UnixMicros::new(4), 10), [None], "it is being drained");
-    }
-
-    #[test]
-    fn a_stale_entry_does_not_take_the_place_of_a_rescue() {
-        let held = held();
-        let id = id(1);
-        held.offer([entry(id, 5)]);
-        held.take_due(UnixMicros::new(10), 10);
-        held.offer([entry(id, 7)]);
-        held.end_unknown([id], UnixMicros::new(50));
-        assert!(held.take_due(UnixMicros::new(49), 10).is_empty());
-        let rescue = Entry { wake_at: UnixMicros::new(50), id, kind: WakeKind::Rescue };
-        assert_eq!(held.take_due(UnixMicros::new(50), 10), [rescue]);
-    }
-
-    #[tokio::test]
-    async fn a_drain_waits_for_what_is_in_flight() {
-        let held = std::sync::Arc::new(held());
-        let id = id(1);
-        held.offer([entry(id, 5)]);
-        held.take_due(UnixMicros::new(10), 10);
-        let shards = [ShardId::new(1)];
-        held.stop_claiming(&shards);
-        let draining = std::sync::Arc::clone(&held);
-        let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
-        tokio::task::yield_now().await;
-        assert!(!drained.is_finished());
-        held.end([id]);
-        drained.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_drain_waits_for_a_pick_that_may_take_something_of_its_shards() {
-        let held = std::sync::Arc::new(held());
-        let pick = held.pick();
-        assert_eq!(pick.fences.keys().copied().collect::<Vec<_>>(), [ShardId::new(1)]);
-        let shards = [ShardId::new(1)];
-        held.stop_claiming(&shards);
-        assert!(held.pick().fences.is_empty(), "nothing further is picked");
-        let draining = std::sync::Arc::clone(&held);
-        let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
-        tokio::task::yield_now().await;
-        assert!(!drained.is_finished());
-        drop(pick);
-        drained.await.unwrap();
-    }
-
-    #[test]
-    fn a_refusal_of_an_old_epoch_says_nothing_about_a_newer_one() {
-        let held = held();
-        held.adopt(&[(ShardId::new(1), Epoch::from_store(2))]);
-        assert!(!held.forget_epoch(ShardId::new(1), Epoch::from_store(1)));
-        assert!(held.forget_epoch(ShardId::new(1), Epoch::from_store(2)));
-        assert!(held.owned().is_empty());
     }
 }

@@ -109,46 +109,46 @@ mod tests {
 
     #[test]
     fn one_look_at_a_queue_is_under_way_at_a_time() {
-        let (waiting, now) = (ReadyQueues::default(), Instant::now());
-        waiting.add([queue()], now);
-        assert_eq!(waiting.begin(now), Some((queue(), true)));
-        waiting.add([queue()], now);
-        assert_eq!((waiting.begin(now), waiting.next_look()), (None, None));
-        waiting.end(&queue(), None);
-        assert_eq!(waiting.begin(now), Some((queue(), true)), "something was added during the look");
-        waiting.end(&queue(), Some(now));
-        assert_eq!(waiting.begin(now), Some((queue(), false)), "nothing has happened since");
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        queues.add([queue()], now);
+        assert_eq!(queues.begin(now), Some((queue(), true)));
+        queues.add([queue()], now);
+        assert_eq!((queues.begin(now), queues.next_look()), (None, None));
+        queues.end(&queue(), None);
+        assert_eq!(queues.begin(now), Some((queue(), true)), "something was added during the look");
+        queues.end(&queue(), Some(now));
+        assert_eq!(queues.begin(now), Some((queue(), false)), "nothing has happened since");
     }
 
     #[test]
     fn what_has_nothing_waiting_is_forgotten_and_room_in_it_means_nothing() {
-        let (waiting, now) = (ReadyQueues::default(), Instant::now());
-        waiting.add([queue()], now);
-        assert!(waiting.begin(now).is_some());
-        waiting.end(&queue(), None);
-        waiting.room_in([&queue()], now);
-        assert_eq!(waiting.next_look(), None);
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        queues.add([queue()], now);
+        assert!(queues.begin(now).is_some());
+        queues.end(&queue(), None);
+        queues.room_in([&queue()], now);
+        assert_eq!(queues.next_look(), None);
     }
 
     #[test]
     fn room_makes_the_next_look_earlier_and_never_later() {
-        let (waiting, now) = (ReadyQueues::default(), Instant::now());
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
         let later = now + Duration::from_secs(1);
-        waiting.add([queue()], now);
-        waiting.begin(now);
-        waiting.end(&queue(), Some(later));
-        assert_eq!((waiting.begin(now), waiting.next_look()), (None, Some(later)));
-        waiting.room_in([&queue()], now);
-        waiting.room_in_all(later);
-        assert_eq!(waiting.next_look(), Some(now));
+        queues.add([queue()], now);
+        queues.begin(now);
+        queues.end(&queue(), Some(later));
+        assert_eq!((queues.begin(now), queues.next_look()), (None, Some(later)));
+        queues.room_in([&queue()], now);
+        queues.room_in_all(later);
+        assert_eq!(queues.next_look(), Some(now));
     }
 
     #[test]
     fn the_look_that_is_due_first_goes_first() {
-        let (waiting, now) = (ReadyQueues::default(), Instant::now());
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
         let later = now + Duration::from_secs(1);
-        waiting.add([queue()], later);
-        waiting.add([QueueName::new("z")], now);
-        assert_eq!(waiting.begin(later), Some((QueueName::new("z"), true)));
+        queues.add([queue()], later);
+        queues.add([QueueName::new("z")], now);
+        assert_eq!(queues.begin(later), Some((QueueName::new("z"), true)));
     }
 }

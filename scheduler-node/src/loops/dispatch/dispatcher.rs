@@ -74,8 +74,8 @@ impl Dispatcher {
         }
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
-            let held = Arc::clone(&self.claims.database.owned_shards);
-            let changed = held.heap_changed.notified();
+            let owned_shards = Arc::clone(&self.claims.database.owned_shards);
+            let changed = owned_shards.heap_changed.notified();
             if !self.broker.borrow_and_update().takes_messages() {
                 tokio::select! {
                     answer = self.broker.changed() => if answer.is_err() { return },

@@ -94,8 +94,8 @@ impl Preloader {
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             // Registers before the check, so that a shard adopted in between is not missed.
-            let held = Arc::clone(&self.database.owned_shards);
-            let wanted = held.preload_wanted.notified();
+            let owned_shards = Arc::clone(&self.database.owned_shards);
+            let wanted = owned_shards.preload_wanted.notified();
             let sleep = match self.activate().await {
                 Ok(sleep) => sleep,
                 Err(error) => {
@@ -165,8 +165,8 @@ impl Preloader {
 
     /// Reads one page of each shard that is behind.
     async fn catch_up(&mut self, now: UnixMicros) -> Result<(), Error> {
-        let held = Arc::clone(&self.database.owned_shards);
-        self.behind.retain(|shard, _| held.is_claimable(*shard));
+        let owned_shards = Arc::clone(&self.database.owned_shards);
+        self.behind.retain(|shard, _| owned_shards.is_claimable(*shard));
         let due: Vec<(ShardId, Behind)> = self
             .behind
             .iter()

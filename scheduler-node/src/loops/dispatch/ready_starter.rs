@@ -107,8 +107,8 @@ impl ReadyStarter {
         let mut owned = BTreeMap::new();
         while !stop.is_cancelled() {
             while children.try_join_next().is_some() {}
-            let waiting = Arc::clone(&self.claims.database.ready_queues);
-            let sooner = waiting.sooner.notified();
+            let ready_queues = Arc::clone(&self.claims.database.ready_queues);
+            let sooner = ready_queues.sooner.notified();
             let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
             let now = Instant::now();
             if is_open {
@@ -116,7 +116,7 @@ impl ReadyStarter {
                     read_at = now + READ_EVERY;
                     self.read_waiting().await;
                 }
-                while let Some((queue, is_news)) = waiting.begin(now) {
+                while let Some((queue, is_news)) = ready_queues.begin(now) {
                     let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
                     let (this, work) = (self.clone(), at_work());
                     children.spawn(async move {
@@ -126,10 +126,10 @@ impl ReadyStarter {
                     });
                 }
             }
-            let next = waiting.next_look().filter(|_| is_open).unwrap_or(now + LONGEST_SLEEP);
+            let next = ready_queues.next_look().filter(|_| is_open).unwrap_or(now + LONGEST_SLEEP);
             tokio::select! {
                 () = sooner, if is_open => {}
-                () = self.lanes.opened.notified() => waiting.room_in_all(Instant::now()),
+                () = self.lanes.opened.notified() => ready_queues.room_in_all(Instant::now()),
                 () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
                 answer = self.broker.changed() => if answer.is_err() { return },
                 () = stop.cancelled() => break,
@@ -177,8 +177,8 @@ impl ReadyStarter {
                 return Some(again);
             }
         };
-        let held = Arc::clone(&self.claims.database.owned_shards);
-        let picking = held.pick();
+        let owned_shards = Arc::clone(&self.claims.database.owned_shards);
+        let picking = owned_shards.pick();
         let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
         drop(picking);
         let rate_at = self.permit_at(&queue.policy, &turn);

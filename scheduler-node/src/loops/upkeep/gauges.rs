@@ -114,7 +114,7 @@ mod tests {
         let (counter, _test) = fresh().await;
         let (pulse, metrics) = (Pulse::default(), Metrics::register(&Registry::new(), &["main"]).unwrap());
         let metrics = Arc::new(metrics);
-        let gauger = Gauges {
+        let gauges = Gauges {
             databases: counter.databases.clone(),
             lanes: Arc::default(),
             books: Arc::clone(&counter.books),
@@ -123,7 +123,7 @@ mod tests {
         };
         let stop = CancellationToken::new();
         stop.cancel();
-        pulse.run(LoopKind::Gauges, gauger.run(stop)).await;
+        pulse.run(LoopKind::Gauges, gauges.run(stop)).await;
         assert_eq!(pulse.begun(), 1);
         assert_eq!(pulse.stalled(Instant::now() + Duration::from_secs(1_000)), BTreeSet::new());
         let most = |pool: PoolKind| metrics.pool_connections_max.with_label_values(&["main", pool.text()]).get();
