@@ -38,12 +38,14 @@ use crate::{
             session_keeper::{self, Session, SessionKeeper},
         },
         dispatch::{
+            claim_on_insert::ClaimOnInsert,
             claims::ClaimHandler,
             dispatcher::{Dispatcher, Pace},
             preloader::Preloader,
             publisher::Publisher,
             ready_starter::ReadyStarter,
         },
+        nudger::{self, Nudger},
         outcome::{
             archiver::Archiver,
             releaser::Releaser,
@@ -51,14 +53,12 @@ use crate::{
             settler::{Settlements, Settler},
         },
         submit::{
-            claim_on_insert::ClaimOnInsert,
             keyed_submitter::KeyedSubmitter,
-            nudger::{self, Nudger},
             submitter::{self, Submitter},
         },
         upkeep::{
             gauges::Gauges,
-            prober::{self, Fitness, Prober},
+            prober::{self, NodeFitness, Prober},
             queue_reader::{Books, QueueReader},
             token_reader::TokenReader,
         },
@@ -118,7 +118,7 @@ struct Shared {
     outdated: Arc<Notify>,
     access: Arc<Access>,
     lanes: Arc<Lanes>,
-    fitness: Arc<watch::Sender<Fitness>>,
+    fitness: Arc<watch::Sender<NodeFitness>>,
     metrics: Arc<Metrics>,
     set_aside: SetAside,
     pulse: Pulse,
@@ -280,7 +280,7 @@ impl Shared {
             set_aside: set_aside.clone(),
         };
         let databases = NodeDatabases::new(stores.iter().map(database).collect());
-        let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
+        let unproven = NodeFitness::unproven(config.databases.iter().map(|database| database.name.clone()));
         let shared = Self {
             registry,
             me,
@@ -316,7 +316,7 @@ impl Shared {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_at: clock::now(),
         };
-        let (tell, fitness) = watch::channel(session_keeper::Fitness {
+        let (tell, fitness) = watch::channel(session_keeper::MemberFitness {
             unfit: self.config.databases.iter().map(|database| database.name.clone()).collect(),
             broker_unfit: false,
         });

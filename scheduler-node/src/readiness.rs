@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::{BrokerState, DoorTroubles},
     loops::{
-        cluster::session_keeper::{Session, Standing},
-        upkeep::prober::Fitness,
+        cluster::session_keeper::{Session, SessionState},
+        upkeep::prober::NodeFitness,
     },
     supervise::Pulse,
     working_set::set_aside::SetAside,
@@ -27,7 +27,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub struct Readiness {
-    fitness: watch::Receiver<Fitness>,
+    fitness: watch::Receiver<NodeFitness>,
     broker: watch::Receiver<BrokerState>,
     session: watch::Receiver<Session>,
     leaving: CancellationToken,
@@ -47,7 +47,7 @@ pub struct Report {
 
 impl Readiness {
     pub fn new(
-        fitness: watch::Receiver<Fitness>,
+        fitness: watch::Receiver<NodeFitness>,
         broker: watch::Receiver<BrokerState>,
         session: watch::Receiver<Session>,
         leaving: CancellationToken,
@@ -70,11 +70,11 @@ impl Readiness {
             BrokerState::Up { blocked: false } => {}
         }
         match &self.session.borrow().standing {
-            Standing::Joined => {}
-            Standing::Joining => reasons.push("etcd: not registered, no answer yet".to_owned()),
-            Standing::NameTaken { .. } => reasons
+            SessionState::Joined => {}
+            SessionState::Joining => reasons.push("etcd: not registered, no answer yet".to_owned()),
+            SessionState::NameTaken { .. } => reasons
                 .push("etcd: another node of this name is registered; waiting until its lease runs out".to_owned()),
-            Standing::Left => reasons.push("etcd: this node has left".to_owned()),
+            SessionState::Left => reasons.push("etcd: this node has left".to_owned()),
         }
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
@@ -103,8 +103,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stalled_loop_is_named_and_the_node_stays_ready() {
-        let session = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
-        let fitness = Fitness { databases: 1, ..Fitness::default() };
+        let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
+        let fitness = NodeFitness { databases: 1, ..NodeFitness::default() };
         let pulse = Pulse::with_bound(|_| Duration::ZERO);
         let readiness = Readiness::new(
             watch::channel(fitness).1,

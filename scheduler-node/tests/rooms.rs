@@ -1,5 +1,10 @@
 //! The walls between rooms that a compiler does not check: which parties a line may speak to.
 
+#[path = "rooms/imports.rs"]
+mod imports;
+#[path = "rooms/walls.rs"]
+mod walls;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -46,11 +46,7 @@ use crate::{
     clock,
     coordination::Coordination,
     internal::{self, Origin},
-    loops::{
-        outcome::reporter::Reporter,
-        submit::{nudger::Nudger, submitter::Submitter},
-        upkeep::queue_reader::Books,
-    },
+    loops::{nudger::Nudger, outcome::reporter::Reporter, submit::submitter::Submitter, upkeep::queue_reader::Books},
     metrics::Metrics,
     readiness::{Readiness, Report},
     store::{Database, Store},

@@ -26,7 +26,7 @@ use crate::{
     loops::{
         outcome::releaser::Releaser,
         submit::keyed_submitter::TASKS_PER_PUT,
-        upkeep::{prober::Fitness, queue_reader::Books},
+        upkeep::{prober::NodeFitness, queue_reader::Books},
     },
     metrics::Metrics,
     store::{
@@ -75,7 +75,7 @@ pub struct SqlIntake {
     pub databases: NodeDatabases,
     pub desk: Desk,
     pub books: Books,
-    pub fitness: watch::Receiver<Fitness>,
+    pub fitness: watch::Receiver<NodeFitness>,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
@@ -108,12 +108,12 @@ impl SqlIntake {
         let mut passed = Passed::default();
         let (mut looked, mut forgot, mut copied) = (None, None, None);
         while !stop.is_cancelled() {
-            let more = self.told(self.collect(&mut passed).await).unwrap_or(false);
+            let more = self.logged(self.collect(&mut passed).await).unwrap_or(false);
             if turn(&mut looked, LOOK_EVERY) {
-                self.told(self.look_after(&mut copied).await);
+                self.logged(self.look_after(&mut copied).await);
             }
             if turn(&mut forgot, FORGET_EVERY) {
-                self.told(self.forget().await);
+                self.logged(self.forget().await);
             }
             if !more {
                 tokio::select! {
@@ -125,7 +125,7 @@ impl SqlIntake {
         }
     }
 
-    fn told<T>(&self, answer: Result<T, Error>) -> Option<T> {
+    fn logged<T>(&self, answer: Result<T, Error>) -> Option<T> {
         answer
             .inspect_err(|error| {
                 let database = self.source().name();
@@ -164,7 +164,7 @@ impl SqlIntake {
             self.hand_over(self.index, own, passed).await?;
         }
         for (index, tasks) in parts {
-            if self.told(self.hand_over(index, tasks, passed).await).is_none() {
+            if self.logged(self.hand_over(index, tasks, passed).await).is_none() {
                 passed.avoided.insert(index, Instant::now());
             }
         }

@@ -7,6 +7,7 @@
 
 pub mod cluster;
 pub mod dispatch;
+pub mod nudger;
 pub mod outcome;
 pub mod submit;
 pub mod upkeep;

@@ -34,14 +34,14 @@ use super::{
         publisher::Dispatch,
         ready_starter::ReadyStarter,
     },
+    nudger::Nudger,
     outcome::{
         archiver::Archiver,
         releaser::Releaser,
         reporter::Reporter,
         settler::{Confirmed, Settlements, Settler},
     },
-    submit::nudger::Nudger,
-    upkeep::prober::Fitness,
+    upkeep::prober::NodeFitness,
 };
 use crate::{
     audit::{Audit, AuditMetrics},
@@ -427,7 +427,7 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
         databases: loops.counter.databases.clone(),
         desk: loops.counter.desk.clone(),
         books: Arc::clone(&loops.counter.books),
-        fitness: watch::channel(Fitness::default()).1,
+        fitness: watch::channel(NodeFitness::default()).1,
         releaser: loops.releaser(),
         metrics: Arc::clone(&loops.metrics),
     };

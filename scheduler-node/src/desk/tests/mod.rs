@@ -36,15 +36,15 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
-        cluster::session_keeper::{Session, Standing},
+        cluster::session_keeper::{Session, SessionState},
+        dispatch::claim_on_insert::ClaimOnInsert,
+        nudger::Nudger,
         outcome::{releaser::Releaser, reporter::Reporter},
         submit::{
-            claim_on_insert::ClaimOnInsert,
             keyed_submitter::KeyedSubmitter,
-            nudger::Nudger,
             submitter::{self, Submitter},
         },
-        upkeep::{prober::Fitness, queue_reader::Books},
+        upkeep::{prober::NodeFitness, queue_reader::Books},
     },
     metrics::Metrics,
     readiness::Readiness,
@@ -116,7 +116,7 @@ fn counter_in(
     };
     let databases = NodeDatabases::new(stores.iter().map(database).collect());
     let books = Books::default();
-    let (fitness, fit) = watch::channel(Fitness::default());
+    let (fitness, fit) = watch::channel(NodeFitness::default());
     let nudger = Nudger::new(databases.clone(), HORIZON);
     let (submitter, intake) =
         Submitter::new(databases.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
@@ -150,7 +150,7 @@ fn counter_in(
         default_door: true,
         audit: audit.clone(),
     };
-    let joined = Session { standing: Standing::Joined, lease: None, candidacy: None, last_renewal: None };
+    let joined = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
     let readiness = Readiness::new(
         fit,
         watch::channel(BrokerState::Up { blocked: false }).1,

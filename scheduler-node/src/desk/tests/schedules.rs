@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{Counter, claim, fresh};
 use crate::{
-    loops::{cluster::elector::Mastership, submit::firer::Firer, upkeep::prober::Fitness},
+    loops::{cluster::elector::Mastership, submit::firer::Firer, upkeep::prober::NodeFitness},
     metrics::Metrics,
     store::{
         settle::{Finish, Report},
@@ -42,7 +42,7 @@ fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
         counter.desk.parts().submitter.clone(),
         Arc::clone(&counter.books),
         watch::channel(Mastership { term }).1,
-        watch::channel(Fitness::default()).1,
+        watch::channel(NodeFitness::default()).1,
         Arc::clone(&metrics),
         crate::working_set::set_aside::SetAside::default(),
     );

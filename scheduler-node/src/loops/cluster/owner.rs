@@ -38,13 +38,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::session_keeper::{Fitness, Session};
+use super::session_keeper::{MemberFitness, Session};
 use crate::{
     coordination::{Coordination, LeaseId, OwnerKey, Views},
     store,
     working_set::owned_shards::OwnedShards,
 };
-use act::{Actor, Done};
+use act::{ActResult, Actor};
 pub use leave::leave;
 use log::Log;
 
@@ -97,9 +97,9 @@ pub struct Owner<F> {
     databases: Vec<OwnerDatabaseState<F>>,
     views: Views,
     session: watch::Receiver<Session>,
-    fitness: watch::Receiver<Fitness>,
+    fitness: watch::Receiver<MemberFitness>,
     leaving: CancellationToken,
-    acts: FuturesUnordered<BoxFuture<'static, Done>>,
+    acts: FuturesUnordered<BoxFuture<'static, ActResult>>,
     /// Shards with an act under way.
     busy: BTreeSet<ShardId>,
     log: Log,
@@ -130,7 +130,7 @@ impl<F: Fence> Owner<F> {
         databases: Vec<OwnerDatabase<F>>,
         views: Views,
         session: watch::Receiver<Session>,
-        fitness: watch::Receiver<Fitness>,
+        fitness: watch::Receiver<MemberFitness>,
         leaving: CancellationToken,
     ) -> Self {
         let requests = || Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT));
@@ -177,7 +177,7 @@ impl<F: Fence> Owner<F> {
     }
 
     /// Notes the result of an act, and of every other act that has ended by now.
-    fn take(&mut self, mut done: Option<Done>) {
+    fn take(&mut self, mut done: Option<ActResult>) {
         while let Some(one) = done {
             self.note(one);
             done = self.acts.next().now_or_never().flatten();
@@ -236,7 +236,7 @@ impl<F: Fence> Owner<F> {
         }
     }
 
-    fn begin(&mut self, shard: ShardId, act: impl Future<Output = Done> + Send + 'static) {
+    fn begin(&mut self, shard: ShardId, act: impl Future<Output = ActResult> + Send + 'static) {
         self.busy.insert(shard);
         self.acts.push(act.boxed());
     }

@@ -19,7 +19,7 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views},
     supervise::at_work,
 };
-pub use session::{Fitness, Session, Standing};
+pub use session::{MemberFitness, Session, SessionState};
 
 /// The longest pause between attempts while etcd does not answer, or another node has the name.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub struct SessionKeeper {
     /// The node's own record, without fitness and leaving.
     member: Member,
     views: Views,
-    fitness: watch::Receiver<Fitness>,
+    fitness: watch::Receiver<MemberFitness>,
     leaving: CancellationToken,
     session: watch::Sender<Session>,
     /// The node's lease, registered or not.
@@ -60,10 +60,10 @@ impl SessionKeeper {
         coordination: Coordination,
         member: Member,
         views: Views,
-        fitness: watch::Receiver<Fitness>,
+        fitness: watch::Receiver<MemberFitness>,
         leaving: CancellationToken,
     ) -> (Self, watch::Receiver<Session>) {
-        let begin = Session { standing: Standing::Joining, lease: None, candidacy: None, last_renewal: None };
+        let begin = Session { standing: SessionState::Joining, lease: None, candidacy: None, last_renewal: None };
         let (session, sessions) = watch::channel(begin);
         let keeper = Self {
             coordination,
@@ -131,7 +131,7 @@ impl SessionKeeper {
         self.lease = None;
         self.registered = None;
         self.session.send_modify(|session| {
-            session.standing = Standing::Joining;
+            session.standing = SessionState::Joining;
             session.lease = None;
             session.candidacy = None;
         });
@@ -151,7 +151,7 @@ impl SessionKeeper {
             return Ok(());
         }
         let term = self.coordination.candidate_put(&wanted.node, lease).await?;
-        let joining = self.session.borrow().standing != Standing::Joined;
+        let joining = self.session.borrow().standing != SessionState::Joined;
         if joining {
             tracing::info!(me = %wanted.node, %lease, %term, "joined the cluster");
         }
@@ -164,7 +164,7 @@ impl SessionKeeper {
         }
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
         self.session.send_modify(|session| {
-            session.standing = Standing::Joined;
+            session.standing = SessionState::Joined;
             session.lease = Some(lease);
             session.candidacy = Some(term);
         });
@@ -172,9 +172,9 @@ impl SessionKeeper {
     }
 
     fn name_taken(&mut self, by: Option<NodeId>) {
-        let standing = Standing::NameTaken { by };
+        let standing = SessionState::NameTaken { by };
         if self.session.borrow().standing != standing {
-            let Standing::NameTaken { by } = &standing else { return };
+            let SessionState::NameTaken { by } = &standing else { return };
             let by = by.as_ref().map_or_else(|| "something unreadable".to_owned(), NodeId::to_string);
             tracing::warn!(me = %self.member.node, by, "the name is taken; waiting until its lease has run out");
         }
@@ -219,7 +219,7 @@ impl SessionKeeper {
         match result {
             Ok(()) => {
                 self.failing = false;
-                let joined = self.session.borrow().standing == Standing::Joined;
+                let joined = self.session.borrow().standing == SessionState::Joined;
                 (!joined).then_some(retry)
             }
             Err(error) => {
@@ -282,7 +282,7 @@ impl SessionKeeper {
             Err(_) => tracing::warn!("could not leave the cluster in time; the lease runs out by itself"),
         }
         self.session.send_modify(|session| {
-            session.standing = Standing::Left;
+            session.standing = SessionState::Left;
             session.lease = None;
             session.candidacy = None;
         });

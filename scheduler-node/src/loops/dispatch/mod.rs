@@ -1,5 +1,6 @@
 //! From a row that comes due to its message at the broker: preload, claim, publish.
 
+pub mod claim_on_insert;
 pub mod claims;
 pub mod dispatcher;
 pub mod preloader;

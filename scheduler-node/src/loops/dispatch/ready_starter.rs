@@ -184,10 +184,10 @@ impl ReadyStarter {
         let rate_at = self.permit_at(&queue.policy, &turn);
         self.remember(&queue, turn);
         match looked {
-            Ok(Looked::Nothing) => self.forget(&queue),
-            Ok(Looked::Started) => Some(rate_at.unwrap_or(now)),
-            Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
-            Ok(Looked::Turned) => Some(Instant::now() + TURNED_EVERY),
+            Ok(LookResult::Nothing) => self.forget(&queue),
+            Ok(LookResult::Started) => Some(rate_at.unwrap_or(now)),
+            Ok(LookResult::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
+            Ok(LookResult::Turned) => Some(Instant::now() + TURNED_EVERY),
             Err(error) => {
                 tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
                 Some(Instant::now() + TRY_AGAIN)
@@ -260,16 +260,16 @@ impl ReadyStarter {
         fences: &BTreeMap<ShardId, Epoch>,
         turn: &mut Turn,
         most: usize,
-    ) -> Result<Looked, Error> {
+    ) -> Result<LookResult, Error> {
         let limit = queue.policy.max_running;
         let shards: Vec<ShardId> = fences.keys().copied().collect();
         if shards.is_empty() {
-            return Ok(Looked::Nothing);
+            return Ok(LookResult::Nothing);
         }
         let counts = self.claims.database.sql.lane_read(&queue.name, &shards, most, limit).await?;
         let mut ready = counts.ready;
         if ready == [0; LEVELS] {
-            return Ok(Looked::Nothing);
+            return Ok(LookResult::Nothing);
         }
         // The row lock of a fence is a write, so the pick presents only the fences of shards that may have tasks.
         let fences: BTreeMap<ShardId, Epoch> = fences
@@ -282,7 +282,9 @@ impl ReadyStarter {
         let mut walked = false;
         while room > 0 && ready != [0; LEVELS] {
             let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
-            let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else { return Ok(Looked::Turned) };
+            let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else {
+                return Ok(LookResult::Turned);
+            };
             walked = true;
             for level in 0..LEVELS {
                 // The pick found fewer than wanted: the rest of this priority cannot be started now.
@@ -296,7 +298,7 @@ impl ReadyStarter {
         let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
         let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
         let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
-        Ok(if is_more { Looked::Started } else { Looked::Blocked })
+        Ok(if is_more { LookResult::Started } else { LookResult::Blocked })
     }
 
     /// Makes one pick and hands its tasks to the publisher. Returns how many of each priority were started; `None`
@@ -404,7 +406,7 @@ fn passes(before: &LaneStart, start: &LaneStart, after: &LaneStart) -> bool {
 }
 
 /// The result of a look.
-enum Looked {
+enum LookResult {
     /// No task waits here.
     Nothing,
     /// Tasks were started, and there may be more to start.

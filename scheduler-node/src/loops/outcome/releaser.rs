@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::ids::TaskId;
 
 use crate::{
-    loops::submit::nudger::Nudger,
+    loops::nudger::Nudger,
     store::{
         Error,
         depend::{Released, Succeeded},

@@ -40,12 +40,12 @@ use crate::{
     },
 };
 
-/// The most looks at a happening that another write overtakes between the look and the write.
+/// The most looks at a event that another write overtakes between the look and the write.
 const LOOKS: usize = 5;
 
 /// An event of a task after its claim.
 #[derive(Clone, Debug)]
-pub enum Happening {
+pub enum AttemptEvent {
     Deadline,
     /// The consumer rejected the message, or the broker gave it up.
     Rejected {
@@ -75,7 +75,7 @@ pub struct Sender {
     voucher: Voucher,
 }
 
-impl Happening {
+impl AttemptEvent {
     /// Stores the index of the message in its batch.
     fn number(&mut self, place: usize) {
         if let Self::Rejected { from: Some(from), .. } | Self::Reported { from: Some(from), .. } = self {
@@ -90,7 +90,7 @@ impl Happening {
         }
     }
 
-    /// Returns the happening without the values of the message, which the database may refuse; its outcome still
+    /// Returns the event without the values of the message, which the database may refuse; its outcome still
     /// counts.
     fn bare(&self) -> Self {
         match self {
@@ -150,8 +150,8 @@ impl Reporter {
     /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
         let Some((_, database)) = self.databases.of(id.shard()) else { return Ok(Reported::Missing) };
-        let happening = Happening::Reported { attempt, body: Box::new(body), from: None };
-        let answers = self.apply(database, vec![(id, happening)]).await?;
+        let event = AttemptEvent::Reported { attempt, body: Box::new(body), from: None };
+        let answers = self.apply(database, vec![(id, event)]).await?;
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
     }
 
@@ -160,7 +160,7 @@ impl Reporter {
     pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
         let database = &self.databases[index];
         let tried =
-            try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, Happening::Deadline)).collect()))
+            try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, AttemptEvent::Deadline)).collect()))
                 .await;
         for Refused { item: id, error } in tried.refused {
             let ids = [*id];
@@ -174,47 +174,47 @@ impl Reporter {
     }
 
     /// Applies returned messages to their tasks, of the database at `index`.
-    pub async fn returned(&self, index: DatabaseIndex, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
-        self.apply(&self.databases[index], happenings).await.map(|_| ())
+    pub async fn returned(&self, index: DatabaseIndex, events: Vec<(TaskId, AttemptEvent)>) -> Result<(), Error> {
+        self.apply(&self.databases[index], events).await.map(|_| ())
     }
 
-    /// Reads, decides and writes. Several happenings of one task are applied one after the other. A happening that
+    /// Reads, decides and writes. Several events of one task are applied one after the other. A event that
     /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
     async fn apply(
         &self,
         database: &NodeDatabase,
-        mut happenings: Vec<(TaskId, Happening)>,
+        mut events: Vec<(TaskId, AttemptEvent)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let mut answers = Vec::new();
         let mut looks = 0;
-        while !happenings.is_empty() {
-            let mut round: BTreeMap<TaskId, Happening> = BTreeMap::new();
+        while !events.is_empty() {
+            let mut round: BTreeMap<TaskId, AttemptEvent> = BTreeMap::new();
             let mut next = Vec::new();
-            for (id, happening) in happenings {
+            for (id, event) in events {
                 match round.entry(id) {
-                    std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(happening)),
-                    std::collections::btree_map::Entry::Occupied(_) => next.push((id, happening)),
+                    std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(event)),
+                    std::collections::btree_map::Entry::Occupied(_) => next.push((id, event)),
                 }
             }
             let overtaken = self.apply_round(database, &round, &mut answers).await?;
             looks = if overtaken.is_empty() { 0 } else { looks + 1 };
             for (id, stale) in overtaken {
                 match round.remove(&id) {
-                    Some(happening) if looks < LOOKS => next.insert(0, (id, happening)),
+                    Some(event) if looks < LOOKS => next.insert(0, (id, event)),
                     _ => answers.push((id, stale)),
                 }
             }
-            happenings = next;
+            events = next;
         }
         Ok(answers)
     }
 
-    /// Applies one happening per task and adds the answers. Returns the overtaken happenings with the state they
+    /// Applies one event per task and adds the answers. Returns the overtaken events with the state they
     /// saw.
     async fn apply_round(
         &self,
         database: &NodeDatabase,
-        round: &BTreeMap<TaskId, Happening>,
+        round: &BTreeMap<TaskId, AttemptEvent>,
         answers: &mut Vec<(TaskId, Reported)>,
     ) -> Result<Vec<(TaskId, Reported)>, Error> {
         let ids: Vec<TaskId> = round.keys().copied().collect();
@@ -225,17 +225,17 @@ impl Reporter {
             catch_up(&self.databases.home().sql, &self.books).await?;
         }
         let mut writes = Writes::default();
-        for (id, happening) in round {
+        for (id, event) in round {
             let answer = match standing.get(id) {
-                Some(row) if let Some(untrusted) = self.distrust(row, happening) => {
+                Some(row) if let Some(untrusted) = self.distrust(row, event) => {
                     answers.push((*id, untrusted));
                     continue;
                 }
-                Some(row) if self.decide(row, happening, &mut writes) => continue,
+                Some(row) if self.decide(row, event, &mut writes) => continue,
                 Some(row) => Reported::Stale { state: row.state, attempt: row.attempt },
                 None => Reported::Missing,
             };
-            if !matches!(happening, Happening::Deadline | Happening::Returned { .. }) {
+            if !matches!(event, AttemptEvent::Deadline | AttemptEvent::Returned { .. }) {
                 self.metrics.reports_stale.inc();
             }
             answers.push((*id, answer));
@@ -249,14 +249,14 @@ impl Reporter {
     }
 
     /// Refuses a message that may not report on this task.
-    fn distrust(&self, row: &StandingRow, happening: &Happening) -> Option<Reported> {
-        let Sender { place, voucher } = happening.sender()?;
+    fn distrust(&self, row: &StandingRow, event: &AttemptEvent) -> Option<Reported> {
+        let Sender { place, voucher } = event.sender()?;
         let why = voucher.check(&row.queue, &self.books.load().get(&row.queue).policy).err()?;
         Some(Reported::Untrusted { place: *place, why })
     }
 
-    /// Decides on a happening. Returns whether there is something to write.
-    fn decide(&self, row: &StandingRow, happening: &Happening, writes: &mut Writes) -> bool {
+    /// Decides on a event. Returns whether there is something to write.
+    fn decide(&self, row: &StandingRow, event: &AttemptEvent, writes: &mut Writes) -> bool {
         let queue = self.books.load().get(&row.queue);
         let standing = Standing {
             state: row.state,
@@ -269,16 +269,16 @@ impl Reporter {
             policy: &queue.policy,
         };
         let dice: f64 = rand::random();
-        let verdict = match happening {
-            Happening::Deadline if row.wake_at > row.now => Verdict::Ignore,
-            Happening::Deadline => standing.after_deadline(row.now, dice),
+        let verdict = match event {
+            AttemptEvent::Deadline if row.wake_at > row.now => Verdict::Ignore,
+            AttemptEvent::Deadline => standing.after_deadline(row.now, dice),
             // A queue that settles by confirms has no retries.
-            Happening::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
-            Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
-            Happening::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
-            Happening::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
+            AttemptEvent::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
+            AttemptEvent::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
+            AttemptEvent::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
+            AttemptEvent::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
         };
-        let traced = self.traced(row, happening);
-        writes.add(row, happening, verdict, &queue, traced)
+        let traced = self.traced(row, event);
+        writes.add(row, event, verdict, &queue, traced)
     }
 }

@@ -31,7 +31,7 @@ use super::submitter::{Submitter, Unstored};
 use crate::{
     loops::{
         cluster::elector::Mastership,
-        upkeep::{prober::Fitness, queue_reader::Books},
+        upkeep::{prober::NodeFitness, queue_reader::Books},
     },
     metrics::Metrics,
     store::{
@@ -86,7 +86,7 @@ pub struct Firer {
     submitter: Submitter,
     books: Books,
     mastership: watch::Receiver<Mastership>,
-    fitness: watch::Receiver<Fitness>,
+    fitness: watch::Receiver<NodeFitness>,
     metrics: Arc<Metrics>,
     set_aside: SetAside,
     making: Arc<Semaphore>,
@@ -94,7 +94,7 @@ pub struct Firer {
 
 /// The reason why the state of a schedule's last task is unknown.
 #[derive(Debug, thiserror::Error)]
-enum Unheard {
+enum LastTaskUnknown {
     #[error("its database cannot be reached")]
     Away,
     #[error(transparent)]
@@ -107,7 +107,7 @@ impl Firer {
         submitter: Submitter,
         books: Books,
         mastership: watch::Receiver<Mastership>,
-        fitness: watch::Receiver<Fitness>,
+        fitness: watch::Receiver<NodeFitness>,
         metrics: Arc<Metrics>,
         set_aside: SetAside,
     ) -> Self {
@@ -116,7 +116,7 @@ impl Firer {
     }
 
     pub async fn run(self, stop: CancellationToken) {
-        let mut told = false;
+        let mut is_logged = false;
         let mut counted: Option<Instant> = None;
         loop {
             if counted.is_none_or(|counted| counted.elapsed() > COUNT_EVERY) {
@@ -124,14 +124,14 @@ impl Firer {
                 counted = Some(Instant::now());
             }
             let pause = self.look_if_fit().await.unwrap_or_else(|error| {
-                if !told {
+                if !is_logged {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "the schedules cannot be looked at; what is missed is made up later");
                 }
-                told = true;
+                is_logged = true;
                 None
             });
-            told = told && pause.is_none();
+            is_logged = is_logged && pause.is_none();
             tokio::select! {
                 () = tokio::time::sleep(pause.unwrap_or(LOOK_EVERY)) => {}
                 () = stop.cancelled() => return,
@@ -211,16 +211,16 @@ impl Firer {
 
     /// Whether a new task would overlap the last one. Without reports, a task is over once the broker has it,
     /// because what its consumer does is unknown.
-    async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, Unheard> {
+    async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, LastTaskUnknown> {
         let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
             return Ok(false);
         };
         if due.pending {
             return Ok(true);
         }
-        let database = self.fit(last).ok_or(Unheard::Away)?;
+        let database = self.fit(last).ok_or(LastTaskUnknown::Away)?;
         let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(&[last])).await;
-        let standing = standing.map_err(|_| Unheard::Away)??;
+        let standing = standing.map_err(|_| LastTaskUnknown::Away)??;
         let book = self.books.load();
         let reported = |queue| book.get(queue).policy.settle == Settle::Result;
         Ok(standing.iter().any(|task| task.state != TaskState::Delivered || reported(&task.queue)))

@@ -10,10 +10,13 @@ use common::{
     task::{NewTask, TaskState},
     time::UnixMicros,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::submitter::{self, Bounds, Part, Unstored, until_known, work};
+use super::{
+    batch::{Bounds, Job, Unstored, answer, routed, run_batches, sources, take_tasks},
+    resend::{refused, until_known},
+};
 use crate::{
     loops::{outcome::releaser::Releaser, upkeep::queue_reader::Books},
     metrics::Metrics,
@@ -32,17 +35,8 @@ pub const TASKS_PER_PUT: usize = 256;
 /// Statements of one database under way.
 const PUTS_IN_FLIGHT: usize = 3;
 
-/// Tasks of one caller for one database, at most [`TASKS_PER_PUT`].
-#[derive(Debug)]
-pub struct PutJob {
-    pub tasks: Vec<NewTask>,
-    /// The value of the metrics' label `source`.
-    pub source: &'static str,
-    /// The revision of the queues by which the tasks got their shards.
-    pub routed: i64,
-    /// Receives one answer for each task, in their order.
-    pub answer: oneshot::Sender<Vec<Result<Put, Unstored>>>,
-}
+/// Tasks to write by key, at most [`TASKS_PER_PUT`].
+pub type PutJob = Job<Put>;
 
 #[derive(Clone, Debug)]
 pub struct KeyedSubmitter {
@@ -52,18 +46,12 @@ pub struct KeyedSubmitter {
     pub metrics: Arc<Metrics>,
 }
 
-impl Part for PutJob {
-    fn tasks(&self) -> usize {
-        self.tasks.len()
-    }
-}
-
 impl KeyedSubmitter {
     /// Runs until `stop`, and then until all jobs that have arrived are done.
     pub async fn run(self, jobs: mpsc::Receiver<PutJob>, stop: CancellationToken) {
         // The next job may be as large as a whole statement.
         let bounds = Bounds { in_flight: PUTS_IN_FLIGHT, tasks: TASKS_PER_PUT / 2 };
-        work(jobs, stop, bounds, |batch| {
+        run_batches(jobs, stop, bounds, |batch| {
             let this = self.clone();
             async move { this.put(batch).await }
         })
@@ -71,16 +59,14 @@ impl KeyedSubmitter {
     }
 
     async fn put(&self, mut batch: Vec<PutJob>) {
-        let lengths: Vec<usize> = batch.iter().map(|job| job.tasks.len()).collect();
-        let sources: Vec<&str> =
-            batch.iter().flat_map(|job| std::iter::repeat_n(job.source, job.tasks.len())).collect();
-        let tasks: Vec<NewTask> = batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect();
+        let (tasks, lengths) = take_tasks(&mut batch);
+        let sources = sources(&batch, &lengths);
         let book = self.books.load_full();
         let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
         let holds: Vec<Hold> = tasks.iter().map(hold).collect();
         let database = &self.database.sql;
         let window = Window::first(database);
-        let routed = batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX);
+        let routed = routed(&batch);
         let known = match database.task_put_within(&tasks, &holds, window, routed).await {
             Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
             Err(error) => {
@@ -93,7 +79,7 @@ impl KeyedSubmitter {
         };
         let mut answers = Vec::with_capacity(tasks.len());
         for (part, stored) in known {
-            submitter::refused(&self.database.set_aside, part, &stored);
+            refused(&self.database.set_aside, part, &stored);
             answers.extend(match stored {
                 Ok(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
                 Err(why) => vec![Err(why); part.len()],
@@ -149,12 +135,4 @@ impl KeyedSubmitter {
 /// Turns a put into an answer. A task that now belongs on another shard goes back to its caller.
 fn written(put: Put, task: &NewTask) -> Result<Put, Unstored> {
     if put.outcome == PutOutcome::Moved { Err(Unstored::Moved(Box::new(task.clone()))) } else { Ok(put) }
-}
-
-/// Sends each caller its part of the answers. A caller that hung up does not need them.
-fn answer(batch: Vec<PutJob>, lengths: &[usize], answers: Vec<Result<Put, Unstored>>) {
-    let mut answers = answers.into_iter();
-    for (job, length) in batch.into_iter().zip(lengths) {
-        let _ = job.answer.send(answers.by_ref().take(*length).collect());
-    }
 }

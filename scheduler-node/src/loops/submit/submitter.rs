@@ -4,7 +4,6 @@
 //! If this loop stops, submissions wait in a bounded queue and are refused when it is full. No answered submission
 //! is lost.
 
-mod gather;
 mod insert;
 mod route;
 
@@ -13,15 +12,16 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use common::{ids::TaskId, task::NewTask, time::UnixMicros, wire::task::ValidTask};
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use self::insert::run;
 use self::route::Routes;
-pub use self::{
-    gather::{Bounds, Part, work},
-    insert::{refused, run, until_known},
+pub use super::batch::Unstored;
+use super::{
+    batch::Job,
+    keyed_submitter::{PutJob, TASKS_PER_PUT},
 };
-use super::keyed_submitter::{PutJob, TASKS_PER_PUT};
 use crate::{
     loops::upkeep::{
-        prober::Fitness,
+        prober::NodeFitness,
         queue_reader::{Books, catch_up},
     },
     store::put::{Put, PutOutcome},
@@ -50,25 +50,9 @@ pub enum Answer {
     Keyed(Put),
 }
 
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Unstored {
-    #[error("it was not stored: {0}")]
-    Unavailable(String),
-    #[error("nobody knows whether it was stored: {0}")]
-    Unknown(String),
-    #[error("too many submissions are waiting")]
-    Overloaded,
-    /// The task can never be stored: the database refuses its values.
-    #[error("the database refuses it: {0}")]
-    Refused(String),
-    /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
-    #[error("it was not stored: its queue was placed anew")]
-    Moved(Box<NewTask>),
-}
-
 #[derive(Clone, Debug)]
 pub struct Submitter {
-    jobs: Arc<[mpsc::Sender<Job>]>,
+    jobs: Arc<[mpsc::Sender<InsertJob>]>,
     puts: Arc<[mpsc::Sender<PutJob>]>,
     routes: Arc<Routes>,
 }
@@ -79,22 +63,13 @@ type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered,
 /// A task that is being inserted: its position, its id, and its due time; `None` stands for the time of the insert.
 type Inserted = (usize, TaskId, Option<UnixMicros>);
 
-/// Tasks of one caller for one database.
-#[derive(Debug)]
-pub struct Job {
-    tasks: Vec<NewTask>,
-    /// The value of the metrics' label `source`.
-    source: &'static str,
-    /// The revision of the queues by which the tasks got their shards.
-    routed: i64,
-    /// Receives one answer for each task, in their order.
-    answer: oneshot::Sender<Vec<Result<UnixMicros, Unstored>>>,
-}
+/// Tasks to insert. The answer to each is the time of the insert.
+pub type InsertJob = Job<UnixMicros>;
 
 /// The half that [`run`] works on: one queue of jobs for each database.
 #[derive(Debug)]
 pub struct Intake {
-    pub jobs: Vec<mpsc::Receiver<Job>>,
+    pub jobs: Vec<mpsc::Receiver<InsertJob>>,
     pub puts: Vec<mpsc::Receiver<PutJob>>,
 }
 
@@ -102,7 +77,7 @@ impl Submitter {
     pub fn new(
         databases: NodeDatabases,
         books: Books,
-        fitness: watch::Receiver<Fitness>,
+        fitness: watch::Receiver<NodeFitness>,
         shard_count: u32,
         horizon: Duration,
     ) -> (Self, Intake) {

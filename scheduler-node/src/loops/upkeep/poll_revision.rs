@@ -22,15 +22,15 @@ pub(super) trait PollRevision {
 
 /// Reads until `stop`, and at once after `outdated`. Of several failures in a row only the first is logged.
 pub(super) async fn poll_revision<R: PollRevision>(mut reader: R, outdated: &Notify, stop: CancellationToken) {
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         let work = at_work();
         let read = reader.read().await;
         drop(work);
         match read {
-            Ok(()) => told = false,
-            Err(error) if !told => {
-                told = true;
+            Ok(()) => is_logged = false,
+            Err(error) if !is_logged => {
+                is_logged = true;
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "the {} cannot be read; those that were read last count", R::OF);
             }

@@ -34,7 +34,7 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(15);
 
 /// The stores that this node can reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fitness {
+pub struct NodeFitness {
     /// Databases that the node cannot use, each with the reason.
     pub unfit: BTreeMap<DatabaseName, String>,
     /// The number of databases.
@@ -43,7 +43,7 @@ pub struct Fitness {
     pub broker_unfit: Option<String>,
 }
 
-impl Fitness {
+impl NodeFitness {
     /// Counts every database as unfit until it has answered once.
     pub fn unproven(databases: impl IntoIterator<Item = DatabaseName>) -> Self {
         let unfit: BTreeMap<_, _> =
@@ -64,7 +64,7 @@ impl Fitness {
 pub struct Prober {
     pub database: NodeDatabase,
     pub shard_count: u16,
-    pub fitness: Arc<watch::Sender<Fitness>>,
+    pub fitness: Arc<watch::Sender<NodeFitness>>,
     pub metrics: Arc<Metrics>,
     /// Receives the reason when this node can never work with this database and must stop.
     pub misfit: tokio::sync::mpsc::Sender<Misfit>,
@@ -80,12 +80,12 @@ impl Prober {
                     last_answer = Some(Instant::now());
                     self.report(None);
                 }
-                Err(Failed::Misfit(misfit)) => {
+                Err(ProbeFailure::Misfit(misfit)) => {
                     // The receiver stops the node.
                     let _ = self.misfit.send(misfit).await;
                     return;
                 }
-                Err(Failed::Away(why)) => {
+                Err(ProbeFailure::Away(why)) => {
                     self.metrics.database_up.with_label_values(&[self.database.name().as_str()]).set(0);
                     if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
                         self.report(Some(why));
@@ -99,13 +99,13 @@ impl Prober {
         }
     }
 
-    async fn probe(&self, checked: &mut bool) -> Result<(), Failed> {
+    async fn probe(&self, checked: &mut bool) -> Result<(), ProbeFailure> {
         let _work = at_work();
         if !*checked {
-            self.database.sql.schema_check(self.shard_count).await.map_err(Failed::of_misfit)?;
+            self.database.sql.schema_check(self.shard_count).await.map_err(ProbeFailure::of_misfit)?;
             *checked = true;
         }
-        self.database.sql.ping().await.map_err(|error| Failed::of_error(&error))
+        self.database.sql.ping().await.map_err(|error| ProbeFailure::of_error(&error))
     }
 
     fn report(&self, unfit: Option<String>) {
@@ -127,12 +127,12 @@ impl Prober {
     }
 }
 
-enum Failed {
+enum ProbeFailure {
     Misfit(Misfit),
     Away(String),
 }
 
-impl Failed {
+impl ProbeFailure {
     fn of_misfit(misfit: Misfit) -> Self {
         if misfit.is_final() { Self::Misfit(misfit) } else { Self::Away(chain(&misfit)) }
     }
@@ -155,19 +155,19 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// Reports to the cluster what this node cannot reach.
 pub async fn tell_cluster(
-    mut fitness: watch::Receiver<Fitness>,
-    cluster: watch::Sender<session_keeper::Fitness>,
+    mut fitness: watch::Receiver<NodeFitness>,
+    cluster: watch::Sender<session_keeper::MemberFitness>,
     stop: CancellationToken,
 ) {
     loop {
         let found = fitness.borrow_and_update().clone();
-        let told = session_keeper::Fitness {
+        let reported = session_keeper::MemberFitness {
             unfit: found.unfit.into_keys().collect(),
             broker_unfit: found.broker_unfit.is_some(),
         };
         cluster.send_if_modified(|known| {
-            let changed = *known != told;
-            *known = told;
+            let changed = *known != reported;
+            *known = reported;
             changed
         });
         tokio::select! {
@@ -180,7 +180,7 @@ pub async fn tell_cluster(
 /// Watches the broker's state with its own patience.
 pub async fn watch_broker(
     mut broker: watch::Receiver<BrokerState>,
-    fitness: Arc<watch::Sender<Fitness>>,
+    fitness: Arc<watch::Sender<NodeFitness>>,
     stop: CancellationToken,
 ) {
     let started = Instant::now();

@@ -21,7 +21,7 @@ const QUICK_DRAIN: Duration = Duration::from_millis(100);
 
 /// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum ActResult {
     Created { index: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
     Fenced { index: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error> },
     Confirmed { index: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error> },
@@ -43,42 +43,42 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) async fn create(self, index: usize, shard: ShardId, lease: LeaseId) -> Done {
+    pub(super) async fn create(self, index: usize, shard: ShardId, lease: LeaseId) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_create(shard, &self.me, None, lease).await;
-        Done::Created { index, shard, result }
+        ActResult::Created { index, shard, result }
     }
 
-    pub(super) async fn fence<F: Fence>(self, index: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> Done {
+    pub(super) async fn fence<F: Fence>(self, index: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> ActResult {
         let shards: Vec<ShardId> = keys.iter().map(|key| key.shard).collect();
         let _work = at_work();
         let result = fence.acquire(&shards, &self.me).await;
         if result.is_ok() {
             fail::fail_point!("after_fence", |_| std::process::abort());
         }
-        Done::Fenced { index, keys, result }
+        ActResult::Fenced { index, keys, result }
     }
 
-    pub(super) async fn confirm(self, index: usize, key: OwnerKey, epoch: Epoch) -> Done {
+    pub(super) async fn confirm(self, index: usize, key: OwnerKey, epoch: Epoch) -> ActResult {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
-        Done::Confirmed { index, shard: key.shard, epoch, result }
+        ActResult::Confirmed { index, shard: key.shard, epoch, result }
     }
 
-    pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> Done {
+    pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_create(shard, &self.me, Some(epoch), lease).await;
-        Done::Reregistered { shard, result }
+        ActResult::Reregistered { shard, result }
     }
 
     /// Reads the assignment from etcd itself before anything is stopped: the mirror may be as old as an outage.
-    pub(super) async fn look(self, shards: Vec<ShardId>) -> Done {
+    pub(super) async fn look(self, shards: Vec<ShardId>) -> ActResult {
         let _work = at_work();
         let result = self.coordination.assignment_read().await;
-        Done::Looked { shards, result }
+        ActResult::Looked { shards, result }
     }
 
     /// Stops claiming only when it is the shard's turn: while many shards move, the waiting ones are still
@@ -89,7 +89,7 @@ impl Actor {
         shard: ShardId,
         owned_shards: Arc<OwnedShards>,
         drain: Duration,
-    ) -> Done {
+    ) -> ActResult {
         let turn = self.requests.acquire().await;
         let _work = at_work();
         owned_shards.stop_claiming(&[shard]);
@@ -102,13 +102,13 @@ impl Actor {
             return self.release_key(index, shard).await;
         }
         let result = self.coordination.owner_remove(shard, &self.me).await;
-        Done::Released { index, shard, result }
+        ActResult::Released { index, shard, result }
     }
 
-    pub(super) async fn release_key(self, index: usize, shard: ShardId) -> Done {
+    pub(super) async fn release_key(self, index: usize, shard: ShardId) -> ActResult {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_remove(shard, &self.me).await;
-        Done::Released { index, shard, result }
+        ActResult::Released { index, shard, result }
     }
 }

@@ -9,21 +9,23 @@ use common::{
 use futures::FutureExt;
 use tokio::time::Instant;
 
-use super::{DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, Retry, act::Done};
+use super::{
+    DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, Retry, act::ActResult,
+};
 use crate::{
     coordination::{Error, OwnerKey},
     store,
 };
 
 impl<F: Fence> Owner<F> {
-    pub(super) fn note(&mut self, done: Done) {
+    pub(super) fn note(&mut self, done: ActResult) {
         match done {
-            Done::Created { index, shard, result } => self.created(index, shard, result),
-            Done::Fenced { index, keys, result } => self.fenced(index, &keys, result),
-            Done::Confirmed { index, shard, epoch, result } => self.confirmed(index, shard, epoch, result),
-            Done::Reregistered { shard, result } => self.reregistered(shard, result),
-            Done::Looked { shards, result } => self.looked(shards, result),
-            Done::Released { index, shard, result } => self.released(index, shard, result),
+            ActResult::Created { index, shard, result } => self.created(index, shard, result),
+            ActResult::Fenced { index, keys, result } => self.fenced(index, &keys, result),
+            ActResult::Confirmed { index, shard, epoch, result } => self.confirmed(index, shard, epoch, result),
+            ActResult::Reregistered { shard, result } => self.reregistered(shard, result),
+            ActResult::Looked { shards, result } => self.looked(shards, result),
+            ActResult::Released { index, shard, result } => self.released(index, shard, result),
         }
     }
 

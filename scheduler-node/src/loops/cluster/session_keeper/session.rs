@@ -9,14 +9,14 @@ use crate::coordination::LeaseId;
 
 /// The stores that this node cannot reach, as the prober found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fitness {
+pub struct MemberFitness {
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
 }
 
 /// This node's standing in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum SessionState {
     /// Not registered: etcd does not answer, or the lease was lost a moment ago.
     Joining,
     /// Another start of a node of this name is registered. Unless it is alive, its registration ends with its
@@ -32,7 +32,7 @@ pub enum Standing {
 /// The node's registration, as last read from etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    pub standing: Standing,
+    pub standing: SessionState,
     /// The lease that keys of this node can be attached to. Present only while joined.
     pub lease: Option<LeaseId>,
     /// The node's place in the queue for master.

@@ -13,7 +13,7 @@ use common::{
 use super::{LONGEST_HOLD, Place, Publisher};
 use crate::{
     broker::{NotTaken, Published},
-    loops::outcome::reporter::Happening,
+    loops::outcome::reporter::AttemptEvent,
     working_set::database::{DatabaseIndex, NodeDatabase},
 };
 
@@ -80,7 +80,7 @@ impl Publisher {
         let Some(first) = returned.first() else { return };
         let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
         tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "no queue is bound for messages; they came back");
-        let mut ending: Vec<Vec<(TaskId, Happening)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut ending: Vec<Vec<(TaskId, AttemptEvent)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
         for one in returned {
             if one.rule == Unroutable::Drop {
                 self.metrics.publish_dropped.inc();
@@ -94,13 +94,12 @@ impl Publisher {
             }
             let why = format!("no queue is bound to `{exchange}` for the routing key `{}`", one.routing_key);
             ending[one.database.get()]
-                .push((one.id, Happening::Returned { attempt: one.attempt, rule: one.rule, why }));
+                .push((one.id, AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why }));
         }
-        for ((index, database), happenings) in
-            self.databases.indexed().zip(ending).filter(|(_, happenings)| !happenings.is_empty())
+        for ((index, database), events) in self.databases.indexed().zip(ending).filter(|(_, events)| !events.is_empty())
         {
-            let ids: Vec<TaskId> = happenings.iter().map(|(id, _)| *id).collect();
-            match self.reporter.returned(index, happenings).await {
+            let ids: Vec<TaskId> = events.iter().map(|(id, _)| *id).collect();
+            match self.reporter.returned(index, events).await {
                 Ok(()) => database.owned_shards.end(ids),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;

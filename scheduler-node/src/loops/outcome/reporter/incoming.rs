@@ -17,7 +17,7 @@ use common::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Happening, Reported, Reporter, Sender};
+use super::{AttemptEvent, Reported, Reporter, Sender};
 use crate::{
     audit::Deed,
     broker::{Incoming, Source},
@@ -43,8 +43,8 @@ const BY_NAME: &str = "it came by the name of its queue, which `amqp.default_doo
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
-/// A message that was read: its task, the happening, and the message itself with its ack.
-type Told = (TaskId, Happening, Incoming);
+/// A message that was read: its task, the event, and the message itself with its ack.
+type ReadReport = (TaskId, AttemptEvent, Incoming);
 
 impl Reporter {
     /// Handles messages that come back from the broker until `stop`. Each database has its own channel, so that an
@@ -65,7 +65,7 @@ impl Reporter {
     async fn read_all(
         &self,
         mut incoming: mpsc::Receiver<Incoming>,
-        lines: Vec<mpsc::Sender<Told>>,
+        lines: Vec<mpsc::Sender<ReadReport>>,
         aside: mpsc::Sender<(Incoming, String)>,
     ) {
         // Without the keys a genuine receipt cannot be told from a wrong one.
@@ -81,25 +81,25 @@ impl Reporter {
             // The receiving ends outlive this loop. The broker delivers fewer unacked messages than one channel
             // holds, so no send ever waits here.
             match self.read(&message) {
-                Ok((index, id, happening)) => drop(lines[index.get()].send((id, happening, message)).await),
+                Ok((index, id, event)) => drop(lines[index.get()].send((id, event, message)).await),
                 Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
     }
 
     /// Applies and acks the messages for one database, a batch at a time.
-    async fn apply_all(&self, index: DatabaseIndex, mut line: mpsc::Receiver<Told>) {
+    async fn apply_all(&self, index: DatabaseIndex, mut line: mpsc::Receiver<ReadReport>) {
         let mut batch = Vec::with_capacity(BATCH);
         while line.recv_many(&mut batch, BATCH).await > 0 {
             self.apply_and_ack(index, std::mem::take(&mut batch)).await;
         }
     }
 
-    fn read(&self, message: &Incoming) -> Result<(DatabaseIndex, TaskId, Happening), String> {
+    fn read(&self, message: &Incoming) -> Result<(DatabaseIndex, TaskId, AttemptEvent), String> {
         if let Some(trouble) = &message.trouble {
             return Err(trouble.reason.clone());
         }
-        let (id, happening) = match message.source {
+        let (id, event) = match message.source {
             Source::Results => {
                 let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
                 let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
@@ -110,14 +110,14 @@ impl Reporter {
                 body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
                 let attempt = Attempt::new(attempt);
                 let from = Some(self.sender(message, MessageId { id, attempt }));
-                (id, Happening::Reported { attempt, body: Box::new(body), from })
+                (id, AttemptEvent::Reported { attempt, body: Box::new(body), from })
             }
             Source::Rejected => {
                 let name = message.message_id.as_deref().ok_or("it has no message_id")?;
                 let MessageId { id, attempt } = name.parse().map_err(|error: NotAMessageId| error.to_string())?;
                 (
                     id,
-                    Happening::Rejected {
+                    AttemptEvent::Rejected {
                         attempt,
                         from: Some(self.sender(message, MessageId { id, attempt })),
                         reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
@@ -126,7 +126,7 @@ impl Reporter {
             }
         };
         let (index, _) = self.databases.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
-        Ok((index, id, happening))
+        Ok((index, id, event))
     }
 
     fn sender(&self, message: &Incoming, about: MessageId) -> Sender {
@@ -178,25 +178,25 @@ impl Reporter {
 
     /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
     /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
-    async fn refused(&self, database: &NodeDatabase, told: &Told, error: &Error) {
-        let (id, happening, message) = told;
+    async fn refused(&self, database: &NodeDatabase, told: &ReadReport, error: &Error) {
+        let (id, event, message) = told;
         database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
-        let bare = [happening.bare()];
+        let bare = [event.bare()];
         let done = until_done(WHAT, &bare, |bare| self.apply(database, vec![(*id, bare[0].clone())])).await;
-        if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
+        if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
             database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
         }
     }
 
-    async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<Told>) {
+    async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<ReadReport>) {
         let _work = at_work();
-        for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
-            happening.number(place);
+        for (place, (_, event, _)) in messages.iter_mut().enumerate() {
+            event.number(place);
         }
         let database = &self.databases[index];
         let done = until_done(WHAT, &messages, |part| {
-            let happenings = part.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
-            self.apply(database, happenings)
+            let events = part.iter().map(|(id, event, _)| (*id, event.clone())).collect();
+            self.apply(database, events)
         })
         .await;
         for Refused { item, error } in &done.refused {
@@ -210,14 +210,14 @@ impl Reporter {
                 _ => {}
             }
         }
-        for (place, (id, happening, message)) in messages.into_iter().enumerate() {
+        for (place, (id, event, message)) in messages.into_iter().enumerate() {
             if let Some(why) = untrusted.remove(&place) {
                 self.note_refused(&message, &why);
                 self.set_aside(message, why).await;
                 continue;
             }
             if stopping.contains(&id)
-                && let Happening::Reported { attempt, body, .. } = &happening
+                && let AttemptEvent::Reported { attempt, body, .. } = &event
                 && body.status == ReportStatus::Running
                 && let Some(reply_to) = &message.reply_to
             {

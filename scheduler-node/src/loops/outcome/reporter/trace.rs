@@ -1,8 +1,12 @@
 //! The hop of a report in its task's trace.
 
-use common::wire::amqp::MessageId;
+use common::{
+    ids::QueueName,
+    task::{TaskState, verdict::FailureReason},
+    wire::amqp::MessageId,
+};
 
-use super::{Happening, Reporter, write::Fact};
+use super::{AttemptEvent, Reporter};
 use crate::{
     store::settle::StandingRow,
     traces::{Done, Hop, Settled, Step},
@@ -18,23 +22,29 @@ pub(super) struct Traced {
 
 impl Reporter {
     /// The hop of a report: a child of the hop that the report names, otherwise of its attempt's publish.
-    pub(super) fn traced(&self, row: &StandingRow, happening: &Happening) -> Option<Traced> {
-        let (attempt, reported) = match happening {
-            Happening::Deadline => (row.attempt, None),
-            Happening::Rejected { attempt, .. } | Happening::Returned { attempt, .. } => (*attempt, None),
-            Happening::Reported { attempt, body, .. } => (*attempt, body.trace),
+    pub(super) fn traced(&self, row: &StandingRow, event: &AttemptEvent) -> Option<Traced> {
+        let (attempt, reported) = match event {
+            AttemptEvent::Deadline => (row.attempt, None),
+            AttemptEvent::Rejected { attempt, .. } | AttemptEvent::Returned { attempt, .. } => (*attempt, None),
+            AttemptEvent::Reported { attempt, body, .. } => (*attempt, body.trace),
         };
         let message = MessageId { id: row.id, attempt };
         let hop = self.traces.settling(reported, row.trace, message)?;
-        Some(Traced { hop, message, silent: matches!(happening, Happening::Deadline) })
+        Some(Traced { hop, message, silent: matches!(event, AttemptEvent::Deadline) })
     }
 
-    /// Records the hop of a verdict that is written. A heartbeat is no hop.
-    pub(super) fn trace(&self, fact: &Fact) {
-        let Some(Traced { hop, message, silent }) = fact.traced else { return };
-        if fact.outcome.is_some() || fact.failed.is_some() {
-            let settled = Settled { message, silent, outcome: fact.outcome, failed: fact.failed };
-            self.traces.record(&hop, Step { queue: Some(&fact.queue.name), done: Done::Settled(settled) });
+    /// Records the hop of a verdict that is written. A heartbeat, which neither ends nor fails an attempt, is no hop.
+    pub(super) fn trace(
+        &self,
+        traced: Traced,
+        queue: &QueueName,
+        outcome: Option<TaskState>,
+        failed: Option<FailureReason>,
+    ) {
+        let Traced { hop, message, silent } = traced;
+        if outcome.is_some() || failed.is_some() {
+            let settled = Settled { message, silent, outcome, failed };
+            self.traces.record(&hop, Step { queue: Some(queue), done: Done::Settled(settled) });
         }
     }
 }

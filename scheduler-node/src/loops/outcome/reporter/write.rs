@@ -1,4 +1,4 @@
-//! The writes that follow from a batch of happenings, and their way into the database.
+//! The writes that follow from a batch of events, and their way into the database.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use common::{
     },
 };
 
-use super::{Happening, Reporter, trace::Traced};
+use super::{AttemptEvent, Reporter, trace::Traced};
 use crate::{
     store::{
         Error,
@@ -29,7 +29,7 @@ const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskSt
 const MAY_SUCCEED: &[TaskState] =
     &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
 
-/// The writes that follow from a batch of happenings.
+/// The writes that follow from a batch of events.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     finish: Vec<Finish>,
@@ -92,7 +92,9 @@ impl Reporter {
         if let Some(outcome) = fact.outcome {
             self.metrics.finished(queue, outcome.text(), 1);
         }
-        self.trace(fact);
+        if let Some(traced) = fact.traced {
+            self.trace(traced, queue, fact.outcome, fact.failed);
+        }
         let (trace_id, span_id) = traces::ids(fact.traced.map(|traced| traced.hop.context));
         tracing::debug!(task = %id, %queue, outcome = ?fact.outcome, failed = ?fact.failed, trace_id, span_id, "task settled");
     }
@@ -103,12 +105,12 @@ impl Writes {
     pub(super) fn add(
         &mut self,
         row: &StandingRow,
-        happening: &Happening,
+        event: &AttemptEvent,
         verdict: Verdict,
         queue: &Arc<Queue>,
         traced: Option<Traced>,
     ) -> bool {
-        let at_deadline = matches!(happening, Happening::Deadline);
+        let at_deadline = matches!(event, AttemptEvent::Deadline);
         let (outcome, failed) = match verdict {
             Verdict::Ignore | Verdict::Deliver { .. } => return false,
             Verdict::Archive { state, reason } => {
@@ -116,8 +118,8 @@ impl Writes {
                     id: row.id,
                     attempt: row.attempt,
                     final_state: state,
-                    was: match happening {
-                        Happening::Deadline => SILENT,
+                    was: match event {
+                        AttemptEvent::Deadline => SILENT,
                         _ if state == TaskState::Succeeded => MAY_SUCCEED,
                         _ => OUT,
                     },
@@ -127,13 +129,13 @@ impl Writes {
                     } else {
                         queue.policy.keep_succeeded_ms
                     },
-                    report: report_of(happening),
-                    entry: reason.map(|reason| entry(row, happening, reason)),
+                    report: report_of(event),
+                    entry: reason.map(|reason| entry(row, event, reason)),
                 });
                 (Some(state), reason)
             }
             Verdict::RetryAt { at, reason } => {
-                let entry = entry(row, happening, reason);
+                let entry = entry(row, event, reason);
                 let lower = queue.policy.retry_priority_drop;
                 self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline, lower });
                 (None, Some(reason))
@@ -150,28 +152,28 @@ impl Writes {
 }
 
 /// The part of a report that is kept with the finished task.
-fn report_of(happening: &Happening) -> Report {
-    match happening {
-        Happening::Reported { body, .. } => Report {
+fn report_of(event: &AttemptEvent) -> Report {
+    match event {
+        AttemptEvent::Reported { body, .. } => Report {
             result: body.result.as_ref().map(|result| result.get().to_owned()),
             status_code: body.status_code,
             status_msg: body.status_msg.clone(),
         },
         // A dropped task has no failed attempt that could hold the reason.
-        Happening::Returned { rule: Unroutable::Drop, why, .. } => {
+        AttemptEvent::Returned { rule: Unroutable::Drop, why, .. } => {
             Report { status_msg: Some(kept(&format!("dropped: {why}"))), ..Report::default() }
         }
-        Happening::Deadline | Happening::Rejected { .. } | Happening::Returned { .. } => Report::default(),
+        AttemptEvent::Deadline | AttemptEvent::Rejected { .. } | AttemptEvent::Returned { .. } => Report::default(),
     }
 }
 
 /// A failed attempt, as the task's history keeps it.
-fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> String {
-    let (error, code) = match happening {
-        Happening::Deadline => ("nothing was heard of it until its deadline".to_owned(), None),
-        Happening::Rejected { reason, .. } => (format!("the broker gave it back: {reason}"), None),
-        Happening::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
-        Happening::Returned { why, .. } => (why.clone(), None),
+fn entry(row: &StandingRow, event: &AttemptEvent, reason: FailureReason) -> String {
+    let (error, code) = match event {
+        AttemptEvent::Deadline => ("nothing was heard of it until its deadline".to_owned(), None),
+        AttemptEvent::Rejected { reason, .. } => (format!("the broker gave it back: {reason}"), None),
+        AttemptEvent::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
+        AttemptEvent::Returned { why, .. } => (why.clone(), None),
     };
     serde_json::json!({
         "attempt": row.attempt,
@@ -180,7 +182,7 @@ fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> Str
         "reason": reason.text(),
         "error": kept(&error),
         "status_code": code,
-        "by": happening.sender().and_then(|sender| sender.voucher.user.as_ref()),
+        "by": event.sender().and_then(|sender| sender.voucher.user.as_ref()),
     })
     .to_string()
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     clock,
-    loops::upkeep::{prober::Fitness, queue_reader::Books},
+    loops::upkeep::{prober::NodeFitness, queue_reader::Books},
     working_set::database::NodeDatabases,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Routes {
     pub(super) databases: NodeDatabases,
     pub(super) books: Books,
-    pub(super) fitness: watch::Receiver<Fitness>,
+    pub(super) fitness: watch::Receiver<NodeFitness>,
     pub(super) shard_count: u32,
     pub(super) horizon: Duration,
 }

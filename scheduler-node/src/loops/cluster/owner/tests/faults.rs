@@ -30,14 +30,14 @@ async fn a_name_that_is_taken_is_waited_for() {
     balanced(&[&one]).await;
     let old = one.me.clone();
     let again = world.start("one").await;
-    eventually("the name is taken", || again.standing() == Standing::NameTaken { by: Some(old.clone()) }).await;
+    eventually("the name is taken", || again.standing() == SessionState::NameTaken { by: Some(old.clone()) }).await;
     assert_eq!(again.view().members.len(), 1);
     assert_eq!(again.view().candidates.len(), 1);
     one.crash();
     let begun = Instant::now();
     balanced(&[&again]).await;
     assert!(begun.elapsed() < TTL + Duration::from_secs(3), "joined after {:?}", begun.elapsed());
-    assert_eq!(again.standing(), Standing::Joined);
+    assert_eq!(again.standing(), SessionState::Joined);
 }
 
 #[tokio::test]

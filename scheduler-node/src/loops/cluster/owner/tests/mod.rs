@@ -39,7 +39,7 @@ use crate::{
     loops::cluster::{
         assigner::Assigner,
         elector::{Elector, Mastership},
-        session_keeper::{Fitness, Session, SessionKeeper, Standing},
+        session_keeper::{MemberFitness, Session, SessionKeeper, SessionState},
     },
     store::{self, Effect, StoreOp},
     supervise::spawn_child,
@@ -98,7 +98,7 @@ struct TestNode {
     session: watch::Receiver<Session>,
     mastership: watch::Receiver<Mastership>,
     frozen_until: watch::Receiver<Option<UnixMicros>>,
-    fitness: watch::Sender<Fitness>,
+    fitness: watch::Sender<MemberFitness>,
     leaving: CancellationToken,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
@@ -134,7 +134,7 @@ impl World {
             Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
         let line = Arc::new(line);
         let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
-        let (fitness, fit) = watch::channel(Fitness::default());
+        let (fitness, fit) = watch::channel(MemberFitness::default());
         let (mirror, views) = Mirror::new(coordination.clone());
         let (keeper, session) =
             SessionKeeper::new(coordination.clone(), member(&me), views.clone(), fit.clone(), leaving.clone());
@@ -212,7 +212,7 @@ impl TestNode {
         self.mastership.borrow().term.is_some()
     }
 
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> SessionState {
         self.session.borrow().standing.clone()
     }
 

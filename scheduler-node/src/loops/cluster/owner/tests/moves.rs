@@ -120,7 +120,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     let world = World::shared().await;
     let (one, two) = (world.start("one").await, world.start("two").await);
     balanced(&[&one, &two]).await;
-    let unfit = Fitness { unfit: [main_database()].into(), broker_unfit: false };
+    let unfit = MemberFitness { unfit: [main_database()].into(), broker_unfit: false };
     one.fitness.send_replace(unfit.clone());
     eventually("everything is with the other", || two.owned().len() == SHARDS as usize).await;
     assert!(one.owned().is_empty());
@@ -129,7 +129,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     let before = two.owned();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(two.owned(), before, "an owner in trouble is better than none");
-    one.fitness.send_replace(Fitness::default());
+    one.fitness.send_replace(MemberFitness::default());
     eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
 }
 
@@ -158,7 +158,7 @@ async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_
         assert!(before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)), "what was theirs did not move");
     }
     // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
-    assert!(one.is_master() && two.standing() == Standing::Joined);
+    assert!(one.is_master() && two.standing() == SessionState::Joined);
     one.crash();
     let four = world.start("four").await;
     balanced(&[&three, &four]).await;

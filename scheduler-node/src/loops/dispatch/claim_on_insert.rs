@@ -42,7 +42,7 @@ pub struct ClaimOnInsert {
 
 /// Tasks of one insert that the insert may claim. They are in flight until [`ClaimOnInsert::written`] or [`ClaimOnInsert::lost`].
 #[derive(Debug)]
-pub struct Begun {
+pub struct InsertClaims {
     database: DatabaseIndex,
     /// The epoch to present for each task of the insert, in the order of the tasks.
     pub epochs: Vec<Option<Epoch>>,
@@ -52,7 +52,7 @@ pub struct Begun {
 }
 
 impl ClaimOnInsert {
-    pub fn begin(&self, index: DatabaseIndex, tasks: &[NewTask]) -> Begun {
+    pub fn begin(&self, index: DatabaseIndex, tasks: &[NewTask]) -> InsertClaims {
         let at = Instant::now();
         let database = &self.databases[index];
         let book = self.books.load();
@@ -66,12 +66,17 @@ impl ClaimOnInsert {
             }
             None => vec![None; tasks.len()],
         };
-        Begun { database: index, epochs, known: book.revision(), at }
+        InsertClaims { database: index, epochs, known: book.revision(), at }
     }
 
     /// Handles a committed insert: takes the claimed tasks out of `tasks`, to be handed to the publisher. The
     /// remaining tasks are `scheduled`.
-    pub fn written(&self, begun: Begun, written: &Written, tasks: Vec<NewTask>) -> (Vec<Dispatch>, Vec<NewTask>) {
+    pub fn written(
+        &self,
+        begun: InsertClaims,
+        written: &Written,
+        tasks: Vec<NewTask>,
+    ) -> (Vec<Dispatch>, Vec<NewTask>) {
         let database = &self.databases[begun.database];
         let publish_at = database.sql.clock().instant_of(written.asked_at).unwrap_or(begun.at);
         let mut dispatches = Vec::new();
@@ -100,7 +105,7 @@ impl ClaimOnInsert {
     }
 
     /// Handles an insert that failed or whose commit is unknown: a rescue looks at its tasks.
-    pub fn lost(&self, begun: &Begun, tasks: &[NewTask]) {
+    pub fn lost(&self, begun: &InsertClaims, tasks: &[NewTask]) {
         let database = &self.databases[begun.database];
         database
             .look_again(tasks.iter().zip(&begun.epochs).filter_map(|(task, epoch)| epoch.map(|_| task.id)), LOOK_AGAIN);

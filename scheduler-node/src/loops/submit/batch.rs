@@ -1,0 +1,116 @@
+//! Gathers concurrent submissions into one statement, and gives each caller its part of the answers.
+
+use std::sync::Arc;
+
+use common::task::NewTask;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::supervise::{at_work, spawn_child};
+
+/// How many tasks share a statement, and how many statements are under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub in_flight: usize,
+    /// A statement with this many tasks takes no further job.
+    pub tasks: usize,
+}
+
+/// Why a submitted task is not durable, as far as this node knows.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Unstored {
+    #[error("it was not stored: {0}")]
+    Unavailable(String),
+    #[error("nobody knows whether it was stored: {0}")]
+    Unknown(String),
+    #[error("too many submissions are waiting")]
+    Overloaded,
+    /// The task can never be stored: the database refuses its values.
+    #[error("the database refuses it: {0}")]
+    Refused(String),
+    /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
+    #[error("it was not stored: its queue was placed anew")]
+    Moved(Box<NewTask>),
+}
+
+/// Tasks of one caller for one database, and where the answers go.
+#[derive(Debug)]
+pub struct Job<T> {
+    pub tasks: Vec<NewTask>,
+    /// The value of the metrics' label `source`.
+    pub source: &'static str,
+    /// The revision of the queues by which the tasks got their shards.
+    pub routed: i64,
+    /// Receives one answer for each task, in their order.
+    pub answer: oneshot::Sender<Vec<Result<T, Unstored>>>,
+}
+
+/// Gathers jobs that arrive at the same time, and writes them together. Runs until `stop`, and then until all jobs
+/// that have arrived are written.
+pub(super) async fn run_batches<T, F>(
+    mut jobs: mpsc::Receiver<Job<T>>,
+    stop: CancellationToken,
+    bounds: Bounds,
+    write: impl Fn(Vec<Job<T>>) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let statements = Arc::new(Semaphore::new(bounds.in_flight));
+    loop {
+        let room = Arc::clone(&statements).acquire_owned().await.expect("the semaphore is never closed");
+        let first = tokio::select! {
+            job = jobs.recv() => job,
+            () = stop.cancelled() => {
+                jobs.close();
+                jobs.recv().await
+            }
+        };
+        let Some(first) = first else { break };
+        let writing = write(gather(first, &mut jobs, bounds.tasks));
+        spawn_child(async move {
+            let _work = at_work();
+            writing.await;
+            drop(room);
+        });
+    }
+    // The last statements hold permits until they have answered.
+    let all = u32::try_from(bounds.in_flight).expect("a small number");
+    let _ = statements.acquire_many(all).await;
+}
+
+fn gather<T>(first: Job<T>, jobs: &mut mpsc::Receiver<Job<T>>, most: usize) -> Vec<Job<T>> {
+    let mut tasks = first.tasks.len();
+    let mut batch = vec![first];
+    while tasks < most
+        && let Ok(job) = jobs.try_recv()
+    {
+        tasks += job.tasks.len();
+        batch.push(job);
+    }
+    batch
+}
+
+/// The oldest revision of the queues by which tasks of the batch got their shards.
+pub(super) fn routed<T>(batch: &[Job<T>]) -> i64 {
+    batch.iter().map(|job| job.routed).min().unwrap_or(i64::MAX)
+}
+
+/// The tasks of a batch in one list, and how many each job had.
+pub(super) fn take_tasks<T>(batch: &mut [Job<T>]) -> (Vec<NewTask>, Vec<usize>) {
+    let lengths = batch.iter().map(|job| job.tasks.len()).collect();
+    (batch.iter_mut().flat_map(|job| std::mem::take(&mut job.tasks)).collect(), lengths)
+}
+
+/// The `source` of each task of a batch.
+pub(super) fn sources<T>(batch: &[Job<T>], lengths: &[usize]) -> Vec<&'static str> {
+    batch.iter().zip(lengths).flat_map(|(job, length)| std::iter::repeat_n(job.source, *length)).collect()
+}
+
+/// Sends each caller its part of the answers: as many as it had tasks.
+pub(super) fn answer<T>(batch: Vec<Job<T>>, lengths: &[usize], answers: Vec<Result<T, Unstored>>) {
+    let mut answers = answers.into_iter();
+    for (job, length) in batch.into_iter().zip(lengths) {
+        // A caller that hung up does not need its answer.
+        let _ = job.answer.send(answers.by_ref().take(*length).collect());
+    }
+}

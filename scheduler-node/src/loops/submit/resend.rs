@@ -1,0 +1,90 @@
+//! Sends a batch again whose first sending failed, until its result is known.
+
+use std::time::{Duration, Instant};
+
+use common::task::NewTask;
+
+use super::batch::Unstored;
+use crate::{
+    store::{
+        Database, Effect, Error, Fault,
+        submit::{Sending, Window},
+    },
+    working_set::set_aside::{Kind, SetAside},
+};
+
+/// The pause between two sendings of a batch.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A batch whose commit is unknown is sent again for this long. After that its callers learn that it is unknown.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
+/// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
+/// task that the database refuses is separated from its neighbours. Returns the result of each part, in the order
+/// of the tasks.
+pub(super) async fn until_known<'a, T, F>(
+    database: &Database,
+    tasks: &'a [NewTask],
+    (window, error): (Window, Error),
+    send: impl Fn(&'a [NewTask], Sending, Window) -> F,
+) -> Vec<(&'a [NewTask], Result<T, Unstored>)>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let started = Instant::now();
+    let mut known = Vec::new();
+    // The first part is the last of the list.
+    let mut parts = vec![(tasks, Sending::First, window, Err(error))];
+    while let Some((part, sending, window, sent)) = parts.pop() {
+        let error = match sent {
+            Ok(stored) => {
+                known.push((part, Ok(stored)));
+                continue;
+            }
+            Err(error) => error,
+        };
+        let refused = error.fault() == Fault::Data;
+        let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
+        let late = started.elapsed() > RESOLVE_DEADLINE;
+        let next = match (error.effect, unknown) {
+            (Effect::Unknown, _) => window.next(database),
+            (Effect::None, true) => Window { after: window.after, ..Window::first(database) },
+            (Effect::None, false) => Window::first(database),
+        };
+        if refused && part.len() > 1 && !late {
+            let (before, after) = part.split_at(part.len() / 2);
+            let (before_sent, after_sent) = (send(before, sending, next).await, send(after, sending, next).await);
+            parts.push((after, sending, next, after_sent));
+            parts.push((before, sending, next, before_sent));
+            continue;
+        }
+        if refused || late || !(unknown || error.is_contention()) {
+            tracing::warn!(
+                database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
+                "submitted tasks were not stored"
+            );
+            known.push((part, Err(unstored(&error, refused && part.len() == 1, unknown))));
+            continue;
+        }
+        let sending = if unknown { Sending::Again } else { sending };
+        tokio::time::sleep(PAUSE.max(next.wait(database))).await;
+        parts.push((part, sending, next, send(part, sending, next).await));
+    }
+    known
+}
+
+fn unstored(error: &Error, refused: bool, unknown: bool) -> Unstored {
+    match (refused, unknown) {
+        (true, _) => Unstored::Refused(error.reason()),
+        (false, true) => Unstored::Unknown(error.to_string()),
+        (false, false) => Unstored::Unavailable(error.to_string()),
+    }
+}
+
+/// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
+pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Result<T, Unstored>) {
+    if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
+        set_aside.note(Kind::Submission, &task.id.to_string(), reason);
+    }
+}
