@@ -71,7 +71,7 @@
   {{- $key := printf "auth.tokens[%d]" $index }}
   {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, as another token is called; give each a name of its own" $key .name) }}{{ end }}
   {{- $names = append $names .name }}
-  {{- if and (eq .role "metrics") .queues }}{{ $wrong = append $wrong (printf "%s.queues: the metrics name every queue, so a token of the role metrics is for all of them" $key) }}{{ end }}
+  {{- if and (eq .role "metrics") .queues }}{{ $wrong = append $wrong (printf "%s.queues: does not apply to the role metrics: the metrics name every queue" $key) }}{{ end }}
   {{- if eq (empty .sha256) (empty .existingSecret) }}{{ $wrong = append $wrong (printf "%s.sha256: or existingSecret has to be set, one of them" $key) }}{{ end }}
 {{- end }}
 

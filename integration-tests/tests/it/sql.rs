@@ -259,7 +259,7 @@ async fn what_cannot_be_a_task_stays_in_the_inbox_and_is_told_by_its_id() {
             detail.contains("cannot be a task").then_some(detail)
         })
         .await?;
-        ensure!(detail.contains("has this key already"), "{detail}");
+        ensure!(detail.contains("already has this key"), "{detail}");
         let error: Option<String> = sqlx::query_scalar("SELECT error FROM duetime.inbox WHERE id = $1::uuid")
             .bind(&id)
             .fetch_one(&mut connection)

@@ -218,11 +218,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("[[auth.token]]\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "missing"),
     ("[[auth.token]]\nname = 'anonymous'\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "another name"),
-    (
-        "[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = ['*']\nsha256 = ''",
-        "auth.token[0].queues",
-        "start of one",
-    ),
+    ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = ['*']\nsha256 = ''", "auth.token[0].queues", "prefix"),
     ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = []\nsha256 = ''", "auth.token[0].queues", "left out"),
     ("[scheduler]\nclaim_ahead_ms = 500\nhorizon_ms = 400", "scheduler.claim_ahead_ms", "scheduler.horizon_ms"),
     ("[scheduler]\nwindow = 100", "scheduler.window", "scheduler.batch"),
