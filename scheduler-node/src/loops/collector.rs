@@ -124,7 +124,7 @@ impl Collector {
         answer
             .inspect_err(|error| {
                 let database = self.source().name();
-                tracing::debug!(%database, error = error as &dyn std::error::Error, "an inbox is not looked after; trying again");
+                tracing::debug!(%database, error = error as &dyn std::error::Error, "inbox pass failed; retrying");
             })
             .ok()
     }

@@ -197,7 +197,7 @@ impl Dispatcher {
     async fn look(&self, ids: Vec<TaskId>) {
         match self.reporter.releaser.look(&self.gate.site, &ids).await {
             Ok(_) => self.gate.site.held.end(ids),
-            Err(error) => self.gate.unknown(&ids, "waiting tasks were not looked at", &error),
+            Err(error) => self.gate.unknown(&ids, "could not check waiting tasks", &error),
         }
     }
 
@@ -214,7 +214,7 @@ impl Dispatcher {
         let left = self.reporter.deadlines(self.gate.index, &ids).await;
         let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
         if let Some(error) = error {
-            self.gate.unknown(&left, "deadlines were not settled", &error);
+            self.gate.unknown(&left, "could not settle deadlines", &error);
         }
         self.gate.site.held.end(ids.into_iter().filter(|id| !left.contains(id)));
     }

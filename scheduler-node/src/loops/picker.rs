@@ -191,7 +191,7 @@ impl Picker {
             Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
             Ok(Looked::Turned) => Some(Instant::now() + TURNED_EVERY),
             Err(error) => {
-                tracing::debug!(database = %self.gate.site.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
+                tracing::debug!(database = %self.gate.site.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
                 Some(Instant::now() + TRY_AGAIN)
             }
         }

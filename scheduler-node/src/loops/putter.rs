@@ -125,7 +125,7 @@ impl Putter {
                 }
             }
             Err(error) => {
-                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "new waiting tasks were not looked at; their own moment will find them");
+                tracing::debug!(database = %self.site.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
             }
         }
     }

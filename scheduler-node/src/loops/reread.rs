@@ -32,7 +32,7 @@ pub(super) async fn reread<R: Reread>(mut reader: R, outdated: &Notify, stop: Ca
             Err(error) if !told => {
                 told = true;
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the {} cannot be read; those that were read last count", R::OF);
+                tracing::warn!(error, "the {} cannot be read; the last ones read stay in force", R::OF);
             }
             Err(_) => {}
         }

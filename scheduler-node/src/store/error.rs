@@ -21,7 +21,7 @@ pub enum Effect {
     #[error("it was not done")]
     None,
     /// The statement may have been done. The node does not guess: it looks again at every row concerned.
-    #[error("nobody knows whether it was done")]
+    #[error("the outcome is unknown")]
     Unknown,
 }
 

@@ -168,8 +168,8 @@ fn report_of(happening: &Happening) -> Report {
 /// A failed attempt, as the task's history keeps it.
 fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> String {
     let (error, code) = match happening {
-        Happening::Deadline => ("nothing was heard of it until its deadline".to_owned(), None),
-        Happening::Rejected { reason, .. } => (format!("the broker gave it back: {reason}"), None),
+        Happening::Deadline => ("no report came before its deadline".to_owned(), None),
+        Happening::Rejected { reason, .. } => (format!("the broker returned it: {reason}"), None),
         Happening::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
         Happening::Returned { why, .. } => (why.clone(), None),
     };
