@@ -80,7 +80,10 @@ async fn a_task_that_nobody_works_on_is_cancelled_at_once_and_one_without_report
         let number = submit_now(&client, &sandbox.ledger, "mail", &Value::Null).await?;
         sandbox.ledger.wait_delivered(number, 1, SOON).await?;
         let refused = stop(&client, &id_of(&sandbox.ledger, number)?).await;
-        ensure!(refused.as_ref().is_err_and(|failure| failure.to_string().contains("cannot be told")), "{refused:?}");
+        ensure!(
+            refused.as_ref().is_err_and(|failure| failure.to_string().contains("cannot be asked to stop")),
+            "{refused:?}"
+        );
         Ok(())
     })
     .await;
