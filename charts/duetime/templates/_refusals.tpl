@@ -105,7 +105,7 @@
   {{- if and .command .existingSecret }}{{ $wrong = append $wrong (printf "%s.existingSecret: signs calls; a command has none" $key) }}{{ end }}
 {{- end }}
 
-{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics lets in nobody without a token: name a Secret with one of role metrics" }}{{ end }}
+{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics requires a token: name a Secret with one of role metrics" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}{{ $wrong = append $wrong "ingress.hosts: is empty; name at least one host" }}{{ end }}
 {{- if le (int .terminationGracePeriodSeconds) (int .preStopSleepSeconds) }}{{ $wrong = append $wrong "terminationGracePeriodSeconds: is not longer than preStopSleepSeconds; a node needs up to 46 s on top of it" }}{{ end }}
 {{- end }}
