@@ -385,7 +385,7 @@ fn a_variable_that_names_no_key_is_refused() {
     let cases = [
         ("DUETIME_SCHEDULER__BACTH", "names no key"),
         ("DUETIME_DATABASE__URL", "names no key"),
-        ("DUETIME_DATABASE__3__URL", "there is no number 1"),
+        ("DUETIME_DATABASE__3__URL", "number 1 is missing"),
         ("DUETIME_AMQP__URL_FILE", "cannot be read"),
     ];
     for (variable, word) in cases {
