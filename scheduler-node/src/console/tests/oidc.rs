@@ -56,7 +56,7 @@ async fn a_person_signs_in_acts_under_his_name_and_signs_out() {
     let idp = IdentityProvider::start().await.expect("a provider");
     idp.person(json!({ "sub": "ann-7", "email": "ann@a.example", "groups": [OPERATORS] }));
     let mut browser = browser(&idp).await;
-    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "nobody comes in unasked");
+    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "no browser gets in without a sign-in");
     let page = browser.page("/console/sign-in?next=/console/queues").await;
     let link = between(&page, "href=\"/console/sign-in/oidc", "\"").expect("a link");
     assert!(link.contains("next=%2Fconsole%2Fqueues"), "{link}");

@@ -40,7 +40,7 @@ async fn a_policy_is_made_changed_and_sent_again_as_it_is_shown() {
     let path = "/console/queues/mails";
     let nothing = browser.get(path).await;
     assert_eq!(nothing.status, StatusCode::NOT_FOUND);
-    assert!(nothing.html.contains("Saving makes it"));
+    assert!(nothing.html.contains("Saving creates it"));
     let fields = [
         ("action", "set"),
         ("settle", "result"),
