@@ -138,7 +138,7 @@ impl Metrics {
             )?,
             publish_nacked: book
                 .counter("duetime_publish_nacked_total", "publishes that the broker refused because the queue is full")?,
-            claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks in one claim", BATCH_BUCKETS)?,
+            claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks requested in one claim", BATCH_BUCKETS)?,
             claim_ahead_s: book.float_gauges(
                 "duetime_claim_ahead_seconds",
                 "how long before its due time a task is claimed, from the recent duration of claims",

@@ -126,7 +126,7 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
         let early = numbers[..HELD].iter().filter(|number| !sandbox.ledger.deliveries(**number).is_empty()).count();
         ensure!(early == 0, "{early} tasks were delivered that an open transaction holds");
         transaction.rollback().await?;
-        ensure!(sandbox.ledger.wait_all(SOON).await, "what was not cancelled after all is outstanding");
+        ensure!(sandbox.ledger.wait_all(SOON).await, "tasks that were not cancelled are outstanding");
         Ok(())
     })
     .await;
@@ -228,7 +228,10 @@ async fn what_is_for_a_database_that_is_away_waits_and_stands_in_nobodys_way() {
         println!("here: at the most {} ms late", late(&here));
         // Every few seconds a pass waits for the unreachable database.
         ensure!(late(&here) < 8_000, "those that are for this database wait for the other one");
-        ensure!(away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()), "they have come from nowhere");
+        ensure!(
+            away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()),
+            "they arrived while their database was away"
+        );
         sandbox.postgres(1).restart().await?;
         sandbox.ledger.heal(fault);
         let back = Instant::now();
