@@ -49,7 +49,7 @@ fn what_is_admitted_takes_room_until_a_later_count_sees_it() {
     tally.count_begins(now);
     tally.answered(tasks(5));
     tally.counted(tasks(4), ALL, now);
-    assert_eq!(tally.used().tasks, 9, "what was on the way when the count began may be missing from it");
+    assert_eq!(tally.used().tasks, 9, "a count may miss tasks that were in flight at its start");
     counted(&mut tally, tasks(2), now, ms(1));
     assert_eq!(tally.used().tasks, 2, "tasks that finished make room");
     tally.admit(TEN, tasks(3), now, false);

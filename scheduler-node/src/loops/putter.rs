@@ -120,7 +120,8 @@ impl Putter {
         match self.releaser.look(&self.site, &waiting).await {
             Ok(released) => {
                 for task in released {
-                    let put = puts.iter_mut().flatten().find(|put| put.id == task.id).expect("it was asked about");
+                    let put =
+                        puts.iter_mut().flatten().find(|put| put.id == task.id).expect("the request named this task");
                     (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
                 }
             }

@@ -137,6 +137,6 @@ async fn who_has_some_queues_only_cannot_lead_their_tasks_elsewhere() {
     let led = r#"{"exchange":"shop","routing_key":"a","unroutable":"set_aside"}"#;
     counter.desk.queue_put(name("shop.a"), queue(led)).await.expect("set");
     let kept = r#"{"exchange":"shop","routing_key":"a","max_attempts":4}"#;
-    shop.queue_put(name("shop.a"), queue(kept)).await.expect("nothing leads elsewhere than before");
+    shop.queue_put(name("shop.a"), queue(kept)).await.expect("the fields name no new target");
     assert_eq!(shop.queue_put(name("shop.a"), queue("{}")).await.expect_err("taken away").status, 403);
 }

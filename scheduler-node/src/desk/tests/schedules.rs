@@ -401,5 +401,5 @@ async fn a_schedule_or_a_task_that_the_database_refuses_holds_up_no_other_schedu
     assert_eq!(kept.iter().filter(|source| *source == "schedule").count(), 1, "{kept:?}");
     assert_eq!(kept.iter().filter(|source| *source == "fire").count(), 1, "{kept:?}");
     look(&firer).await;
-    assert_eq!(test.quarantine().await.len(), 2, "it is looked at again after a while");
+    assert_eq!(test.quarantine().await.len(), 2, "it is checked again after a while");
 }

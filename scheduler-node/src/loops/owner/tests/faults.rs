@@ -102,7 +102,10 @@ async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
     etcd.restart_all().await.unwrap();
     eventually("the one that is left has everything", || one.owned().len() == SHARDS as usize).await;
     let after = one.owned();
-    assert!(before[0].iter().all(|(shard, epoch)| after[shard] == *epoch), "what was owned all along is no new epoch");
+    assert!(
+        before[0].iter().all(|(shard, epoch)| after[shard] == *epoch),
+        "a shard that stayed owned gets no new epoch"
+    );
     assert!(left.iter().all(|(shard, epoch)| after[shard] > *epoch));
 }
 

@@ -155,7 +155,10 @@ async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_
     eventually("the others have its shards", || two.owned().is_empty() && is_balanced(&[&one, &three])).await;
     eventually("it shows", || two.coordination.metrics().drained.get() == 1).await;
     for (before, after) in kept.iter().zip(epochs(&[&one, &three])) {
-        assert!(before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)), "what was theirs did not move");
+        assert!(
+            before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)),
+            "the shards of the others did not move"
+        );
     }
     // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
     assert!(one.is_master() && two.standing() == Standing::Joined);
