@@ -191,8 +191,8 @@ impl Key {
 /// The table as text: key, default, variable and meaning.
 pub fn table() -> String {
     let mut text = String::from(
-        "Configuration keys, with defaults. The file is TOML; an environment variable takes precedence over it.\nA \
-         section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in \
+        "Configuration keys, with defaults. The file is TOML; an environment variable takes precedence over it.\n\
+         A section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in \
          the file and counts from 0 in a variable.\n",
     );
     for key in KEYS {
