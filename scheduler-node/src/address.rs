@@ -1,6 +1,9 @@
-//! Facts read from a network address: the addresses that count as one client, and the hosts that are this machine.
+//! Facts read from an address: those that count as one client, hosts that are this machine, and parameters of a URL.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv6Addr},
+};
 
 /// An IPv4 address, or the /64 network of one IPv6 subscriber.
 pub fn holder(address: IpAddr) -> IpAddr {
@@ -18,4 +21,10 @@ pub fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// The parameters in the query of a URL.
+pub fn parameters(url: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+    let query = url.split_once('?').map_or("", |(_, rest)| rest.split('#').next().unwrap_or_default());
+    form_urlencoded::parse(query.as_bytes())
 }

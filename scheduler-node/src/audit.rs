@@ -1,5 +1,5 @@
 //! The audit log, noted when the answer to a request is known. A note costs the request next to nothing: a loop
-//! writes notes in batches ([`crate::loops::auditor`]). Notes for which there is no room are dropped, counted
+//! writes notes in batches ([`crate::loops::upkeep::auditor`]). Notes for which there is no room are dropped, counted
 //! and logged.
 
 use std::{

@@ -15,7 +15,11 @@ pub mod console;
 
 pub mod desk;
 
+pub mod intake;
+
 pub mod loops;
+
+pub mod working_set;
 
 pub mod oidc;
 
@@ -40,4 +44,5 @@ pub mod metrics;
 pub mod readiness;
 pub mod receipt;
 pub mod seal;
+pub mod settings;
 pub mod telemetry;

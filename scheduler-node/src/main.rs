@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use scheduler_node::{
     cli::{self, Cli, Command, ConfigFile, Error},
-    node, telemetry,
+    node, settings, telemetry,
 };
 use tokio::net::TcpListener;
 
@@ -50,7 +50,7 @@ async fn run(file: &ConfigFile) -> Result<(), Error> {
     // Binds early, so that an address in use is reported before anything else is touched.
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), config = config.redacted(), "starting");
-    for warning in cli::settings::warnings(&config) {
+    for warning in settings::warnings(&config) {
         tracing::warn!("{warning}");
     }
     node::run(config, listener, shutdown).await.map_err(|error| Error::Node(error.into()))

@@ -1,6 +1,5 @@
 //! The composition root, the only file that knows every room. It connects the rooms and stops them in order.
 
-mod aside;
 mod end;
 
 use std::{sync::Arc, time::Instant};
@@ -24,48 +23,59 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     access::Access,
     broker::{Broker, BrokerMetrics},
-    cli::settings,
     clock,
     config::{Config, DelayExchange},
     console,
     coordination::{Coordination, CoordinationMetrics, Mirror, Views},
     desk::{Desk, Parts},
     http,
+    intake::{amqp::AmqpIntake, sql::SqlIntake},
     loops::{
-        archiver::Archiver,
-        aside::Asides,
-        assigner::Assigner,
-        at_once::AtOnce,
-        collector::Collector,
-        dispatcher::{Dispatcher, Pace},
-        elector::{Elector, Mastership},
-        gate::Gate,
-        gauger::Gauger,
-        held::Held,
-        lanes::Lanes,
-        nudger::{self, Nudger},
-        owner::{self, Holding, Owner},
-        picker::Picker,
-        preloader::Preloader,
-        prober::{self, Fitness, Prober},
-        publisher::Publisher,
-        putter::Putter,
-        queue_reader::{Books, QueueReader},
-        receiver::Receiver,
-        releaser::Releaser,
-        reporter::Reporter,
-        session_keeper::{self, Session, SessionKeeper},
-        settler::{Settlements, Settler},
-        site::{Site, Sites},
-        submitter::{self, Submitter},
-        token_reader::TokenReader,
+        cluster::{
+            assigner::Assigner,
+            elector::{Elector, Mastership},
+            owner::{self, Owner, OwnerDatabase},
+            session_keeper::{self, Session, SessionKeeper},
+        },
+        dispatch::{
+            claims::ClaimHandler,
+            dispatcher::{Dispatcher, Pace},
+            preloader::Preloader,
+            publisher::Publisher,
+            ready_starter::ReadyStarter,
+        },
+        outcome::{
+            archiver::Archiver,
+            releaser::Releaser,
+            reporter::Reporter,
+            settler::{Settlements, Settler},
+        },
+        submit::{
+            claim_on_insert::ClaimOnInsert,
+            keyed_submitter::KeyedSubmitter,
+            nudger::{self, Nudger},
+            submitter::{self, Submitter},
+        },
+        upkeep::{
+            gauges::Gauges,
+            prober::{self, Fitness, Prober},
+            queue_reader::{Books, QueueReader},
+            token_reader::TokenReader,
+        },
     },
     metrics::{self, Metrics},
     oidc,
     readiness::Readiness,
+    settings,
     store::{Database, Store, StoreMetrics, migrate::Misfit},
     supervise::{Crew, LoopKind, Pulse, Stop},
     traces::{Exporter, Traces},
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase, NodeDatabases},
+        lanes::Lanes,
+        owned_shards::OwnedShards,
+        set_aside::SetAside,
+    },
 };
 
 /// Claimed tasks between the dispatchers and the publisher.
@@ -77,7 +87,7 @@ pub async fn run(config: Config, listener: TcpListener, shutdown: CancellationTo
     let mut node = Node::build(config, listener).await?;
     let end = node.until_end(&shutdown).await;
     if end.is_ok() {
-        owner::leave(&node.me, &node.stop.leaving, &node.coordination, node.views.clone(), &node.helds).await;
+        owner::leave(&node.me, &node.stop.leaving, &node.coordination, node.views.clone(), &node.owned_shards).await;
     }
     node.stop().await;
     end
@@ -87,7 +97,7 @@ struct Node {
     me: NodeId,
     coordination: Coordination,
     views: Views,
-    helds: Vec<Arc<Held>>,
+    owned_shards: Vec<Arc<OwnedShards>>,
     broker: Broker,
     misfits: mpsc::Receiver<Misfit>,
     stop: Stop,
@@ -102,7 +112,7 @@ struct Shared {
     registry: Registry,
     me: NodeId,
     store: Store,
-    sites: Sites,
+    databases: NodeDatabases,
     books: Books,
     /// Wakes the queue reader: this node's copy of the queues is older than one of their policies.
     outdated: Arc<Notify>,
@@ -110,7 +120,7 @@ struct Shared {
     lanes: Arc<Lanes>,
     fitness: Arc<watch::Sender<Fitness>>,
     metrics: Arc<Metrics>,
-    asides: Asides,
+    set_aside: SetAside,
     pulse: Pulse,
     traces: Traces,
     stop: Stop,
@@ -142,11 +152,11 @@ impl Node {
             Broker::new(settings::amqp(&shared.config.amqp, Some(&shared.config.delay_exchanges)), broker_metrics);
         // Ends when it is closed, last of all.
         cluster.spawn(LoopKind::BrokerKeeper, keeper);
-        let nudger = Nudger::new(shared.sites.clone(), shared.config.scheduler.horizon());
+        let nudger = Nudger::new(shared.databases.clone(), shared.config.scheduler.horizon());
         let audit = shared.audit(&mut work)?;
         let keys = shared.receipts(&mut work);
         let reporter = Reporter {
-            sites: shared.sites.clone(),
+            databases: shared.databases.clone(),
             books: Arc::clone(&shared.books),
             releaser: Releaser { nudger: nudger.clone() },
             metrics: Arc::clone(&shared.metrics),
@@ -156,9 +166,9 @@ impl Node {
             audit: audit.clone(),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
-        let at_once = shared.dispatch(&mut work, &broker, &reporter);
+        let claim_on_insert = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
-        let submitter = shared.take_in(&mut work, &at_once, &nudger);
+        let submitter = shared.take_in(&mut work, &claim_on_insert, &nudger);
         shared.fire(&mut intake, &submitter, mastership);
         let readiness = Readiness::new(
             shared.fitness.subscribe(),
@@ -166,7 +176,7 @@ impl Node {
             session,
             shared.stop.leaving.clone(),
             broker.door_troubles(),
-            shared.asides.clone(),
+            shared.set_aside.clone(),
             shared.pulse.clone(),
         );
         let desk = Desk::new(Parts {
@@ -189,7 +199,7 @@ impl Node {
             traces: shared.traces.clone(),
             readiness,
         });
-        let receiver = Receiver {
+        let amqp_intake = AmqpIntake {
             desk: desk.clone(),
             broker: broker.clone(),
             store: shared.store.clone(),
@@ -197,9 +207,9 @@ impl Node {
             default_door: shared.config.amqp.default_door,
             audit,
             metrics: Arc::clone(&shared.metrics),
-            asides: shared.asides.clone(),
+            set_aside: shared.set_aside.clone(),
         };
-        intake.spawn(LoopKind::Receiver, receiver.run(broker.received(), shared.stop.intake.clone()));
+        intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(broker.received(), shared.stop.intake.clone()));
         shared.collect(&mut intake, &desk, &nudger);
         let limits = http::Limits::of_payload(
             shared.config.queues.max_payload_bytes,
@@ -225,12 +235,12 @@ impl Node {
         };
         intake.spawn(LoopKind::Http, server.serve(router, shared.stop.intake.clone()));
         tracing::info!(me = %shared.me, %bound, "listening");
-        let helds = shared.sites.all().iter().map(|site| Arc::clone(&site.held)).collect();
+        let owned_shards = shared.databases.all().iter().map(|database| Arc::clone(&database.owned_shards)).collect();
         Ok(Self {
             me: shared.me,
             coordination,
             views,
-            helds,
+            owned_shards,
             broker,
             misfits,
             stop: shared.stop,
@@ -248,10 +258,10 @@ impl Shared {
         let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
         let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
         let metrics = Arc::new(Metrics::register(&registry, &names)?);
-        let asides = Asides::register(&registry)?;
+        let set_aside = SetAside::register(&registry)?;
         let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
         let families = StoreMetrics::families(&registry)?;
-        let databases: Vec<Arc<Database>> = config
+        let stores: Vec<Arc<Database>> = config
             .databases
             .iter()
             .map(|database| {
@@ -261,28 +271,28 @@ impl Shared {
             })
             .collect();
         let outdated: Arc<Notify> = Arc::default();
-        let site = |database: &Arc<Database>| Site {
-            database: Arc::clone(database),
-            held: Arc::new(Held::new(database.name().clone(), config.scheduler.heap_entries)),
-            waiting: Arc::default(),
+        let database = |database: &Arc<Database>| NodeDatabase {
+            sql: Arc::clone(database),
+            owned_shards: Arc::new(OwnedShards::new(database.name().clone(), config.scheduler.heap_entries)),
+            ready_queues: Arc::default(),
             inbox: Arc::default(),
             outdated: Arc::clone(&outdated),
-            asides: asides.clone(),
+            set_aside: set_aside.clone(),
         };
-        let sites = Sites::new(databases.iter().map(site).collect());
+        let databases = NodeDatabases::new(stores.iter().map(database).collect());
         let unproven = Fitness::unproven(config.databases.iter().map(|database| database.name.clone()));
         let shared = Self {
             registry,
             me,
-            store: Store::new(databases),
-            sites,
+            store: Store::new(stores),
+            databases,
             books: Books::default(),
             outdated,
             access: Arc::new(Access::new(&config.auth)),
             lanes: Arc::default(),
             fitness: Arc::new(watch::channel(unproven).0),
             metrics,
-            asides,
+            set_aside,
             pulse: Pulse::default(),
             traces,
             stop: Stop::default(),
@@ -320,16 +330,16 @@ impl Shared {
         let assigner =
             Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
         let frozen_until = assigner.frozen_until();
-        let holdings = self.sites.all().iter().map(|site| Holding {
-            database: site.name().clone(),
-            shards: site.database.shards(),
-            held: Arc::clone(&site.held),
-            fence: Arc::clone(&site.database),
+        let databases = self.databases.all().iter().map(|database| OwnerDatabase {
+            name: database.name().clone(),
+            shards: database.sql.shards(),
+            owned_shards: Arc::clone(&database.owned_shards),
+            fence: Arc::clone(&database.sql),
         });
         let owner = Owner::new(
             self.me.clone(),
             coordination.clone(),
-            holdings.collect(),
+            databases.collect(),
             views.clone(),
             session.clone(),
             fitness,
@@ -348,27 +358,27 @@ impl Shared {
     fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) -> mpsc::Receiver<Misfit> {
         let stop = &self.stop.work;
         let (misfit, misfits) = mpsc::channel(1);
-        for (index, site) in self.sites.all().iter().enumerate() {
+        for (index, database) in self.databases.indexed() {
             let prober = Prober {
-                site: site.clone(),
+                database: database.clone(),
                 shard_count: self.config.shard_count(),
                 fitness: Arc::clone(&self.fitness),
                 metrics: Arc::clone(&self.metrics),
                 misfit: misfit.clone(),
             };
             let archiver = Archiver {
-                site: site.clone(),
+                database: database.clone(),
                 books: Arc::clone(&self.books),
                 metrics: Arc::clone(&self.metrics),
-                audit: (index == 0).then_some(self.config.audit),
+                audit: (index == DatabaseIndex::HOME).then_some(self.config.audit),
             };
             crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
             crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
-            crew.spawn(LoopKind::NudgeListener, nudger::listen(self.sites.clone(), index, stop.clone()));
+            crew.spawn(LoopKind::NudgeListener, nudger::listen(self.databases.clone(), index, stop.clone()));
         }
         let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books), Arc::clone(&self.outdated));
-        let gauger = Gauger {
-            sites: self.sites.clone(),
+        let gauger = Gauges {
+            databases: self.databases.clone(),
             lanes: Arc::clone(&self.lanes),
             books: Arc::clone(&self.books),
             metrics: Arc::clone(&self.metrics),
@@ -377,7 +387,7 @@ impl Shared {
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
         let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
         crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
-        crew.spawn(LoopKind::Gauger, gauger.run(stop.clone()));
+        crew.spawn(LoopKind::Gauges, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
@@ -386,24 +396,35 @@ impl Shared {
 
     /// Starts the loops of a task's life, from the heap to the archive. Returns the shortcut for tasks that are due
     /// at once.
-    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> AtOnce {
+    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> ClaimOnInsert {
         let scheduler = &self.config.scheduler;
         let (publisher, dispatches) = mpsc::channel(DISPATCHES);
         let mut settlements = Vec::new();
-        for (index, site) in self.sites.all().iter().enumerate() {
+        for (index, database) in self.databases.indexed() {
             let (sender, confirms) = Settlements::channel();
             settlements.push(sender);
-            let settler =
-                Settler { site: site.clone(), releaser: reporter.releaser.clone(), metrics: Arc::clone(&self.metrics) };
+            let settler = Settler {
+                database: database.clone(),
+                releaser: reporter.releaser.clone(),
+                metrics: Arc::clone(&self.metrics),
+            };
             crew.spawn(LoopKind::Settler, settler.run(confirms, self.stop.patience.clone()));
-            let preloader =
-                Preloader::new(site.clone(), scheduler.horizon(), scheduler.heap_entries, Arc::clone(&self.metrics));
+            let preloader = Preloader::new(
+                database.clone(),
+                scheduler.horizon(),
+                scheduler.heap_entries,
+                Arc::clone(&self.metrics),
+            );
             crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
             let pace = Pace { batch: scheduler.batch, window: scheduler.window };
-            let gate =
-                Gate { site: site.clone(), index, publisher: publisher.clone(), metrics: Arc::clone(&self.metrics) };
+            let claims = ClaimHandler {
+                database: database.clone(),
+                index,
+                publisher: publisher.clone(),
+                metrics: Arc::clone(&self.metrics),
+            };
             let dispatcher = Dispatcher {
-                gate: gate.clone(),
+                claims: claims.clone(),
                 pace,
                 lead: Arc::new(Mutex::new(Lead::new(scheduler.claim_ahead(), Instant::now()))),
                 lanes: Arc::clone(&self.lanes),
@@ -411,8 +432,8 @@ impl Shared {
                 broker: broker.state(),
                 reporter: reporter.clone(),
             };
-            let picker = Picker {
-                gate,
+            let ready_starter = ReadyStarter {
+                claims,
                 pace,
                 lanes: Arc::clone(&self.lanes),
                 books: Arc::clone(&self.books),
@@ -421,10 +442,10 @@ impl Shared {
                 turns: Arc::default(),
             };
             crew.spawn(LoopKind::Dispatcher, dispatcher.run(self.stop.work.clone()));
-            crew.spawn(LoopKind::Picker, picker.run(self.stop.work.clone()));
+            crew.spawn(LoopKind::ReadyStarter, ready_starter.run(self.stop.work.clone()));
         }
-        let at_once = AtOnce {
-            sites: self.sites.clone(),
+        let claim_on_insert = ClaimOnInsert {
+            databases: self.databases.clone(),
             lanes: Arc::clone(&self.lanes),
             books: Arc::clone(&self.books),
             broker: broker.state(),
@@ -434,7 +455,7 @@ impl Shared {
         };
         let delayed = self.config.delay_exchanges.iter().map(|of| (of.way().queue, of.unroutable));
         let publisher = Publisher {
-            sites: self.sites.clone(),
+            databases: self.databases.clone(),
             broker: broker.clone(),
             books: Arc::clone(&self.books),
             lanes: Arc::clone(&self.lanes),
@@ -446,46 +467,47 @@ impl Shared {
             delayed: Arc::new(delayed.collect()),
         };
         crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
-        at_once
+        claim_on_insert
     }
 
-    /// Starts a collector of SQL submissions for every database.
+    /// Starts the intake of SQL submissions for every database.
     fn collect(&self, crew: &mut Crew, desk: &Desk, nudger: &Nudger) {
-        for index in 0..self.sites.all().len() {
-            let collector = Collector {
+        for (index, _) in self.databases.indexed() {
+            let sql_intake = SqlIntake {
                 index,
-                sites: self.sites.clone(),
+                databases: self.databases.clone(),
                 desk: desk.clone(),
                 books: Arc::clone(&self.books),
                 fitness: self.fitness.subscribe(),
                 releaser: Releaser { nudger: nudger.clone() },
                 metrics: Arc::clone(&self.metrics),
             };
-            crew.spawn(LoopKind::Collector, collector.run(self.stop.intake.clone()));
+            crew.spawn(LoopKind::SqlIntake, sql_intake.run(self.stop.intake.clone()));
         }
     }
 
-    fn take_in(&self, crew: &mut Crew, at_once: &AtOnce, nudger: &Nudger) -> Submitter {
+    fn take_in(&self, crew: &mut Crew, claim_on_insert: &ClaimOnInsert, nudger: &Nudger) -> Submitter {
         let (submitter, waiting) = Submitter::new(
-            self.sites.clone(),
+            self.databases.clone(),
             Arc::clone(&self.books),
             self.fitness.subscribe(),
             self.store.shard_count(),
             self.config.scheduler.horizon(),
         );
-        for (index, jobs) in waiting.jobs.into_iter().enumerate() {
-            let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), self.stop.work.clone());
+        for ((index, _), jobs) in self.databases.indexed().zip(waiting.jobs) {
+            let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), self.stop.work.clone());
             crew.spawn(LoopKind::Submitter, run);
         }
-        for (site, puts) in self.sites.all().iter().zip(waiting.puts) {
-            let putter = Putter {
-                site: site.clone(),
+        for (database, puts) in self.databases.all().iter().zip(waiting.puts) {
+            let keyed_submitter = KeyedSubmitter {
+                database: database.clone(),
                 books: Arc::clone(&self.books),
                 releaser: Releaser { nudger: nudger.clone() },
                 metrics: Arc::clone(&self.metrics),
             };
-            crew.spawn(LoopKind::Putter, putter.run(puts, self.stop.work.clone()));
+            crew.spawn(LoopKind::KeyedSubmitter, keyed_submitter.run(puts, self.stop.work.clone()));
         }
         submitter
     }
 }
+mod beside;

@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::{BrokerState, DoorTroubles},
     loops::{
-        aside::Asides,
-        prober::Fitness,
-        session_keeper::{Session, Standing},
+        cluster::session_keeper::{Session, Standing},
+        upkeep::prober::Fitness,
     },
     supervise::Pulse,
+    working_set::set_aside::SetAside,
 };
 
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Readiness {
     session: watch::Receiver<Session>,
     leaving: CancellationToken,
     doors: DoorTroubles,
-    asides: Asides,
+    set_aside: SetAside,
     pulse: Pulse,
     /// Whether everything was reachable at the same time, once.
     complete: Arc<AtomicBool>,
@@ -52,10 +52,10 @@ impl Readiness {
         session: watch::Receiver<Session>,
         leaving: CancellationToken,
         doors: DoorTroubles,
-        asides: Asides,
+        set_aside: SetAside,
         pulse: Pulse,
     ) -> Self {
-        Self { fitness, broker, session, leaving, doors, asides, pulse, complete: Arc::default() }
+        Self { fitness, broker, session, leaving, doors, set_aside, pulse, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
@@ -81,7 +81,7 @@ impl Readiness {
         // Trouble with one exchange is named, and does not keep the node from being ready.
         reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
         // Rows that a database refuses are named too, and the rest goes on.
-        reasons.extend(self.asides.reasons());
+        reasons.extend(self.set_aside.reasons());
         // A stalled loop needs a person; the API of this node still takes tasks.
         reasons.extend(self.pulse.reasons(Instant::now()));
         let leaving = self.leaving.is_cancelled();
@@ -111,7 +111,7 @@ mod tests {
             watch::channel(session).1,
             CancellationToken::new(),
             DoorTroubles::default(),
-            Asides::default(),
+            SetAside::default(),
             pulse.clone(),
         );
         assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });

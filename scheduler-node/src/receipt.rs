@@ -1,7 +1,7 @@
 //! Receipts. A delivery carries one, so that a report can prove that it comes from the consumer of the delivery.
 //!
 //! A receipt is an HMAC over the message id, made with a key of the cluster. The home database keeps the keys,
-//! and every node reads them (`loops/receipt_reader.rs`). The console derives the key of its sessions from the
+//! and every node reads them (`loops/upkeep/receipt_reader.rs`). The console derives the key of its sessions from the
 //! same keys (`console/session.rs`).
 
 use std::sync::Arc;

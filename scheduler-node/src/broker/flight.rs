@@ -252,11 +252,11 @@ impl Flight {
         let judge = |(message, outgoing): (&Message, &Outgoing)| {
             let (id, attempt) = (outgoing.delivery.id, outgoing.delivery.attempt);
             let is_returned = self.has_returns() && self.returned.contains(&outgoing.delivery.message_id().to_string());
-            let outcome = match message.confirmed {
+            let outcome = match (message.confirmed, &message.copied) {
                 _ if is_returned => Outcome::Refused(NotTaken::Unroutable),
-                None if message.copied.is_some() => message.copied.clone().expect("it is there"),
-                Some(false) => Outcome::Refused(NotTaken::Nacked),
-                Some(true) if acks_count => Outcome::Done(()),
+                (None, Some(copied)) => copied.clone(),
+                (Some(false), _) => Outcome::Refused(NotTaken::Nacked),
+                (Some(true), _) if acks_count => Outcome::Done(()),
                 _ => Outcome::Unknown(reason.to_owned()),
             };
             Published { id, attempt, sent_at: message.sent_at, outcome }

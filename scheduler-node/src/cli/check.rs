@@ -6,11 +6,12 @@ use futures::future::join_all;
 use prometheus::Registry;
 use serde_json::json;
 
-use super::{Checked, Error, Form, explained, say, settings};
+use super::{Checked, Error, Form, explained, say};
 use crate::{
     broker::{Broker, BrokerMetrics, BrokerState},
     config::{self, Config, Database},
     coordination::{self, Coordination, CoordinationMetrics},
+    settings,
     store::{self, StoreMetrics},
     supervise,
 };

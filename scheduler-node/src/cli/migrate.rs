@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::{Checked, Error, Form, say, settings};
-use crate::store::migrate::Migrated;
+use super::{Checked, Error, Form, say};
+use crate::{settings, store::migrate::Migrated};
 
 /// The warning when the role for submitting in SQL could not be created.
 const NO_PRODUCER: &str =

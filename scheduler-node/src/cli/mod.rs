@@ -28,8 +28,6 @@ mod task;
 mod token;
 mod top;
 
-pub mod settings;
-
 use std::{
     io::{self, Write},
     net::SocketAddr,
@@ -42,7 +40,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::{
     causes::explained,
     config::{self, Config, keys},
-    store, telemetry,
+    settings, store, telemetry,
 };
 
 pub use self::{

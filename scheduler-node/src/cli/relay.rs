@@ -7,11 +7,11 @@ use common::{ids::QueueName, queue};
 use ipnet::IpNet;
 use reqwest::Url;
 
-use super::{ConfigFile, Error, settings, stop_on_signal};
+use super::{ConfigFile, Error, stop_on_signal};
 use crate::{
     config::{self, Config},
     relay::{self, Callback, Command, Identity, Secret, Settings, Target},
-    telemetry,
+    settings, telemetry,
 };
 
 /// The queue, and what to do with each of its tasks.

@@ -6,6 +6,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
 use super::{complaint::Complaints, link::Link, read, tls};
+use crate::address::parameters;
 
 /// How to reach RabbitMQ.
 #[derive(Clone, Debug, Deserialize)]
@@ -64,8 +65,7 @@ impl Amqp {
     }
 
     fn logs_in_by_certificate(&self) -> bool {
-        let query = self.url.expose_secret().split_once('?').map_or("", |(_, query)| query);
-        form_urlencoded::parse(query.as_bytes())
+        parameters(self.url.expose_secret())
             .any(|(name, value)| name == "auth_mechanism" && value.eq_ignore_ascii_case("external"))
     }
 }

@@ -12,10 +12,10 @@ use common::{
 };
 
 use super::{
-    door::Visitor,
     form::parameter,
+    format::{When, when},
     frame::{Frame, Trouble, show},
-    told::{When, when},
+    visitor::Visitor,
 };
 
 /// Deeds on one page.

@@ -20,11 +20,11 @@ use common::{
 };
 
 use super::{
-    act::acted,
-    door::Posted,
+    actor::acted,
+    format::count,
     frame::{Frame, Trouble, show},
-    told::count,
-    wanted::{FILTERS, PAGE, Wanted, utc},
+    task_query::{FILTERS, PAGE, Wanted, utc},
+    visitor::Posted,
 };
 use crate::desk::Desk;
 

@@ -15,11 +15,11 @@ use common::{
 };
 
 use super::{
-    act::{On, acted, deed},
-    door::{Posted, Visitor},
+    actor::{On, acted, deed},
     form::parameter,
+    format::{When, span, when},
     frame::{Frame, Trouble, show},
-    told::{When, span, when},
+    visitor::{Posted, Visitor},
 };
 
 #[derive(Template)]

@@ -5,10 +5,10 @@ use axum::{http::StatusCode, response::Response};
 use common::access::Permission;
 
 use super::{
-    door::Visitor,
+    format::{When, count, when},
     frame::{Frame, Trouble, show},
-    told::{When, count, when},
-    wanted::Wanted,
+    task_query::Wanted,
+    visitor::Visitor,
 };
 use crate::desk::DEAD_LOOK;
 

@@ -5,7 +5,7 @@ use axum::http::Uri;
 use common::wire::Problem;
 use serde_json::{Map, Value};
 
-use super::door::Posted;
+use super::visitor::Posted;
 
 /// One field of a form.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use common::{access::Permission, wire::Problem};
 
 use super::{
     assets,
-    door::{Posted, Visitor},
+    visitor::{Posted, Visitor},
 };
 
 /// The places in the navigation of every page; `g` and the letter lead there too.
@@ -225,6 +225,6 @@ pub(super) async fn nothing_here(visitor: Visitor) -> Trouble {
 pub(super) async fn theme(posted: Posted) -> Response {
     let theme = posted.one("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
     let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");
-    let back = super::door::safe_next(posted.one("back"));
+    let back = super::visitor::safe_next(posted.one("back"));
     ([(header::SET_COOKIE, cookie)], Redirect::to(back)).into_response()
 }

@@ -3,22 +3,22 @@
 //! purpose.
 //!
 //! A page is a template under `templates/` and a handler that fills it. A change is a form, taken by a handler with a
-//! [`Posted`](door::Posted), and noted by [`acted`](act::acted).
+//! [`Posted`](visitor::Posted), and noted by [`acted`](actor::acted).
 
-mod act;
+mod actor;
 mod assets;
 mod audit;
 mod bulk;
+mod bulk_start;
 mod cluster;
 mod dead;
-mod door;
 mod find;
 mod form;
+mod format;
 mod frame;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod json;
-mod many;
 mod oidc;
 mod overview;
 mod queue;
@@ -27,12 +27,12 @@ mod schedule;
 mod schedules;
 mod session;
 mod task;
+mod task_query;
 mod tasks;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod told;
-mod wanted;
+mod visitor;
 
 use std::{sync::Arc, time::Duration};
 
@@ -58,11 +58,11 @@ use crate::{
 routes! { Console =>
     GET "/" => async || Redirect::to("/console");
     GET "/console" => overview::overview;
-    GET "/console/sign-in" => door::sign_in_page;
-    POST "/console/sign-in" => door::sign_in;
+    GET "/console/sign-in" => visitor::sign_in_page;
+    POST "/console/sign-in" => visitor::sign_in;
     GET "/console/sign-in/oidc" => oidc::begin;
     GET "/console/sign-in/oidc/callback" => oidc::callback;
-    POST "/console/sign-out" => door::sign_out;
+    POST "/console/sign-out" => visitor::sign_out;
     POST "/console/theme" => frame::theme;
     GET "/console/help" => frame::help;
     GET "/console/find" => find::find;
@@ -85,8 +85,8 @@ routes! { Console =>
     GET "/console/audit" => audit::list;
     GET "/console/tokens" => tokens::list;
     POST "/console/tokens" => tokens::act;
-    GET "/console/bulk" => many::page;
-    GET "/console/export" => many::export;
+    GET "/console/bulk" => bulk_start::page;
+    GET "/console/export" => bulk_start::export;
     GET "/console/assets/{hash}/{name}" => assets::asset;
 }
 

@@ -21,9 +21,9 @@ use common::{
 
 use super::{
     Console,
-    act::{Actor, acted},
-    door::{self, BY_PROVIDER, SESSION, kept},
+    actor::{Actor, acted},
     frame::{Frame, Theme, cookie, show},
+    visitor::{self, BY_PROVIDER, SESSION, kept},
 };
 use crate::{
     clock,
@@ -43,15 +43,15 @@ pub(super) fn begin_url(next: &str) -> String {
 }
 
 pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
-    let next = door::next_of(&uri);
-    let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url(&next)).into_response() };
+    let next = visitor::next_of(&uri);
+    let Some(provider) = &console.oidc else { return Redirect::to(&visitor::sign_in_url(&next)).into_response() };
     let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
     match provider.begin(next, clock::now()).await {
         Ok(begun) => {
             let flow = kept(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
-        Err(refusal) => door::not_signed_in(&console, &headers, next, &refusal.problem()),
+        Err(refusal) => visitor::not_signed_in(&console, &headers, next, &refusal.problem()),
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn callback(
     headers: HeaderMap,
     uri: Uri,
 ) -> Response {
-    let Some(provider) = &console.oidc else { return Redirect::to(&door::sign_in_url("/console")).into_response() };
+    let Some(provider) = &console.oidc else { return Redirect::to(&visitor::sign_in_url("/console")).into_response() };
     let from = from.map(|Extension(ConnectInfo(from))| from);
     let flow = cookie(&headers, FLOW).unwrap_or_default();
     let returned = Returned::of(uri.query().unwrap_or_default());
@@ -82,7 +82,7 @@ pub(super) async fn callback(
                 let actor = Actor { desk: &console.desk, caller: &caller, from };
                 acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
             }
-            door::not_signed_in(&console, &headers, "/console", &refusal.problem())
+            visitor::not_signed_in(&console, &headers, "/console", &refusal.problem())
         }
     };
     // Another sign-in may be in progress in this browser; this one is over once it was answered.

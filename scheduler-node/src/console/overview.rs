@@ -7,9 +7,9 @@ use axum::{http::StatusCode, response::Response};
 use common::wire::Problem;
 
 use super::{
-    door::Visitor,
+    format::{about, count, span},
     frame::{Frame, show},
-    told::{about, count, span},
+    visitor::Visitor,
 };
 use crate::desk::{Census, NodeFigures, Outlook};
 

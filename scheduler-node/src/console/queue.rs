@@ -16,12 +16,12 @@ use common::{
 use serde_json::Value;
 
 use super::{
-    act::{On, acted, deed},
-    door::{Posted, Visitor},
+    actor::{On, acted, deed},
     form::{self, Field, Kind, Spec, parameter, spec},
+    format::{When, count, span, when},
     frame::{Frame, Trouble, show},
     queues::Shown,
-    told::{When, count, span, when},
+    visitor::{Posted, Visitor},
 };
 use crate::{
     desk::NodeFigures,

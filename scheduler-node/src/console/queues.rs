@@ -17,10 +17,10 @@ use common::{
 };
 
 use super::{
-    door::Visitor,
     form::parameter,
+    format::{count, span},
     frame::{Frame, Trouble, show},
-    told::{count, span},
+    visitor::Visitor,
 };
 use crate::desk::NodeFigures;
 

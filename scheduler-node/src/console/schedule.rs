@@ -17,12 +17,12 @@ use serde_json::{Value, value::RawValue};
 
 use super::{
     Console,
-    act::{On, acted, deed},
-    door::{Posted, Visitor},
+    actor::{On, acted, deed},
     form::{self, Field, Kind, Spec, spec},
+    format::{When, when},
     frame::{Frame, Trouble, show},
     schedules::Rule,
-    told::{When, when},
+    visitor::{Posted, Visitor},
 };
 use crate::{
     audit::SCHEDULE_READ,

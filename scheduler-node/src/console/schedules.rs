@@ -14,10 +14,10 @@ use common::{
 };
 
 use super::{
-    door::Visitor,
     form::parameter,
+    format::{When, span, when},
     frame::{Frame, Trouble, show},
-    told::{When, span, when},
+    visitor::Visitor,
 };
 
 /// Schedules on one page.

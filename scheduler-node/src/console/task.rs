@@ -17,12 +17,12 @@ use common::{
 
 use super::{
     Console,
-    act::{On, acted, deed},
+    actor::{On, acted, deed},
     bulk::{move_to, target},
-    door::{Posted, Visitor},
+    format::{When, short, when},
     frame::{Frame, Trouble, show},
     json,
-    told::{When, short, when},
+    visitor::{Posted, Visitor},
 };
 use crate::{audit::TASK_READ, desk::Desk};
 

@@ -14,10 +14,10 @@ use common::{
 };
 
 use super::{
-    door::Visitor,
+    format::{When, about, short, when},
     frame::{Frame, Trouble, show},
-    told::{When, about, short, when},
-    wanted::{FILTERS, Wanted},
+    task_query::{FILTERS, Wanted},
+    visitor::Visitor,
 };
 use crate::desk::{Census, Desk};
 

@@ -15,11 +15,11 @@ use common::{
 };
 
 use super::{
-    act::{On, acted, deed},
-    door::{Posted, Visitor},
+    actor::{On, acted, deed},
     form::parameter,
+    format::{When, when},
     frame::{Frame, Trouble, show},
-    told::{When, when},
+    visitor::{Posted, Visitor},
 };
 
 /// Tokens on one page.

@@ -46,7 +46,11 @@ use crate::{
     clock,
     coordination::Coordination,
     internal::{self, Origin},
-    loops::{nudger::Nudger, queue_reader::Books, reporter::Reporter, submitter::Submitter},
+    loops::{
+        outcome::reporter::Reporter,
+        submit::{nudger::Nudger, submitter::Submitter},
+        upkeep::queue_reader::Books,
+    },
     metrics::Metrics,
     readiness::{Readiness, Report},
     store::{Database, Store},
@@ -105,7 +109,7 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once.
+    /// OwnedShards by a request that reads the queues, so that many requests that miss the same queue read it once.
     reading: Mutex<()>,
     meters: meter::Meters,
 }

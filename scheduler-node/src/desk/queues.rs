@@ -15,7 +15,7 @@ use common::{
 
 use super::{Desk, refusal::failed, to_its_end};
 use crate::{
-    loops::queue_reader::catch_up,
+    loops::upkeep::queue_reader::catch_up,
     store::{
         Error, Fault,
         queues::{QueueQuota, Turn},

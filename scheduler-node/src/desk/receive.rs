@@ -4,7 +4,7 @@ use common::wire::{DelayWay, Message, Problem, ValidTask};
 
 use super::{Desk, limits::Limited, refusal};
 use crate::{
-    loops::submitter::{Answer, Unstored},
+    loops::submit::submitter::{Answer, Unstored},
     traces::Way,
 };
 

@@ -5,7 +5,7 @@ use common::wire::Problem;
 use crate::{
     coordination::{self, EtcdOp},
     internal::{self, Origin},
-    loops::submitter::Unstored,
+    loops::submit::submitter::Unstored,
     store::{
         Effect, Error, Fault, StoreOp,
         put::{Put, PutOutcome},

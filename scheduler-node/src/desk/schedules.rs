@@ -140,7 +140,7 @@ impl Desk {
             let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
             after = records.last().filter(|_| full).map(|last| last.name.to_string());
             let own = records.iter().filter(|record| self.scope.has(&record.rules.queue));
-            let schedules: Vec<ScheduleView> = own.map(|record| self.view_of(record, 1)).collect();
+            let schedules: Vec<ScheduleView> = own.map(|record| self.listed_schedule(record)).collect();
             // The cursor must be a name that the caller was shown, never that of another queue's schedule. A
             // page that shows none is therefore not answered.
             if let (Some(_), Some(last)) = (&after, schedules.last()) {
@@ -205,14 +205,19 @@ impl Desk {
 
     fn shown_schedule(&self, mut record: ScheduleRecord, next: usize) -> ScheduleView {
         let payload = std::mem::take(&mut record.payload);
-        self.visible_schedule(self.view_of(&record, next).with_payload(payload))
+        self.visible_schedule(self.whole_view(&record, next).with_payload(payload))
     }
 
-    fn view_of(&self, record: &ScheduleRecord, next: usize) -> ScheduleView {
+    fn listed_schedule(&self, record: &ScheduleRecord) -> ScheduleView {
+        self.visible_schedule(self.whole_view(record, 1))
+    }
+
+    /// Not yet what the caller may see.
+    fn whole_view(&self, record: &ScheduleRecord, next: usize) -> ScheduleView {
         let paused = record.standing.paused_at.is_some();
         let calendar = record.rules.when.calendar().ok().filter(|_| !paused);
         let now = self.now();
-        self.visible_schedule(ScheduleView {
+        ScheduleView {
             name: record.name.clone(),
             rules: record.rules.clone(),
             paused,
@@ -225,7 +230,7 @@ impl Desk {
             last_task_id: record.last_task,
             created_at: record.created_at,
             updated_at: record.updated_at,
-        })
+        }
     }
 }
 

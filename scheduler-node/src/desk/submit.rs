@@ -11,7 +11,7 @@ use common::{
 
 use super::{Desk, limits::Limited, meter::Admission, refusal, trace::Traced};
 use crate::{
-    loops::submitter::{Answer, Stored},
+    loops::submit::submitter::{Answer, Stored},
     store::put::{Put, PutOutcome},
     traces::Way,
 };

@@ -12,7 +12,7 @@ use common::{
 
 use super::{Desk, refusal::failed, to_its_end};
 use crate::{
-    loops::reporter::Reported,
+    loops::outcome::reporter::Reported,
     store::{
         change::{Guarded, Keep, would_lapse},
         rows::TaskRecord,

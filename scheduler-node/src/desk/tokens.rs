@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::{Desk, refusal::failed, to_its_end};
 use crate::{
     access,
-    loops::token_reader::read_anew,
+    loops::upkeep::token_reader::read_anew,
     store::tokens::{MOST, TokenAdded},
 };
 

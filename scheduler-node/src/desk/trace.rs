@@ -8,7 +8,7 @@ use common::{
 
 use super::Desk;
 use crate::{
-    loops::submitter::{Answer, Unstored},
+    loops::submit::submitter::{Answer, Unstored},
     traces::{Batch, Done, Hop, Step, Submitted, Way},
 };
 

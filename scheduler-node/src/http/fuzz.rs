@@ -4,7 +4,7 @@ use axum::http::{HeaderValue, Uri};
 use common::wire::Problem;
 
 use super::{
-    gate::{bearer, is_own},
+    auth::{bearer, is_own},
     query,
 };
 

@@ -4,14 +4,12 @@
 //! `common` decides the meaning of a request, and the desk carries it out. The heap, the stores and the loops are
 //! absent on purpose.
 
-mod asked;
 mod audit;
 mod body;
 mod bulk;
 mod cluster;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
-mod gate;
 mod keys;
 mod metrics;
 mod need;
@@ -41,16 +39,16 @@ use common::{limit::Limit, wire::report::MAX_RESULT_BYTES};
 use prometheus::Registry;
 
 pub(crate) use self::routes::routes;
+pub use self::{
+    auth::{Caller, Gate},
+    metrics::{ConnectionMetrics, HttpMetrics},
+    serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
+};
 use self::{
-    asked::{Asked, Front},
     rate::Rates,
     refusal::Refusal,
     room::Room,
-};
-pub use self::{
-    gate::{Caller, Gate},
-    metrics::{ConnectionMetrics, HttpMetrics},
-    serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
+    scoped::{Asked, Front},
 };
 use crate::desk::Desk;
 
@@ -162,3 +160,5 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
         Ok(Self(name))
     }
 }
+mod auth;
+mod scoped;

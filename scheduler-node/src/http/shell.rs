@@ -14,7 +14,7 @@ use futures::FutureExt;
 
 use super::{
     audit::Draft,
-    gate::Gate,
+    auth::Gate,
     metrics::HttpMetrics,
     need::{Need, needed},
     rate::Rates,

@@ -28,24 +28,26 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    archiver::Archiver,
-    aside::Kind,
-    collector::Collector,
-    dispatcher::{Dispatcher, Pace},
-    gate::Gate,
-    nudger::Nudger,
-    picker::Picker,
-    prober::Fitness,
-    publisher::Dispatch,
-    releaser::Releaser,
-    reporter::Reporter,
-    settler::{Confirmed, Settlements, Settler},
-    site::Site,
+    dispatch::{
+        claims::ClaimHandler,
+        dispatcher::{Dispatcher, Pace},
+        publisher::Dispatch,
+        ready_starter::ReadyStarter,
+    },
+    outcome::{
+        archiver::Archiver,
+        releaser::Releaser,
+        reporter::Reporter,
+        settler::{Confirmed, Settlements, Settler},
+    },
+    submit::nudger::Nudger,
+    upkeep::prober::Fitness,
 };
 use crate::{
     audit::{Audit, AuditMetrics},
     broker::{BrokerState, tests::bench},
     desk::tests::{Counter, fresh},
+    intake::sql::SqlIntake,
     metrics::Metrics,
     receipt::ReceiptKeys,
     store::{
@@ -58,6 +60,10 @@ use crate::{
     },
     supervise::{LoopKind, Pulse, spawn_child},
     traces::Traces,
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase},
+        set_aside::Kind,
+    },
 };
 
 /// Longer than anything takes on a busy machine.
@@ -85,23 +91,25 @@ impl Loops {
         let node = crate::store::tests::node("a");
         let taken = test.database.shard_acquire(&[ShardId::new(0)], &node).await.unwrap();
         let fences: BTreeMap<ShardId, Epoch> = taken.into_iter().collect();
-        counter.sites.all()[0].held.adopt(&fences.iter().map(|(shard, epoch)| (*shard, *epoch)).collect::<Vec<_>>());
+        counter.databases.all()[0]
+            .owned_shards
+            .adopt(&fences.iter().map(|(shard, epoch)| (*shard, *epoch)).collect::<Vec<_>>());
         let broker = watch::channel(BrokerState::Up { blocked: false }).0;
         let keys = watch::channel(Some(Arc::default())).0;
         Self { counter, test, metrics, fences, broker, keys }
     }
 
-    fn site(&self) -> &Site {
-        &self.counter.sites.all()[0]
+    fn database(&self) -> &NodeDatabase {
+        &self.counter.databases.all()[0]
     }
 
     fn releaser(&self) -> Releaser {
-        Releaser { nudger: Nudger::new(self.counter.sites.clone(), Duration::from_secs(10)) }
+        Releaser { nudger: Nudger::new(self.counter.databases.clone(), Duration::from_secs(10)) }
     }
 
     fn reporter(&self) -> Reporter {
         Reporter {
-            sites: self.counter.sites.clone(),
+            databases: self.counter.databases.clone(),
             books: Arc::clone(&self.counter.books),
             releaser: self.releaser(),
             metrics: Arc::clone(&self.metrics),
@@ -138,8 +146,11 @@ impl Loops {
 
     /// Hands three confirms to a settler, and waits until it has ended.
     async fn settle(&self, ids: [TaskId; 3], finishes: bool) {
-        let settler =
-            Settler { site: self.site().clone(), releaser: self.releaser(), metrics: Arc::clone(&self.metrics) };
+        let settler = Settler {
+            database: self.database().clone(),
+            releaser: self.releaser(),
+            metrics: Arc::clone(&self.metrics),
+        };
         let (settlements, confirms) = Settlements::channel();
         let confirmed = ids.map(|id| Confirmed {
             id,
@@ -158,9 +169,14 @@ impl Loops {
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
     fn dispatch(&self, kind: WakeKind, ids: &[TaskId]) -> (mpsc::Receiver<Dispatch>, CancellationToken) {
         let (publisher, dispatches) = mpsc::channel(100);
-        let gate = Gate { site: self.site().clone(), index: 0, publisher, metrics: Arc::clone(&self.metrics) };
+        let claims = ClaimHandler {
+            database: self.database().clone(),
+            index: DatabaseIndex::HOME,
+            publisher,
+            metrics: Arc::clone(&self.metrics),
+        };
         let dispatcher = Dispatcher {
-            gate,
+            claims,
             pace: Pace { batch: 100, window: 1_000 },
             lead: Arc::new(Mutex::new(Lead::new(Duration::ZERO, Instant::now()))),
             lanes: Arc::default(),
@@ -169,16 +185,16 @@ impl Loops {
             reporter: self.reporter(),
         };
         let wake_at = UnixMicros::new(0);
-        self.site().held.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
+        self.database().owned_shards.offer(ids.iter().map(|id| Entry { wake_at, id: *id, kind }));
         let stop = CancellationToken::new();
         spawn_child(dispatcher.run(stop.clone()));
         (dispatches, stop)
     }
 
     async fn until_aside(&self, kind: Kind) {
-        until(|| async { self.site().asides.count(kind) > 0 }).await;
+        until(|| async { self.database().set_aside.count(kind) > 0 }).await;
         until(|| async { !self.test.quarantine().await.is_empty() }).await;
-        let reasons = self.site().asides.reasons();
+        let reasons = self.database().set_aside.reasons();
         assert!(reasons.iter().any(|reason| reason.contains(kind.text()) && reason.contains("refuses")), "{reasons:?}");
     }
 
@@ -227,7 +243,7 @@ async fn a_refused_end_is_set_aside_and_never_published_again_and_its_neighbours
         ["succeeded", "dispatching", "succeeded"]
     );
     assert!(loops.is_parked(ids[1]).await);
-    assert_eq!(loops.site().asides.count(Kind::Confirm), 1);
+    assert_eq!(loops.database().set_aside.count(Kind::Confirm), 1);
     assert_eq!(loops.test.quarantine().await, [("confirm".to_owned(), Some(format!("{}:1", ids[1])))]);
     let later = crate::store::tests::node("b");
     let taken = loops.test.database.shard_acquire(&[ShardId::new(0)], &later).await.unwrap().into_iter().collect();
@@ -262,9 +278,9 @@ async fn a_refused_delivery_is_left_alone_and_its_neighbours_are_delivered() {
     for id in [ids[0], ids[2]] {
         assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"));
     }
-    let held = &loops.site().held;
-    held.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
-    assert_eq!(held.heap_len(), 2, "no row of it can be changed, so a pass does not retry it");
+    let owned_shards = &loops.database().owned_shards;
+    owned_shards.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
+    assert_eq!(owned_shards.heap_len(), 2, "no row of it can be changed, so a pass does not retry it");
 }
 
 #[tokio::test]
@@ -291,9 +307,14 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
     sqlx::raw_sql(ready).execute(&loops.test.pool).await.unwrap();
     loops.test.refuse("UPDATE", "task", "partition_key", POISON).await;
     let (publisher, mut dispatches) = mpsc::channel(100);
-    let gate = Gate { site: loops.site().clone(), index: 0, publisher, metrics: Arc::clone(&loops.metrics) };
-    let picker = Picker {
-        gate,
+    let claims = ClaimHandler {
+        database: loops.database().clone(),
+        index: DatabaseIndex::HOME,
+        publisher,
+        metrics: Arc::clone(&loops.metrics),
+    };
+    let ready_starter = ReadyStarter {
+        claims,
         pace: Pace { batch: 100, window: 1_000 },
         lanes: Arc::default(),
         books: Arc::clone(&loops.counter.books),
@@ -302,7 +323,7 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
         turns: Arc::default(),
     };
     let stop = CancellationToken::new();
-    spawn_child(picker.run(stop.clone()));
+    spawn_child(ready_starter.run(stop.clone()));
     assert_eq!(ids_of(&mut dispatches, 2).await, BTreeSet::from([ids[0], ids[2]]));
     loops.until_aside(Kind::Claim).await;
     // Later tasks start in one statement, which passes over the refused one.
@@ -312,7 +333,7 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
         .await
         .unwrap();
     assert_eq!(ids_of(&mut dispatches, 3).await, BTreeSet::from(late));
-    assert_eq!(loops.site().asides.count(Kind::Claim), 1);
+    assert_eq!(loops.database().set_aside.count(Kind::Claim), 1);
     stop.cancel();
 }
 
@@ -371,7 +392,7 @@ async fn neighbours_of_an_expired_task_that_the_archive_refuses_expire() {
     let ids = loops.three(|task| task.expires_at = Some(UnixMicros::new(1))).await;
     loops.test.refuse("INSERT", "archive", "queue", POISON).await;
     let archiver = Archiver {
-        site: loops.site().clone(),
+        database: loops.database().clone(),
         books: Arc::clone(&loops.counter.books),
         metrics: Arc::clone(&loops.metrics),
         audit: None,
@@ -401,39 +422,39 @@ async fn rows_of_an_inbox_that_the_database_refuses_or_nobody_can_read_stay_ther
     .execute(&loops.test.pool)
     .await
     .unwrap();
-    let collector = Collector {
-        index: 0,
-        sites: loops.counter.sites.clone(),
+    let intake = SqlIntake {
+        index: DatabaseIndex::HOME,
+        databases: loops.counter.databases.clone(),
         desk: loops.counter.desk.clone(),
         books: Arc::clone(&loops.counter.books),
         fitness: watch::channel(Fitness::default()).1,
         releaser: loops.releaser(),
         metrics: Arc::clone(&loops.metrics),
     };
-    spawn_child(collector.run(CancellationToken::new()));
+    spawn_child(intake.run(CancellationToken::new()));
     until(|| async { loops.test.live().await == 3 }).await;
     let left = "SELECT count(*) FROM duetime.inbox WHERE error IS NOT NULL";
     until(|| async { sqlx::query_scalar::<_, i64>(left).fetch_one(&loops.test.pool).await.unwrap() == 6 }).await;
-    assert!(loops.site().asides.count(Kind::Inbox) >= 2);
+    assert!(loops.database().set_aside.count(Kind::Inbox) >= 2);
 }
 
 #[tokio::test]
 async fn what_the_quarantine_refuses_as_it_came_is_kept_in_a_form_that_it_takes() {
     let loops = Loops::new().await;
-    let site = loops.site();
+    let database = loops.database();
     let headers = serde_json::json!({ "x\0": "y\0" });
     let kept = |reason| Quarantined::new("results", reason, Some("a\0b"), headers.clone(), b"\0".to_vec());
-    site.asides.quarantine(&site.database, kept("it has a \0 in it")).await;
+    database.set_aside.quarantine(&database.sql, kept("it has a \0 in it")).await;
     loops.test.refuse("INSERT", "quarantine", "message_id", "a\u{fffd}b").await;
-    site.asides.quarantine(&site.database, kept("again")).await;
+    database.set_aside.quarantine(&database.sql, kept("again")).await;
     assert_eq!(
         loops.test.quarantine().await,
         [("results".to_owned(), Some("a\u{fffd}b".to_owned())), ("results".to_owned(), None)]
     );
     loops.test.refuse("INSERT", "quarantine", "source", "results").await;
-    site.asides.quarantine(&site.database, kept("not at all")).await;
+    database.set_aside.quarantine(&database.sql, kept("not at all")).await;
     assert_eq!(loops.test.quarantine().await.len(), 2);
-    assert_eq!(site.asides.count(Kind::Quarantine), 3);
+    assert_eq!(database.set_aside.count(Kind::Quarantine), 3);
 }
 
 fn report(id: TaskId) -> BasicProperties {
@@ -468,12 +489,12 @@ async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
 #[tokio::test]
 async fn a_row_that_is_left_alone_is_tried_again_after_a_while() {
     let loops = Loops::new().await;
-    let (held, id) = (&loops.site().held, fixture::fresh_id_of(ShardId::new(0)));
+    let (owned_shards, id) = (&loops.database().owned_shards, fixture::fresh_id_of(ShardId::new(0)));
     let entry = Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Claim };
-    assert!(held.set_aside(id, Instant::now() + LONG), "the first time");
-    held.offer([entry]);
-    assert_eq!(held.heap_len(), 0);
-    assert!(!held.set_aside(id, Instant::now()), "it is kept once");
-    held.offer([entry]);
-    assert_eq!(held.heap_len(), 1);
+    assert!(owned_shards.set_aside(id, Instant::now() + LONG), "the first time");
+    owned_shards.offer([entry]);
+    assert_eq!(owned_shards.heap_len(), 0);
+    assert!(!owned_shards.set_aside(id, Instant::now()), "it is kept once");
+    owned_shards.offer([entry]);
+    assert_eq!(owned_shards.heap_len(), 1);
 }

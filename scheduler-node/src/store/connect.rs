@@ -9,7 +9,7 @@ use sqlx::{
 };
 
 use super::PoolKind;
-use crate::address::is_loopback;
+use crate::address::{self, is_loopback};
 
 /// The longest wait for a free connection. After it, the caller gets the error that the database is not available.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
@@ -122,8 +122,7 @@ fn says_mode(url: &str) -> bool {
 
 /// Whether the query of the URL has one of these parameters.
 fn names(url: &str, parameters: &[&str]) -> bool {
-    let query = url.split_once('?').map_or("", |(_, rest)| rest.split('#').next().unwrap_or_default());
-    form_urlencoded::parse(query.as_bytes()).any(|(name, _)| parameters.contains(&name.as_ref()))
+    address::parameters(url).any(|(name, _)| parameters.contains(&name.as_ref()))
 }
 
 /// Whether the connection uses a Unix socket or the loopback interface.

@@ -134,11 +134,10 @@ impl Database {
     /// Marks rows of this inbox that go into another database. Only the rows returned may go.
     pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<Leaving>, Error> {
         let leaving = |row: &PgRow| {
-            let cancelled_at: Option<chrono::DateTime<chrono::Utc>> = row.try_get("cancelled_at")?;
             Ok(Leaving {
                 id: super::task_id(row, "id")?,
                 submitted_at: super::moment(row, "submitted_at")?,
-                cancelled_at: cancelled_at.map(UnixMicros::from),
+                cancelled_at: super::optional_moment(row, "cancelled_at")?,
             })
         };
         self.run(StoreOp::InboxLeave, |pool| async move {

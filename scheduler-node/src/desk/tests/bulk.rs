@@ -133,7 +133,7 @@ async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
     for _ in 0..5 {
         ids.push(submitted(&counter, r#"{"queue":"a","delay_ms":600000,"expires_after_ms":900000}"#).await);
     }
-    let held = &counter.sites.all()[0].held;
+    let held = &counter.databases.all()[0].owned_shards;
     held.adopt(&ids.iter().map(|id| (id.shard(), Epoch::from_store(1))).collect::<Vec<_>>());
     let refused = bulk(&counter, r#"{"action":"move","filter":{"queue":"a"},"shift_ms":400000}"#).await.expect("done");
     assert_eq!((refused.done, refused.refused.get(&Left::WouldExpire)), (0, Some(&5)));

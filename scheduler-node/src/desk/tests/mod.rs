@@ -36,18 +36,15 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
-        aside::Asides,
-        at_once::AtOnce,
-        held::Held,
-        nudger::Nudger,
-        prober::Fitness,
-        putter::Putter,
-        queue_reader::Books,
-        releaser::Releaser,
-        reporter::Reporter,
-        session_keeper::{Session, Standing},
-        site::{Site, Sites},
-        submitter::{self, Submitter},
+        cluster::session_keeper::{Session, Standing},
+        outcome::{releaser::Releaser, reporter::Reporter},
+        submit::{
+            claim_on_insert::ClaimOnInsert,
+            keyed_submitter::KeyedSubmitter,
+            nudger::Nudger,
+            submitter::{self, Submitter},
+        },
+        upkeep::{prober::Fitness, queue_reader::Books},
     },
     metrics::Metrics,
     readiness::Readiness,
@@ -57,6 +54,11 @@ use crate::{
     },
     supervise::spawn_child,
     traces::Traces,
+    working_set::{
+        database::{NodeDatabase, NodeDatabases},
+        owned_shards::OwnedShards,
+        set_aside::SetAside,
+    },
 };
 
 const HORIZON: Duration = Duration::from_secs(10);
@@ -67,7 +69,7 @@ pub(crate) struct Counter {
     pub(crate) access: Arc<Access>,
     /// The entries of the audit log.
     pub(crate) notes: mpsc::Receiver<Noted>,
-    pub(crate) sites: Sites,
+    pub(crate) databases: NodeDatabases,
     pub(crate) books: Books,
     pub(crate) store: Store,
 }
@@ -94,32 +96,32 @@ fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) 
 
 /// A counter whose node belongs to a cluster.
 fn counter_in(
-    databases: Vec<Arc<Database>>,
+    stores: Vec<Arc<Database>>,
     setup: Setup,
     access: Arc<Access>,
     coordination: Coordination,
     views: Views,
 ) -> Counter {
     let registry = Registry::new();
-    let names: Vec<String> = databases.iter().map(|database| database.name().to_string()).collect();
+    let names: Vec<String> = stores.iter().map(|database| database.name().to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let metrics = Arc::new(Metrics::register(&registry, &names).expect("a fresh registry takes them"));
-    let site = |database: &Arc<Database>| Site {
-        database: Arc::clone(database),
-        held: Arc::new(Held::new(database.name().clone(), 1_000)),
-        waiting: Arc::default(),
+    let database = |database: &Arc<Database>| NodeDatabase {
+        sql: Arc::clone(database),
+        owned_shards: Arc::new(OwnedShards::new(database.name().clone(), 1_000)),
+        ready_queues: Arc::default(),
         inbox: Arc::default(),
         outdated: Arc::default(),
-        asides: Asides::default(),
+        set_aside: SetAside::default(),
     };
-    let sites = Sites::new(databases.iter().map(site).collect());
+    let databases = NodeDatabases::new(stores.iter().map(database).collect());
     let books = Books::default();
     let (fitness, fit) = watch::channel(Fitness::default());
-    let nudger = Nudger::new(sites.clone(), HORIZON);
+    let nudger = Nudger::new(databases.clone(), HORIZON);
     let (submitter, intake) =
-        Submitter::new(sites.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
-    let at_once = AtOnce {
-        sites: sites.clone(),
+        Submitter::new(databases.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
+    let claim_on_insert = ClaimOnInsert {
+        databases: databases.clone(),
         lanes: Arc::default(),
         books: Arc::clone(&books),
         // A blocked broker takes no messages, so every task stays where it was written.
@@ -128,18 +130,18 @@ fn counter_in(
         window: 1_000,
         metrics: Arc::clone(&metrics),
     };
-    for (index, jobs) in intake.jobs.into_iter().enumerate() {
-        let run = submitter::run(index, jobs, at_once.clone(), nudger.clone(), CancellationToken::new());
+    for ((index, _), jobs) in databases.indexed().zip(intake.jobs) {
+        let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), CancellationToken::new());
         spawn_child(run);
     }
-    for (site, puts) in sites.all().iter().zip(intake.puts) {
-        let (site, books, releaser) = (site.clone(), Arc::clone(&books), Releaser { nudger: nudger.clone() });
-        let putter = Putter { site, books, releaser, metrics: Arc::clone(&metrics) };
-        spawn_child(putter.run(puts, CancellationToken::new()));
+    for (database, puts) in databases.all().iter().zip(intake.puts) {
+        let (database, books, releaser) = (database.clone(), Arc::clone(&books), Releaser { nudger: nudger.clone() });
+        let keyed_submitter = KeyedSubmitter { database, books, releaser, metrics: Arc::clone(&metrics) };
+        spawn_child(keyed_submitter.run(puts, CancellationToken::new()));
     }
     let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
     let reporter = Reporter {
-        sites: sites.clone(),
+        databases: databases.clone(),
         books: Arc::clone(&books),
         releaser: Releaser { nudger: nudger.clone() },
         metrics: Arc::clone(&metrics),
@@ -155,11 +157,11 @@ fn counter_in(
         watch::channel(joined).1,
         CancellationToken::new(),
         DoorTroubles::default(),
-        Asides::default(),
+        SetAside::default(),
         crate::supervise::Pulse::default(),
     );
     drop(fitness);
-    let store = Store::new(databases);
+    let store = Store::new(stores);
     let desk = Desk::new(Parts {
         me: NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) },
         store: store.clone(),
@@ -180,7 +182,7 @@ fn counter_in(
         traces: Traces::default(),
         readiness,
     });
-    Counter { desk, access, notes, sites, books, store }
+    Counter { desk, access, notes, databases, books, store }
 }
 
 /// A counter with a fresh database of its own.

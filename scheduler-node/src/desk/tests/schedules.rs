@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{Counter, claim, fresh};
 use crate::{
-    loops::{elector::Mastership, firer::Firer, prober::Fitness},
+    loops::{cluster::elector::Mastership, submit::firer::Firer, upkeep::prober::Fitness},
     metrics::Metrics,
     store::{
         settle::{Finish, Report},
@@ -44,7 +44,7 @@ fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
         watch::channel(Mastership { term }).1,
         watch::channel(Fitness::default()).1,
         Arc::clone(&metrics),
-        crate::loops::aside::Asides::default(),
+        crate::working_set::set_aside::SetAside::default(),
     );
     (firer, metrics)
 }

@@ -60,7 +60,7 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
 async fn a_change_that_brings_a_task_near_puts_it_before_its_owner() {
     let (counter, _test) = fresh().await;
     let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":600000}"#)).await.expect("accepted").view.id;
-    let held = &counter.sites.all()[0].held;
+    let held = &counter.databases.all()[0].owned_shards;
     held.adopt(&[(id.shard(), common::ids::Epoch::from_store(1))]);
     assert_eq!(held.heap_len(), 0);
     let changed = counter.desk.change(id, change(r#"{"delay_ms":2000,"payload":{"new":1}}"#)).await.expect("changed");

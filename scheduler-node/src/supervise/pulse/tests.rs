@@ -37,10 +37,10 @@ fn work_without_progress_is_stalled_beyond_the_bound_until_it_goes_on_or_ends() 
 #[test]
 fn of_units_that_overlap_one_without_progress_is_enough() {
     let (pulse, begin) = (pulse(), Instant::now());
-    let hangs = pulse.work(LoopKind::Picker, begin);
-    let goes_on = pulse.work(LoopKind::Picker, begin);
+    let hangs = pulse.work(LoopKind::ReadyStarter, begin);
+    let goes_on = pulse.work(LoopKind::ReadyStarter, begin);
     goes_on.beat_at(after(begin, 20));
-    assert_eq!(pulse.stalled(after(begin, 21)), BTreeSet::from([LoopKind::Picker]));
+    assert_eq!(pulse.stalled(after(begin, 21)), BTreeSet::from([LoopKind::ReadyStarter]));
     drop(hangs);
     assert_eq!(pulse.stalled(after(begin, 21)), BTreeSet::new());
 }

@@ -1,0 +1,92 @@
+//! Many tasks at once, chosen by a filter alone: the start of a bulk operation, and the export.
+
+use askama::Template;
+use axum::{
+    body::Body,
+    extract::State,
+    http::{StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use common::{access::Permission, task::TaskState, wire::Problem};
+
+use super::{
+    Console,
+    actor::acted,
+    frame::{Frame, Trouble, show},
+    task_query::Wanted,
+    visitor::Visitor,
+};
+
+#[derive(Template)]
+#[template(path = "bulk_start.html")]
+struct BulkStartPage {
+    frame: Frame,
+    inputs: Vec<Input>,
+    hidden: Vec<(&'static str, String)>,
+    /// The mistake in the filter.
+    wrong: Option<String>,
+    export: String,
+    list: String,
+    may_act: bool,
+    may_export: bool,
+}
+
+struct Input {
+    name: &'static str,
+    label: &'static str,
+    value: String,
+    hint: &'static str,
+}
+
+impl Input {
+    fn options(&self) -> Vec<&'static str> {
+        if self.name == "state" { TaskState::ALL.iter().map(|state| state.text()).collect() } else { Vec::new() }
+    }
+}
+
+/// The filter is in the URL. The page that the form leads to counts the tasks before any change.
+pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
+    let wanted = Wanted::of_uri(&uri);
+    let wrong = wanted.task_filter().err().map(|problem| problem.detail);
+    let status = if wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    let input = |(name, label): &(&'static str, &'static str)| Input {
+        name,
+        label,
+        value: wanted.get(name).unwrap_or_default().to_owned(),
+        hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
+    };
+    let list = wanted.url();
+    let page = BulkStartPage {
+        frame: Frame::new("Bulk operations", &visitor),
+        inputs: visitor.filters().map(input).collect(),
+        hidden: wanted.fields().to_vec(),
+        wrong,
+        export: list.replacen("/console/tasks", "/console/export", 1),
+        list,
+        may_act: visitor.may(Permission::Change),
+        may_export: console.show_payloads && visitor.may(Permission::Payloads),
+    };
+    show(status, &page)
+}
+
+/// Sends a file of JSON, one task a line. The status is fixed once lines have been sent, so an export that fails ends
+/// early, without its last line.
+pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+    let trouble = |problem| Trouble::at(&visitor, problem);
+    if !console.show_payloads {
+        let detail = "an export has payloads, but this console is configured to show none (`console.show_payloads`)";
+        return Err(trouble(Problem::forbidden(detail)));
+    }
+    let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
+    let exported = visitor.desk.export(filter).await;
+    let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
+    acted(&visitor.actor(), "task.export", target, exported.as_ref().map(|_| "begun"));
+    let lines = exported.map_err(trouble)?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/x-ndjson"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    Ok((headers, Body::from_stream(lines)).into_response())
+}

@@ -1,0 +1,175 @@
+//! Receives submissions over AMQP: reads a message, has the task stored, then acks the message.
+//!
+//! Many messages share one insert, and several inserts are under way at a time. A message that cannot be a task is
+//! set aside with the reason. A message whose task was not stored, or may not have been, is given back after a
+//! pause. If this loop stops, messages wait at the broker.
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    ids::QueueName,
+    queue::{QueuePolicy, Settle},
+    task::envelope::Text,
+    wire::{DelayWay, amqp::SUBMIT},
+};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    audit::{Audit, Deed},
+    broker::{Broker, Door, Received},
+    desk::{Desk, Taken},
+    metrics::Metrics,
+    store::Store,
+    supervise::{at_work, spawn_child},
+    working_set::{
+        retry::{Refused, until_done},
+        set_aside::{Kept, Kind, SetAside, why},
+    },
+};
+
+/// The most messages of one pass, which share an insert.
+const BATCH: usize = 500;
+
+/// Passes under way at a time: one commits while the next is filled.
+const PASSES: usize = 4;
+
+/// The pause before messages that could not be stored are given back. Each pass waits that long, so that an outage
+/// causes no busy loop.
+const PAUSE: Duration = Duration::from_secs(1);
+
+const BY_NAME: &str =
+    "it came through the default exchange, which `amqp.default_door` = `false` forbids; publish to `duetime.in`";
+
+#[derive(Clone, Debug)]
+pub struct AmqpIntake {
+    pub desk: Desk,
+    pub broker: Broker,
+    pub store: Store,
+    /// The settings of the delay exchanges, in the order of the configuration.
+    pub ways: Arc<[DelayWay]>,
+    /// Whether messages may arrive by the names of their queues.
+    pub default_door: bool,
+    pub audit: Audit,
+    pub metrics: Arc<Metrics>,
+    pub set_aside: SetAside,
+}
+
+impl AmqpIntake {
+    /// Runs until `stop`; passes that have begun are finished.
+    pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
+        let (naming, stopped) = (self.clone(), stop.clone());
+        spawn_child(async move { stopped.run_until_cancelled(naming.name_queues()).await });
+        let passes = Arc::new(Semaphore::new(PASSES));
+        loop {
+            let pass = Arc::clone(&passes).acquire_owned().await.expect("the semaphore is never closed");
+            let mut batch = Vec::with_capacity(BATCH);
+            tokio::select! {
+                count = received.recv_many(&mut batch, BATCH) => if count == 0 { break },
+                () = stop.cancelled() => break,
+            }
+            let this = self.clone();
+            spawn_child(async move {
+                this.receive(batch).await;
+                drop(pass);
+            });
+        }
+        let all = u32::try_from(PASSES).expect("a small number");
+        let _ = passes.acquire_many(all).await;
+    }
+
+    /// Creates the queues under which messages of the delay exchanges are listed. The confirm finishes such a task,
+    /// even if the policy changes later.
+    async fn name_queues(&self) {
+        let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
+        let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
+        let home = self.store.home();
+        let write = |part| home.queue_add(part, &policy, None);
+        let done = until_done("the queues of the delay exchanges", &queues, write).await;
+        for Refused { item, error } in done.refused {
+            let kept = Kept { name: Some(item.to_string()), ..Kept::default() };
+            self.set_aside.keep(home, Kind::Queue, kept, &why(&error)).await;
+        }
+    }
+
+    async fn receive(&self, batch: Vec<Received>) {
+        let _work = at_work();
+        let (troubled, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|received| received.trouble.is_some());
+        let (batch, by_name): (Vec<Received>, Vec<Received>) = batch.into_iter().partition(|of| self.may_come(of));
+        let mut again = Vec::new();
+        for received in troubled {
+            again.extend(self.set_troubled_aside(received).await);
+        }
+        for received in by_name {
+            let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
+            self.audit.note(Deed::refused_message(user, SUBMIT.to_owned(), BY_NAME));
+            self.refuse(received, BY_NAME, &mut again).await;
+        }
+        let way = |received: &Received| match received.door {
+            Door::Submit => None,
+            Door::Delay(place) => self.ways.get(place),
+        };
+        let messages: Vec<_> = batch.iter().map(|received| (way(received), &received.message)).collect();
+        let taken = self.desk.receive(&messages).await;
+        fail::fail_point!("after_receive", |_| std::process::abort());
+        for (received, taken) in batch.into_iter().zip(taken) {
+            match taken {
+                Taken::Durable => received.ack.ack().await,
+                Taken::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
+                Taken::Again(why) => again.push((received, why)),
+            }
+        }
+        self.give_back(again).await;
+    }
+
+    /// Sets a message aside that did not arrive whole or readable. Returns it with the reason if it must be
+    /// delivered again.
+    async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
+        let trouble = received.trouble.clone()?;
+        self.set_aside.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
+        if trouble.is_cut {
+            // Only the broker has the whole message. After a reject it moves the message to the queue where
+            // set-aside messages go.
+            let reason = trouble.reason;
+            tracing::warn!(door = ?received.door, reason, "rejected a message that cannot be a task; the broker sets \
+                                                           it aside");
+            self.metrics.submissions_invalid.inc();
+            received.ack.reject().await;
+            return None;
+        }
+        match self.set_aside(&received, &trouble.reason).await {
+            Ok(()) => received.ack.ack().await,
+            Err(why) => return Some((received, why)),
+        }
+        None
+    }
+
+    /// Whether the door allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
+    /// delay exchange is a door of its own.
+    fn may_come(&self, received: &Received) -> bool {
+        self.default_door || received.door != Door::Submit || received.message.addressed_to.is_some()
+    }
+
+    async fn refuse(&self, received: Received, why: &str, again: &mut Vec<(Received, String)>) {
+        match self.set_aside(&received, why).await {
+            Ok(()) => received.ack.ack().await,
+            Err(why) => again.push((received, why)),
+        }
+    }
+
+    async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
+        self.broker.set_aside(received, reason).await?;
+        tracing::warn!(door = ?received.door, reason, "set aside a message that cannot be a task");
+        self.metrics.submissions_invalid.inc();
+        Ok(())
+    }
+
+    async fn give_back(&self, again: Vec<(Received, String)>) {
+        let Some((_, why)) = again.first() else { return };
+        tracing::warn!(messages = again.len(), why, "returned submitted messages to the broker for redelivery");
+        tokio::time::sleep(PAUSE).await;
+        for (received, _) in again {
+            received.ack.requeue().await;
+        }
+    }
+}

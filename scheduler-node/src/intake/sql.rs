@@ -1,0 +1,369 @@
+//! Makes tasks of submissions in SQL: reads an inbox, has the desk judge its rows, and writes the tasks.
+//!
+//! The owner of a row's shard collects the row, so that the task enters the owner's heap at once. After a while any
+//! node may collect it. When several nodes do so at the same time, the writes of one count. If this loop stops,
+//! submissions wait in the inbox.
+
+mod refuse;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{QueueName, ShardId, TaskId},
+    queue::QueueBook,
+    task::{NewTask, TaskState},
+    wire::Problem,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    desk::{Desk, refusal},
+    loops::{
+        outcome::releaser::Releaser,
+        submit::keyed_submitter::TASKS_PER_PUT,
+        upkeep::{prober::Fitness, queue_reader::Books},
+    },
+    metrics::Metrics,
+    store::{
+        Database, Error, Fault,
+        inbox::{Cancelled, Collected, InboxRow, Leaving, Wanted},
+        migrate::DEFAULT_KEEP_DAYS,
+        put::{Hold, PutOutcome},
+    },
+    supervise::at_work,
+    working_set::{
+        database::{DatabaseIndex, LEFT_ALONE, NodeDatabases},
+        retry::try_each,
+    },
+};
+
+/// The value of the metrics' label `source`.
+const SOURCE: &str = "sql";
+
+/// The number of rows in one pass: as many keys as a statement may lock.
+const BATCH: usize = TASKS_PER_PUT;
+
+/// The interval between two looks at the inbox when no notification arrives, and between two updates of its gauges.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The interval between two deletions of old rows.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
+/// A row is left to the owner of its shard for this long: a hundred times what an owner takes.
+const OTHERS_AFTER: Duration = Duration::from_secs(1);
+
+/// A database that did not take its rows is avoided for this long, since its rows would stand before all others. By
+/// then the prober knows what is wrong with it.
+const AVOIDED: Duration = Duration::from_secs(5);
+
+/// Refused rows are kept for as long as dead tasks are by default.
+const REFUSED_KEPT: Duration = Duration::from_secs(DEFAULT_KEEP_DAYS * 86_400);
+
+/// Arrivals from another inbox are remembered for this much longer than any row stays there. This detects a node
+/// that was frozen while it moved a row.
+const RECEIVED_KEPT: Duration = Duration::from_secs(3_600);
+
+#[derive(Clone, Debug)]
+pub struct SqlIntake {
+    /// The index in `databases` of the database whose inbox this is.
+    pub index: DatabaseIndex,
+    pub databases: NodeDatabases,
+    pub desk: Desk,
+    pub books: Books,
+    pub fitness: watch::Receiver<Fitness>,
+    pub releaser: Releaser,
+    pub metrics: Arc<Metrics>,
+}
+
+/// The state that one pass leaves to the next.
+#[derive(Debug, Default)]
+struct Passed {
+    /// The oldest row that the pass read.
+    head: Option<TaskId>,
+    /// Databases in trouble, each with the moment it failed.
+    avoided: BTreeMap<DatabaseIndex, Instant>,
+    /// Rows that the database neither moves nor marks as refused, each with the moment since which it is left
+    /// alone.
+    aside: BTreeMap<TaskId, Instant>,
+}
+
+/// Rows that did not become tasks.
+#[derive(Debug, Default)]
+struct PutAway {
+    /// Each refused row with its reason.
+    refused: Vec<(TaskId, Problem)>,
+    /// Rows that wait in the inbox until another transaction releases a task with their key.
+    busy: Vec<TaskId>,
+}
+
+impl SqlIntake {
+    /// Runs until `stop`; the pass that has begun is finished.
+    pub async fn run(self, stop: CancellationToken) {
+        let inbox = Arc::clone(&self.databases[self.index].inbox);
+        let mut passed = Passed::default();
+        let (mut looked, mut forgot, mut copied) = (None, None, None);
+        while !stop.is_cancelled() {
+            let more = self.told(self.collect(&mut passed).await).unwrap_or(false);
+            if turn(&mut looked, LOOK_EVERY) {
+                self.told(self.look_after(&mut copied).await);
+            }
+            if turn(&mut forgot, FORGET_EVERY) {
+                self.told(self.forget().await);
+            }
+            if !more {
+                tokio::select! {
+                    () = inbox.notified() => {}
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+    }
+
+    fn told<T>(&self, answer: Result<T, Error>) -> Option<T> {
+        answer
+            .inspect_err(|error| {
+                let database = self.source().name();
+                tracing::debug!(%database, error = error as &dyn std::error::Error, "inbox pass failed; retrying");
+            })
+            .ok()
+    }
+
+    /// The database whose inbox this is.
+    fn source(&self) -> &Database {
+        &self.databases[self.index].sql
+    }
+
+    /// Collects one batch. Returns whether there is more to collect at once.
+    async fn collect(&self, passed: &mut Passed) -> Result<bool, Error> {
+        let _work = at_work();
+        // Without the queues' policies the desk cannot judge any row.
+        if !self.books.load().is_read() {
+            return Ok(false);
+        }
+        passed.avoided.retain(|_, since| since.elapsed() < AVOIDED);
+        passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
+        let rows = self.read(passed).await?;
+        let mut refused = Vec::new();
+        let mut parts: BTreeMap<DatabaseIndex, Vec<NewTask>> = BTreeMap::new();
+        let (judged, _room) = self.desk.judge(&rows).await;
+        for (row, judged) in rows.iter().zip(judged) {
+            match (judged, self.databases.of(row.id.shard())) {
+                (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
+                (Ok(_), None) => {}
+                (Err(problem), _) => refused.push((row, problem)),
+            }
+        }
+        self.refuse_judged(refused, passed).await?;
+        if let Some(own) = parts.remove(&self.index) {
+            self.hand_over(self.index, own, passed).await?;
+        }
+        for (index, tasks) in parts {
+            if self.told(self.hand_over(index, tasks, passed).await).is_none() {
+                passed.avoided.insert(index, Instant::now());
+            }
+        }
+        // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
+        let head = rows.first().map(|row| row.id);
+        let more = rows.len() == BATCH || rows.iter().any(|row| row.request.is_none());
+        Ok(more && std::mem::replace(&mut passed.head, head) != head)
+    }
+
+    /// Reads a batch of rows; if that fails, one row; if that fails too, only ids without their requests.
+    async fn read(&self, passed: &Passed) -> Result<Vec<InboxRow>, Error> {
+        let fitness = self.fitness.borrow().clone();
+        let owned: Vec<ShardId> =
+            self.databases.all().iter().flat_map(|database| database.owned_shards.claimable().into_keys()).collect();
+        let reachable: Vec<ShardId> = self
+            .databases
+            .indexed()
+            .filter(|(index, database)| fitness.is_fit(database.name()) && !passed.avoided.contains_key(index))
+            .flat_map(|(_, database)| database.sql.shards().iter())
+            .collect();
+        let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
+        let wanted =
+            Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
+        let one = Wanted { most: 1, ..wanted };
+        // A server timeout counts as contention here: unpacking the requests may be what takes so long.
+        let again = |error: &Error| error.fault() != Fault::Outage;
+        match self.source().inbox_read(wanted).await {
+            Err(error) if again(&error) => match self.source().inbox_read(one).await {
+                Err(error) if again(&error) => self.source().inbox_ids(one).await,
+                read => read,
+            },
+            read => read,
+        }
+    }
+
+    /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise the
+    /// task arrives there first, and then the row is deleted here.
+    async fn hand_over(&self, index: DatabaseIndex, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
+        let source = self.source();
+        let away = index != self.index;
+        if away {
+            let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
+            let leaving: BTreeMap<TaskId, Leaving> = leaving.into_iter().map(|row| (row.id, row)).collect();
+            tasks.retain(|task| leaving.contains_key(&task.id));
+            fail::fail_point!("after_inbox_leave", |_| std::process::abort());
+            tasks = self.keep_cancelled(index, tasks, &leaving).await?;
+        }
+        let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+        let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
+        let unmade = self.make(index, plain).await?;
+        let PutAway { mut refused, busy } = self.put(index, keyed).await?;
+        refused.extend(unmade);
+        fail::fail_point!("after_collect", |_| std::process::abort());
+        arrived.retain(|id| !busy.contains(id) && !refused.iter().any(|(of, _)| of == id));
+        self.refuse(refused, true, passed).await?;
+        if away && !arrived.is_empty() {
+            source.inbox_delete(&arrived).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes rows that were cancelled while they waited as cancelled tasks in the database at `index`. Returns the
+    /// others.
+    async fn keep_cancelled(
+        &self,
+        index: DatabaseIndex,
+        tasks: Vec<NewTask>,
+        leaving: &BTreeMap<TaskId, Leaving>,
+    ) -> Result<Vec<NewTask>, Error> {
+        let (cancelled, others): (Vec<_>, Vec<_>) =
+            tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
+        if cancelled.is_empty() {
+            return Ok(others);
+        }
+        let book = self.books.load_full();
+        let kept = |task: &NewTask| {
+            let Leaving { submitted_at, cancelled_at, .. } = leaving[&task.id];
+            let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
+            Cancelled { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
+        };
+        let tried = try_each(&cancelled, |part| {
+            let kept: Vec<Cancelled> = part.iter().map(kept).collect();
+            async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
+        })
+        .await;
+        for refused in &tried.refused {
+            self.refused(refused);
+        }
+        let (left, error) = tried.left.unzip();
+        let left: BTreeSet<TaskId> = left.into_iter().flatten().map(|task| task.id).collect();
+        // A cancelled row that the database refuses to keep is deleted all the same: it is cancelled.
+        let done: Vec<TaskId> = cancelled.iter().map(|task| task.id).filter(|id| !left.contains(id)).collect();
+        self.source().inbox_delete(&done).await?;
+        error.map_or(Ok(others), Err)
+    }
+
+    /// Writes the tasks without a key. Returns those that the database refuses.
+    async fn make(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
+        let source = (index != self.index).then(|| self.source().name());
+        let tried = try_each(&tasks, |part| self.databases[index].sql.task_collect(part, source)).await;
+        let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
+        let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
+        self.releaser.nudger.written_all(made.iter().map(|task| (task.id, task.due_at)));
+        self.note(made.iter().map(|task| &task.queue));
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        Ok(tried.refused.iter().map(|refused| self.refused(refused)).collect())
+    }
+
+    /// Writes the tasks that have a key or wait for others.
+    async fn put(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
+        if tasks.is_empty() {
+            return Ok(PutAway::default());
+        }
+        let book = self.books.load_full();
+        let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
+        let source = (index != self.index).then(|| self.source().name());
+        let tried = try_each(&tasks, |part| {
+            let holds: Vec<Hold> = part.iter().map(hold).collect();
+            async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
+        })
+        .await;
+        let collected: Vec<Collected> = tried.answers.into_iter().flatten().collect();
+        let queues: BTreeMap<TaskId, &QueueName> = tasks.iter().map(|task| (task.id, &task.queue)).collect();
+        let database = &self.databases[index];
+        let is_waiting = |one: &&Collected| one.put.is_written() && one.put.state == TaskState::Waiting;
+        let waiting: Vec<TaskId> = collected.iter().filter(is_waiting).map(|one| one.put.id).collect();
+        self.releaser.look(database, &waiting).await?;
+        let refused = tried.refused.iter().map(|refused| self.refused(refused)).collect();
+        let mut left = PutAway { refused, busy: Vec::new() };
+        for Collected { id, first, put } in collected {
+            if put.outcome == PutOutcome::Busy {
+                left.busy.push(id);
+                continue;
+            }
+            if first && put.superseded > 0 {
+                self.metrics.finished(queues[&id], TaskState::Superseded.text(), put.superseded);
+            }
+            if first && put.outcome == PutOutcome::Created {
+                self.note([queues[&id]]);
+            }
+            if put.is_written() && put.state == TaskState::Scheduled {
+                self.releaser.nudger.written(put.id, put.due_at);
+            }
+            if let Err(problem) = refusal::put(put) {
+                left.refused.push((id, problem));
+            }
+        }
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        Ok(left)
+    }
+
+    fn note<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>) {
+        for queue in queues {
+            self.metrics.submitted(queue, SOURCE, 1);
+        }
+    }
+
+    /// Updates the gauges of the inbox, and copies changed queues to this database. `copied`: the queues that the
+    /// database has.
+    async fn look_after(&self, copied: &mut Option<Arc<QueueBook>>) -> Result<(), Error> {
+        let _work = at_work();
+        let source = self.source();
+        let standing = source.inbox_standing().await?;
+        self.metrics.inbox_stands(source.name().as_str(), standing.waiting, standing.oldest.as_secs_f64());
+        let book = self.books.load_full();
+        // The first database is the source of the queues.
+        if self.index != DatabaseIndex::HOME
+            && book.is_read()
+            && copied.as_ref().is_none_or(|copied| copied.revision() != book.revision())
+        {
+            let nothing = QueueBook::default();
+            let (changed, gone) = book.since(copied.as_deref().unwrap_or(&nothing));
+            source.queue_copy(&changed, &gone, copied.is_none()).await?;
+            *copied = Some(book);
+        }
+        Ok(())
+    }
+
+    async fn forget(&self) -> Result<(), Error> {
+        let work = at_work();
+        let source = self.source();
+        while source.inbox_forget(REFUSED_KEPT).await? {
+            work.beat();
+        }
+        let age = source.inbox_standing().await?.oldest + RECEIVED_KEPT;
+        for (_, database) in self.databases.indexed().filter(|(index, _)| *index != self.index) {
+            while database.sql.received_forget(source.name(), age).await? {
+                work.beat();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `every` has passed since `last`; if so, sets `last` to now.
+fn turn(last: &mut Option<Instant>, every: Duration) -> bool {
+    let due = last.is_none_or(|at| at.elapsed() >= every);
+    if due {
+        *last = Some(Instant::now());
+    }
+    due
+}

@@ -1,0 +1,81 @@
+//! Marks rows that cannot be tasks as refused, with the reason. They stay in the inbox.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use common::{ids::TaskId, task::NewTask, wire::Problem};
+
+use super::{Passed, SqlIntake};
+use crate::{
+    store::{Error, inbox::InboxRow},
+    working_set::database::DatabaseIndex,
+    working_set::{
+        retry::{Refused, try_each},
+        set_aside::{Kept, Kind, why},
+    },
+};
+
+/// The most rows that are left alone; beyond it the first of them are tried again.
+const ASIDE_MOST: usize = 1_000;
+
+impl SqlIntake {
+    /// Notes a row that the database refuses to make a task of.
+    pub(super) fn refused(&self, Refused { item, error }: &Refused<'_, NewTask>) -> (TaskId, Problem) {
+        let reason = why(error);
+        self.databases[self.index].set_aside.note(Kind::Inbox, &item.id.to_string(), &reason);
+        (item.id, Problem::unprocessable(format!("the database refuses the task: {reason}")))
+    }
+
+    /// Refuses rows that the desk judged not to be tasks. A row that an earlier judgement sent to another database
+    /// may already be a task there; then the task counts.
+    pub(super) async fn refuse_judged(
+        &self,
+        refused: Vec<(&InboxRow, Problem)>,
+        passed: &mut Passed,
+    ) -> Result<(), Error> {
+        let (leaving, here): (Vec<_>, Vec<_>) = refused.into_iter().partition(|(row, _)| row.leaving);
+        self.refuse(here.into_iter().map(|(row, problem)| (row.id, problem)).collect(), false, passed).await?;
+        let mut parts: BTreeMap<DatabaseIndex, Vec<(TaskId, Problem)>> = BTreeMap::new();
+        for (row, problem) in leaving {
+            if let Some((index, _)) = self.databases.of(row.id.shard()) {
+                parts.entry(index).or_default().push((row.id, problem));
+            }
+        }
+        for (index, part) in parts {
+            let ids: Vec<TaskId> = part.iter().map(|(id, _)| *id).collect();
+            let database = &self.databases[index].sql;
+            let not_there = database.received_refuse(&ids, self.source().name()).await?;
+            let arrived: Vec<TaskId> = ids.into_iter().filter(|id| !not_there.contains(id)).collect();
+            self.source().inbox_delete(&arrived).await?;
+            let refused = part.into_iter().filter(|(id, _)| not_there.contains(id)).collect();
+            self.refuse(refused, true, passed).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks rows as refused. `there`: none of them is a task in another database, which has been checked. A row
+    /// that cannot even be marked is left alone for a while.
+    pub(super) async fn refuse(
+        &self,
+        refused: Vec<(TaskId, Problem)>,
+        there: bool,
+        passed: &mut Passed,
+    ) -> Result<(), Error> {
+        let source = self.source();
+        let reasons: Vec<(TaskId, String)> =
+            refused.iter().map(|(id, problem)| (*id, problem.to_string().replace('\0', "\u{fffd}"))).collect();
+        let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
+        let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
+        for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
+            tracing::warn!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task; it stays in the inbox");
+            self.metrics.inbox_refused(problem.slug());
+        }
+        for Refused { item: (id, _), error } in tried.refused {
+            self.databases[self.index].set_aside.keep(source, Kind::Inbox, Kept::task(*id), &why(&error)).await;
+            passed.aside.insert(*id, Instant::now());
+        }
+        while passed.aside.len() > ASIDE_MOST {
+            passed.aside.pop_first();
+        }
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))
+    }
+}

@@ -1,0 +1,7 @@
+//! The life of an ownership: a node registers, one node leads and assigns shards, and each node acquires and releases
+//! what is assigned to it.
+
+pub mod assigner;
+pub mod elector;
+pub mod owner;
+pub mod session_keeper;

@@ -1,0 +1,194 @@
+use super::*;
+use crate::clock;
+
+#[tokio::test]
+async fn a_crashed_nodes_shards_move_after_its_lease_and_the_next_in_the_queue_is_master() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    eventually("the first is master", || one.is_master()).await;
+    let two = world.start("two").await;
+    eventually("the second is in the queue", || two.view().candidates.len() == 2).await;
+    let three = world.start("three").await;
+    eventually("the third is in the queue", || three.view().candidates.len() == 3).await;
+    balanced(&[&one, &two, &three]).await;
+    let before = two.mastership.borrow().term;
+    assert_eq!(before, None);
+    one.crash();
+    let begun = Instant::now();
+    balanced(&[&two, &three]).await;
+    println!("moved {:?} after the crash, with leases of {TTL:?}", begun.elapsed());
+    assert!(begun.elapsed() < TTL + Duration::from_secs(3), "moved after {:?}", begun.elapsed());
+    assert!(two.is_master() && !three.is_master());
+    assert_eq!(two.coordination.metrics().master.get(), 1);
+    assert_eq!(three.coordination.metrics().master.get(), 0);
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_is_waited_for() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let old = one.me.clone();
+    let again = world.start("one").await;
+    eventually("the name is taken", || again.standing() == Standing::NameTaken { by: Some(old.clone()) }).await;
+    assert_eq!(again.view().members.len(), 1);
+    assert_eq!(again.view().candidates.len(), 1);
+    one.crash();
+    let begun = Instant::now();
+    balanced(&[&again]).await;
+    assert!(begun.elapsed() < TTL + Duration::from_secs(3), "joined after {:?}", begun.elapsed());
+    assert_eq!(again.standing(), Standing::Joined);
+}
+
+#[tokio::test]
+async fn when_all_leases_run_out_together_the_same_nodes_keep_the_same_shards_and_epochs() {
+    let (etcd, _) = own_etcd(1).await;
+    let world = World::on(etcd.endpoints());
+    let (one, two, three) = (world.start("one").await, world.start("two").await, world.start("three").await);
+    let nodes = [&one, &two, &three];
+    balanced(&nodes).await;
+    let before = epochs(&nodes);
+    let leases = nodes.map(|node| node.session.borrow().lease.unwrap());
+    etcd.pause(0).unwrap();
+    tokio::time::sleep(TTL * 3).await;
+    assert_eq!(epochs(&nodes), before, "an owner let go without etcd");
+    etcd.resume(0).unwrap();
+    eventually("all have new leases", || {
+        let lease = |node: &TestNode| node.session.borrow().lease;
+        nodes.iter().zip(leases).all(|(node, old)| lease(node).is_some_and(|new| new != old))
+    })
+    .await;
+    balanced(&nodes).await;
+    tokio::time::sleep(TTL).await;
+    assert_eq!(epochs(&nodes), before, "a shard moved between nodes that were alive");
+    assert_eq!(one.view().members.len(), 3);
+}
+
+#[tokio::test]
+async fn most_of_the_nodes_vanishing_together_freezes_the_assignment_for_a_while() {
+    let world = World::shared().await;
+    let (one, two, three) = (world.start("one").await, world.start("two").await, world.start("three").await);
+    balanced(&[&one, &two, &three]).await;
+    let before = one.owned();
+    two.crash();
+    three.crash();
+    eventually("the killed nodes are no members", || one.view().members.len() == 1).await;
+    eventually("the one that is left is master", || one.is_master()).await;
+    let gone = Instant::now();
+    tokio::time::sleep(TTL).await;
+    assert_eq!(one.owned(), before, "moved in spite of the freeze");
+    assert!(one.frozen_until.borrow().is_some_and(|until| until > clock::now()), "it reports the freeze");
+    balanced(&[&one]).await;
+    assert!(one.frozen_until.borrow().is_none_or(|until| until <= clock::now()));
+    assert!(gone.elapsed() < TTL * 3, "frozen for {:?}", gone.elapsed());
+}
+
+#[tokio::test]
+async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
+    let (etcd, _) = own_etcd(1).await;
+    let world = World::on(etcd.endpoints());
+    let (one, two) = (world.start("one").await, world.start("two").await);
+    balanced(&[&one, &two]).await;
+    let before = epochs(&[&one, &two]);
+    etcd.kill(0);
+    tokio::time::sleep(TTL * 2).await;
+    assert!(one.coordination.is_away());
+    // A node that leaves does not wait while etcd is away: no node can take over.
+    let begun = Instant::now();
+    assert_eq!(epochs(&[&one, &two]), before);
+    let left = two.owned();
+    assert!(!two.leave().await);
+    assert!(begun.elapsed() < Duration::from_secs(8), "tried to leave for {:?}", begun.elapsed());
+    etcd.restart_all().await.unwrap();
+    eventually("the one that is left has everything", || one.owned().len() == SHARDS as usize).await;
+    let after = one.owned();
+    assert!(
+        before[0].iter().all(|(shard, epoch)| after[shard] == *epoch),
+        "a shard that stayed owned gets no new epoch"
+    );
+    assert!(left.iter().all(|(shard, epoch)| after[shard] > *epoch));
+}
+
+#[tokio::test]
+async fn an_etcd_that_has_lost_everything_is_told_again_who_owns_what() {
+    let (etcd, folder) = own_etcd(1).await;
+    let world = World::on(etcd.endpoints());
+    let (one, two) = (world.start("one").await, world.start("two").await);
+    balanced(&[&one, &two]).await;
+    let before = epochs(&[&one, &two]);
+    etcd.kill(0);
+    std::fs::remove_dir_all(folder.join("etcd-1").join("data")).unwrap();
+    etcd.restart_all().await.unwrap();
+    balanced(&[&one, &two]).await;
+    eventually("there is an assignment again", || one.view().assignment.is_some()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(epochs(&[&one, &two]), before);
+}
+
+#[tokio::test]
+async fn a_fence_taken_too_late_is_given_up() {
+    let world = World::shared().await;
+    let claims = Semaphore::new(0);
+    let slow = world.start_as(node("slow"), Some(claims)).await;
+    eventually("it waits for its first fence", || slow.keyed() == SHARDS as usize).await;
+    // The node loses its keys while the statement is on its way.
+    for shard in ShardRange::all(SHARDS).iter() {
+        slow.coordination.owner_remove(shard, &slow.me).await.unwrap();
+    }
+    let lease = slow.coordination.lease_grant().await.unwrap();
+    let other = node("other");
+    for shard in ShardRange::all(SHARDS).iter() {
+        slow.coordination.owner_create(shard, &other, None, lease).await.unwrap();
+    }
+    slow.line.slow.as_ref().unwrap().add_permits(1_000);
+    eventually("the statement is through", || !slow.line.statements.lock().is_empty()).await;
+    eventually("the others' keys are seen", || slow.keyed() == 0).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(slow.owned().is_empty(), "took {:?} without a key", slow.owned());
+    slow.coordination.lease_revoke(lease).await.unwrap();
+    balanced(&[&slow]).await;
+}
+
+#[tokio::test]
+async fn what_another_has_taken_is_dropped_at_once() {
+    let (etcd, _) = own_etcd(1).await;
+    let world = World::on(etcd.endpoints());
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let shard = ShardId::new(3);
+    one.coordination.owner_remove(shard, &one.me).await.unwrap();
+    let lease = one.coordination.lease_grant().await.unwrap();
+    let other = node("other");
+    // The node registers again quickly: the first of the two has the shard.
+    let taken = one.coordination.owner_create(shard, &other, None, lease).await.unwrap();
+    if taken.is_some() {
+        eventually("it is dropped", || !one.owned().contains_key(&shard)).await;
+        one.coordination.lease_revoke(lease).await.unwrap();
+    }
+    balanced(&[&one]).await;
+}
+
+#[tokio::test]
+async fn a_fence_that_cannot_be_taken_is_tried_again() {
+    let world = World::shared().await;
+    let one = world.start_as(node("one"), Some(Semaphore::new(0))).await;
+    one.line.down.store(true, Ordering::Relaxed);
+    one.line.slow.as_ref().unwrap().add_permits(3);
+    eventually("three tries", || one.line.slow.as_ref().unwrap().available_permits() == 0).await;
+    assert!(one.owned().is_empty());
+    one.line.down.store(false, Ordering::Relaxed);
+    one.line.slow.as_ref().unwrap().add_permits(1_000);
+    balanced(&[&one]).await;
+}
+
+#[tokio::test]
+async fn a_shard_that_a_claim_was_refused_for_is_acquired_again_under_a_new_epoch() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let shard = ShardId::new(7);
+    let epoch = one.owned()[&shard];
+    assert!(one.owned_shards.forget_epoch(shard, epoch));
+    eventually("it is back", || one.owned().get(&shard).is_some_and(|newer| *newer > epoch)).await;
+    balanced(&[&one]).await;
+}

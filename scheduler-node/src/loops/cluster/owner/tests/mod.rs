@@ -1,0 +1,247 @@
+//! Whole nodes, reduced to their part in the cluster, on a real etcd and a database of which only the fence is
+//! simulated.
+#![expect(clippy::print_stdout, reason = "figures for a person who reads the test's output")]
+
+mod chaos;
+mod faults;
+mod moves;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{
+    cluster::ClusterView,
+    ids::{DatabaseName, Epoch, NodeId, ShardId},
+    shard::ShardRange,
+    time::UnixMicros,
+};
+use integration_tests::sandbox::Etcd;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Fence, Owner, OwnerDatabase, leave};
+use crate::{
+    coordination::{
+        Coordination, Mirror, Views,
+        tests::{TTL, coordination, eventually, member, node, own_etcd, shared_etcd, soon},
+    },
+    loops::cluster::{
+        assigner::Assigner,
+        elector::{Elector, Mastership},
+        session_keeper::{Fitness, Session, SessionKeeper, Standing},
+    },
+    store::{self, Effect, StoreOp},
+    supervise::spawn_child,
+    working_set::owned_shards::OwnedShards,
+};
+
+const SHARDS: u32 = 24;
+
+fn main_database() -> DatabaseName {
+    DatabaseName::new("main")
+}
+
+/// The fence rows, as all nodes see them.
+#[derive(Debug, Default)]
+struct Fences {
+    rows: Mutex<BTreeMap<ShardId, Epoch>>,
+}
+
+/// One node's access to the fence rows.
+#[derive(Debug)]
+struct Line {
+    fences: Arc<Fences>,
+    down: AtomicBool,
+    /// A permit lets one statement through.
+    slow: Option<Semaphore>,
+    statements: Mutex<Vec<usize>>,
+}
+
+impl Fence for Line {
+    async fn acquire(&self, shards: &[ShardId], _: &NodeId) -> Result<Vec<(ShardId, Epoch)>, store::Error> {
+        if let Some(slow) = &self.slow {
+            slow.acquire().await.unwrap().forget();
+        }
+        if self.down.load(Ordering::Relaxed) {
+            let (database, op) = (main_database(), StoreOp::ShardAcquire);
+            return Err(store::Error { database, op, effect: Effect::None, source: None });
+        }
+        self.statements.lock().push(shards.len());
+        let mut rows = self.fences.rows.lock();
+        let mut next = |shard: &ShardId| {
+            let epoch = Epoch::from_store(rows.get(shard).map_or(1, |epoch| epoch.number() + 1));
+            rows.insert(*shard, epoch);
+            (*shard, epoch)
+        };
+        Ok(shards.iter().map(&mut next).collect())
+    }
+}
+
+/// The cluster loops of one node.
+struct TestNode {
+    me: NodeId,
+    coordination: Coordination,
+    owned_shards: Arc<OwnedShards>,
+    line: Arc<Line>,
+    views: Views,
+    session: watch::Receiver<Session>,
+    mastership: watch::Receiver<Mastership>,
+    frozen_until: watch::Receiver<Option<UnixMicros>>,
+    fitness: watch::Sender<Fitness>,
+    leaving: CancellationToken,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// The cluster that the nodes of a test share.
+struct World {
+    endpoints: Vec<String>,
+    prefix: String,
+    fences: Arc<Fences>,
+}
+
+impl World {
+    async fn shared() -> Self {
+        let (endpoints, prefix) = shared_etcd().await;
+        Self { endpoints, prefix, fences: Arc::default() }
+    }
+
+    fn on(endpoints: Vec<String>) -> Self {
+        Self { endpoints, prefix: "/duetime".to_owned(), fences: Arc::default() }
+    }
+
+    async fn start(&self, name: &str) -> TestNode {
+        self.start_as(node(name), None).await
+    }
+
+    async fn start_as(&self, me: NodeId, slow: Option<Semaphore>) -> TestNode {
+        let coordination = coordination(&self.endpoints, &self.prefix).await;
+        let database = main_database();
+        let shards = ShardRange::all(SHARDS);
+        let owned_shards = Arc::new(OwnedShards::new(database.clone(), 100));
+        let line =
+            Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
+        let line = Arc::new(line);
+        let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
+        let (fitness, fit) = watch::channel(Fitness::default());
+        let (mirror, views) = Mirror::new(coordination.clone());
+        let (keeper, session) =
+            SessionKeeper::new(coordination.clone(), member(&me), views.clone(), fit.clone(), leaving.clone());
+        let metrics = Arc::clone(coordination.metrics());
+        let (elector, mastership) = Elector::new(me.clone(), views.clone(), session.clone(), metrics);
+        let databases = vec![(database.clone(), shards)];
+        let assigner =
+            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let frozen_until = assigner.frozen_until();
+        let databases = vec![OwnerDatabase {
+            name: database,
+            shards,
+            owned_shards: Arc::clone(&owned_shards),
+            fence: Arc::clone(&line),
+        }];
+        let owner = Owner::new(
+            me.clone(),
+            coordination.clone(),
+            databases,
+            views.clone(),
+            session.clone(),
+            fit,
+            leaving.clone(),
+        );
+        let tasks = vec![
+            spawn_child(mirror.run(stop.clone())),
+            spawn_child(keeper.run(stop.clone())),
+            spawn_child(elector.run(stop.clone())),
+            spawn_child(assigner.run(stop.clone())),
+            spawn_child(owner.run(stop.clone())),
+        ];
+        TestNode {
+            me,
+            coordination,
+            owned_shards,
+            line,
+            views,
+            session,
+            mastership,
+            frozen_until,
+            fitness,
+            leaving,
+            stop,
+            tasks,
+        }
+    }
+}
+
+impl TestNode {
+    /// Ends the node without leaving, as a power failure does.
+    fn crash(self) {
+        drop(self);
+    }
+
+    /// Stops the node as SIGTERM does.
+    async fn leave(mut self) -> bool {
+        let helds = [Arc::clone(&self.owned_shards)];
+        let done = leave(&self.me, &self.leaving, &self.coordination, self.views.clone(), &helds).await;
+        self.stop.cancel();
+        for task in self.tasks.drain(..) {
+            soon("the end of a loop", task).await.unwrap();
+        }
+        done
+    }
+
+    fn owned(&self) -> BTreeMap<ShardId, Epoch> {
+        self.owned_shards.owned()
+    }
+
+    fn view(&self) -> Arc<ClusterView> {
+        self.views.borrow().clone()
+    }
+
+    fn is_master(&self) -> bool {
+        self.mastership.borrow().term.is_some()
+    }
+
+    fn standing(&self) -> Standing {
+        self.session.borrow().standing.clone()
+    }
+
+    fn keyed(&self) -> usize {
+        self.view().owners.values().filter(|owner| owner.node == self.me).count()
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Whether each shard is owned by one of `nodes`, their counts differ by at most one, and etcd agrees.
+fn is_balanced(nodes: &[&TestNode]) -> bool {
+    let owned: Vec<_> = nodes.iter().map(|node| node.owned()).collect();
+    let counts: Vec<usize> = owned.iter().map(BTreeMap::len).collect();
+    let all: BTreeMap<ShardId, Epoch> = owned.into_iter().flatten().collect();
+    let even = counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1;
+    let keyed = nodes.iter().zip(&counts).all(|(node, count)| node.keyed() == *count);
+    even && keyed && all.len() == SHARDS as usize && counts.iter().sum::<usize>() == all.len()
+}
+
+async fn balanced(nodes: &[&TestNode]) {
+    let names: Vec<String> = nodes.iter().map(|node| node.me.to_string()).collect();
+    eventually(&format!("an even share for {names:?}"), || is_balanced(nodes)).await;
+}
+
+fn epochs(nodes: &[&TestNode]) -> Vec<BTreeMap<ShardId, Epoch>> {
+    nodes.iter().map(|node| node.owned()).collect()
+}

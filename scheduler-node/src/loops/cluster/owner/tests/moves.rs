@@ -1,0 +1,187 @@
+use common::ids::TaskId;
+use uuid::Uuid;
+
+use super::*;
+
+#[tokio::test]
+async fn a_lone_node_takes_every_shard_several_a_statement_and_gives_all_back() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    assert!(one.is_master());
+    assert_eq!(one.coordination.metrics().shards_owned.get(), i64::from(SHARDS));
+    assert_eq!(one.coordination.metrics().shards_unowned.get(), 0);
+    assert_eq!(one.coordination.metrics().acquisitions.get(), u64::from(SHARDS));
+    let statements = one.line.statements.lock().clone();
+    assert_eq!(statements.iter().sum::<usize>(), SHARDS as usize);
+    assert!(statements.iter().any(|shards| *shards > 1), "one statement a shard: {statements:?}");
+    assert!(one.view().owners.values().all(|owner| owner.epoch == Some(Epoch::from_store(1))));
+    let begun = Instant::now();
+    let owned_shards = Arc::clone(&one.owned_shards);
+    assert!(one.leave().await);
+    assert!(begun.elapsed() < Duration::from_secs(5), "left after {:?}", begun.elapsed());
+    assert!(owned_shards.owned().is_empty());
+    let watcher = world.start("watcher").await;
+    eventually("only the newcomer is there", || watcher.view().members.len() == 1).await;
+    balanced(&[&watcher]).await;
+    assert!(watcher.owned().values().all(|epoch| *epoch == Epoch::from_store(2)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_move_is_quick_and_nobody_ever_claims_from_the_same_shard() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let two = world.start("two").await;
+    let helds = [Arc::clone(&one.owned_shards), Arc::clone(&two.owned_shards)];
+    let watching = CancellationToken::new();
+    let watcher = spawn_child(watch_claims(helds, watching.clone()));
+    balanced(&[&one, &two]).await;
+    let before = one.owned();
+    assert!(one.leave().await);
+    balanced(&[&two]).await;
+    watching.cancel();
+    let longest = watcher.await.unwrap();
+    println!("the longest time without a claim from a shard: {longest:?}");
+    assert!(longest < Duration::from_millis(500), "no node claimed from a shard for {longest:?}");
+    let after = two.owned();
+    assert!(before.iter().all(|(shard, epoch)| after[shard] > *epoch), "each move is a new epoch");
+}
+
+/// Watches both nodes all the time; returns the longest time a shard had no owner.
+async fn watch_claims(helds: [Arc<OwnedShards>; 2], stop: CancellationToken) -> Duration {
+    let mut unclaimed: BTreeMap<ShardId, Instant> = BTreeMap::new();
+    let mut longest = Duration::ZERO;
+    while !stop.is_cancelled() {
+        // Reads the taker first: a shard that the taker has by then, the giver must have released before.
+        let [giver, taker] = &helds;
+        let (second, first) = (taker.claimable(), giver.claimable());
+        let both: Vec<_> = first.keys().filter(|shard| second.contains_key(shard)).collect();
+        assert!(both.is_empty(), "both claim from {both:?}");
+        for shard in ShardRange::all(SHARDS).iter() {
+            if first.contains_key(&shard) || second.contains_key(&shard) {
+                if let Some(since) = unclaimed.remove(&shard) {
+                    longest = longest.max(since.elapsed());
+                }
+            } else {
+                unclaimed.entry(shard).or_insert_with(Instant::now);
+            }
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+    longest
+}
+
+#[tokio::test]
+async fn the_cluster_grows_and_shrinks_with_no_more_moves_than_needed() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let two = world.start("two").await;
+    balanced(&[&one, &two]).await;
+    let three = world.start("three").await;
+    balanced(&[&one, &two, &three]).await;
+    let taken = || world.fences.rows.lock().values().map(|epoch| epoch.number()).sum::<i64>();
+    let shards = i64::from(SHARDS);
+    assert_eq!(taken(), shards + shards / 2 + shards / 3);
+    assert!(two.leave().await);
+    balanced(&[&one, &three]).await;
+    assert_eq!(taken(), shards + shards / 2 + 2 * shards / 3);
+    assert!(one.leave().await);
+    balanced(&[&three]).await;
+    assert!(three.is_master());
+}
+
+#[tokio::test]
+async fn a_release_waits_for_what_is_in_flight() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let ids: Vec<TaskId> = (0..u16::try_from(SHARDS).unwrap())
+        .map(|shard| TaskId::mint(Uuid::from_u128(u128::from(shard) + 1), ShardId::new(shard)))
+        .collect();
+    one.owned_shards.begin(ids.iter().copied());
+    let two = world.start("two").await;
+    eventually("half is no longer claimed from", || one.owned_shards.claimable().len() == SHARDS as usize / 2).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(two.owned().is_empty(), "a shard was handed over with a task in flight");
+    assert_eq!(one.owned().len(), SHARDS as usize);
+    // The shards go one after the other, each as soon as it can.
+    let draining: Vec<TaskId> = ids.into_iter().filter(|id| !one.owned_shards.is_claimable(id.shard())).collect();
+    for (number, id) in draining.into_iter().enumerate() {
+        one.owned_shards.end([id]);
+        eventually("one more shard has moved", || two.owned().len() == number + 1).await;
+    }
+    balanced(&[&one, &two]).await;
+}
+
+#[tokio::test]
+async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_and_stay_when_nobody_can() {
+    let world = World::shared().await;
+    let (one, two) = (world.start("one").await, world.start("two").await);
+    balanced(&[&one, &two]).await;
+    let unfit = Fitness { unfit: [main_database()].into(), broker_unfit: false };
+    one.fitness.send_replace(unfit.clone());
+    eventually("everything is with the other", || two.owned().len() == SHARDS as usize).await;
+    assert!(one.owned().is_empty());
+    two.fitness.send_replace(unfit);
+    eventually("both nodes report it", || one.view().members.values().all(|member| !member.unfit.is_empty())).await;
+    let before = two.owned();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(two.owned(), before, "an owner in trouble is better than none");
+    one.fitness.send_replace(Fitness::default());
+    eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
+}
+
+/// Drains a node, or ends its drain, as an operator does.
+async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
+    let read = by.coordination.drained_read().await.unwrap();
+    let next = read.roll.set(&node.me.name, drained).unwrap();
+    by.coordination.drained_write(&read, &next).await.unwrap().expect("no other node drains");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_it_is_undrained() {
+    let world = World::shared().await;
+    // Starts one node after the other, so that they lead in this order.
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let two = world.start("two").await;
+    balanced(&[&one, &two]).await;
+    let three = world.start("three").await;
+    balanced(&[&one, &two, &three]).await;
+    let kept = epochs(&[&one, &three]);
+    drain(&three, &two, true).await;
+    eventually("the others have its shards", || two.owned().is_empty() && is_balanced(&[&one, &three])).await;
+    eventually("it shows", || two.coordination.metrics().drained.get() == 1).await;
+    for (before, after) in kept.iter().zip(epochs(&[&one, &three])) {
+        assert!(
+            before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)),
+            "the shards of the others did not move"
+        );
+    }
+    // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
+    assert!(one.is_master() && two.standing() == Standing::Joined);
+    one.crash();
+    let four = world.start("four").await;
+    balanced(&[&three, &four]).await;
+    assert!(two.owned().is_empty() && two.is_master(), "{:?}", two.view().candidates);
+    drain(&four, &two, false).await;
+    balanced(&[&two, &three, &four]).await;
+    assert_eq!(two.coordination.metrics().drained.get(), 0);
+}
+
+#[tokio::test]
+async fn when_only_drained_nodes_are_left_they_own_what_there_is() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    let two = world.start("two").await;
+    balanced(&[&one, &two]).await;
+    drain(&one, &two, true).await;
+    eventually("one has all", || two.owned().is_empty() && one.owned().len() == SHARDS as usize).await;
+    assert!(one.leave().await);
+    balanced(&[&two]).await;
+    let three = world.start("three").await;
+    balanced(&[&three]).await;
+    assert!(two.owned().is_empty());
+}

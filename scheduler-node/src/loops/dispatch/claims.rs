@@ -1,0 +1,140 @@
+//! The parts that every claim of one database shares: the fences it presents, the meaning of its answer, and the
+//! way to the publisher.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    delay::{
+        again,
+        heap::{Entry, WakeKind},
+    },
+    ids::{Epoch, ShardId, TaskId},
+    task::Delivery,
+};
+use tokio::sync::mpsc;
+
+use super::publisher::{self, Dispatch};
+use crate::{
+    metrics::Metrics,
+    store::{Effect, Error, claim::Claimed, preload::Key},
+    working_set::database::{DatabaseIndex, LOOK_AGAIN, NodeDatabase},
+};
+
+/// The pause before keys are tried again whose claim certainly did nothing.
+pub const TRY_AGAIN: Duration = Duration::from_millis(250);
+
+#[derive(Clone, Debug)]
+pub struct ClaimHandler {
+    pub database: NodeDatabase,
+    /// The index of the database among all databases.
+    pub index: DatabaseIndex,
+    pub publisher: mpsc::Sender<Dispatch>,
+    pub metrics: Arc<Metrics>,
+}
+
+impl ClaimHandler {
+    /// The epochs to present for the shards of `ids`.
+    pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
+        let owned = self.database.owned_shards.owned();
+        let shards: BTreeSet<ShardId> = ids.iter().map(|id| id.shard()).collect();
+        shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
+    }
+
+    /// Handles an answer of the claims: refused fences, tasks that were passed over, queues that have turned. Tasks
+    /// with an unknown outcome are left to a rescue. `ahead`: how far ahead of their due times the tasks were
+    /// claimed.
+    pub async fn received(
+        &self,
+        how: &str,
+        asked: Vec<TaskId>,
+        fences: &BTreeMap<ShardId, Epoch>,
+        ahead: Duration,
+        answer: Result<Claimed, Error>,
+    ) -> Option<Claimed> {
+        let claimed = match answer {
+            Ok(claimed) => claimed,
+            Err(error) if error.effect == Effect::None => {
+                self.put_back(how, &asked, &error);
+                return None;
+            }
+            Err(error) => {
+                self.unknown(&asked, "claim outcome unknown; a rescue will publish the task again", &error);
+                return None;
+            }
+        };
+        if claimed.refused {
+            self.refused(fences).await;
+        }
+        self.metrics.claimed.with_label_values(&[how]).inc_by(claimed.deliveries.len() as u64);
+        let came: BTreeSet<TaskId> = claimed.deliveries.iter().map(|delivery| delivery.id).collect();
+        self.database.owned_shards.begin(came.iter().copied());
+        self.database.owned_shards.end(asked.into_iter().filter(|id| !came.contains(id)));
+        self.offer_again(&claimed.passed, ahead);
+        if claimed.turned {
+            self.database.outdated.notify_one();
+        }
+        if !claimed.held_back.is_empty() {
+            self.metrics.held_back.inc_by(claimed.held_back.len() as u64);
+            let queues: BTreeSet<_> = claimed.held_back.iter().map(|(_, queue)| queue.clone()).collect();
+            self.database.ready_queues.add(queues, Instant::now());
+        }
+        Some(claimed)
+    }
+
+    /// Puts keys that the claim passed over back into the heap. Without a clock the next preload finds them.
+    fn offer_again(&self, passed: &[Key], ahead: Duration) {
+        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return };
+        self.metrics.passed_over.inc_by(passed.len() as u64);
+        self.database
+            .owned_shards
+            .offer(passed.iter().filter_map(|key| again(key.id, key.state, key.wake_at, now, ahead)));
+    }
+
+    /// Puts the keys of a claim that certainly did nothing back into the heap, for a little later.
+    fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
+        tracing::debug!(database = %self.database.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "claim failed; retrying");
+        if how == "rescue" {
+            return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
+        }
+        self.database.owned_shards.end(asked.iter().copied());
+        let Some(now) = self.database.sql.clock().at(Instant::now()) else { return };
+        let at = now.plus(TRY_AGAIN);
+        self.database.owned_shards.offer(asked.iter().map(|id| Entry { wake_at: at, id: *id, kind: WakeKind::Claim }));
+    }
+
+    pub fn unknown(&self, ids: &[TaskId], what: &'static str, error: &Error) {
+        tracing::warn!(database = %self.database.name(), tasks = ids.len(), error = error as &dyn std::error::Error, "{what}");
+        self.database.look_again(ids.iter().copied(), LOOK_AGAIN);
+    }
+
+    /// Handles a refused fence: another owner has taken at least one of these shards. Finds out which, and forgets
+    /// it.
+    async fn refused(&self, fences: &BTreeMap<ShardId, Epoch>) {
+        let Ok(held) = self.database.sql.shard_held(fences).await else { return };
+        for (shard, epoch) in fences.iter().filter(|(shard, _)| !held.contains(shard)) {
+            self.metrics.fence_refusals.inc();
+            if self.database.owned_shards.forget_epoch(*shard, *epoch) {
+                tracing::info!(database = %self.database.name(), %shard, %epoch, "the fence refused a claim: another node owns the shard now");
+            }
+        }
+    }
+
+    pub async fn hand_over(&self, claimed: Claimed) {
+        fail::fail_point!("after_claim", |_| std::process::abort());
+        let claimed_at = Instant::now();
+        let dispatches = claimed.deliveries.into_iter().map(|delivery| {
+            let publish_at = self.publish_at(&delivery, claimed_at);
+            Dispatch { database: self.index, delivery, publish_at, claimed_at }
+        });
+        publisher::hand_over(&self.publisher, dispatches).await;
+    }
+
+    /// The instant of the due time on the database's clock; a task is never published before it.
+    fn publish_at(&self, delivery: &Delivery, now: Instant) -> Instant {
+        self.database.sql.clock().instant_of(delivery.due_at).unwrap_or(now)
+    }
+}

@@ -1,0 +1,227 @@
+//! Takes due keys out of the heap, claims their tasks, and hands those to the publisher. Deadlines, rescues and
+//! looks at waiting tasks go their own ways.
+//!
+//! It claims ahead of the due time by as much as claims lately took, which hides the database's round trip from the
+//! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
+//! while too much is in flight. Tasks that wait for room belong to the ready_starter. If it stops, nothing of this
+//! database comes due on this node.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    delay::{
+        Lead,
+        heap::{Entry, WakeKind},
+    },
+    ids::TaskId,
+    time::UnixMicros,
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::claims::ClaimHandler;
+use crate::{
+    broker::BrokerState,
+    loops::{outcome::reporter::Reporter, upkeep::queue_reader::Books},
+    store::{Error, Fault},
+    supervise::at_work,
+    working_set::{lanes::Lanes, retry::try_each, set_aside::Kind},
+};
+
+/// Claims of one database under way: enough to hide a slow round trip, few enough to keep their order.
+const CLAIMS_IN_FLIGHT: usize = 4;
+
+/// The interval between two checks whether the queues have been read for the first time.
+const BOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The longest sleep, after which the loop asks again for a clock that had no reading yet.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// The most tasks in one claim.
+    pub batch: usize,
+    /// The most tasks in flight.
+    pub window: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    pub claims: ClaimHandler,
+    pub pace: Pace,
+    /// Decides how long before the due instant tasks are claimed.
+    pub lead: Arc<Mutex<Lead>>,
+    pub lanes: Arc<Lanes>,
+    pub books: Books,
+    pub broker: watch::Receiver<BrokerState>,
+    pub reporter: Reporter,
+}
+
+impl Dispatcher {
+    pub async fn run(mut self, stop: CancellationToken) {
+        let claims = Arc::new(Semaphore::new(CLAIMS_IN_FLIGHT));
+        let mut children = JoinSet::new();
+        // Claims must wait for the book: it treats a missing queue as one without gates.
+        while !self.books.load().is_read() && !stop.is_cancelled() {
+            tokio::time::sleep(BOOK_EVERY).await;
+        }
+        while !stop.is_cancelled() {
+            while children.try_join_next().is_some() {}
+            let owned_shards = Arc::clone(&self.claims.database.owned_shards);
+            let changed = owned_shards.heap_changed.notified();
+            if !self.broker.borrow_and_update().takes_messages() {
+                tokio::select! {
+                    answer = self.broker.changed() => if answer.is_err() { return },
+                    () = stop.cancelled() => break,
+                }
+                continue;
+            }
+            if let Some(batch) = self.take() {
+                let permit = Arc::clone(&claims).acquire_owned().await.expect("the semaphore is never closed");
+                let (this, work) = (self.clone(), at_work());
+                children.spawn(async move {
+                    this.wake(batch).await;
+                    drop((work, permit));
+                });
+                let stride = self.lead.lock().stride(Instant::now());
+                tokio::time::sleep(stride).await;
+                continue;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep_until(self.sleep_until().into()) => {}
+                answer = self.broker.changed() => if answer.is_err() { return },
+                () = stop.cancelled() => break,
+            }
+        }
+        while children.join_next().await.is_some() {}
+    }
+
+    fn sleep_until(&self) -> Instant {
+        let longest = Instant::now() + LONGEST_SLEEP;
+        let full = self.claims.database.owned_shards.in_flight() >= self.pace.window;
+        let head = self.claims.database.owned_shards.next_due().filter(|_| !full);
+        let head = head
+            .and_then(|due| self.claims.database.sql.clock().instant_of(due))
+            .map(|due| due.checked_sub(self.ahead()).unwrap_or(due));
+        head.unwrap_or(longest).min(longest)
+    }
+
+    fn take(&self) -> Option<Vec<Entry>> {
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
+        let now = self.claims.database.sql.clock().at(Instant::now())?;
+        if room == 0 {
+            return None;
+        }
+        let batch = self.claims.database.owned_shards.take_due(now.plus(self.ahead()), room);
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    /// Wakes each kind of entry in its own way. Entries that are not handed on are no longer in flight.
+    async fn wake(&self, batch: Vec<Entry>) {
+        let mut claims = Vec::new();
+        let mut deadlines = Vec::new();
+        let mut rescues = Vec::new();
+        let mut looks = Vec::new();
+        for entry in batch {
+            match entry.kind {
+                WakeKind::Claim => claims.push(entry.id),
+                WakeKind::Deadline => deadlines.push((entry.id, entry.wake_at)),
+                WakeKind::Rescue => rescues.push(entry.id),
+                WakeKind::Look => looks.push(entry.id),
+            }
+        }
+        tokio::join!(self.claim(claims), self.rescue(rescues), self.deadlines(deadlines), self.look(looks));
+    }
+
+    async fn claim(&self, ids: Vec<TaskId>) {
+        if ids.is_empty() {
+            return;
+        }
+        self.claims.metrics.claim_batch.observe(ids.len() as f64);
+        let tried = try_each(&ids, |part| self.claim_part(part)).await;
+        self.claims.database.set_aside(Kind::Claim, tried.refused).await;
+    }
+
+    /// Claims tasks. Fails only when the database refuses one of the rows.
+    async fn claim_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+        let fences = self.claims.fences(ids);
+        let book = self.books.load_full();
+        let closed = self.lanes.not_claimed(&book, Instant::now());
+        let (began, ahead) = (Instant::now(), self.ahead());
+        let answer = self.claims.database.sql.task_claim(ids, &fences, ahead, &closed, book.revision()).await;
+        self.lead.lock().took(began.elapsed(), Instant::now());
+        // After any other failure the claim may have been committed; a rescue finds out.
+        let answer = match answer {
+            Err(error) if error.fault() == Fault::Data => return Err(error),
+            answer => answer,
+        };
+        if let Some(claimed) = self.claims.received("due", ids.to_vec(), &fences, ahead, answer).await {
+            self.claims.hand_over(claimed).await;
+        }
+        Ok(())
+    }
+
+    /// The time ahead: tasks that come due within it are claimed now.
+    fn ahead(&self) -> Duration {
+        let ahead = self.lead.lock().ahead(Instant::now());
+        self.claims
+            .metrics
+            .claim_ahead_s
+            .with_label_values(&[self.claims.database.name().as_str()])
+            .set(ahead.as_secs_f64());
+        ahead
+    }
+
+    async fn rescue(&self, ids: Vec<TaskId>) {
+        let tried = try_each(&ids, |part| self.rescue_part(part)).await;
+        self.claims.database.set_aside(Kind::Rescue, tried.refused).await;
+    }
+
+    /// Rescues tasks. Fails only when the database refuses a row or a row cannot be read.
+    async fn rescue_part(&self, ids: &[TaskId]) -> Result<(), Error> {
+        let fences = self.claims.fences(ids);
+        let answer = match self.claims.database.sql.task_rescue(ids, &fences).await {
+            Err(error) if matches!(error.fault(), Fault::Data | Fault::Bug) => return Err(error),
+            answer => answer,
+        };
+        if let Some(claimed) = self.claims.received("rescue", ids.to_vec(), &fences, Duration::ZERO, answer).await {
+            self.claims.hand_over(claimed).await;
+        }
+        Ok(())
+    }
+
+    /// Looks at waiting tasks. Those that wait no longer are claimed like any other; the preloader wakes the rest
+    /// again.
+    async fn look(&self, ids: Vec<TaskId>) {
+        match self.reporter.releaser.look(&self.claims.database, &ids).await {
+            Ok(_) => self.claims.database.owned_shards.end(ids),
+            Err(error) => self.claims.unknown(&ids, "could not check waiting tasks", &error),
+        }
+    }
+
+    /// Settles tasks whose deadlines have passed. The preloader wakes a task whose deadline was moved.
+    async fn deadlines(&self, due: Vec<(TaskId, UnixMicros)>) {
+        if due.is_empty() {
+            return;
+        }
+        let until = due.iter().map(|(_, wake_at)| *wake_at).max().unwrap_or(UnixMicros::LAST);
+        if let Some(instant) = self.claims.database.sql.clock().instant_of(until) {
+            tokio::time::sleep_until(instant.into()).await;
+        }
+        let ids: Vec<TaskId> = due.into_iter().map(|(id, _)| id).collect();
+        let left = self.reporter.deadlines(self.claims.index, &ids).await;
+        let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
+        if let Some(error) = error {
+            self.claims.unknown(&left, "could not settle deadlines", &error);
+        }
+        self.claims.database.owned_shards.end(ids.into_iter().filter(|id| !left.contains(id)));
+    }
+}

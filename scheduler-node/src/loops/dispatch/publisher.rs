@@ -1,0 +1,420 @@
+//! Publishes claimed tasks at their due instants, batch by batch for each lane, and passes on the outcome of each.
+//!
+//! Messages wait here for their due instants, a few milliseconds each. A lane has a few batches out at a time, each
+//! on a channel of its own; a slow lane fills up without delaying the others. A task without a confirm stays
+//! `dispatching` and comes back through a rescue. If this loop stops, this node publishes nothing.
+
+mod returned;
+mod shape;
+#[cfg(test)]
+mod tests;
+mod trace;
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    outcome::Outcome,
+    queue::{Queue, Settle, Unroutable},
+    task::{Delivery, Envelope},
+    time::UnixMicros,
+    wire::format::Shaped,
+};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use crate::{
+    alarm::Alarm,
+    broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
+    loops::{
+        outcome::{
+            reporter::Reporter,
+            settler::{Confirmed, Settlements},
+        },
+        upkeep::queue_reader::Books,
+    },
+    metrics::Metrics,
+    receipt::{ReceiptKeys, Receipts},
+    supervise::at_work,
+    traces::{self, Hop, Traces},
+    working_set::{
+        database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
+        lanes::Lanes,
+    },
+};
+
+/// Batches of one lane under way at a time: enough to keep the broker busy, few enough to leave channels to others.
+const BATCHES_PER_LANE: usize = 16;
+
+/// Messages of one batch. A batch is settled as a whole, so a larger one waits longer for its slowest confirm.
+const MESSAGES_PER_BATCH: usize = 256;
+
+/// A message whose claim is older than this is not published before its row has been read again: by now another
+/// node may own the shard.
+const LONGEST_HOLD: Duration = Duration::from_secs(5);
+
+/// While the broker is away, messages with an unknown outcome are looked at again after this long.
+const BROKER_PAUSE: Duration = Duration::from_millis(250);
+
+/// A claimed task on its way to the broker.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// The index of its database among the databases.
+    pub database: DatabaseIndex,
+    pub delivery: Delivery,
+    pub publish_at: Instant,
+    pub claimed_at: Instant,
+}
+
+#[derive(Debug)]
+pub struct Publisher {
+    pub databases: NodeDatabases,
+    pub broker: Broker,
+    pub books: Books,
+    pub lanes: Arc<Lanes>,
+    /// One settler for each database.
+    pub settlements: Vec<Settlements>,
+    pub reporter: Reporter,
+    pub metrics: Arc<Metrics>,
+    pub traces: Traces,
+    pub receipts: Receipts,
+    /// The fate of a returned message of a delay exchange, by the queue under which it is listed.
+    pub delayed: Arc<HashMap<QueueName, Unroutable>>,
+}
+
+/// A dispatch, ordered by its due instant.
+#[derive(Debug)]
+struct Due(Dispatch);
+
+impl Due {
+    fn rank(&self) -> (Instant, TaskId) {
+        (self.0.publish_at, self.0.delivery.id)
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+/// The messages that one lane has to send.
+#[derive(Debug, Default)]
+struct Pending {
+    messages: VecDeque<Dispatch>,
+    batches: usize,
+}
+
+impl Pending {
+    /// Takes the next batch from the front. All its messages have one route.
+    fn next_batch(&mut self) -> Vec<Dispatch> {
+        let first = self.messages.front().and_then(exchange_of);
+        let alike = self.messages.iter().take(MESSAGES_PER_BATCH).take_while(|dispatch| exchange_of(dispatch) == first);
+        let most = alike.count();
+        self.messages.drain(..most).collect()
+    }
+}
+
+/// The envelope's exchange, if any.
+fn exchange_of(dispatch: &Dispatch) -> Option<&str> {
+    dispatch.delivery.envelope.as_ref().map(|envelope| envelope.exchange.as_str())
+}
+
+impl Publisher {
+    /// Runs until the dispatchers are gone and everything they claimed has been published or given back.
+    pub async fn run(self, mut claimed: mpsc::Receiver<Dispatch>) {
+        let this = Arc::new(self);
+        let mut later: BinaryHeap<Reverse<Due>> = BinaryHeap::new();
+        let mut pending: HashMap<QueueName, Pending> = HashMap::new();
+        let mut batches: JoinSet<QueueName> = JoinSet::new();
+        let alarm = Alarm::default();
+        let mut open = true;
+        while open || !later.is_empty() || !batches.is_empty() {
+            let next = later.peek().map(|due| due.0.0.publish_at);
+            tokio::select! {
+                biased;
+                () = reached(&alarm, next), if next.is_some() => {}
+                Some(ended) = batches.join_next(), if !batches.is_empty() => {
+                    let queue = ended.expect("a batch does not panic");
+                    pending.entry(queue.clone()).or_default().batches -= 1;
+                    this.start(&queue, &mut pending, &mut batches);
+                    continue;
+                }
+                dispatch = claimed.recv(), if open => match dispatch {
+                    Some(dispatch) => later.push(Reverse(Due(dispatch))),
+                    None => open = false,
+                },
+            }
+            while let Ok(dispatch) = claimed.try_recv() {
+                later.push(Reverse(Due(dispatch)));
+            }
+            this.start_due(&mut later, &mut pending, &mut batches);
+        }
+    }
+
+    fn start_due(
+        self: &Arc<Self>,
+        later: &mut BinaryHeap<Reverse<Due>>,
+        pending: &mut HashMap<QueueName, Pending>,
+        batches: &mut JoinSet<QueueName>,
+    ) {
+        let now = Instant::now();
+        let mut touched: Vec<QueueName> = Vec::new();
+        while later.peek().is_some_and(|due| due.0.0.publish_at <= now) {
+            let Some(Reverse(Due(dispatch))) = later.pop() else { break };
+            let queue = dispatch.delivery.queue.clone();
+            pending.entry(queue.clone()).or_default().messages.push_back(dispatch);
+            if touched.last() != Some(&queue) {
+                touched.push(queue);
+            }
+        }
+        for queue in touched {
+            self.start(&queue, pending, batches);
+        }
+    }
+
+    /// Sends the lane's messages, as long as the lane may have another batch out.
+    fn start(
+        self: &Arc<Self>,
+        queue: &QueueName,
+        pending: &mut HashMap<QueueName, Pending>,
+        batches: &mut JoinSet<QueueName>,
+    ) {
+        let Some(lane) = pending.get_mut(queue) else { return };
+        while lane.batches < BATCHES_PER_LANE && !lane.messages.is_empty() {
+            let batch = lane.next_batch();
+            lane.batches += 1;
+            let (this, work) = (Arc::clone(self), at_work());
+            let queue = queue.clone();
+            batches.spawn(async move {
+                this.publish(&queue, batch).await;
+                drop(work);
+                queue
+            });
+        }
+        if lane.batches == 0 {
+            pending.remove(queue);
+        }
+    }
+
+    async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) {
+        let mut batch = self.fresh(batch);
+        if batch.is_empty() {
+            return;
+        }
+        let Some(keys) = self.receipt_keys().await else {
+            // No consumer could answer a delivery without a receipt.
+            for dispatch in batch {
+                self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
+            }
+            return;
+        };
+        let policy = self.books.load().get(queue);
+        let hops = self.begin_hops(&mut batch);
+        let batch = self.shape(batch, &policy).await;
+        if batch.is_empty() {
+            return;
+        }
+        let place = |dispatch: &Dispatch| Place::of(dispatch, &policy, hops.get(&dispatch.delivery.id).copied());
+        let places: HashMap<TaskId, Place> =
+            batch.iter().map(|(dispatch, _)| (dispatch.delivery.id, place(dispatch))).collect();
+        let outgoing: Vec<Outgoing> =
+            batch.into_iter().map(|(dispatch, shaped)| outgoing(dispatch.delivery, shaped, &policy, &keys)).collect();
+        let messages = outgoing.len();
+        let route = route(&policy, outgoing.first().and_then(|first| first.delivery.envelope.as_deref()));
+        self.lanes.sent(queue, messages, Instant::now());
+        self.metrics.published(queue, messages as u64);
+        let published = self.broker.publish(&route, outgoing).await;
+        fail::fail_point!("after_confirm", |_| std::process::abort());
+        self.end_hops(queue, &route.exchange, &places, &published);
+        self.settle(&policy, &places, published, &route.exchange).await;
+    }
+
+    /// Waits for the receipt keys. They are missing only while a node that has just started cannot reach the first
+    /// database.
+    async fn receipt_keys(&self) -> Option<Arc<ReceiptKeys>> {
+        let mut receipts = self.receipts.clone();
+        let known = tokio::time::timeout(LOOK_AGAIN, receipts.wait_for(Option::is_some)).await;
+        known.ok()?.ok()?.clone()
+    }
+
+    /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
+    fn fresh(&self, batch: Vec<Dispatch>) -> Vec<Dispatch> {
+        let now = Instant::now();
+        let (fresh, old): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
+        for dispatch in old {
+            self.databases[dispatch.database].look_again([dispatch.delivery.id], LONGEST_HOLD);
+        }
+        fresh
+    }
+
+    async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
+        let queue = &policy.name;
+        let (returned, published) = self.take_returned(policy, places, published);
+        let mut confirmed: Vec<Vec<Confirmed>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
+        let messages = published.len();
+        for one in published {
+            let place = &places[&one.id];
+            if let (Some(sent_at), false) = (one.sent_at, place.redelivered) {
+                self.metrics.late_by(queue, sent_at.saturating_duration_since(place.publish_at).as_secs_f64());
+            }
+            if let Outcome::Done(()) = one.outcome {
+                let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
+                tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, trace_id, span_id, "task confirmed");
+                confirmed[place.database.get()].push(place.confirmed(one.id, one.attempt, queue, policy));
+            } else {
+                self.count(queue, one.id, one.attempt, &one.outcome);
+                open.push((place.database, one.id));
+            }
+        }
+        let pause = self.pause(queue, returned.len() + messages, returned.len() + messages - open.len());
+        for (database, id) in open {
+            self.databases[database].look_again([id], pause);
+        }
+        for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
+            settlements.confirmed(confirmed).await;
+        }
+        self.end_returned(queue, exchange, returned).await;
+    }
+
+    fn count(&self, queue: &QueueName, id: TaskId, attempt: Attempt, outcome: &Outcome<(), NotTaken>) {
+        match outcome {
+            Outcome::Refused(NotTaken::Unroutable) => self.metrics.publish_unroutable.inc(),
+            Outcome::Refused(NotTaken::Nacked) => self.metrics.publish_nacked.inc(),
+            Outcome::Done(()) | Outcome::Unknown(_) => self.metrics.publish_unknown.inc(),
+        }
+        tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; publishing it again");
+    }
+
+    /// The back-off of messages without a confirm. A broker that is away says nothing about the lane.
+    fn pause(&self, queue: &QueueName, messages: usize, taken: usize) -> Duration {
+        if taken < messages && !matches!(*self.broker.state().borrow(), BrokerState::Up { .. }) {
+            self.lanes.lost(queue, messages);
+            return BROKER_PAUSE;
+        }
+        let was_open = self.lanes.is_open(queue, Instant::now());
+        let pause = self.lanes.heard(queue, messages, taken, Instant::now());
+        if was_open && taken < messages {
+            tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
+        }
+        pause
+    }
+}
+
+/// Hands claimed tasks to the publisher. If the publisher is gone, the node stops in disorder, and the next owner
+/// publishes them.
+pub async fn hand_over(publisher: &mpsc::Sender<Dispatch>, dispatches: impl IntoIterator<Item = Dispatch>) {
+    for dispatch in dispatches {
+        if publisher.send(dispatch).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The facts kept about a message while it is with the broker.
+#[derive(Debug)]
+struct Place {
+    database: DatabaseIndex,
+    publish_at: Instant,
+    due_at: UnixMicros,
+    redelivered: bool,
+    /// The routing key of a message that is forwarded as it came.
+    own_key: Option<String>,
+    timeout_ms: i64,
+    /// The confirm finishes the task.
+    finishes: bool,
+    /// Only for a task whose trace is recorded.
+    hop: Option<Hop>,
+}
+
+impl Place {
+    fn of(dispatch: &Dispatch, queue: &Queue, hop: Option<Hop>) -> Self {
+        Self {
+            database: dispatch.database,
+            publish_at: dispatch.publish_at,
+            due_at: dispatch.delivery.due_at,
+            own_key: dispatch
+                .delivery
+                .envelope
+                .as_ref()
+                .map(|own| String::from_utf8_lossy(&own.routing_key.0).into_owned()),
+            redelivered: dispatch.delivery.redelivered,
+            timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
+            finishes: queue.policy.settle == Settle::Confirm || dispatch.delivery.envelope.is_some(),
+            hop,
+        }
+    }
+
+    fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName, of: &Queue) -> Confirmed {
+        Confirmed {
+            id,
+            attempt,
+            queue: queue.clone(),
+            timeout_ms: self.timeout_ms,
+            finishes: self.finishes,
+            keep_ms: of.policy.keep_succeeded_ms,
+        }
+    }
+}
+
+fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &ReceiptKeys) -> Outgoing {
+    Outgoing {
+        // A message forwarded as it came gets no receipt, because its consumers do not report.
+        receipt: if delivery.envelope.is_none() { keys.receipt(delivery.message_id()) } else { None },
+        max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
+        wants_result: queue.policy.settle == Settle::Result,
+        delivery,
+        shaped,
+    }
+}
+
+/// The route of a message. With an envelope it is the envelope's exchange, otherwise the queue's own exchange and
+/// key, if its policy names an exchange. Otherwise it is Duetime's exchange with the queue's name as key, and
+/// Duetime declares the queue.
+fn route(queue: &Queue, envelope: Option<&Envelope>) -> Route {
+    if let Some(envelope) = envelope {
+        // Each message has a routing key of its own.
+        return Route { exchange: envelope.exchange.clone(), routing_key: String::new(), declare: None };
+    }
+    let name = queue.name.as_str();
+    let routing_key = queue.policy.routing_key.clone().unwrap_or_else(|| name.to_owned());
+    match &queue.policy.exchange {
+        Some(exchange) => Route { exchange: exchange.clone(), routing_key, declare: None },
+        None => Route {
+            exchange: "duetime".to_owned(),
+            routing_key: name.to_owned(),
+            declare: Some(QueueDeclaration {
+                queue: queue.name.clone(),
+                max_length: queue.policy.max_length,
+                use_existing: queue.policy.use_existing,
+            }),
+        },
+    }
+}
+
+async fn reached(alarm: &Alarm, instant: Option<Instant>) {
+    match instant {
+        Some(instant) => alarm.at(instant).await,
+        None => std::future::pending().await,
+    }
+}

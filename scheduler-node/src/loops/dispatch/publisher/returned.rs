@@ -1,0 +1,118 @@
+//! Messages that the broker returned because no queue is bound for them. Each is handled by itself: it closes no
+//! lane for others.
+
+use std::{collections::HashMap, time::Duration};
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    outcome::Outcome,
+    queue::{Queue, Unroutable},
+    time::UnixMicros,
+};
+
+use super::{LONGEST_HOLD, Place, Publisher};
+use crate::{
+    broker::{NotTaken, Published},
+    loops::outcome::reporter::Happening,
+    working_set::database::{DatabaseIndex, NodeDatabase},
+};
+
+/// The bounds of the wait of a returned message for a binding. It is published again after as long as it is late by
+/// then. A forgotten binding is found at once; one that never comes costs two publishes a minute.
+const SHORTEST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// A returned message and the fate of its task.
+#[derive(Debug)]
+pub(super) struct Returned {
+    id: TaskId,
+    attempt: Attempt,
+    database: DatabaseIndex,
+    due_at: UnixMicros,
+    routing_key: String,
+    rule: Unroutable,
+}
+
+impl Publisher {
+    /// Takes the returned messages out of a batch's outcomes, so that they do not count against its lane.
+    pub(super) fn take_returned(
+        &self,
+        queue: &Queue,
+        places: &HashMap<TaskId, Place>,
+        published: Vec<Published>,
+    ) -> (Vec<Returned>, Vec<Published>) {
+        let is_any_taken = published.iter().any(|one| matches!(one.outcome, Outcome::Done(())));
+        let (mut returned, mut others) = (Vec::new(), Vec::with_capacity(published.len()));
+        for one in published {
+            let place = &places[&one.id];
+            let rule = self.rule(queue, place);
+            // With one routing key for all, a return of everything means that the route is gone: the lane waits as
+            // a whole. A queue that Duetime declares is declared again.
+            let is_one_route = place.own_key.is_none() && (queue.policy.exchange.is_none() || !is_any_taken);
+            let waits_as_one = rule == Unroutable::Wait && is_one_route;
+            if waits_as_one || !matches!(one.outcome, Outcome::Refused(NotTaken::Unroutable)) {
+                others.push(one);
+                continue;
+            }
+            let key = place.own_key.clone().or_else(|| queue.policy.routing_key.clone());
+            returned.push(Returned {
+                id: one.id,
+                attempt: one.attempt,
+                database: place.database,
+                due_at: place.due_at,
+                routing_key: key.unwrap_or_else(|| queue.name.to_string()),
+                rule,
+            });
+        }
+        (returned, others)
+    }
+
+    /// The rule for a returned message. A delay exchange that is no longer configured has the default rule.
+    fn rule(&self, queue: &Queue, place: &Place) -> Unroutable {
+        if place.own_key.is_some() {
+            return self.delayed.get(&queue.name).copied().unwrap_or(Unroutable::SetAside);
+        }
+        if queue.policy.exchange.is_some() { queue.policy.unroutable } else { Unroutable::Wait }
+    }
+
+    /// Ends the tasks of returned messages as their rule says. Waiting ones are looked at again, each by itself.
+    pub(super) async fn end_returned(&self, queue: &QueueName, exchange: &str, returned: Vec<Returned>) {
+        let Some(first) = returned.first() else { return };
+        let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
+        tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
+        let mut ending: Vec<Vec<(TaskId, Happening)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        for one in returned {
+            if one.rule == Unroutable::Drop {
+                self.metrics.publish_dropped.inc();
+            } else {
+                self.metrics.publish_unroutable.inc();
+            }
+            if one.rule == Unroutable::Wait {
+                let database = &self.databases[one.database];
+                database.look_again([one.id], waiting(database, one.due_at));
+                continue;
+            }
+            let why = format!("no queue is bound to `{exchange}` for the routing key `{}`", one.routing_key);
+            ending[one.database.get()]
+                .push((one.id, Happening::Returned { attempt: one.attempt, rule: one.rule, why }));
+        }
+        for ((index, database), happenings) in
+            self.databases.indexed().zip(ending).filter(|(_, happenings)| !happenings.is_empty())
+        {
+            let ids: Vec<TaskId> = happenings.iter().map(|(id, _)| *id).collect();
+            match self.reporter.returned(index, happenings).await {
+                Ok(()) => database.owned_shards.end(ids),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%queue, error, "could not store returned messages; publishing them again");
+                    database.look_again(ids, LONGEST_HOLD);
+                }
+            }
+        }
+    }
+}
+
+fn waiting(database: &NodeDatabase, due_at: UnixMicros) -> Duration {
+    let late = database.sql.clock().at(std::time::Instant::now()).map(|now| now.since(due_at));
+    late.unwrap_or(SHORTEST_WAIT).clamp(SHORTEST_WAIT, LONGEST_WAIT)
+}

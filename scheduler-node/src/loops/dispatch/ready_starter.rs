@@ -1,0 +1,456 @@
+//! Starts tasks that wait for room, as their queue's lane, order, limit and rate allow. Priorities and partition
+//! keys take turns.
+//!
+//! It looks at a queue when tasks of it became `ready` and when one of its tasks has an outcome. It also looks when
+//! a permit of the queue's rate is due, and at intervals. At most one look at a queue is under way. Tasks that
+//! count together live on one shard, which the fence gives to one owner. A new owner's first look follows its
+//! acquire, which waited for the last claim of the owner before. If it stops, `ready` tasks of this database stay
+//! so on this node's shards.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Epoch, QueueName, ShardId},
+    queue::{Placement, Queue, QueuePolicy},
+    task::{
+        Delivery,
+        pick::{LEVELS, Levels, shares},
+        rate::Bucket,
+    },
+};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    claims::{ClaimHandler, TRY_AGAIN},
+    dispatcher::Pace,
+};
+use crate::{
+    broker::BrokerState,
+    loops::upkeep::queue_reader::Books,
+    store::{
+        Effect, Error, Fault,
+        claim::Claimed,
+        lane::{LaneEnd, LaneEnds, Pick, Walks},
+    },
+    supervise::at_work,
+    working_set::{lanes::Lanes, retry::try_each, set_aside::Kind},
+};
+
+/// Looks at different queues under way: a lane of a thousand keys does not delay the others.
+const LOOKS_IN_FLIGHT: usize = 4;
+
+/// The interval between two checks of a queue that may not start anything (paused, or its lane closed). A check
+/// needs no statement.
+const CLOSED_EVERY: Duration = Duration::from_millis(100);
+
+/// The interval between two checks while the node's window is full.
+const FULL_EVERY: Duration = Duration::from_millis(20);
+
+/// The interval between two looks at a queue that could start nothing, unless a notification of room comes earlier.
+const BLOCKED_EVERY: Duration = Duration::from_millis(500);
+
+/// The pause before the next look at a queue whose newest policy this node does not know yet: the queue reader is
+/// reading it.
+const TURNED_EVERY: Duration = Duration::from_millis(5);
+
+/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick (its
+/// statement timeout is 5 s); before that nothing can be counted.
+const UNKNOWN_FOR: Duration = Duration::from_secs(6);
+
+/// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
+const READ_EVERY: Duration = Duration::from_secs(5);
+
+/// The longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub struct ReadyStarter {
+    pub claims: ClaimHandler,
+    pub pace: Pace,
+    pub lanes: Arc<Lanes>,
+    pub books: Books,
+    pub broker: watch::Receiver<BrokerState>,
+    /// The number of shards in all databases.
+    pub shard_count: u32,
+    pub turns: Arc<Mutex<HashMap<QueueName, Turn>>>,
+}
+
+/// The state of a queue between two looks.
+#[derive(Clone, Debug, Default)]
+pub struct Turn {
+    ends: LaneEnds,
+    /// For each priority, where a walk began that is still on its way round and has found no task to start.
+    rounds: [Option<LaneStart>; LEVELS],
+    /// Only for a queue with a rate.
+    bucket: Option<Bucket>,
+    /// The moment until which the queue rests, after a pick with an unknown outcome.
+    rest_until: Option<Instant>,
+}
+
+/// The lane before which a walk began. `None`: the first lane of all.
+type LaneStart = Option<LaneEnd>;
+
+impl ReadyStarter {
+    pub async fn run(mut self, stop: CancellationToken) {
+        let looks = Arc::new(Semaphore::new(LOOKS_IN_FLIGHT));
+        let mut children = JoinSet::new();
+        let mut read_at = Instant::now();
+        let mut owned = BTreeMap::new();
+        while !stop.is_cancelled() {
+            while children.try_join_next().is_some() {}
+            let ready_queues = Arc::clone(&self.claims.database.ready_queues);
+            let sooner = ready_queues.sooner.notified();
+            let is_open = self.broker.borrow_and_update().takes_messages() && self.books.load().is_read();
+            let now = Instant::now();
+            if is_open {
+                if self.has_moved(&mut owned) || now >= read_at {
+                    read_at = now + READ_EVERY;
+                    self.read_waiting().await;
+                }
+                while let Some((queue, is_news)) = ready_queues.begin(now) {
+                    let permit = Arc::clone(&looks).acquire_owned().await.expect("the semaphore is never closed");
+                    let (this, work) = (self.clone(), at_work());
+                    children.spawn(async move {
+                        let again = this.look(&queue, is_news).await;
+                        this.claims.database.ready_queues.end(&queue, again);
+                        drop((work, permit));
+                    });
+                }
+            }
+            let next = ready_queues.next_look().filter(|_| is_open).unwrap_or(now + LONGEST_SLEEP);
+            tokio::select! {
+                () = sooner, if is_open => {}
+                () = self.lanes.opened.notified() => ready_queues.room_in_all(Instant::now()),
+                () = tokio::time::sleep_until(next.min(now + LONGEST_SLEEP).into()) => {}
+                answer = self.broker.changed() => if answer.is_err() { return },
+                () = stop.cancelled() => break,
+            }
+        }
+        while children.join_next().await.is_some() {}
+    }
+
+    /// Whether this node holds other fences than before. Tasks that other owners have just started are unknown, so
+    /// every bucket is emptied.
+    fn has_moved(&self, owned: &mut BTreeMap<ShardId, Epoch>) -> bool {
+        let now = self.claims.database.owned_shards.claimable();
+        let has_moved = *owned != now;
+        if has_moved {
+            *owned = now;
+            self.turns.lock().values_mut().for_each(|turn| turn.bucket = None);
+        }
+        has_moved
+    }
+
+    async fn read_waiting(&self) {
+        let _work = at_work();
+        match self.claims.database.sql.ready_queues().await {
+            Ok(queues) => self.claims.database.ready_queues.add(queues, Instant::now()),
+            Err(error) => {
+                tracing::debug!(database = %self.claims.database.name(), error = &error as &dyn std::error::Error, "could not read which queues wait for room")
+            }
+        }
+    }
+
+    /// Starts tasks of one queue as far as its gates allow. Returns when to look again; `None` when no task of it
+    /// waits here. `is_news`: lanes that walks passed may have tasks to start by now.
+    async fn look(&self, queue: &QueueName, is_news: bool) -> Option<Instant> {
+        let now = Instant::now();
+        let book = self.books.load_full();
+        let queue = book.get(queue);
+        let mut turn = self.turns.lock().get(&queue.name).cloned().unwrap_or_default();
+        if is_news {
+            turn.rounds = Default::default();
+        }
+        let most = match self.most(&queue, &mut turn, now) {
+            Ok(most) => most,
+            Err(again) => {
+                self.remember(&queue, turn);
+                return Some(again);
+            }
+        };
+        let owned_shards = Arc::clone(&self.claims.database.owned_shards);
+        let picking = owned_shards.pick();
+        let looked = self.start(&queue, book.revision(), &picking.fences, &mut turn, most).await;
+        drop(picking);
+        let rate_at = self.permit_at(&queue.policy, &turn);
+        self.remember(&queue, turn);
+        match looked {
+            Ok(Looked::Nothing) => self.forget(&queue),
+            Ok(Looked::Started) => Some(rate_at.unwrap_or(now)),
+            Ok(Looked::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
+            Ok(Looked::Turned) => Some(Instant::now() + TURNED_EVERY),
+            Err(error) => {
+                tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
+                Some(Instant::now() + TRY_AGAIN)
+            }
+        }
+    }
+
+    /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
+    fn most(&self, queue: &Queue, turn: &mut Turn, now: Instant) -> Result<usize, Instant> {
+        let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
+        if let Some(until) = turn.rest_until.filter(|until| now < *until) {
+            return Err(until);
+        }
+        if queue.paused {
+            return Err(now + CLOSED_EVERY);
+        }
+        if room == 0 {
+            return Err(now + FULL_EVERY);
+        }
+        let Some(rate) = self.rate(&queue.policy) else { return self.through_lane(&queue.name, room, now) };
+        let permits = turn.bucket.get_or_insert_with(|| Bucket::empty(now)).permits(rate, now);
+        if permits == 0 {
+            return Err(self.permit_at(&queue.policy, turn).unwrap_or(now + LONGEST_SLEEP));
+        }
+        self.through_lane(&queue.name, room.min(permits), now)
+    }
+
+    /// An open lane takes all; a closed one takes one probe now and then, to find out whether it is open again.
+    fn through_lane(&self, queue: &QueueName, room: usize, now: Instant) -> Result<usize, Instant> {
+        match self.lanes.is_open(queue, now) {
+            true => Ok(room),
+            false if self.lanes.may_probe(queue, now) => Ok(1),
+            false => Err(now + CLOSED_EVERY),
+        }
+    }
+
+    /// This node's part of the queue's rate: all of it if one shard has all the tasks.
+    fn rate(&self, policy: &QueuePolicy) -> Option<f64> {
+        let part = match policy.placement {
+            Placement::Single => 1.0,
+            Placement::Spread => {
+                self.claims.database.owned_shards.claimable().len() as f64 / f64::from(self.shard_count.max(1))
+            }
+        };
+        policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)
+    }
+
+    fn permit_at(&self, policy: &QueuePolicy, turn: &Turn) -> Option<Instant> {
+        Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
+    }
+
+    /// Forgets a queue without waiting tasks. Only the bucket of its rate is still worth keeping.
+    fn forget(&self, queue: &Queue) -> Option<Instant> {
+        if queue.policy.rate_per_second.is_none() {
+            self.turns.lock().remove(&queue.name);
+        }
+        None
+    }
+
+    fn remember(&self, queue: &Queue, turn: Turn) {
+        self.turns.lock().insert(queue.name.clone(), turn);
+    }
+
+    /// Reads how many tasks wait and how many are out, decides the share of each priority, and starts them. Room
+    /// that one priority cannot use goes to the others.
+    async fn start(
+        &self,
+        queue: &Queue,
+        known: i64,
+        fences: &BTreeMap<ShardId, Epoch>,
+        turn: &mut Turn,
+        most: usize,
+    ) -> Result<Looked, Error> {
+        let limit = queue.policy.max_running;
+        let shards: Vec<ShardId> = fences.keys().copied().collect();
+        if shards.is_empty() {
+            return Ok(Looked::Nothing);
+        }
+        let counts = self.claims.database.sql.lane_read(&queue.name, &shards, most, limit).await?;
+        let mut ready = counts.ready;
+        if ready == [0; LEVELS] {
+            return Ok(Looked::Nothing);
+        }
+        // The row lock of a fence is a write, so the pick presents only the fences of shards that may have tasks.
+        let fences: BTreeMap<ShardId, Epoch> = fences
+            .iter()
+            .filter(|(shard, _)| counts.shards.contains(shard))
+            .map(|(shard, epoch)| (*shard, *epoch))
+            .collect();
+        let below = limit.map_or(most, |limit| usize::try_from(limit).unwrap_or(0).saturating_sub(counts.out));
+        let mut room = most.min(below);
+        let mut walked = false;
+        while room > 0 && ready != [0; LEVELS] {
+            let wanted = shares(ready, room, queue.policy.priority_weights.as_deref(), rand::random);
+            let Some(taken) = self.pick(queue, known, &fences, turn, wanted).await? else { return Ok(Looked::Turned) };
+            walked = true;
+            for level in 0..LEVELS {
+                // The pick found fewer than wanted: the rest of this priority cannot be started now.
+                ready[level] = if taken[level] < wanted[level] { 0 } else { ready[level] - taken[level] };
+            }
+            room = room.saturating_sub(taken.iter().sum());
+        }
+        // Otherwise the remaining tasks wait for an outcome. A walk through more lanes than one pick sees goes on
+        // where it ended.
+        let started = most.min(below) - room;
+        let is_long = started > 0 && counts.ready.iter().any(|ready| *ready >= most);
+        let is_on_its_way = walked && room > 0 && turn.rounds.iter().any(Option::is_some);
+        let is_more = is_on_its_way || (most <= below && (room == 0 || is_long));
+        Ok(if is_more { Looked::Started } else { Looked::Blocked })
+    }
+
+    /// Makes one pick and hands its tasks to the publisher. Returns how many of each priority were started; `None`
+    /// when the queue has turned.
+    async fn pick(
+        &self,
+        queue: &Queue,
+        known: i64,
+        fences: &BTreeMap<ShardId, Epoch>,
+        turn: &mut Turn,
+        wanted: Levels,
+    ) -> Result<Option<Levels>, Error> {
+        let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
+        let aside = self.claims.database.owned_shards.aside();
+        let pick = Pick {
+            queue: &queue.name,
+            fences,
+            wanted,
+            after: &turn.ends,
+            ordered,
+            counted,
+            known,
+            aside: &aside,
+            only: None,
+        };
+        let (answers, error) = match self.claims.database.sql.task_pick(&pick).await {
+            Ok(answer) => (vec![answer], None),
+            Err(error) if error.fault() == Fault::Data => self.pick_apart(&pick).await?,
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let has_turned = answers.iter().any(|(claimed, _)| claimed.turned);
+        let mut taken = [0; LEVELS];
+        let mut last_walks = None;
+        for (claimed, walks) in answers {
+            count_levels(&claimed.deliveries, &mut taken);
+            turn.took(claimed.deliveries.len());
+            last_walks = Some(walks);
+            if let Some(claimed) = self.claims.received("ready", Vec::new(), fences, Duration::ZERO, Ok(claimed)).await
+            {
+                self.claims.hand_over(claimed).await;
+            }
+        }
+        if let Some(walks) = last_walks {
+            turn.walked(walks, wanted, taken);
+        }
+        if let Some(error) = error {
+            if error.effect == Effect::Unknown {
+                turn.took(wanted.iter().sum());
+                turn.rest_until = Some(Instant::now() + UNKNOWN_FOR);
+            }
+            return Err(error);
+        }
+        Ok((!has_turned).then_some(taken))
+    }
+
+    /// Starts the neighbours of a row that the database refuses, and sets that row aside. Returns the started
+    /// tasks, and the error that kept the rest from starting.
+    async fn pick_apart(&self, pick: &Pick<'_>) -> Result<(Vec<(Claimed, Walks)>, Option<Error>), Error> {
+        let database = &self.claims.database.sql;
+        let ids = database.task_pick_candidates(pick).await?;
+        let tried =
+            try_each(&ids, |part| async move { database.task_pick(&Pick { only: Some(part), ..pick.clone() }).await })
+                .await;
+        self.claims.database.set_aside(Kind::Claim, tried.refused).await;
+        Ok((tried.answers, tried.left.map(|(_, error)| error)))
+    }
+}
+
+impl Turn {
+    fn took(&mut self, started: usize) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.take(started);
+        }
+    }
+
+    /// Notes where walks ended. A walk that used up its steps and found nothing goes on at once, until it comes
+    /// round to where it began.
+    fn walked(&mut self, walks: Walks, wanted: Levels, taken: Levels) {
+        for (level, end) in walks.ends.into_iter().enumerate().filter(|(level, _)| wanted[*level] > 0) {
+            let before = self.ends[level].clone();
+            let after = end.or_else(|| before.clone());
+            let is_on_its_way = walks.cut[level] && taken[level] == 0;
+            self.rounds[level] = match self.rounds[level].take() {
+                _ if !is_on_its_way => None,
+                Some(start) if passes(&before, &start, &after) => None,
+                Some(start) => Some(start),
+                None => Some(before),
+            };
+            self.ends[level] = after;
+        }
+    }
+}
+
+fn count_levels(deliveries: &[Delivery], taken: &mut Levels) {
+    for delivery in deliveries {
+        if let Some(count) = usize::try_from(delivery.priority - 1).ok().and_then(|level| taken.get_mut(level)) {
+            *count += 1;
+        }
+    }
+}
+
+/// Whether a walk from `before` to `after`, less than once round, passes `start`.
+fn passes(before: &LaneStart, start: &LaneStart, after: &LaneStart) -> bool {
+    if before < after { before < start && start <= after } else { before < start || start <= after }
+}
+
+/// The result of a look.
+enum Looked {
+    /// No task waits here.
+    Nothing,
+    /// Tasks were started, and there may be more to start.
+    Started,
+    /// The tasks that still wait cannot be started now.
+    Blocked,
+    /// The queue has a newer policy than this node knows.
+    Turned,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(shard: u16, lane: &str) -> LaneStart {
+        Some(LaneEnd { shard: ShardId::new(shard), lane: lane.to_owned() })
+    }
+
+    /// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
+    fn walk(turn: &mut Turn, to: LaneStart, cut: bool) -> bool {
+        let mut walks = Walks::default();
+        (walks.ends[0], walks.cut[0]) = (to, cut);
+        turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
+        turn.rounds[0].is_some()
+    }
+
+    #[test]
+    fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
+        let mut turn = Turn::default();
+        turn.ends[0] = lane(1, "=m");
+        assert!(walk(&mut turn, lane(1, "=z"), true));
+        assert!(walk(&mut turn, lane(2, "=k"), true));
+        assert!(walk(&mut turn, lane(1, "=c"), true), "round the end and not yet past its beginning");
+        assert!(!walk(&mut turn, lane(1, "=n"), true));
+    }
+
+    #[test]
+    fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
+        let mut turn = Turn::default();
+        assert!(walk(&mut turn, lane(1, "=a"), true));
+        assert!(!walk(&mut turn, lane(1, "=c"), false));
+        assert!(walk(&mut turn, lane(1, "=d"), true));
+        let mut walks = Walks::default();
+        (walks.ends[0], walks.cut[0]) = (lane(1, "=f"), true);
+        turn.walked(walks, [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]);
+        assert!(turn.rounds[0].is_none());
+        assert_eq!(turn.ends[0], lane(1, "=f"));
+    }
+}

@@ -1,0 +1,173 @@
+//! Looks after finished and expired tasks: lapses tasks that expired before their claim, and turns the archive's
+//! daily partitions.
+//!
+//! If it stops, expired tasks keep their old state, although no claim takes them. After some days finished tasks
+//! find no partition to go to; `duetime migrate` makes partitions ahead too.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::ids::{QueueName, ShardId, TaskId};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::Audit,
+    loops::upkeep::queue_reader::Books,
+    metrics::Metrics,
+    store::{Error, Fault, change::Keep, migrate::DEFAULT_KEEP_DAYS, quarantine},
+    supervise::at_work,
+    working_set::{
+        database::NodeDatabase,
+        retry::{Refused, try_each},
+        set_aside::{Kept, Kind, why},
+    },
+};
+
+/// The interval between two searches for expired tasks.
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
+
+/// The number of expired tasks in one statement.
+const EXPIRED_PER_PASS: i64 = 500;
+
+/// The interval between two checks of the partitions, which are made days ahead.
+const TURN_EVERY: Duration = Duration::from_secs(600);
+
+/// Rows of the audit or the quarantine deleted in one statement, which takes some 20 ms.
+const FORGOTTEN: i64 = 2_000;
+
+/// The number of such statements in a row. All nodes together delete more than producers can note meanwhile.
+const FORGET_BATCHES: usize = 500;
+
+/// The most expired tasks that are left in place because the database refuses to archive them. Beyond it, the first
+/// of them are tried again.
+const ASIDE_MOST: usize = 1_000;
+
+const DAY_MS: i64 = 86_400_000;
+
+#[derive(Debug)]
+pub struct Archiver {
+    pub database: NodeDatabase,
+    pub books: Books,
+    pub metrics: Arc<Metrics>,
+    /// The settings of the audit; only for the first database, which keeps it.
+    pub audit: Option<Audit>,
+}
+
+impl Archiver {
+    pub async fn run(self, stop: CancellationToken) {
+        let mut turned: Option<(Instant, u64)> = None;
+        let mut aside = Vec::new();
+        loop {
+            let keep_days = self.keep_days();
+            // A queue that keeps its tasks for longer turns the partitions at once.
+            if turned.is_none_or(|(at, days)| at.elapsed() > TURN_EVERY || days < keep_days)
+                && self.turn(keep_days).await
+            {
+                turned = Some((Instant::now(), keep_days));
+                self.forget(&stop).await;
+            }
+            if let Err(error) = self.expire(&mut aside).await {
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(EXPIRE_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    fn keep_days(&self) -> u64 {
+        let book = self.books.load();
+        let longest_ms =
+            book.iter().map(|queue| queue.policy.keep_dead_ms.max(queue.policy.keep_succeeded_ms)).max().unwrap_or(0);
+        u64::try_from(longest_ms / DAY_MS + 1).unwrap_or(0).max(DEFAULT_KEEP_DAYS)
+    }
+
+    /// Makes and drops partitions. Every node does so, and skips what another node has done already.
+    async fn turn(&self, keep_days: u64) -> bool {
+        let _work = at_work();
+        match self.database.sql.partitions_turn(keep_days).await {
+            Ok(turned) => {
+                if turned.made + turned.dropped > 0 {
+                    tracing::info!(database = %self.database.name(), made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");
+                }
+                true
+            }
+            Err(error) => {
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not create or drop archive partitions; retrying");
+                false
+            }
+        }
+    }
+
+    /// Deletes old audit notes and old quarantined messages, and tokens that were revoked as long ago. The next
+    /// call deletes the rest.
+    async fn forget(&self, stop: &CancellationToken) {
+        let Some(audit) = self.audit else { return };
+        let work = at_work();
+        let keep = Duration::from_secs(u64::from(audit.keep_days) * 86_400);
+        let database = &self.database.sql;
+        // The first database keeps the quarantine too.
+        if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "could not delete old quarantine rows; retrying");
+        }
+        for _ in 0..FORGET_BATCHES {
+            work.beat();
+            match tokio::try_join!(database.audit_forget(keep, FORGOTTEN), database.token_forget(keep, FORGOTTEN)) {
+                Ok((deeds, _)) if deeds == FORGOTTEN && !stop.is_cancelled() => {}
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "could not delete old audit rows; retrying"
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn expire(&self, aside: &mut Vec<TaskId>) -> Result<(), Error> {
+        let shards: Vec<ShardId> = self.database.owned_shards.claimable().into_keys().collect();
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let work = at_work();
+        loop {
+            work.beat();
+            let keep = Keep::of(&self.books.load());
+            let expired = match self.database.sql.task_expire(&shards, EXPIRED_PER_PASS, &keep, aside).await {
+                Err(error) if error.fault() == Fault::Data => self.expire_apart(&shards, &keep, aside).await?,
+                expired => expired?,
+            };
+            for queue in &expired {
+                self.metrics.finished(queue, "expired", 1);
+            }
+            if i64::try_from(expired.len()).unwrap_or(0) < EXPIRED_PER_PASS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Archives the others when the database refuses one expired task. The refused task stays in place, and no
+    /// claim takes it.
+    async fn expire_apart(
+        &self,
+        shards: &[ShardId],
+        keep: &Keep,
+        aside: &mut Vec<TaskId>,
+    ) -> Result<Vec<QueueName>, Error> {
+        let database = &self.database.sql;
+        let ids = database.task_expired(shards, EXPIRED_PER_PASS, aside).await?;
+        let tried = try_each(&ids, |part| database.task_expire_these(shards, part, keep)).await;
+        for Refused { item: id, error } in tried.refused {
+            self.database.set_aside.keep(database, Kind::Expiry, Kept::task(*id), &why(&error)).await;
+            aside.push(*id);
+        }
+        aside.drain(..aside.len().saturating_sub(ASIDE_MOST));
+        tried.left.map_or(Ok(()), |(_, error)| Err(error))?;
+        Ok(tried.answers.into_iter().flatten().collect())
+    }
+}

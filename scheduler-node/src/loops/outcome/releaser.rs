@@ -1,0 +1,76 @@
+//! Releases tasks that waited for others.
+//!
+//! The writer of a success looks for tasks that wait for it. The writer of a waiting task looks whether it must
+//! still wait. Each looks after its commit, so one of the two sees the other. If a node dies in between, the task
+//! is looked at again at its own `wake_at`.
+
+use std::time::{Duration, Instant};
+
+use common::ids::TaskId;
+
+use crate::{
+    loops::submit::nudger::Nudger,
+    store::{
+        Error,
+        depend::{Released, Succeeded},
+    },
+    working_set::{database::NodeDatabase, retry::try_each, set_aside::Kind},
+};
+
+/// The pause before a row that another transaction holds is looked at again. Another look holds it for some
+/// milliseconds, an application for as long as its transaction is open.
+const HELD_AGAIN: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Debug)]
+pub struct Releaser {
+    pub nudger: Nudger,
+}
+
+impl Releaser {
+    /// Releases the tasks that wait for these successes.
+    pub async fn succeeded(&self, database: &NodeDatabase, succeeded: &[Succeeded]) {
+        if succeeded.is_empty() {
+            return;
+        }
+        if let Err(error) = self.release(database, &[], succeeded).await {
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
+        }
+    }
+
+    /// Looks at waiting tasks whose moment has come. Returns those that wait no longer.
+    pub async fn look(&self, database: &NodeDatabase, ids: &[TaskId]) -> Result<Vec<Released>, Error> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.release(database, ids, &[]).await
+    }
+
+    /// Releases tasks. A row whose change the database refuses is left alone for a while.
+    async fn release(
+        &self,
+        database: &NodeDatabase,
+        ids: &[TaskId],
+        succeeded: &[Succeeded],
+    ) -> Result<Vec<Released>, Error> {
+        let asked = try_each(ids, |part| database.sql.task_release(part, &[])).await;
+        // If the dependents of a success are refused, each is looked at on its own at its `wake_at`.
+        let told = try_each(succeeded, |part| database.sql.task_release(&[], part)).await;
+        database.set_aside(Kind::Release, asked.refused).await;
+        let (mut released, mut held) = (Vec::new(), Vec::new());
+        for looked in asked.answers.into_iter().chain(told.answers) {
+            released.extend(looked.released);
+            held.extend(looked.held);
+        }
+        if let Some(now) = database.sql.clock().at(Instant::now()) {
+            self.nudger.written_all(held.into_iter().map(|id| (id, now.plus(HELD_AGAIN))));
+        }
+        self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));
+        for task in &released {
+            tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
+        }
+        match asked.left.map(|(_, error)| error).or_else(|| told.left.map(|(_, error)| error)) {
+            Some(error) => Err(error),
+            None => Ok(released),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Writes the reports of consumers (results, heartbeats, rejections), and handles deadlines that pass without one.
+//!
+//! It reads the state of the tasks, decides in `common::task::verdict`, writes by compare-and-set, then acks.
+//! Results and rejections come to any node, whichever node owns the shard. If this loop stops, they wait in the
+//! broker.
+
+mod incoming;
+mod trace;
+mod write;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use common::{
+    ids::{Attempt, TaskId},
+    queue::{Settle, Unroutable},
+    task::{
+        TaskState,
+        verdict::{Standing, Verdict},
+        voucher::Voucher,
+    },
+    wire::report::ResultBody,
+};
+
+use self::write::Writes;
+use super::releaser::Releaser;
+use crate::{
+    audit::Audit,
+    loops::upkeep::queue_reader::{Books, catch_up},
+    metrics::Metrics,
+    receipt::Receipts,
+    store::{Error, settle::StandingRow},
+    traces::Traces,
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase, NodeDatabases},
+        retry::{Refused, try_each, until_done},
+        set_aside::Kind,
+    },
+};
+
+/// The most looks at a happening that another write overtakes between the look and the write.
+const LOOKS: usize = 5;
+
+/// An event of a task after its claim.
+#[derive(Clone, Debug)]
+pub enum Happening {
+    Deadline,
+    /// The consumer rejected the message, or the broker gave it up.
+    Rejected {
+        attempt: Attempt,
+        reason: String,
+        from: Option<Sender>,
+    },
+    Reported {
+        attempt: Attempt,
+        body: Box<ResultBody>,
+        /// `None`: the report did not come over AMQP, and its sender was checked elsewhere.
+        from: Option<Sender>,
+    },
+    /// The broker returned the message because no queue is bound for it.
+    Returned {
+        attempt: Attempt,
+        rule: Unroutable,
+        why: String,
+    },
+}
+
+/// The sender of a message, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    /// The index of the message in its batch.
+    place: usize,
+    voucher: Voucher,
+}
+
+impl Happening {
+    /// Stores the index of the message in its batch.
+    fn number(&mut self, place: usize) {
+        if let Self::Rejected { from: Some(from), .. } | Self::Reported { from: Some(from), .. } = self {
+            from.place = place;
+        }
+    }
+
+    fn sender(&self) -> Option<&Sender> {
+        match self {
+            Self::Rejected { from, .. } | Self::Reported { from, .. } => from.as_ref(),
+            Self::Deadline | Self::Returned { .. } => None,
+        }
+    }
+
+    /// Returns the happening without the values of the message, which the database may refuse; its outcome still
+    /// counts.
+    fn bare(&self) -> Self {
+        match self {
+            Self::Deadline => Self::Deadline,
+            Self::Rejected { attempt, from, .. } => {
+                Self::Rejected { attempt: *attempt, reason: "rejected".to_owned(), from: from.clone() }
+            }
+            Self::Reported { attempt, body, from } => {
+                let body = ResultBody { retry_in_ms: body.retry_in_ms, ..ResultBody::new(body.status) };
+                Self::Reported { attempt: *attempt, body: Box::new(body), from: from.clone() }
+            }
+            Self::Returned { attempt, rule, .. } => {
+                Self::Returned { attempt: *attempt, rule: *rule, why: "unroutable".to_owned() }
+            }
+        }
+    }
+
+    fn attempt(&self) -> Option<Attempt> {
+        match self {
+            Self::Deadline => None,
+            Self::Rejected { attempt, .. } | Self::Reported { attempt, .. } | Self::Returned { attempt, .. } => {
+                Some(*attempt)
+            }
+        }
+    }
+}
+
+/// The result of a report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reported {
+    Applied {
+        /// The consumer must stop.
+        stopping: bool,
+    },
+    /// The report is about a finished attempt, or its task does not accept reports any more.
+    Stale { state: TaskState, attempt: Attempt },
+    /// No open task has this id.
+    Missing,
+    /// Nothing vouches for the message at this index of its batch.
+    Untrusted { place: usize, why: String },
+}
+
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    pub databases: NodeDatabases,
+    pub books: Books,
+    pub releaser: Releaser,
+    pub metrics: Arc<Metrics>,
+    pub traces: Traces,
+    pub receipts: Receipts,
+    /// Whether messages may arrive by the names of their queues.
+    pub default_door: bool,
+    pub audit: Audit,
+}
+
+impl Reporter {
+    /// Applies one report that came by hand or over HTTP.
+    pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
+        let Some((_, database)) = self.databases.of(id.shard()) else { return Ok(Reported::Missing) };
+        let happening = Happening::Reported { attempt, body: Box::new(body), from: None };
+        let answers = self.apply(database, vec![(id, happening)]).await?;
+        Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
+    }
+
+    /// Ends tasks of the database at `index` whose deadlines have passed. A task whose end the database refuses is set
+    /// aside. Returns the tasks that are left for another time.
+    pub async fn deadlines(&self, index: DatabaseIndex, ids: &[TaskId]) -> Option<(Vec<TaskId>, Error)> {
+        let database = &self.databases[index];
+        let tried =
+            try_each(ids, |part| self.apply(database, part.iter().map(|id| (*id, Happening::Deadline)).collect()))
+                .await;
+        for Refused { item: id, error } in tried.refused {
+            let ids = [*id];
+            let standing = until_done("deadlines", &ids, |ids| database.sql.task_standing(ids)).await;
+            match standing.answers.first().and_then(|rows| rows.first()) {
+                Some(row) => database.set_attempt_aside(Kind::Deadline, *id, row.attempt, &error).await,
+                None => database.set_aside(Kind::Deadline, vec![Refused { item: id, error }]).await,
+            }
+        }
+        tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
+    }
+
+    /// Applies returned messages to their tasks, of the database at `index`.
+    pub async fn returned(&self, index: DatabaseIndex, happenings: Vec<(TaskId, Happening)>) -> Result<(), Error> {
+        self.apply(&self.databases[index], happenings).await.map(|_| ())
+    }
+
+    /// Reads, decides and writes. Several happenings of one task are applied one after the other. A happening that
+    /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
+    async fn apply(
+        &self,
+        database: &NodeDatabase,
+        mut happenings: Vec<(TaskId, Happening)>,
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
+        let mut answers = Vec::new();
+        let mut looks = 0;
+        while !happenings.is_empty() {
+            let mut round: BTreeMap<TaskId, Happening> = BTreeMap::new();
+            let mut next = Vec::new();
+            for (id, happening) in happenings {
+                match round.entry(id) {
+                    std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(happening)),
+                    std::collections::btree_map::Entry::Occupied(_) => next.push((id, happening)),
+                }
+            }
+            let overtaken = self.apply_round(database, &round, &mut answers).await?;
+            looks = if overtaken.is_empty() { 0 } else { looks + 1 };
+            for (id, stale) in overtaken {
+                match round.remove(&id) {
+                    Some(happening) if looks < LOOKS => next.insert(0, (id, happening)),
+                    _ => answers.push((id, stale)),
+                }
+            }
+            happenings = next;
+        }
+        Ok(answers)
+    }
+
+    /// Applies one happening per task and adds the answers. Returns the overtaken happenings with the state they
+    /// saw.
+    async fn apply_round(
+        &self,
+        database: &NodeDatabase,
+        round: &BTreeMap<TaskId, Happening>,
+        answers: &mut Vec<(TaskId, Reported)>,
+    ) -> Result<Vec<(TaskId, Reported)>, Error> {
+        let ids: Vec<TaskId> = round.keys().copied().collect();
+        let standing: HashMap<TaskId, StandingRow> =
+            database.sql.task_standing(&ids).await?.into_iter().map(|row| (row.id, row)).collect();
+        // A report may arrive before this node has read the policy under which its task was claimed.
+        if standing.values().any(|row| row.turned > self.books.load().revision()) {
+            catch_up(&self.databases.home().sql, &self.books).await?;
+        }
+        let mut writes = Writes::default();
+        for (id, happening) in round {
+            let answer = match standing.get(id) {
+                Some(row) if let Some(untrusted) = self.distrust(row, happening) => {
+                    answers.push((*id, untrusted));
+                    continue;
+                }
+                Some(row) if self.decide(row, happening, &mut writes) => continue,
+                Some(row) => Reported::Stale { state: row.state, attempt: row.attempt },
+                None => Reported::Missing,
+            };
+            if !matches!(happening, Happening::Deadline | Happening::Returned { .. }) {
+                self.metrics.reports_stale.inc();
+            }
+            answers.push((*id, answer));
+        }
+        let written = self.write(database, &writes).await?;
+        answers.extend(written.iter().map(|id| (*id, Reported::Applied { stopping: standing[id].stopping })));
+        let overtaken = writes.facts.keys().filter(|id| !written.contains(id));
+        Ok(overtaken
+            .map(|id| (*id, Reported::Stale { state: standing[id].state, attempt: standing[id].attempt }))
+            .collect())
+    }
+
+    /// Refuses a message that may not report on this task.
+    fn distrust(&self, row: &StandingRow, happening: &Happening) -> Option<Reported> {
+        let Sender { place, voucher } = happening.sender()?;
+        let why = voucher.check(&row.queue, &self.books.load().get(&row.queue).policy).err()?;
+        Some(Reported::Untrusted { place: *place, why })
+    }
+
+    /// Decides on a happening. Returns whether there is something to write.
+    fn decide(&self, row: &StandingRow, happening: &Happening, writes: &mut Writes) -> bool {
+        let queue = self.books.load().get(&row.queue);
+        let standing = Standing {
+            state: row.state,
+            attempt: row.attempt,
+            attempts_base: row.attempts_base,
+            max_attempts: row.max_attempts,
+            timeout_ms: row.timeout_ms,
+            retry: row.retry,
+            stopping: row.stopping,
+            policy: &queue.policy,
+        };
+        let dice: f64 = rand::random();
+        let verdict = match happening {
+            Happening::Deadline if row.wake_at > row.now => Verdict::Ignore,
+            Happening::Deadline => standing.after_deadline(row.now, dice),
+            // A queue that settles by confirms has no retries.
+            Happening::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
+            Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
+            Happening::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
+            Happening::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
+        };
+        let traced = self.traced(row, happening);
+        writes.add(row, happening, verdict, &queue, traced)
+    }
+}

@@ -1,0 +1,231 @@
+//! Reads messages that come back from the broker, passes each to its database's channel, applies it, and acks it
+//! after the write.
+
+use std::collections::{HashMap, HashSet};
+
+use common::{
+    ids::{Attempt, TaskId},
+    task::{
+        TraceContext,
+        voucher::{Receipt, Voucher},
+    },
+    wire::{
+        amqp::{HEADER_RECEIPT, HEADER_TRACEPARENT, MessageId, NotAMessageId},
+        report::{ReportStatus, ResultBody},
+    },
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Happening, Reported, Reporter, Sender};
+use crate::{
+    audit::Deed,
+    broker::{Incoming, Source},
+    store::{Error, quarantine::Quarantined},
+    supervise::at_work,
+    working_set::{
+        database::{DatabaseIndex, NodeDatabase},
+        retry::{Refused, until_done},
+        set_aside::{Kept, Kind, why},
+    },
+};
+
+/// Messages of one pass. All of them together need one read and at most three writes in each database.
+const BATCH: usize = 500;
+
+/// Messages that wait for one database: more than the broker delivers unacked from both of its queues.
+const WAITING: usize = 1_024;
+
+/// The name of these writes in the log. The broker keeps messages without an ack.
+const WHAT: &str = "consumers' reports";
+
+const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
+
+const STOPPING: Reported = Reported::Applied { stopping: true };
+
+/// A message that was read: its task, the happening, and the message itself with its ack.
+type Told = (TaskId, Happening, Incoming);
+
+impl Reporter {
+    /// Handles messages that come back from the broker until `stop`. Each database has its own channel, so that an
+    /// outage of one delays no reports of others. Messages to be set aside have a channel of their own too.
+    pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
+        let (lines, ends): (Vec<_>, Vec<_>) = self.databases.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
+        let applying = self.databases.indexed().zip(ends).map(|((index, _), end)| self.apply_all(index, end));
+        let applying = futures::future::join_all(applying);
+        let (aside, set_aside) = mpsc::channel(WAITING);
+        let reading = self.read_all(incoming, lines, aside);
+        tokio::select! {
+            _ = async { tokio::join!(reading, applying, self.set_all_aside(set_aside)) } => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// Reads every message and sends it to its channel. An unreadable message is set aside, never requeued.
+    async fn read_all(
+        &self,
+        mut incoming: mpsc::Receiver<Incoming>,
+        lines: Vec<mpsc::Sender<Told>>,
+        aside: mpsc::Sender<(Incoming, String)>,
+    ) {
+        // Without the keys a genuine receipt cannot be told from a wrong one.
+        if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        while let Some(message) = incoming.recv().await {
+            if !self.default_door && !message.is_by_exchange {
+                self.note_refused(&message, BY_NAME);
+                drop(aside.send((message, BY_NAME.to_owned())).await);
+                continue;
+            }
+            // The receiving ends outlive this loop. The broker delivers fewer unacked messages than one channel
+            // holds, so no send ever waits here.
+            match self.read(&message) {
+                Ok((index, id, happening)) => drop(lines[index.get()].send((id, happening, message)).await),
+                Err(reason) => drop(aside.send((message, reason)).await),
+            }
+        }
+    }
+
+    /// Applies and acks the messages for one database, a batch at a time.
+    async fn apply_all(&self, index: DatabaseIndex, mut line: mpsc::Receiver<Told>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while line.recv_many(&mut batch, BATCH).await > 0 {
+            self.apply_and_ack(index, std::mem::take(&mut batch)).await;
+        }
+    }
+
+    fn read(&self, message: &Incoming) -> Result<(DatabaseIndex, TaskId, Happening), String> {
+        if let Some(trouble) = &message.trouble {
+            return Err(trouble.reason.clone());
+        }
+        let (id, happening) = match message.source {
+            Source::Results => {
+                let id = message.correlation_id.as_deref().ok_or("it has no correlation_id")?;
+                let id: TaskId = id.parse().map_err(|_| format!("its correlation_id `{id}` is not a task id"))?;
+                let attempt = message.attempt_header.ok_or("it has no header duetime-attempt")?;
+                let attempt = i32::try_from(attempt).map_err(|_| format!("attempt {attempt} does not exist"))?;
+                let text = std::str::from_utf8(&message.body).map_err(|_| "its body is not UTF-8")?;
+                let mut body = ResultBody::parse(text).map_err(|problem| problem.to_string())?;
+                body.trace = message.headers[HEADER_TRACEPARENT].as_str().and_then(TraceContext::parse);
+                let attempt = Attempt::new(attempt);
+                let from = Some(self.sender(message, MessageId { id, attempt }));
+                (id, Happening::Reported { attempt, body: Box::new(body), from })
+            }
+            Source::Rejected => {
+                let name = message.message_id.as_deref().ok_or("it has no message_id")?;
+                let MessageId { id, attempt } = name.parse().map_err(|error: NotAMessageId| error.to_string())?;
+                (
+                    id,
+                    Happening::Rejected {
+                        attempt,
+                        from: Some(self.sender(message, MessageId { id, attempt })),
+                        reason: message.reason.clone().unwrap_or_else(|| "rejected".to_owned()),
+                    },
+                )
+            }
+        };
+        let (index, _) = self.databases.of(id.shard()).ok_or_else(|| format!("shard {} does not exist", id.shard()))?;
+        Ok((index, id, happening))
+    }
+
+    fn sender(&self, message: &Incoming, about: MessageId) -> Sender {
+        let receipt = match message.headers[HEADER_RECEIPT].as_str() {
+            None => Receipt::Absent,
+            Some(receipt) => match &*self.receipts.borrow() {
+                Some(keys) if keys.is_genuine(about, receipt) => Receipt::Genuine,
+                _ => Receipt::Wrong,
+            },
+        };
+        let voucher = Voucher { queue: message.addressed_to.clone(), receipt, user: message.user.clone() };
+        Sender { place: 0, voucher }
+    }
+
+    /// Notes in the audit a message that nothing vouches for, with its sender.
+    fn note_refused(&self, message: &Incoming, why: &str) {
+        let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
+        let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
+        self.audit.note(Deed::refused_message(message.user.as_deref(), target, why));
+    }
+
+    /// Sets messages aside one after the other.
+    async fn set_all_aside(&self, mut line: mpsc::Receiver<(Incoming, String)>) {
+        while let Some((message, reason)) = line.recv().await {
+            self.set_aside(message, reason).await;
+        }
+    }
+
+    /// Keeps a message in the quarantine and acks it.
+    async fn set_aside(&self, message: Incoming, reason: String) {
+        let _work = at_work();
+        let home = self.databases.home();
+        let source = message.source.text();
+        tracing::warn!(source, reason, "stored a message that cannot be read or trusted in the quarantine table");
+        let Incoming { message_id, headers, body, trouble, ack, .. } = message;
+        let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
+        if let Some(trouble) = trouble {
+            home.set_aside.note(trouble.kind.into(), source, &reason);
+            kept = kept.with_properties(trouble.properties);
+        }
+        home.set_aside.quarantine(&home.sql, kept).await;
+        self.metrics.quarantined.with_label_values(&[source]).inc();
+        ack.ack().await;
+    }
+
+    /// Quarantines a message whose values the database refuses, and applies its outcome without them. If the
+    /// database refuses that too, the task is set aside: its deadline must not take a rejection for a success.
+    async fn refused(&self, database: &NodeDatabase, told: &Told, error: &Error) {
+        let (id, happening, message) = told;
+        database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
+        let bare = [happening.bare()];
+        let done = until_done(WHAT, &bare, |bare| self.apply(database, vec![(*id, bare[0].clone())])).await;
+        if let (Some(refused), Some(attempt)) = (done.refused.first(), happening.attempt()) {
+            database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
+        }
+    }
+
+    async fn apply_and_ack(&self, index: DatabaseIndex, mut messages: Vec<Told>) {
+        let _work = at_work();
+        for (place, (_, happening, _)) in messages.iter_mut().enumerate() {
+            happening.number(place);
+        }
+        let database = &self.databases[index];
+        let done = until_done(WHAT, &messages, |part| {
+            let happenings = part.iter().map(|(id, happening, _)| (*id, happening.clone())).collect();
+            self.apply(database, happenings)
+        })
+        .await;
+        for Refused { item, error } in &done.refused {
+            self.refused(database, item, error).await;
+        }
+        let (mut stopping, mut untrusted) = (HashSet::new(), HashMap::new());
+        for (id, answer) in done.answers.into_iter().flatten() {
+            match answer {
+                STOPPING => drop(stopping.insert(id)),
+                Reported::Untrusted { place, why } => drop(untrusted.insert(place, why)),
+                _ => {}
+            }
+        }
+        for (place, (id, happening, message)) in messages.into_iter().enumerate() {
+            if let Some(why) = untrusted.remove(&place) {
+                self.note_refused(&message, &why);
+                self.set_aside(message, why).await;
+                continue;
+            }
+            if stopping.contains(&id)
+                && let Happening::Reported { attempt, body, .. } = &happening
+                && body.status == ReportStatus::Running
+                && let Some(reply_to) = &message.reply_to
+            {
+                let order = serde_json::json!({ "id": id, "attempt": attempt, "stopping": true });
+                message.ack.reply(reply_to, &id.to_string(), order.to_string().as_bytes());
+            }
+            message.ack.ack().await;
+        }
+    }
+}
+
+fn kept(message: &Incoming) -> Kept {
+    let name = message.message_id.clone().or_else(|| message.correlation_id.clone());
+    Kept { name, headers: message.headers.clone(), body: message.body.clone() }
+}

@@ -1,0 +1,191 @@
+//! The writes that follow from a batch of happenings, and their way into the database.
+
+use std::{collections::HashMap, sync::Arc};
+
+use common::{
+    ids::TaskId,
+    queue::{Queue, Unroutable},
+    task::{
+        TaskState,
+        verdict::{FailureReason, Verdict},
+    },
+};
+
+use super::{Happening, Reporter, trace::Traced};
+use crate::{
+    store::{
+        Error,
+        settle::{Extend, Finish, Report, Retry, StandingRow},
+    },
+    traces,
+    working_set::{database::NodeDatabase, set_aside::Kind},
+};
+
+/// The longest error text that is kept.
+const ERROR_CHARS: usize = 2_000;
+
+const SILENT: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
+const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
+const MAY_SUCCEED: &[TaskState] =
+    &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
+
+/// The writes that follow from a batch of happenings.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    finish: Vec<Finish>,
+    retry: Vec<Retry>,
+    extend: Vec<Extend>,
+    /// The facts to count once the writes are done.
+    pub(super) facts: HashMap<TaskId, Fact>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Fact {
+    pub(super) queue: Arc<Queue>,
+    pub(super) outcome: Option<TaskState>,
+    pub(super) failed: Option<FailureReason>,
+    pub(super) traced: Option<Traced>,
+}
+
+impl Fact {
+    /// Whether a task of a queue with gates is no longer out, which makes room for another.
+    fn makes_room(&self) -> bool {
+        self.queue.policy.is_gated() && (self.outcome.is_some() || self.failed.is_some())
+    }
+}
+
+impl Reporter {
+    /// Writes to the database. Returns the tasks that were written; another write overtook the others.
+    pub(super) async fn write(&self, database: &NodeDatabase, writes: &Writes) -> Result<Vec<TaskId>, Error> {
+        let mut written = Vec::new();
+        if !writes.finish.is_empty() {
+            let finished = database.sql.task_finish(&writes.finish).await?;
+            self.releaser.succeeded(database, &finished.succeeded).await;
+            written.extend(finished.ids);
+        }
+        if !writes.retry.is_empty() {
+            let retried = database.sql.task_retry(&writes.retry).await?;
+            self.releaser.nudger.written_all(
+                writes.retry.iter().filter(|retry| retried.contains(&retry.id)).map(|retry| (retry.id, retry.retry_at)),
+            );
+            written.extend(retried);
+        }
+        if !writes.extend.is_empty() {
+            written.extend(database.sql.task_extend(&writes.extend).await?);
+        }
+        let ended = written.iter().map(|id| (*id, &writes.facts[id])).filter(|(_, fact)| fact.makes_room());
+        self.releaser.nudger.room_in(ended.map(|(id, fact)| (id, &fact.queue.name)));
+        for id in &written {
+            self.count(database, *id, &writes.facts[id]);
+        }
+        Ok(written)
+    }
+
+    fn count(&self, database: &NodeDatabase, id: TaskId, fact: &Fact) {
+        let queue = &fact.queue.name;
+        if let Some(reason) = fact.failed {
+            self.metrics.failed(queue, reason);
+        }
+        if fact.failed == Some(FailureReason::Unroutable) {
+            database.set_aside.counted(Kind::Unroutable);
+        }
+        if let Some(outcome) = fact.outcome {
+            self.metrics.finished(queue, outcome.text(), 1);
+        }
+        self.trace(fact);
+        let (trace_id, span_id) = traces::ids(fact.traced.map(|traced| traced.hop.context));
+        tracing::debug!(task = %id, %queue, outcome = ?fact.outcome, failed = ?fact.failed, trace_id, span_id, "task settled");
+    }
+}
+
+impl Writes {
+    /// Adds the writes of a verdict. Returns whether there is something to write.
+    pub(super) fn add(
+        &mut self,
+        row: &StandingRow,
+        happening: &Happening,
+        verdict: Verdict,
+        queue: &Arc<Queue>,
+        traced: Option<Traced>,
+    ) -> bool {
+        let at_deadline = matches!(happening, Happening::Deadline);
+        let (outcome, failed) = match verdict {
+            Verdict::Ignore | Verdict::Deliver { .. } => return false,
+            Verdict::Archive { state, reason } => {
+                self.finish.push(Finish {
+                    id: row.id,
+                    attempt: row.attempt,
+                    final_state: state,
+                    was: match happening {
+                        Happening::Deadline => SILENT,
+                        _ if state == TaskState::Succeeded => MAY_SUCCEED,
+                        _ => OUT,
+                    },
+                    at_deadline,
+                    keep_ms: if state == TaskState::Dead {
+                        queue.policy.keep_dead_ms
+                    } else {
+                        queue.policy.keep_succeeded_ms
+                    },
+                    report: report_of(happening),
+                    entry: reason.map(|reason| entry(row, happening, reason)),
+                });
+                (Some(state), reason)
+            }
+            Verdict::RetryAt { at, reason } => {
+                let entry = entry(row, happening, reason);
+                let lower = queue.policy.retry_priority_drop;
+                self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline, lower });
+                (None, Some(reason))
+            }
+            Verdict::Extend { progress, worker, .. } => {
+                let timeout_ms = row.timeout_ms.unwrap_or(queue.policy.timeout_ms);
+                self.extend.push(Extend { id: row.id, attempt: row.attempt, timeout_ms, progress, worker });
+                (None, None)
+            }
+        };
+        self.facts.insert(row.id, Fact { queue: Arc::clone(queue), outcome, failed, traced });
+        true
+    }
+}
+
+/// The part of a report that is kept with the finished task.
+fn report_of(happening: &Happening) -> Report {
+    match happening {
+        Happening::Reported { body, .. } => Report {
+            result: body.result.as_ref().map(|result| result.get().to_owned()),
+            status_code: body.status_code,
+            status_msg: body.status_msg.clone(),
+        },
+        // A dropped task has no failed attempt that could hold the reason.
+        Happening::Returned { rule: Unroutable::Drop, why, .. } => {
+            Report { status_msg: Some(kept(&format!("dropped: {why}"))), ..Report::default() }
+        }
+        Happening::Deadline | Happening::Rejected { .. } | Happening::Returned { .. } => Report::default(),
+    }
+}
+
+/// A failed attempt, as the task's history keeps it.
+fn entry(row: &StandingRow, happening: &Happening, reason: FailureReason) -> String {
+    let (error, code) = match happening {
+        Happening::Deadline => ("no report came before its deadline".to_owned(), None),
+        Happening::Rejected { reason, .. } => (format!("the broker returned it: {reason}"), None),
+        Happening::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
+        Happening::Returned { why, .. } => (why.clone(), None),
+    };
+    serde_json::json!({
+        "attempt": row.attempt,
+        "claimed_at": row.claimed_at,
+        "ended_at": row.now,
+        "reason": reason.text(),
+        "error": kept(&error),
+        "status_code": code,
+        "by": happening.sender().and_then(|sender| sender.voucher.user.as_ref()),
+    })
+    .to_string()
+}
+
+/// Makes a text storable in PostgreSQL, and cuts it to what a person reads.
+fn kept(text: &str) -> String {
+    text.chars().filter(|c| *c != '\0').take(ERROR_CHARS).collect()
+}

@@ -1,0 +1,165 @@
+//! Writes the broker's confirms in batches: finished, or delivered with a deadline.
+//!
+//! A confirm is a fact, so its write is repeated until the database takes it. Meanwhile the task stays in flight,
+//! so no node publishes it again. A task whose confirm the database refuses is set aside. If this loop stops, the
+//! next owner publishes the tasks again whose confirms were not written.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::{
+    ids::{Attempt, QueueName, TaskId},
+    task::TaskState,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::releaser::Releaser;
+use crate::{
+    metrics::Metrics,
+    store::{
+        depend::Succeeded,
+        settle::{Deliver, Finish, Report},
+    },
+    supervise::at_work,
+    working_set::{
+        database::NodeDatabase,
+        retry::{Done, until_done},
+        set_aside::Kind,
+    },
+};
+
+/// Confirms are gathered for this long. The write delays no delivery, so fewer, larger statements win.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// The most confirms of one statement.
+const BATCH: usize = 1_000;
+
+/// The most batches of confirms that wait for the database. The dispatcher's window is full before this is.
+const WAITING: usize = 1_024;
+
+/// The name of these writes in the log. Compare-and-set on attempt and state makes a second write harmless.
+const WHAT: &str = "confirms";
+
+/// One confirmed publish.
+#[derive(Clone, Debug)]
+pub struct Confirmed {
+    pub id: TaskId,
+    pub attempt: Attempt,
+    pub queue: QueueName,
+    pub timeout_ms: i64,
+    /// The confirm finishes the task.
+    pub finishes: bool,
+    pub keep_ms: i64,
+}
+
+/// The channel that takes confirms to the settler.
+#[derive(Clone, Debug)]
+pub struct Settlements(mpsc::Sender<Vec<Confirmed>>);
+
+impl Settlements {
+    pub fn channel() -> (Self, mpsc::Receiver<Vec<Confirmed>>) {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        (Self(sender), receiver)
+    }
+
+    pub async fn confirmed(&self, confirmed: Vec<Confirmed>) {
+        if !confirmed.is_empty() {
+            // The settler ends last; without it the next owner publishes these again.
+            let _ = self.0.send(confirmed).await;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Settler {
+    pub database: NodeDatabase,
+    pub releaser: Releaser,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Settler {
+    /// Runs until every sender is gone and everything is written, or until `stop` ends the wait.
+    pub async fn run(self, mut confirms: mpsc::Receiver<Vec<Confirmed>>, stop: CancellationToken) {
+        while let Some(first) = confirms.recv().await {
+            let _work = at_work();
+            tokio::time::sleep(GATHER).await;
+            let mut batch = first;
+            while batch.len() < BATCH
+                && let Ok(more) = confirms.try_recv()
+            {
+                batch.extend(more);
+            }
+            // All statements that touch several tasks take them in the order of their ids, so that no two deadlock.
+            batch.sort_unstable_by_key(|confirmed| confirmed.id);
+            tokio::select! {
+                () = self.settle(&batch) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn settle(&self, batch: &[Confirmed]) {
+        let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) =
+            batch.iter().partition(|confirmed| confirmed.finishes);
+        let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
+        fail::fail_point!("after_settle", |_| std::process::abort());
+        self.database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
+        self.releaser.succeeded(&self.database, &succeeded).await;
+    }
+
+    async fn deliver(&self, open: &[&Confirmed]) {
+        if open.is_empty() {
+            return;
+        }
+        let tasks: Vec<Deliver> = open
+            .iter()
+            .map(|confirmed| Deliver { id: confirmed.id, attempt: confirmed.attempt, timeout_ms: confirmed.timeout_ms })
+            .collect();
+        let done = until_done(WHAT, &tasks, |part| self.database.sql.task_deliver(part)).await;
+        for refused in done.refused {
+            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+        }
+    }
+
+    async fn finish(&self, finishing: &[&Confirmed]) -> Vec<Succeeded> {
+        if finishing.is_empty() {
+            return Vec::new();
+        }
+        let tasks: Vec<Finish> = finishing
+            .iter()
+            .map(|confirmed| Finish {
+                id: confirmed.id,
+                attempt: confirmed.attempt,
+                final_state: TaskState::Succeeded,
+                was: &[TaskState::Dispatching],
+                keep_ms: confirmed.keep_ms,
+                report: Report::default(),
+                at_deadline: false,
+                entry: None,
+            })
+            .collect();
+        let Done { answers, refused } = until_done(WHAT, &tasks, |part| self.database.sql.task_finish(part)).await;
+        for refused in refused {
+            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
+        }
+        // Tasks that a report has finished meanwhile were counted there.
+        let mut finished: HashSet<TaskId> = HashSet::new();
+        let mut succeeded = Vec::new();
+        for answer in answers {
+            finished.extend(answer.ids);
+            succeeded.extend(answer.succeeded);
+        }
+        let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
+        for confirmed in finishing.iter().filter(|confirmed| finished.contains(&confirmed.id)) {
+            *queues.entry(&confirmed.queue).or_default() += 1;
+        }
+        for (queue, count) in queues {
+            self.metrics.finished(queue, TaskState::Succeeded.text(), count);
+        }
+        succeeded
+    }
+}

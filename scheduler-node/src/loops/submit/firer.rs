@@ -1,0 +1,365 @@
+//! Makes the tasks of schedules, one for each fire time.
+//!
+//! One statement in the home database (`schedule_turn.sql`) *decides* a fire time. A compare-and-set moves the
+//! schedule on and notes the task to be made, with its id. Then the task is *made*: the submitter writes it by its
+//! key, in whichever database it lives, and the note is deleted. A fire time is decided only once, whichever node
+//! looks. A decided task can be made as often as needed, because its id is known for as long as the task is kept,
+//! finished or not.
+//!
+//! Every node looks. The master does so when a schedule is due, the others when it has been due for a while. So a
+//! schedule fires although the master has died or etcd is away. If the loop stops everywhere, fire times are made
+//! up later, as far back as each schedule says.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::TaskId,
+    queue::Settle,
+    schedule::{Fire, Overlap, Turn},
+    shard::route::bound_to,
+    task::{NewTask, TaskState},
+    time::UnixMicros,
+};
+use futures::StreamExt;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::submitter::{Submitter, Unstored};
+use crate::{
+    loops::{
+        cluster::elector::Mastership,
+        upkeep::{prober::Fitness, queue_reader::Books},
+    },
+    metrics::Metrics,
+    store::{
+        Database, Error, Fault, Store,
+        schedules::{Due, DueSchedule, FireRecord, ScheduleRecord, Unreadable},
+    },
+    supervise::{at_work, spawn_child},
+    working_set::set_aside::{Kept, Kind, SetAside, why},
+};
+
+/// The value of the metrics' label `source`.
+const SOURCE: &str = "schedule";
+
+/// A schedule that was written on any node is seen after this long.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Other nodes decide what the master has not decided after this long. Fire times are decided 3 s ahead, so there
+/// is time left.
+const STAND_IN_AFTER: Duration = Duration::from_secs(1);
+
+/// Any node takes on a decided fire time that has no task after this long. This is far longer than a healthy node
+/// takes, and still before the fire time.
+const HOLD: Duration = Duration::from_secs(2);
+
+/// The longest wait for the state of a schedule's last task: the other schedules wait with it.
+const HEAR_WITHIN: Duration = Duration::from_secs(1);
+
+/// The back-off of a schedule that cannot be decided at the moment.
+const POSTPONE: Duration = Duration::from_secs(1);
+
+/// The back-off of a schedule that this version cannot read.
+const POSTPONE_UNREADABLE: Duration = Duration::from_secs(60);
+
+/// The back-off of a schedule whose decision the database refuses. Its neighbours are decided meanwhile.
+const POSTPONE_REFUSED: Duration = Duration::from_secs(600);
+
+/// Schedules read in one look, and decided fire times taken on. Their payloads come with them: 6 MiB at the most.
+const READ_AT_ONCE: i64 = 100;
+
+/// Schedules decided at the same time. More would use up the connections that due tasks need.
+const DECIDED_AT_ONCE: usize = 4;
+
+/// The most decisions whose tasks are being made. A decision beyond it is left to a node that takes it on.
+const MADE_AT_ONCE: usize = 64;
+
+/// The interval between two counts of the schedules; a count reads all of them.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug)]
+pub struct Firer {
+    store: Store,
+    submitter: Submitter,
+    books: Books,
+    mastership: watch::Receiver<Mastership>,
+    fitness: watch::Receiver<Fitness>,
+    metrics: Arc<Metrics>,
+    set_aside: SetAside,
+    making: Arc<Semaphore>,
+}
+
+/// The reason why the state of a schedule's last task is unknown.
+#[derive(Debug, thiserror::Error)]
+enum Unheard {
+    #[error("its database cannot be reached")]
+    Away,
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+impl Firer {
+    pub fn new(
+        store: Store,
+        submitter: Submitter,
+        books: Books,
+        mastership: watch::Receiver<Mastership>,
+        fitness: watch::Receiver<Fitness>,
+        metrics: Arc<Metrics>,
+        set_aside: SetAside,
+    ) -> Self {
+        let making = Arc::new(Semaphore::new(MADE_AT_ONCE));
+        Self { store, submitter, books, mastership, fitness, metrics, set_aside, making }
+    }
+
+    pub async fn run(self, stop: CancellationToken) {
+        let mut told = false;
+        let mut counted: Option<Instant> = None;
+        loop {
+            if counted.is_none_or(|counted| counted.elapsed() > COUNT_EVERY) {
+                self.count().await;
+                counted = Some(Instant::now());
+            }
+            let pause = self.look_if_fit().await.unwrap_or_else(|error| {
+                if !told {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(
+                        error,
+                        "could not read due schedules; retrying, missed fire times are made up later"
+                    );
+                }
+                told = true;
+                None
+            });
+            told = told && pause.is_none();
+            tokio::select! {
+                () = tokio::time::sleep(pause.unwrap_or(LOOK_EVERY)) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Looks if the home database is known to answer; otherwise returns `None`. A node that just starts would decide
+    /// fire times that it cannot make yet.
+    async fn look_if_fit(&self) -> Result<Option<Duration>, Error> {
+        let fit = self.fitness.borrow().is_fit(self.store.home().name());
+        if fit { self.look().await.map(Some) } else { Ok(None) }
+    }
+
+    fn is_master(&self) -> bool {
+        self.mastership.borrow().term.is_some()
+    }
+
+    /// Decides due schedules, and makes fire times that other nodes left. Returns when to look again.
+    pub(crate) async fn look(&self) -> Result<Duration, Error> {
+        let _work = at_work();
+        let home = self.store.home();
+        let lag = if self.is_master() { Duration::ZERO } else { STAND_IN_AFTER };
+        let due = home.schedule_due(lag, READ_AT_ONCE).await?;
+        let (now, arrived, next_wake_at, found) = (due.now, due.arrived, due.next_wake_at, due.schedules.len());
+        let woken = self.decide_all(due).await;
+        let left = home.fire_take(HOLD, READ_AT_ONCE).await?;
+        let more = i64::try_from(found.max(left.len())).is_ok_and(|read| read >= READ_AT_ONCE);
+        self.make(left.into_iter().filter_map(readable).collect());
+        if more {
+            return Ok(Duration::ZERO);
+        }
+        let wait = |wake_at: UnixMicros| wake_at.since(now.plus(arrived.elapsed())) + lag;
+        Ok(next_wake_at.into_iter().chain(woken).min().map_or(LOOK_EVERY, wait).min(LOOK_EVERY))
+    }
+
+    /// Decides schedules. Returns when the first of them is due again.
+    async fn decide_all(&self, due: Due) -> Option<UnixMicros> {
+        let (now, arrived) = (due.now, due.arrived);
+        let decided = futures::stream::iter(due.schedules)
+            .map(|schedule| async move {
+                match schedule {
+                    Ok(schedule) => self.decide(schedule, now, arrived).await,
+                    Err(unreadable) => {
+                        self.put_aside(unreadable).await;
+                        None
+                    }
+                }
+            })
+            .buffer_unordered(DECIDED_AT_ONCE);
+        decided.filter_map(std::future::ready).collect::<Vec<_>>().await.into_iter().min()
+    }
+
+    async fn decide(&self, due: DueSchedule, now: UnixMicros, arrived: Instant) -> Option<UnixMicros> {
+        let name = due.record.name.clone();
+        let calendar = match due.record.rules.when.calendar() {
+            Ok(calendar) => calendar,
+            Err(error) => {
+                tracing::error!(schedule = %name, %error, "this version cannot read the calendar of a schedule");
+                self.postpone(&due.record, POSTPONE_UNREADABLE).await;
+                return None;
+            }
+        };
+        let unfinished = match self.is_unfinished(&due).await {
+            Ok(unfinished) => unfinished,
+            Err(error) => {
+                tracing::debug!(schedule = %name, error = &error as &dyn std::error::Error, "cannot tell whether a schedule's last task is finished");
+                self.postpone(&due.record, POSTPONE).await;
+                return None;
+            }
+        };
+        let now = now.plus(arrived.elapsed());
+        let turn = Turn::take(&due.record.rules, &calendar, due.record.standing, unfinished, now);
+        self.write(due.record, &turn).await;
+        turn.wake_at
+    }
+
+    /// Whether a new task would overlap the last one. Without reports, a task is over once the broker has it,
+    /// because what its consumer does is unknown.
+    async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, Unheard> {
+        let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
+            return Ok(false);
+        };
+        if due.pending {
+            return Ok(true);
+        }
+        let database = self.fit(last).ok_or(Unheard::Away)?;
+        let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(&[last])).await;
+        let standing = standing.map_err(|_| Unheard::Away)??;
+        let book = self.books.load();
+        let reported = |queue| book.get(queue).policy.settle == Settle::Result;
+        Ok(standing.iter().any(|task| task.state != TaskState::Delivered || reported(&task.queue)))
+    }
+
+    /// The database of a task, if the prober finds that it answers.
+    fn fit(&self, id: TaskId) -> Option<&Arc<Database>> {
+        self.store.of(id.shard()).filter(|database| self.fitness.borrow().is_fit(database.name()))
+    }
+
+    /// Writes a decision, and makes its tasks at once.
+    async fn write(&self, record: ScheduleRecord, turn: &Turn) {
+        let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire)).collect();
+        let name = &record.name;
+        match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
+                return;
+            }
+            Err(error) if error.fault() == Fault::Data => {
+                let kept = Kept { name: Some(name.to_string()), ..Kept::default() };
+                self.set_aside.keep(self.store.home(), Kind::Schedule, kept, &why(&error)).await;
+                return self.postpone(&record, POSTPONE_REFUSED).await;
+            }
+            Err(error) => {
+                // If the statement was committed, a node takes the fire times on after the hold; otherwise the
+                // schedule is still due.
+                tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown");
+                return;
+            }
+        }
+        self.note(&record, turn);
+        if ids.is_empty() {
+            return;
+        }
+        fail::fail_point!("after_fire", |_| std::process::abort());
+        let fires = turn.fires.iter().zip(ids).map(|(fire, id)| FireRecord {
+            id,
+            schedule: name.clone(),
+            fire: *fire,
+            rules: record.rules.clone(),
+            payload: record.payload.clone(),
+        });
+        self.make(fires.collect());
+    }
+
+    fn note(&self, record: &ScheduleRecord, turn: &Turn) {
+        let made = u64::try_from(turn.fires.len()).unwrap_or(u64::MAX);
+        for (outcome, count) in [("made", made), ("skipped", turn.skipped), ("missed", turn.missed)] {
+            self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);
+        }
+        if turn.missed > 0 {
+            tracing::warn!(schedule = %record.name, missed = turn.missed, "fire times were missed and are not made up");
+        }
+        for fire in &turn.fires {
+            tracing::debug!(schedule = %record.name, fire_at = %fire.at, buffered = fire.buffered, "fire time decided");
+        }
+    }
+
+    fn mint(&self, record: &ScheduleRecord, fire: Fire) -> TaskId {
+        let rules = &record.rules;
+        let key = common::schedule::key_of(&record.name, fire.at);
+        let placement = self.books.load().get(&rules.queue).policy.placement;
+        let shards = self.store.shard_count();
+        let shard = bound_to(&rules.queue, placement, rules.partition_key.as_deref(), Some(&key), shards);
+        let shard = shard.expect("a key binds to a shard");
+        TaskId::mint(uuid::Uuid::now_v7(), shard)
+    }
+
+    /// Has the tasks of decided fire times written in the background. If the outcome is unknown, a node takes them
+    /// on again after the hold.
+    fn make(&self, mut fires: Vec<FireRecord>) {
+        fires.retain(|fire| self.fit(fire.id).is_some());
+        let Some(room) = Arc::clone(&self.making).try_acquire_owned().ok().filter(|_| !fires.is_empty()) else {
+            return;
+        };
+        let this = self.clone();
+        spawn_child(async move {
+            this.write_tasks(fires).await;
+            drop(room);
+        });
+    }
+
+    async fn write_tasks(&self, fires: Vec<FireRecord>) {
+        let _work = at_work();
+        let task = |fire: FireRecord| fire.rules.task(&fire.schedule, fire.payload, fire.fire, fire.id);
+        let tasks: Vec<NewTask> = fires.into_iter().map(task).collect();
+        let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+        let answers = self.submitter.write(tasks, SOURCE).await;
+        fail::fail_point!("after_fire_made", |_| std::process::abort());
+        let mut done: Vec<TaskId> = Vec::with_capacity(ids.len());
+        for (id, answer) in ids.into_iter().zip(answers) {
+            match answer {
+                Ok(_) => done.push(id),
+                // The task can never be made. Its schedule goes on.
+                Err(Unstored::Refused(why)) => {
+                    self.set_aside.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
+                    done.push(id);
+                }
+                Err(_) => {}
+            }
+        }
+        if let Err(error) = self.store.home().fire_done(&done).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "could not delete completed fire times; repeating them has no effect"
+            );
+        }
+    }
+
+    /// Waits until no task is being made, and prevents further ones, as if the firer died after a decision.
+    #[cfg(test)]
+    pub(crate) async fn keep_from_making(&self) -> tokio::sync::OwnedSemaphorePermit {
+        let all = u32::try_from(MADE_AT_ONCE).expect("a small number");
+        Arc::clone(&self.making).acquire_many_owned(all).await.expect("it is never closed")
+    }
+
+    async fn postpone(&self, record: &ScheduleRecord, later: Duration) {
+        let _ = self.store.home().schedule_postpone(&record.name, record.revision, later).await;
+    }
+
+    async fn put_aside(&self, Unreadable { name, revision, why }: Unreadable) {
+        tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
+        let _ = self.store.home().schedule_postpone(&name, revision, POSTPONE_UNREADABLE).await;
+    }
+
+    async fn count(&self) {
+        let _work = at_work();
+        let schedules = if self.is_master() { self.store.home().schedule_count().await.ok() } else { Some(0) };
+        if let Some(schedules) = schedules {
+            self.metrics.schedules.set(schedules);
+        }
+    }
+}
+
+fn readable(fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
+    fire.inspect_err(|error| tracing::error!(%error, "this version cannot read a decided fire time")).ok()
+}

@@ -1,0 +1,179 @@
+//! Makes sure that each written row is looked at in time, whichever node owns its shard.
+//!
+//! A row of one of this node's shards goes straight into the heap. The owner of another shard is nudged when the
+//! row is due within the horizon; later rows it finds by itself. A nudge names the row and its moment, so that the
+//! owner need not read. When there are too many rows, it names their shards.
+//!
+//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready_starter's
+//! next look. If this loop stops, every such row waits that long.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    delay::heap::{Entry, WakeKind},
+    ids::{QueueName, TaskId},
+    time::UnixMicros,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    clock,
+    store::watch::{Heard, Lost, Nudge},
+    supervise::at_work,
+    working_set::database::{DatabaseIndex, NodeDatabases},
+};
+
+/// Nudges of one database are gathered for this long: at most some fifty small statements a second.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// The most rows named in one gathering, some 50 KB. Beyond it, nudges name the shards.
+const ROWS_NAMED: usize = 1_000;
+
+#[derive(Clone, Debug)]
+pub struct Nudger {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    databases: NodeDatabases,
+    horizon: Duration,
+    /// The nudges to send to the other nodes of each database, in the order of the databases.
+    pending: Vec<Mutex<Nudge>>,
+    wanted: Notify,
+}
+
+impl Nudger {
+    pub fn new(databases: NodeDatabases, horizon: Duration) -> Self {
+        let pending = databases.all().iter().map(|_| Mutex::default()).collect();
+        Self { inner: Arc::new(Inner { databases, horizon, pending, wanted: Notify::new() }) }
+    }
+
+    /// Notes a written row that must be looked at by `wake_at`.
+    pub fn written(&self, id: TaskId, wake_at: UnixMicros) {
+        self.written_all([(id, wake_at)]);
+    }
+
+    /// Notes many written rows in one pass over the locks.
+    pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
+        let inner = &self.inner;
+        let edge = clock::now().plus(inner.horizon);
+        let mut near: Vec<Vec<Entry>> = inner.databases.all().iter().map(|_| Vec::new()).collect();
+        for (id, wake_at) in rows {
+            if wake_at <= edge
+                && let Some((index, _)) = inner.databases.of(id.shard())
+            {
+                near[index.get()].push(Entry { wake_at, id, kind: WakeKind::Claim });
+            }
+        }
+        for ((database, entries), pending) in inner.databases.all().iter().zip(near).zip(&inner.pending) {
+            let away: Vec<(TaskId, UnixMicros)> = entries
+                .iter()
+                .filter(|entry| !database.owned_shards.is_claimable(entry.id.shard()))
+                .map(|entry| (entry.id, entry.wake_at))
+                .collect();
+            database.owned_shards.offer(entries);
+            if away.is_empty() {
+                continue;
+            }
+            let mut pending = pending.lock();
+            if pending.rows.len() + away.len() > ROWS_NAMED {
+                pending.shards.extend(away.iter().map(|(id, _)| id.shard()));
+            } else {
+                pending.rows.extend(away);
+            }
+            drop(pending);
+            inner.wanted.notify_one();
+        }
+    }
+
+    /// Tells the owners of these queues' shards to look: a task has an outcome, so there may be room for others.
+    pub fn room_in<'a>(&self, tasks: impl IntoIterator<Item = (TaskId, &'a QueueName)>) {
+        for (id, queue) in tasks {
+            let Some((index, database)) = self.inner.databases.of(id.shard()) else { continue };
+            if database.owned_shards.is_claimable(id.shard()) {
+                database.ready_queues.room_in([queue], Instant::now());
+            } else {
+                self.inner.pending[index.get()].lock().room.insert((id.shard(), queue.clone()));
+                self.inner.wanted.notify_one();
+            }
+        }
+    }
+
+    /// Sends the gathered nudges until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = self.inner.wanted.notified() => {}
+                () = stop.cancelled() => return,
+            }
+            tokio::time::sleep(GATHER).await;
+            for (database, pending) in self.inner.databases.all().iter().zip(&self.inner.pending) {
+                let nudge = std::mem::take(&mut *pending.lock());
+                if nudge.is_empty() {
+                    continue;
+                }
+                let _work = at_work();
+                if let Err(error) = database.sql.tell(&nudge).await {
+                    tracing::debug!(database = %database.sql.name(), error = &error as &dyn std::error::Error, "nudge not sent; the owner's next pass finds the work");
+                }
+            }
+        }
+    }
+}
+
+/// Listens to one database for the other nodes' nudges and for submissions in SQL. After a gap in the connection
+/// the preloader reads everything again.
+pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: CancellationToken) {
+    let database = &databases[index];
+    let pause = Duration::from_secs(1);
+    loop {
+        let heard = async {
+            let work = at_work();
+            let mut nudges = database.sql.nudges().await?;
+            drop(work);
+            database.owned_shards.nudge(database.owned_shards.owned().into_keys());
+            database.inbox.notify_one();
+            loop {
+                match nudges.next().await? {
+                    Heard::Inbox => database.inbox.notify_one(),
+                    Heard::Room(queues) => {
+                        let ours = queues
+                            .iter()
+                            .filter(|(shard, _)| database.owned_shards.is_claimable(*shard))
+                            .map(|(_, queue)| queue);
+                        database.ready_queues.room_in(ours, Instant::now());
+                    }
+                    Heard::Rows(rows) => {
+                        database.owned_shards.offer(rows.into_iter().map(|(id, wake_at)| Entry {
+                            wake_at,
+                            id,
+                            kind: WakeKind::Claim,
+                        }));
+                    }
+                    Heard::Shards(shards) => database.owned_shards.nudge(shards),
+                    Heard::Gap => {
+                        database.owned_shards.nudge(database.owned_shards.owned().into_keys());
+                        database.inbox.notify_one();
+                        database.ready_queues.room_in_all(Instant::now());
+                    }
+                }
+            }
+        };
+        let ended: Result<std::convert::Infallible, Lost> = tokio::select! {
+            lost = heard => lost,
+            () = stop.cancelled() => return,
+        };
+        let Err(lost) = ended;
+        tracing::debug!(database = %database.sql.name(), error = &lost as &dyn std::error::Error, "cannot receive nudges; repair reads find the work");
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stop.cancelled() => return,
+        }
+    }
+}

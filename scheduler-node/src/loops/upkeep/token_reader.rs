@@ -1,0 +1,51 @@
+//! Keeps this node's copy of the tokens that were made over the API. A token that any node makes or revokes is
+//! valid or invalid here within half a second.
+//!
+//! It often reads one small number, and all tokens only when that has changed. While the home database is away the
+//! copy stays as it is. Known tokens go on working, and so does a token revoked meanwhile, until the database is
+//! back.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::poll_revision::{PollRevision, poll_revision};
+use crate::{
+    access::Access,
+    store::{Error, Store},
+};
+
+#[derive(Debug)]
+pub struct TokenReader {
+    pub store: Store,
+    pub access: Arc<Access>,
+}
+
+impl TokenReader {
+    pub async fn run(self, stop: CancellationToken) {
+        poll_revision(self, &Notify::new(), stop).await;
+    }
+}
+
+impl PollRevision for TokenReader {
+    const OF: &'static str = "tokens";
+
+    async fn read(&mut self) -> Result<(), Error> {
+        let revision = self.store.home().token_revision().await?;
+        if self.access.book().is_some_and(|book| book.revision == revision) {
+            return Ok(());
+        }
+        read_anew(&self.store, &self.access).await
+    }
+}
+
+/// Reads the tokens and puts them in force.
+pub async fn read_anew(store: &Store, access: &Access) -> Result<(), Error> {
+    // One read at a time, so that an older book never replaces a newer one.
+    let _alone = access.reading.lock().await;
+    let book = store.home().token_book().await?;
+    tracing::debug!(revision = book.revision, tokens = book.tokens.len(), "tokens read");
+    access.put_in_force(book);
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! The lanes to the broker, one for each queue: which are open, and when a closed one is tried again.
+//!
+//! A lane closes when its queue is full, missing, or does not confirm. While it is closed, its due tasks are not
+//! claimed. They become `ready` in the database, where they can still be cancelled, and every other lane goes on.
+//! Tasks that were already claimed are published again in place after the back-off, and one more task may be
+//! claimed as a probe. The first of these that is confirmed opens the lane.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::{Duration, Instant},
+};
+
+use common::{ids::QueueName, queue::QueueBook};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// The first back-off of a closed lane. It doubles after each failure in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The longest back-off: a queue that has room again is found within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+
+/// A lane with unconfirmed messages is stuck when no confirm arrived for this long. A healthy broker confirms in
+/// milliseconds, a busy one in tens of them.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+
+/// The state of one lane.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    unconfirmed: usize,
+    /// The moment since which at least one message is unconfirmed and no confirm has arrived.
+    silent_since: Option<Instant>,
+    failures: u32,
+    closed_until: Option<Instant>,
+}
+
+impl Lane {
+    fn is_open(&self, now: Instant) -> bool {
+        self.failures == 0 && !self.is_stuck(now)
+    }
+
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.silent_since.is_some_and(|since| now.saturating_duration_since(since) > STUCK_AFTER)
+    }
+
+    fn pause(&self) -> Duration {
+        (FIRST_PAUSE * 2_u32.saturating_pow(self.failures.min(10))).min(LONGEST_PAUSE)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.unconfirmed == 0 && self.failures == 0 && self.closed_until.is_none()
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Lanes {
+    lanes: Mutex<HashMap<QueueName, Lane>>,
+    /// A lane has opened: the ready_starter looks for its `ready` tasks.
+    pub opened: Notify,
+}
+
+impl Lanes {
+    pub fn sent(&self, queue: &QueueName, messages: usize, now: Instant) {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.entry(queue.clone()).or_default();
+        lane.unconfirmed += messages;
+        lane.silent_since.get_or_insert(now);
+    }
+
+    /// Notes the outcomes of a batch: the broker confirmed `taken` of its `messages`. Returns how long to wait
+    /// before the others are published again.
+    pub fn heard(&self, queue: &QueueName, messages: usize, taken: usize, now: Instant) -> Duration {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.entry(queue.clone()).or_default();
+        lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
+        lane.silent_since = (lane.unconfirmed > 0).then_some(now);
+        if taken == messages {
+            let was_closed = lane.closed_until.take().is_some();
+            lane.failures = 0;
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
+            if was_closed {
+                self.opened.notify_waiters();
+            }
+            return Duration::ZERO;
+        }
+        let pause = lane.pause();
+        if lane.closed_until.is_none_or(|until| now >= until) {
+            // Several batches that fail together count as one failure.
+            lane.failures += 1;
+            lane.closed_until = Some(now + pause);
+        }
+        pause
+    }
+
+    /// Forgets unconfirmed messages because the broker is away, which says nothing about any lane.
+    pub fn lost(&self, queue: &QueueName, messages: usize) {
+        let mut lanes = self.lanes.lock();
+        if let Some(lane) = lanes.get_mut(queue) {
+            lane.unconfirmed = lane.unconfirmed.saturating_sub(messages);
+            lane.silent_since = None;
+            if lane.is_idle() {
+                lanes.remove(queue);
+            }
+        }
+    }
+
+    pub fn is_open(&self, queue: &QueueName, now: Instant) -> bool {
+        self.lanes.lock().get(queue).is_none_or(|lane| lane.is_open(now))
+    }
+
+    /// Whether one task may be claimed to probe a closed lane. At most one in each pause.
+    pub fn may_probe(&self, queue: &QueueName, now: Instant) -> bool {
+        let mut lanes = self.lanes.lock();
+        let Some(lane) = lanes.get_mut(queue) else { return false };
+        let over = lane.closed_until.is_some_and(|until| now >= until) && !lane.is_stuck(now);
+        if over {
+            lane.closed_until = Some(now + lane.pause());
+        }
+        over
+    }
+
+    /// Queues whose due tasks the dispatcher does not claim: their lane is closed, they are paused, or the ready_starter
+    /// starts their tasks as their gates allow.
+    pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
+        self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
+    }
+
+    pub fn closed(&self, now: Instant) -> Vec<QueueName> {
+        let lanes = self.lanes.lock();
+        lanes.iter().filter(|(_, lane)| !lane.is_open(now)).map(|(queue, _)| queue.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::new("orders")
+    }
+
+    #[test]
+    fn a_lane_closes_on_a_failure_and_opens_with_the_next_confirm() {
+        let lanes = Lanes::default();
+        let start = Instant::now();
+        lanes.sent(&queue(), 2, start);
+        assert!(lanes.heard(&queue(), 2, 1, start) >= FIRST_PAUSE);
+        assert!(!lanes.is_open(&queue(), start));
+        assert_eq!(lanes.closed(start), [queue()]);
+        lanes.sent(&queue(), 1, start);
+        assert_eq!(lanes.heard(&queue(), 1, 1, start), Duration::ZERO);
+        assert!(lanes.is_open(&queue(), start));
+    }
+
+    #[test]
+    fn a_closed_lane_is_probed_after_a_pause_that_doubles_up_to_a_bound() {
+        let lanes = Lanes::default();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            lanes.sent(&queue(), 1, now);
+            let pause = lanes.heard(&queue(), 1, 0, now);
+            assert!(!lanes.may_probe(&queue(), now));
+            now += pause;
+            assert!(!lanes.is_open(&queue(), now), "only a confirm opens it");
+            assert!(lanes.may_probe(&queue(), now));
+            assert!(!lanes.may_probe(&queue(), now), "one in each pause");
+            now += LONGEST_PAUSE * 2;
+            pauses.push(pause);
+        }
+        assert_eq!(pauses[0], FIRST_PAUSE);
+        assert_eq!(pauses[1], FIRST_PAUSE * 2);
+        assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));
+    }
+
+    #[test]
+    fn batches_that_fail_together_count_as_one_failure() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 4, now);
+        lanes.heard(&queue(), 2, 0, now);
+        lanes.heard(&queue(), 2, 0, now);
+        assert!(lanes.may_probe(&queue(), now + FIRST_PAUSE), "a second failure would have closed it for longer");
+    }
+
+    #[test]
+    fn a_lane_that_does_not_confirm_is_stuck_and_the_others_are_not() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 1, now);
+        let later = now + STUCK_AFTER * 2;
+        assert_eq!(lanes.closed(later), [queue()]);
+        assert!(lanes.is_open(&QueueName::new("mails"), later));
+    }
+
+    #[test]
+    fn losing_the_broker_closes_no_lane() {
+        let lanes = Lanes::default();
+        let now = Instant::now();
+        lanes.sent(&queue(), 3, now);
+        lanes.lost(&queue(), 3);
+        assert!(lanes.is_open(&queue(), now + STUCK_AFTER * 2));
+    }
+}

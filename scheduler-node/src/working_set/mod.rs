@@ -1,0 +1,12 @@
+//! The working set: what a node keeps in memory of its share of each database. The loops share it.
+//!
+//! [`database`] is the whole for one database. Its parts: [`owned_shards`] with the heap and the tasks in flight,
+//! [`ready_queues`], and [`set_aside`] for rows that the database refuses. [`lanes`] are the ways to the broker, one
+//! for each queue. [`retry`] repeats a write until each of its rows is written or refused.
+
+pub mod database;
+pub mod lanes;
+pub mod owned_shards;
+pub mod ready_queues;
+pub mod retry;
+pub mod set_aside;

@@ -1,0 +1,377 @@
+//! The node's share of one database: the shards it owns, the heap of keys that come due in them, and the tasks in
+//! flight.
+//!
+//! It is memory only: the database still has everything it forgets, and the next preload reads that again. Its
+//! rules:
+//! - only shards that are owned and not draining enter the heap or leave it;
+//! - a task is in flight from the moment it leaves the heap until its outcome is written, and never twice;
+//! - a drain waits for the tasks in flight, so that the next owner finds nothing half done.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Instant,
+};
+
+use common::{
+    delay::heap::{DelayHeap, Entry, WakeKind},
+    ids::{DatabaseName, Epoch, ShardId, TaskId},
+    time::UnixMicros,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// One database's share of this node. A lock is held for one operation on a map, never across an await.
+#[derive(Debug)]
+pub struct OwnedShards {
+    database: DatabaseName,
+    state: Mutex<State>,
+    /// Wakes the dispatcher: the head of the heap is earlier than before, or there is room again.
+    pub heap_changed: Notify,
+    /// Wakes the preloader: a shard was adopted, a nudge came, or the heap ran low.
+    pub preload_wanted: Notify,
+    in_flight_less: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    owned: BTreeMap<ShardId, Owned>,
+    heap: DelayHeap,
+    in_flight: HashMap<TaskId, InFlight>,
+    /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
+    adopted: BTreeSet<ShardId>,
+    /// Shards in which another node wrote a row that is due within the horizon.
+    nudged: BTreeSet<ShardId>,
+    /// Picks under way, each with the fences it presents. Its tasks are in flight only once its answer has arrived.
+    picks: BTreeMap<u64, BTreeMap<ShardId, Epoch>>,
+    /// Rows that the database refuses to write, each with the moment until which it is left alone.
+    aside: HashMap<TaskId, Instant>,
+}
+
+/// The most such rows named to a statement that chooses its rows itself: it compares each row with all of them.
+const ASIDE_NAMED: usize = 1_000;
+
+/// The most rows that are left alone. Beyond it rows are tried again and again, which is slow but harmless.
+const ASIDE_MOST: usize = 10_000;
+
+/// A task between the heap and the write of its outcome.
+#[derive(Clone, Copy, Debug, Default)]
+struct InFlight {
+    /// The next entry, if the task came due again meanwhile: a rejection and its retry may be written before the
+    /// confirm.
+    then: Option<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Owned {
+    epoch: Epoch,
+    draining: bool,
+}
+
+impl State {
+    fn claimable(&self, shard: ShardId) -> bool {
+        self.owned.get(&shard).is_some_and(|owned| !owned.draining)
+    }
+
+    fn fences(&self) -> BTreeMap<ShardId, Epoch> {
+        self.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, owned)| (*shard, owned.epoch)).collect()
+    }
+
+    fn is_busy_with(&self, shards: &[ShardId]) -> bool {
+        self.in_flight.keys().any(|id| shards.contains(&id.shard()))
+            || self.picks.values().any(|fences| shards.iter().any(|shard| fences.contains_key(shard)))
+    }
+
+    fn is_aside(&self, id: TaskId) -> bool {
+        self.aside.get(&id).is_some_and(|until| *until > Instant::now())
+    }
+
+    fn offer(&mut self, entry: Entry) {
+        if !self.claimable(entry.id.shard()) || self.is_aside(entry.id) {
+            return;
+        }
+        match self.in_flight.get_mut(&entry.id) {
+            Some(in_flight) => in_flight.then = Some(entry),
+            None => drop(self.heap.push(entry)),
+        }
+    }
+}
+
+impl OwnedShards {
+    /// `heap_entries`: the most keys that the heap keeps.
+    pub fn new(database: DatabaseName, heap_entries: usize) -> Self {
+        Self {
+            database,
+            state: Mutex::new(State {
+                owned: BTreeMap::new(),
+                heap: DelayHeap::new(heap_entries),
+                in_flight: HashMap::new(),
+                adopted: BTreeSet::new(),
+                nudged: BTreeSet::new(),
+                picks: BTreeMap::new(),
+                aside: HashMap::new(),
+            }),
+            heap_changed: Notify::new(),
+            preload_wanted: Notify::new(),
+            in_flight_less: Notify::new(),
+        }
+    }
+
+    pub fn database(&self) -> &DatabaseName {
+        &self.database
+    }
+
+    /// Every shard whose fence this node holds, draining ones included.
+    pub fn owned(&self) -> BTreeMap<ShardId, Epoch> {
+        self.state.lock().owned.iter().map(|(shard, owned)| (*shard, owned.epoch)).collect()
+    }
+
+    /// The shards that may be claimed from, with the epochs to present to the fence.
+    pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
+        self.state.lock().fences()
+    }
+
+    pub fn is_claimable(&self, shard: ShardId) -> bool {
+        self.state.lock().claimable(shard)
+    }
+
+    /// Starts to dispatch shards whose fence this node has just taken. The preloader reads them at once.
+    pub fn adopt(&self, taken: &[(ShardId, Epoch)]) {
+        let mut state = self.state.lock();
+        for &(shard, epoch) in taken {
+            state.owned.insert(shard, Owned { epoch, draining: false });
+            state.adopted.insert(shard);
+        }
+        drop(state);
+        self.preload_wanted.notify_one();
+    }
+
+    /// Stops claims from `shards`. Tasks in flight go on.
+    pub fn stop_claiming(&self, shards: &[ShardId]) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            if let Some(owned) = state.owned.get_mut(shard) {
+                owned.draining = true;
+            }
+            state.heap.drop_shard(*shard);
+            state.adopted.remove(shard);
+        }
+    }
+
+    /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller
+    /// bounds the wait.
+    pub async fn drained(&self, shards: &[ShardId]) {
+        loop {
+            // Registers before the check, so that an outcome in between is not missed.
+            let less = self.in_flight_less.notified();
+            if !self.state.lock().is_busy_with(shards) {
+                return;
+            }
+            less.await;
+        }
+    }
+
+    /// Ends ownership in memory, after a release or when another node has taken the fence.
+    pub fn forget(&self, shards: &[ShardId]) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            state.owned.remove(shard);
+            state.heap.drop_shard(*shard);
+            state.adopted.remove(shard);
+        }
+    }
+
+    /// Forgets a shard only while it is held under `epoch`: a refused old epoch says nothing about a newer one.
+    pub fn forget_epoch(&self, shard: ShardId, epoch: Epoch) -> bool {
+        let is_same = self.state.lock().owned.get(&shard).is_some_and(|owned| owned.epoch == epoch);
+        if is_same {
+            self.forget(&[shard]);
+        }
+        is_same
+    }
+
+    /// Adds keys that come due. Drops those of shards that may not be claimed from; keeps those in flight for later.
+    pub fn offer(&self, entries: impl IntoIterator<Item = Entry>) {
+        let mut state = self.state.lock();
+        let head = state.heap.next_due();
+        for entry in entries {
+            state.offer(entry);
+        }
+        let earlier = state.heap.next_due() != head;
+        drop(state);
+        if earlier {
+            self.heap_changed.notify_one();
+        }
+    }
+
+    pub fn next_due(&self) -> Option<UnixMicros> {
+        self.state.lock().heap.next_due()
+    }
+
+    /// Takes up to `most` keys due by `until` out of the heap; from then on they are in flight.
+    pub fn take_due(&self, until: UnixMicros, most: usize) -> Vec<Entry> {
+        let mut state = self.state.lock();
+        let entries = state.heap.pop_due(until, most);
+        for entry in &entries {
+            state.in_flight.insert(entry.id, InFlight::default());
+        }
+        entries
+    }
+
+    /// Begins to take tasks that are not known yet: a drain of these shards waits until the pick is dropped.
+    pub fn pick(&self) -> Picking<'_> {
+        let mut state = self.state.lock();
+        let fences = state.fences();
+        let number = state.picks.last_key_value().map_or(0, |(last, _)| last + 1);
+        state.picks.insert(number, fences.clone());
+        Picking { owned_shards: self, number, fences }
+    }
+
+    /// Marks tasks that were claimed without passing through the heap.
+    pub fn begin(&self, ids: impl IntoIterator<Item = TaskId>) {
+        let mut state = self.state.lock();
+        for id in ids {
+            state.heap.remove(id);
+            state.in_flight.entry(id).or_default();
+        }
+    }
+
+    /// Marks new tasks for a claim by their own insert: in flight where the shard may be claimed from and `window`
+    /// has room. Returns the epoch to present for each, in their order. While a due key waits in the heap, no new
+    /// task may pass it (`now` is the database's clock).
+    pub fn begin_new(&self, ids: &[Option<TaskId>], now: UnixMicros, window: usize) -> Vec<Option<Epoch>> {
+        let mut state = self.state.lock();
+        let backlog = state.heap.next_due().is_some_and(|due| due <= now);
+        let mut room = if backlog { 0 } else { window.saturating_sub(state.in_flight.len()) };
+        ids.iter()
+            .map(|id| {
+                let id = id.filter(|id| room > 0 && state.claimable(id.shard()))?;
+                room -= 1;
+                state.in_flight.insert(id, InFlight::default());
+                state.owned.get(&id.shard()).map(|owned| owned.epoch)
+            })
+            .collect()
+    }
+
+    /// Marks tasks as no longer in flight: their outcome is written, or there is nothing to write.
+    pub fn end(&self, ids: impl IntoIterator<Item = TaskId>) {
+        let mut state = self.state.lock();
+        for id in ids {
+            if let Some(InFlight { then: Some(entry) }) = state.in_flight.remove(&id) {
+                state.offer(entry);
+            }
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
+    }
+
+    /// Takes a row that the database refuses out of flight, and leaves it alone until `until`. Returns whether this
+    /// is the first time.
+    pub fn set_aside(&self, id: TaskId, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        if state.aside.len() >= ASIDE_MOST {
+            let now = Instant::now();
+            state.aside.retain(|_, until| *until > now);
+        }
+        let room = state.aside.len() < ASIDE_MOST;
+        let first = room && state.aside.insert(id, until).is_none();
+        drop(state);
+        self.end([id]);
+        first
+    }
+
+    /// The rows that are left alone, for a statement that chooses its rows itself.
+    pub fn aside(&self) -> Vec<TaskId> {
+        let (state, now) = (self.state.lock(), Instant::now());
+        state.aside.iter().filter(|(_, until)| **until > now).map(|(id, _)| *id).take(ASIDE_NAMED).collect()
+    }
+
+    /// Takes tasks with an unknown outcome out of flight: a rescue looks at each at `at` and does what is left to
+    /// do. An entry that came in meanwhile is dropped: it may be older than the claim, and would replace the
+    /// rescue.
+    pub fn end_unknown(&self, ids: impl IntoIterator<Item = TaskId>, at: UnixMicros) {
+        let mut state = self.state.lock();
+        for id in ids {
+            state.in_flight.remove(&id);
+            state.heap.remove(id);
+            state.offer(Entry { wake_at: at, id, kind: WakeKind::Rescue });
+        }
+        drop(state);
+        self.in_flight_less.notify_waiters();
+        self.heap_changed.notify_one();
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.state.lock().in_flight.len()
+    }
+
+    pub fn is_in_flight(&self, id: TaskId) -> bool {
+        self.state.lock().in_flight.contains_key(&id)
+    }
+
+    pub fn heap_len(&self) -> usize {
+        self.state.lock().heap.len()
+    }
+
+    /// The moment after which the full heap has dropped keys, if it has.
+    pub fn complete_until(&self) -> Option<UnixMicros> {
+        self.state.lock().heap.complete_until()
+    }
+
+    /// Tells the heap that the dropped keys are about to be read again.
+    pub fn reopen(&self) {
+        self.state.lock().heap.reopen();
+    }
+
+    /// Marks shards in which rows were written within the horizon already read: the preloader reads them again now.
+    pub fn nudge(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let mut state = self.state.lock();
+        let mut any = false;
+        for shard in shards {
+            any |= state.claimable(shard) && state.nudged.insert(shard);
+        }
+        drop(state);
+        if any {
+            self.preload_wanted.notify_one();
+        }
+    }
+
+    pub fn take_adopted(&self) -> BTreeMap<ShardId, Epoch> {
+        let mut state = self.state.lock();
+        let adopted = std::mem::take(&mut state.adopted);
+        adopted.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
+    }
+
+    /// Marks adopted shards again whose first read failed.
+    pub fn put_back_adopted(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let mut state = self.state.lock();
+        for shard in shards {
+            if state.owned.contains_key(&shard) {
+                state.adopted.insert(shard);
+            }
+        }
+    }
+
+    pub fn take_nudged(&self) -> BTreeSet<ShardId> {
+        std::mem::take(&mut self.state.lock().nudged)
+    }
+}
+
+/// A pick under way.
+#[derive(Debug)]
+pub struct Picking<'a> {
+    owned_shards: &'a OwnedShards,
+    number: u64,
+    /// The shards that may be claimed from, with the epochs to present to the fence.
+    pub fences: BTreeMap<ShardId, Epoch>,
+}
+
+impl Drop for Picking<'_> {
+    fn drop(&mut self) {
+        self.owned_shards.state.lock().picks.remove(&self.number);
+        self.owned_shards.in_flight_less.notify_waiters();
+    }
+}

@@ -1,0 +1,120 @@
+//! What enters the heap and what is in flight, and what a drain waits for.
+
+use super::*;
+
+fn id(shard: u16) -> TaskId {
+    TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(shard))
+}
+
+fn entry(id: TaskId, wake_at: i64) -> Entry {
+    Entry { wake_at: UnixMicros::new(wake_at), id, kind: WakeKind::Claim }
+}
+
+fn owned() -> OwnedShards {
+    let owned = OwnedShards::new(DatabaseName::new("main"), 100);
+    owned.adopt(&[(ShardId::new(1), Epoch::from_store(1))]);
+    owned
+}
+
+#[test]
+fn only_shards_that_are_owned_and_not_draining_get_into_the_heap() {
+    let owned = owned();
+    owned.offer([entry(id(1), 5), entry(id(2), 4)]);
+    assert_eq!((owned.heap_len(), owned.next_due()), (1, Some(UnixMicros::new(5))));
+    owned.stop_claiming(&[ShardId::new(1)]);
+    owned.offer([entry(id(1), 3)]);
+    assert_eq!(owned.heap_len(), 0);
+    assert!(owned.claimable().is_empty() && owned.owned().len() == 1);
+}
+
+#[test]
+fn a_task_in_flight_is_not_taken_twice_and_comes_back_when_it_came_due_meanwhile() {
+    let owned = owned();
+    let id = id(1);
+    owned.offer([entry(id, 5)]);
+    assert_eq!(owned.take_due(UnixMicros::new(10), 10).len(), 1);
+    owned.offer([entry(id, 7)]);
+    assert!(owned.take_due(UnixMicros::new(10), 10).is_empty());
+    owned.end([id]);
+    assert_eq!(owned.take_due(UnixMicros::new(10), 10), [entry(id, 7)]);
+}
+
+#[test]
+fn a_rescue_takes_the_place_of_what_a_nudge_has_put_into_the_heap() {
+    let owned = owned();
+    let id = id(1);
+    owned.offer([entry(id, 5)]);
+    owned.end_unknown([id], UnixMicros::new(20));
+    assert_eq!(
+        owned.take_due(UnixMicros::new(20), 10).iter().map(|entry| entry.kind).collect::<Vec<_>>(),
+        [WakeKind::Rescue]
+    );
+}
+
+#[test]
+fn a_new_task_is_in_flight_from_its_insert_on_where_it_may_be_claimed_and_nothing_due_waits() {
+    let owned = owned();
+    let (ours, anothers, full) = (id(1), id(2), id(1));
+    let epochs = owned.begin_new(&[Some(ours), Some(anothers), None, Some(full)], UnixMicros::new(5), 1);
+    assert_eq!(epochs, [Some(Epoch::from_store(1)), None, None, None]);
+    assert!(owned.is_in_flight(ours) && !owned.is_in_flight(anothers) && !owned.is_in_flight(full));
+    owned.offer([entry(id(1), 5)]);
+    assert_eq!(owned.begin_new(&[Some(id(1))], UnixMicros::new(5), 10), [None], "what is due waits");
+    assert!(owned.begin_new(&[Some(id(1))], UnixMicros::new(4), 10)[0].is_some(), "it is not due yet");
+    owned.stop_claiming(&[ShardId::new(1)]);
+    assert_eq!(owned.begin_new(&[Some(id(1))], UnixMicros::new(4), 10), [None], "it is being drained");
+}
+
+#[test]
+fn a_stale_entry_does_not_take_the_place_of_a_rescue() {
+    let owned = owned();
+    let id = id(1);
+    owned.offer([entry(id, 5)]);
+    owned.take_due(UnixMicros::new(10), 10);
+    owned.offer([entry(id, 7)]);
+    owned.end_unknown([id], UnixMicros::new(50));
+    assert!(owned.take_due(UnixMicros::new(49), 10).is_empty());
+    let rescue = Entry { wake_at: UnixMicros::new(50), id, kind: WakeKind::Rescue };
+    assert_eq!(owned.take_due(UnixMicros::new(50), 10), [rescue]);
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_what_is_in_flight() {
+    let owned = std::sync::Arc::new(owned());
+    let id = id(1);
+    owned.offer([entry(id, 5)]);
+    owned.take_due(UnixMicros::new(10), 10);
+    let shards = [ShardId::new(1)];
+    owned.stop_claiming(&shards);
+    let draining = std::sync::Arc::clone(&owned);
+    let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
+    tokio::task::yield_now().await;
+    assert!(!drained.is_finished());
+    owned.end([id]);
+    drained.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_a_pick_that_may_take_something_of_its_shards() {
+    let owned = std::sync::Arc::new(owned());
+    let pick = owned.pick();
+    assert_eq!(pick.fences.keys().copied().collect::<Vec<_>>(), [ShardId::new(1)]);
+    let shards = [ShardId::new(1)];
+    owned.stop_claiming(&shards);
+    assert!(owned.pick().fences.is_empty(), "nothing further is picked");
+    let draining = std::sync::Arc::clone(&owned);
+    let drained = crate::supervise::spawn_child(async move { draining.drained(&shards).await });
+    tokio::task::yield_now().await;
+    assert!(!drained.is_finished());
+    drop(pick);
+    drained.await.unwrap();
+}
+
+#[test]
+fn a_refusal_of_an_old_epoch_says_nothing_about_a_newer_one() {
+    let owned = owned();
+    owned.adopt(&[(ShardId::new(1), Epoch::from_store(2))]);
+    assert!(!owned.forget_epoch(ShardId::new(1), Epoch::from_store(1)));
+    assert!(owned.forget_epoch(ShardId::new(1), Epoch::from_store(2)));
+    assert!(owned.owned().is_empty());
+}

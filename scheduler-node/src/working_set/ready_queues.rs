@@ -1,0 +1,154 @@
+//! The queues with tasks that wait for room in one database, as far as this node knows. Each has the time of its
+//! next look.
+//!
+//! It is a hint, not a fact: the ready_starter reads these queues from the database now and then. Only one look at a queue
+//! is under way at a time.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use common::ids::QueueName;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub struct ReadyQueues {
+    looks: Mutex<BTreeMap<QueueName, Look>>,
+    /// Wakes the ready_starter: a look is due earlier than before.
+    pub sooner: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// `None`: only the look under way knows when the next one is.
+    at: Option<Instant>,
+    under_way: bool,
+    /// A queue was added, or there may be room, since the previous look began.
+    is_news: bool,
+}
+
+impl Look {
+    const NEW: Self = Self { at: None, under_way: false, is_news: false };
+
+    fn hear(&mut self, now: Instant) {
+        self.at = Some(self.at.map_or(now, |at| at.min(now)));
+        self.is_news = true;
+    }
+}
+
+impl ReadyQueues {
+    /// Adds queues that may have waiting tasks. They are looked at by `now`.
+    pub fn add(&self, queues: impl IntoIterator<Item = QueueName>, now: Instant) {
+        let mut looks = self.looks.lock();
+        for queue in queues {
+            looks.entry(queue).or_insert(Look::NEW).hear(now);
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// Notes that there may be room in these queues. Those with waiting tasks are looked at.
+    pub fn room_in<'a>(&self, queues: impl IntoIterator<Item = &'a QueueName>, now: Instant) {
+        let mut looks = self.looks.lock();
+        for queue in queues {
+            if let Some(look) = looks.get_mut(queue) {
+                look.hear(now);
+            }
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// Notes that there may be room in every queue.
+    pub fn room_in_all(&self, now: Instant) {
+        self.looks.lock().values_mut().for_each(|look| look.hear(now));
+        self.sooner.notify_one();
+    }
+
+    /// Begins a look at the queue whose turn it is. Also returns whether there is news of it since the previous
+    /// look.
+    pub fn begin(&self, now: Instant) -> Option<(QueueName, bool)> {
+        let mut looks = self.looks.lock();
+        let is_due = |look: &Look| !look.under_way && look.at.is_some_and(|at| at <= now);
+        let (queue, look) = looks.iter_mut().filter(|(_, look)| is_due(look)).min_by_key(|(_, look)| look.at)?;
+        let begun = std::mem::replace(look, Look { under_way: true, ..Look::NEW });
+        Some((queue.clone(), begun.is_news))
+    }
+
+    /// Ends a look. `again`: when the next one is due. The queue is forgotten if that is `None` and no news has
+    /// come meanwhile.
+    pub fn end(&self, queue: &QueueName, again: Option<Instant>) {
+        let mut looks = self.looks.lock();
+        let Some(look) = looks.get_mut(queue) else { return };
+        look.under_way = false;
+        look.at = match (look.at, again) {
+            (Some(at), Some(again)) => Some(at.min(again)),
+            (at, again) => at.or(again),
+        };
+        if look.at.is_none() {
+            looks.remove(queue);
+        }
+        drop(looks);
+        self.sooner.notify_one();
+    }
+
+    /// When the next look is due.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.looks.lock().values().filter(|look| !look.under_way).filter_map(|look| look.at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::new("orders")
+    }
+
+    #[test]
+    fn one_look_at_a_queue_is_under_way_at_a_time() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        queues.add([queue()], now);
+        assert_eq!(queues.begin(now), Some((queue(), true)));
+        queues.add([queue()], now);
+        assert_eq!((queues.begin(now), queues.next_look()), (None, None));
+        queues.end(&queue(), None);
+        assert_eq!(queues.begin(now), Some((queue(), true)), "something was added during the look");
+        queues.end(&queue(), Some(now));
+        assert_eq!(queues.begin(now), Some((queue(), false)), "nothing has happened since");
+    }
+
+    #[test]
+    fn what_has_nothing_waiting_is_forgotten_and_room_in_it_means_nothing() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        queues.add([queue()], now);
+        assert!(queues.begin(now).is_some());
+        queues.end(&queue(), None);
+        queues.room_in([&queue()], now);
+        assert_eq!(queues.next_look(), None);
+    }
+
+    #[test]
+    fn room_makes_the_next_look_earlier_and_never_later() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        queues.add([queue()], now);
+        queues.begin(now);
+        queues.end(&queue(), Some(later));
+        assert_eq!((queues.begin(now), queues.next_look()), (None, Some(later)));
+        queues.room_in([&queue()], now);
+        queues.room_in_all(later);
+        assert_eq!(queues.next_look(), Some(now));
+    }
+
+    #[test]
+    fn the_look_that_is_due_first_goes_first() {
+        let (queues, now) = (ReadyQueues::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        queues.add([queue()], later);
+        queues.add([QueueName::new("z")], now);
+        assert_eq!(queues.begin(later), Some((QueueName::new("z"), true)));
+    }
+}

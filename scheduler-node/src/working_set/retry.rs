@@ -1,0 +1,150 @@
+//! Repeats a write until each row of the batch is written or refused. All loops that repeat a write do so here.
+//!
+//! An outage says nothing about the rows, so the write is repeated. A refusal of the data never passes and says
+//! nothing about the neighbours, so the batch is split until the refused row stands alone. The caller sets that row
+//! aside (see [`super::set_aside`]).
+
+use std::{collections::VecDeque, time::Duration};
+
+use crate::store::{Error, Fault};
+
+/// The pause after the first failure; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause: a database that is back is noticed within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The failures by contention after which a batch is split: a row that another transaction holds must not delay its
+/// neighbours.
+const CONTENDED_TRIES: u32 = 3;
+
+/// The failures that look like a bug after which a batch is split: a migration may be under way for some seconds.
+const BUG_TRIES: u32 = 8;
+
+/// The failures that look like a bug after which a single row is refused although its neighbours fail too: some two
+/// minutes. A failure of every row is the fault of the schema or the server, and must not set a whole stream aside.
+const BUG_TRIES_ALONE: u32 = 120;
+
+/// A row that the database refuses.
+#[derive(Debug)]
+pub struct Refused<'a, I> {
+    pub item: &'a I,
+    pub error: Error,
+}
+
+/// The result of a batch that was written until every row was written or refused.
+#[derive(Debug)]
+pub struct Done<'a, I, T> {
+    /// One answer for each statement that passed.
+    pub answers: Vec<T>,
+    pub refused: Vec<Refused<'a, I>>,
+}
+
+/// The result of a batch that was tried once.
+#[derive(Debug)]
+pub struct Tried<'a, I, T> {
+    pub answers: Vec<T>,
+    pub refused: Vec<Refused<'a, I>>,
+    /// The rows that an outage or contention kept from being written, and the last error.
+    pub left: Option<(Vec<&'a I>, Error)>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Again,
+    Split,
+    Refuse,
+}
+
+/// Decides after a failure. `tries`: the failures of this part, this one included. `others_pass`: some rows of the
+/// same batch were written.
+fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
+    let hopeless = match fault {
+        Fault::Outage => return Next::Again,
+        Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
+        Fault::Data => true,
+        Fault::Bug => tries >= if rows > 1 || others_pass { BUG_TRIES } else { BUG_TRIES_ALONE },
+    };
+    match (hopeless, rows) {
+        (false, _) => Next::Again,
+        (true, 1) => Next::Refuse,
+        (true, _) => Next::Split,
+    }
+}
+
+/// Writes `items` with `write` until each is written or refused. `what` names them in the log, which has only the
+/// first failure.
+pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Done<'a, I, T>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut done = Done { answers: Vec::new(), refused: Vec::new() };
+    let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
+    let (mut pause, mut logged) = (FIRST_PAUSE, false);
+    while let Some((part, failures)) = parts.pop_front() {
+        if part.is_empty() {
+            continue;
+        }
+        let error = match write(part).await {
+            Ok(answer) => {
+                done.answers.push(answer);
+                pause = FIRST_PAUSE;
+                continue;
+            }
+            Err(error) => error,
+        };
+        if !std::mem::replace(&mut logged, true) {
+            tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
+        }
+        match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty()) {
+            Next::Refuse => done.refused.push(Refused { item: &part[0], error }),
+            Next::Split => parts.extend(halves(part).map(|half| (half, failures))),
+            Next::Again => {
+                parts.push_back((part, failures + 1));
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+    done
+}
+
+/// Tries each of `items` once; a refusal splits the batch. For loops that come back to the remaining rows by
+/// themselves.
+pub async fn try_each<'a, I, T, F>(items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Tried<'a, I, T>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut tried = Tried { answers: Vec::new(), refused: Vec::new(), left: None };
+    let mut parts = VecDeque::from([items]);
+    while let Some(part) = parts.pop_front() {
+        if part.is_empty() {
+            continue;
+        }
+        let error = match write(part).await {
+            Ok(answer) => {
+                tried.answers.push(answer);
+                continue;
+            }
+            Err(error) => error,
+        };
+        match (error.fault(), part.len()) {
+            (Fault::Outage | Fault::Contention, _) => {
+                let mut left = tried.left.take().map_or_else(Vec::new, |(left, _)| left);
+                left.extend(part);
+                tried.left = Some((left, error));
+            }
+            (Fault::Data | Fault::Bug, 1) => tried.refused.push(Refused { item: &part[0], error }),
+            (Fault::Data | Fault::Bug, _) => parts.extend(halves(part)),
+        }
+    }
+    tried
+}
+
+fn halves<I>(part: &[I]) -> [&[I]; 2] {
+    let (before, after) = part.split_at(part.len() / 2);
+    [before, after]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Sets aside rows and messages that the database refuses, with the reason: counted, logged, kept in
+//! `duetime.quarantine` and named by `/readyz`.
+//!
+//! Their neighbours go on. A task whose own row cannot be written is neither published again nor forgotten: see
+//! `task_set_aside.sql`.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{Attempt, TaskId},
+    wire::screen::TroubleKind,
+};
+use parking_lot::Mutex;
+use prometheus::{IntCounterVec, Opts, Registry};
+
+use super::retry::until_done;
+use crate::store::{Database, Error, quarantine::Quarantined};
+
+/// `/readyz` names what was set aside during this time, which is as far back as the alert looks.
+const SHOWN_FOR: Duration = Duration::from_secs(900);
+
+/// The longest reason that `/readyz` shows.
+const REASON_CHARS: usize = 200;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
+        /// The kind of write, message or row that was set aside.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Kind { $($(#[$doc])* $variant),* }
+
+        impl Kind {
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A new task over HTTP or AMQP. Its sender gets the answer.
+    Submission = "submission",
+    /// A row of an inbox. It stays there, with the reason.
+    Inbox = "inbox",
+    /// The claim of a due task.
+    Claim = "claim",
+    /// The rescue of a claimed task.
+    Rescue = "rescue",
+    /// The broker's confirm of a task.
+    Confirm = "confirm",
+    /// A consumer's report, or a rejection.
+    Report = "report",
+    /// A deadline that has passed.
+    Deadline = "deadline",
+    /// A task that waits for others.
+    Release = "release",
+    /// A task that expired before it was claimed.
+    Expiry = "expiry",
+    /// The decision about a schedule's fire times.
+    Schedule = "schedule",
+    /// The task of a fire time.
+    Fire = "fire",
+    /// A note of the audit.
+    Audit = "audit",
+    /// The name of a queue.
+    Queue = "queue",
+    /// An entry that even the quarantine refuses.
+    Quarantine = "quarantine",
+    /// A task that died because no queue is bound for its message. Its own row has the reason.
+    Unroutable = "unroutable",
+    /// A message that no AMQP client can parse.
+    UnreadableMessage = "unreadable_message",
+    /// A message whose body is larger than anything Duetime takes.
+    LargeMessage = "large_message",
+}
+
+impl From<TroubleKind> for Kind {
+    fn from(kind: TroubleKind) -> Self {
+        match kind {
+            TroubleKind::Unreadable => Self::UnreadableMessage,
+            TroubleKind::TooLarge => Self::LargeMessage,
+        }
+    }
+}
+
+/// Counts what was set aside, and remembers the recent reasons.
+#[derive(Clone, Debug)]
+pub struct SetAside {
+    counts: IntCounterVec,
+    recent: Arc<Mutex<BTreeMap<Kind, Recent>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Recent {
+    count: u64,
+    at: Instant,
+    last: String,
+}
+
+/// A message or row as the quarantine keeps it.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    /// The name of what it concerns, such as a task's id; `<task id>:<attempt>` when it concerns one attempt.
+    pub name: Option<String>,
+    pub headers: serde_json::Value,
+    pub body: Vec<u8>,
+}
+
+impl Kept {
+    pub fn task(id: TaskId) -> Self {
+        Self { name: Some(id.to_string()), ..Self::default() }
+    }
+
+    pub fn attempt(id: TaskId, attempt: Attempt) -> Self {
+        Self { name: Some(format!("{id}:{attempt}")), ..Self::default() }
+    }
+}
+
+impl Default for SetAside {
+    fn default() -> Self {
+        let counts = IntCounterVec::new(
+            Opts::new("duetime_set_aside_total", "rows that a database refused, set aside with the reason, by kind"),
+            &["kind"],
+        );
+        let counts = counts.expect("the name and the label are valid");
+        for kind in Kind::ALL {
+            let _ = counts.with_label_values(&[kind.text()]);
+        }
+        Self { counts, recent: Arc::default() }
+    }
+}
+
+impl SetAside {
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let set_aside = Self::default();
+        registry.register(Box::new(set_aside.counts.clone()))?;
+        Ok(set_aside)
+    }
+
+    /// Counts something that is logged and shown elsewhere.
+    pub fn counted(&self, kind: Kind) {
+        self.counts.with_label_values(&[kind.text()]).inc();
+    }
+
+    /// Counts it, logs it and shows it on `/readyz`.
+    pub fn note(&self, kind: Kind, name: &str, reason: &str) {
+        tracing::error!(kind = kind.text(), name, reason, "set aside; the rest of the batch continues");
+        self.counted(kind);
+        let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
+        let mut recent = self.recent.lock();
+        let count = recent.get(&kind).filter(|recent| recent.at.elapsed() < SHOWN_FOR).map_or(0, |recent| recent.count);
+        recent.insert(kind, Recent { count: count + 1, at: Instant::now(), last });
+    }
+
+    /// Counts, logs and shows it, and keeps it in the quarantine of `database`. Returns when it is durable.
+    pub async fn keep(&self, database: &Database, kind: Kind, kept: Kept, reason: &str) {
+        self.note(kind, kept.name.as_deref().unwrap_or_default(), reason);
+        let Kept { name, headers, body } = kept;
+        self.quarantine(database, Quarantined::new(kind.text(), reason, name.as_deref(), headers, body)).await;
+    }
+
+    /// Keeps a message in the quarantine of `database`, in a form that the database accepts.
+    pub async fn quarantine(&self, database: &Database, message: Quarantined) {
+        let reduced = message.clone().reduced();
+        for form in std::iter::once(message).chain(reduced) {
+            let forms = [form];
+            let written = until_done("quarantined messages", &forms, |forms| database.quarantine_add(&forms[0])).await;
+            match written.refused.first() {
+                None => return,
+                Some(refused) => self.note(Kind::Quarantine, "", &refused.error.reason()),
+            }
+        }
+    }
+
+    pub fn count(&self, kind: Kind) -> u64 {
+        self.counts.with_label_values(&[kind.text()]).get()
+    }
+
+    /// The reasons that `/readyz` shows.
+    pub fn reasons(&self) -> Vec<String> {
+        let recent = self.recent.lock();
+        let shown = recent.iter().filter(|(_, recent)| recent.at.elapsed() < SHOWN_FOR);
+        shown
+            .map(|(kind, Recent { count, last, .. })| {
+                format!("{count} set aside ({}), most recently {last}", kind.text())
+            })
+            .collect()
+    }
+}
+
+/// The reason of a refusal, for a person.
+pub fn why(error: &Error) -> String {
+    format!("{}: {}", error.op, error.reason())
+}
