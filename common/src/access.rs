@@ -109,7 +109,7 @@ impl Role {
     /// Refuses a scope under which the role could do nothing: the metrics name every queue.
     pub fn check_scope(self, scope: &Scope) -> Result<(), FieldError> {
         if self == Self::Metrics && !scope.is_all() {
-            let detail = "`queues`: the metrics name every queue, so a token of the role metrics is for all of them";
+            let detail = "`queues` does not apply to the role metrics: the metrics name every queue";
             return Err(FieldError::new("queues", detail));
         }
         Ok(())
@@ -135,13 +135,13 @@ impl Scope {
     pub fn of(patterns: Option<Vec<String>>) -> Result<Self, FieldError> {
         let Some(patterns) = patterns else { return Ok(Self::ALL) };
         if patterns.is_empty() || patterns.len() > MAX_PATTERNS {
-            let detail = format!("`queues` has 1 to {MAX_PATTERNS} names, or is left out for all queues");
+            let detail = format!("`queues` must have 1 to {MAX_PATTERNS} entries, or be left out for all queues");
             return Err(FieldError::new("queues", detail));
         }
         for pattern in &patterns {
             let name = pattern.strip_suffix('*').unwrap_or(pattern);
             if name.is_empty() || queue::check_name(name).is_err() {
-                let detail = format!("`queues`: {pattern:?} is neither a queue's name nor the start of one and `*`");
+                let detail = format!("`queues`: {pattern:?} is neither a queue's name nor a prefix and `*`");
                 return Err(FieldError::new("queues", detail));
             }
         }
@@ -256,7 +256,7 @@ mod tests {
             assert!(weak.strength() < strong.strength(), "{weak} and {strong}");
         }
         let narrow = Role::ALL.into_iter().filter(|role| !Role::CONSOLE.contains(role));
-        assert!(narrow.clone().all(|role| !role.may(Permission::Look)), "what may look may use the console");
+        assert!(narrow.clone().all(|role| !role.may(Permission::Look)), "every role that may read may use the console");
         assert!(Role::CONSOLE.iter().all(|role| role.may(Permission::Look)));
     }
 

@@ -242,8 +242,8 @@ impl QueuePolicy {
             needs("max_running", self.placement == Placement::Single, "`placement` = `single`")?;
         }
         if self.settle == Settle::Result && self.format == Format::Celery {
-            let detail = "a Celery worker does not report: `settle` = `result` does not go with `format` = `celery`, set \
-                          `reject` or `confirm`";
+            let detail = "a Celery worker does not report results: with `format` = `celery`, set `settle` to `reject` \
+                          or `confirm`";
             return Err(FieldError::new("settle", detail));
         }
         if self.unroutable != Unroutable::Wait {
@@ -314,7 +314,7 @@ pub fn check_name(name: &str) -> Result<(), FieldError> {
         return Err(FieldError::new("queue", "a queue's name must be 1 to 128 of the characters A-Z a-z 0-9 . _ -"));
     }
     if RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
-        return Err(FieldError::new("queue", "a queue's name may begin neither with `duetime.` nor with `amq.`"));
+        return Err(FieldError::new("queue", "a queue's name must not begin with `duetime.` or `amq.`"));
     }
     Ok(())
 }

@@ -11,12 +11,12 @@ REFUSALS = {400, 405, 406, 411, 413, 414, 415, 422, 431}
 # What JSON Schema cannot express: how two values relate, or what a text means. Field, and a part of the detail.
 TOLD_REASONS = [
     # An expiry is later than the due time, and a token's is in the future.
-    (r"expires_(at|after_ms)", r"before it is due|lies in the past|leads past"),
+    (r"expires_(at|after_ms)", r"before it is due|is in the past|reaches past"),
     # The calendar of a schedule and its time zone.
     (r"cron|time_zone", r""),
     (r"retry\.(max_ms|base_ms)", r""),
     # A bulk cursor is a sealed position of an earlier answer.
-    (r"cursor", r"answer to a bulk request"),
+    (r"cursor", r"of the previous answer"),
     # The total of names and values, and bytes where the description counts characters.
     (r"headers", r"bytes"),
     (r"content_type", r"bytes"),
@@ -25,7 +25,7 @@ TOLD_REASONS = [
     # The queue decides which payloads fit its format.
     (r"payload", r"celery"),
     # A shift or a delay that ends after the year 9999.
-    (r"(shift|delay)_ms", r"leads past"),
+    (r"(shift|delay)_ms", r"reaches past"),
 ]
 
 

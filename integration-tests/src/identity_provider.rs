@@ -124,7 +124,7 @@ impl IdentityProvider {
             .route("/token", post(token))
             .with_state(Arc::clone(&inner));
         let task = tokio::spawn(async move {
-            axum::serve(listener, router).await.expect("it is served until it is dropped");
+            axum::serve(listener, router).await.expect("the server runs until it is dropped");
         });
         Ok(Self { inner, task })
     }

@@ -4,7 +4,7 @@
 //! them.
 #![allow(
     clippy::disallowed_methods,
-    reason = "this is not a node: it is the clock and the crowd outside, and what it spawns dies with its test"
+    reason = "this is not a node: it is the clock and the clients, and its threads end with its test"
 )]
 
 pub mod client;

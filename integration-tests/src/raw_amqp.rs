@@ -121,7 +121,7 @@ impl RawAmqp {
         let (id, arguments) = self.next().await?;
         ensure!(
             id == wanted,
-            "the broker says {id:?} where {wanted:?} is due: {:?}",
+            "the broker sent {id:?} instead of {wanted:?}: {:?}",
             String::from_utf8_lossy(&arguments)
         );
         Ok(arguments)

@@ -20,7 +20,10 @@ impl Default for Alarm {
     fn default() -> Self {
         #[cfg(target_os = "linux")]
         let fine = Fine::new()
-            .inspect_err(|error| tracing::warn!(%error, "no fine timer; tasks may be published some milliseconds late"))
+            .inspect_err(|error| {
+                tracing::warn!(%error, "no high-resolution timer; tasks may be published some \
+                                                         milliseconds late")
+            })
             .ok();
         Self {
             #[cfg(target_os = "linux")]
@@ -60,10 +63,7 @@ mod fine {
     impl Fine {
         pub(super) fn new() -> io::Result<Self> {
             let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-            #[expect(
-                deprecated,
-                reason = "its successor is unsafe; an `OwnedFd` does what that asks for: it stays open"
-            )]
+            #[expect(deprecated, reason = "its successor is unsafe; an `OwnedFd` meets its condition: it stays open")]
             Ok(Self(AsyncFd::new(timer)?))
         }
 

@@ -109,9 +109,9 @@ pub struct AuditMetrics {
 
 impl AuditMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let written = IntCounter::new("duetime_audit_written_total", "deeds written into the audit")?;
+        let written = IntCounter::new("duetime_audit_written_total", "audit records written")?;
         let dropped = IntCounterVec::new(
-            Opts::new("duetime_audit_dropped_total", "deeds that are missing in the audit, by why"),
+            Opts::new("duetime_audit_dropped_total", "audit records dropped, by reason"),
             &["reason"],
         )?;
         registry.register(Box::new(written.clone()))?;
@@ -126,10 +126,7 @@ impl AuditMetrics {
         let series = self.dropped.with_label_values(&[reason.text()]);
         if series.get() == 0 {
             let reason = reason.text();
-            tracing::warn!(
-                reason,
-                "deeds are missing in the audit from here on; duetime_audit_dropped_total counts them"
-            );
+            tracing::warn!(reason, "audit records are dropped from here on; duetime_audit_dropped_total counts them");
         }
         series.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
     }

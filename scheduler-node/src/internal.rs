@@ -35,7 +35,7 @@ impl Origin {
 static ERRORS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     let opts = Opts::new(
         "duetime_internal_errors_total",
-        "requests that failed by an error of Duetime's own (500), by where it arose; the log has each by its error_id",
+        "requests that failed with an internal error (500), by its origin; the log has each under its error_id",
     );
     let errors = IntCounterVec::new(opts, &["origin"]).expect("the name and the label are valid");
     for origin in Origin::ALL {
@@ -58,6 +58,6 @@ pub fn problem(origin: Origin, error: Option<&(dyn Error + 'static)>, detail: &s
     let error_id = Uuid::now_v7().simple().to_string();
     ERRORS.with_label_values(&[origin.text()]).inc();
     tracing::error!(error_id, error, origin = origin.text(), "internal error: {detail}");
-    Problem::internal(format!("{detail}; the log of this node has the reason under error_id {error_id}"))
+    Problem::internal(format!("{detail}; this node's log has the reason under error_id {error_id}"))
         .with_error_id(error_id)
 }

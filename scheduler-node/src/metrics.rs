@@ -96,7 +96,7 @@ impl Metrics {
             )?,
             lateness: book.histograms(
                 "duetime_lateness_seconds",
-                "published minus due, on the database's clock; never negative",
+                "publish time minus due time, on the database's clock; never negative",
                 LATENESS_BUCKETS_S,
             )?,
             published: book.counters(
@@ -112,7 +112,7 @@ impl Metrics {
             failed: book.counters("duetime_attempts_failed_total", "attempts that failed", &["queue", "reason"])?,
             claimed: book.counters(
                 "duetime_tasks_claimed_total",
-                "tasks claimed: by their own insert, when due, after waiting for room, or rescued in place",
+                "tasks claimed, by how: with their insert, when due, after waiting for room, or as a rescue",
                 &["how"],
             )?,
             held_back: book.counter(
@@ -121,25 +121,27 @@ impl Metrics {
             )?,
             passed_over: book.counter(
                 "duetime_tasks_passed_over_total",
-                "tasks that a claim asked for and did not take: held by another transaction, moved, or of a queue with a newer policy",
+                "tasks that a claim did not take: locked by another transaction, moved, or of a queue with a newer \
+                 policy",
             )?,
-            fence_refusals: book.counter("duetime_fence_refusals_total", "shards found to be another's by a claim")?,
+            fence_refusals: book.counter("duetime_fence_refusals_total", "shards that a claim found at another node")?,
             publish_unknown: book.counter(
                 "duetime_publish_unknown_total",
-                "publishes with no known outcome; published again in place",
+                "publishes with an unknown outcome; each is repeated",
             )?,
             publish_unroutable: book
-                .counter("duetime_publish_unroutable_total", "publishes the broker found no queue for, but for those dropped")?,
+                .counter("duetime_publish_unroutable_total", "publishes that the broker could route to no queue, \
+                                                              without the dropped ones")?,
             publish_dropped: book.counter(
                 "duetime_publish_dropped_total",
-                "publishes the broker found no queue for, of queues and delay exchanges with `unroutable` = `drop`",
+                "unroutable publishes dropped because of `unroutable` = `drop` in the queue or delay exchange",
             )?,
             publish_nacked: book
-                .counter("duetime_publish_nacked_total", "publishes the broker refused: the queue is full")?,
-            claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks asked for in one claim", BATCH_BUCKETS)?,
+                .counter("duetime_publish_nacked_total", "publishes that the broker refused because the queue is full")?,
+            claim_batch: book.histogram("duetime_claim_batch_tasks", "tasks requested in one claim", BATCH_BUCKETS)?,
             claim_ahead_s: book.float_gauges(
                 "duetime_claim_ahead_seconds",
-                "how long before their due times tasks are claimed, by what claims lately took",
+                "how long before its due time a task is claimed, from the recent duration of claims",
                 &["database"],
             )?,
             reports_stale: book
@@ -165,21 +167,23 @@ impl Metrics {
             )?,
             inbox_rows: book.gauges(
                 "duetime_inbox_rows",
-                "submissions in SQL that are not taken in yet",
+                "submissions in SQL that are not collected yet",
                 &["database"],
             )?,
             inbox_oldest_s: book.float_gauges(
                 "duetime_inbox_oldest_seconds",
-                "how long the oldest of them has waited",
+                "age of the oldest submission in SQL that is not collected yet",
                 &["database"],
             )?,
-            lanes_closed: book.gauge("duetime_lanes_closed", "queues nothing is claimed for at the moment")?,
+            lanes_closed: book.gauge("duetime_lanes_closed", "queues with a closed lane: their tasks are not claimed \
+                                                              for now")?,
             failure_alert_threshold: book.gauges(
                 "duetime_queue_failure_alert_threshold",
-                "tasks of the queue that may die in 15 minutes before somebody is told, as its policy says",
+                "tasks of the queue that may die in 15 minutes before an alert fires, from its policy",
                 &["queue"],
             )?,
-            schedules: book.gauge("duetime_schedules", "schedules there are, read now and then by the master; 0 elsewhere")?,
+            schedules: book.gauge("duetime_schedules", "schedules in the cluster, counted by the master; 0 on other \
+                                                        nodes")?,
             schedule_fires: book.counters(
                 "duetime_schedule_fires_total",
                 "fire times this node decided: made into a task, skipped because the last task was unfinished, or missed",
@@ -188,17 +192,17 @@ impl Metrics {
             heap_entries: book.gauges("duetime_heap_entries", "keys in the heap", &["database"])?,
             in_flight: book.gauges(
                 "duetime_tasks_in_flight",
-                "tasks claimed whose outcome is not written yet",
+                "claimed tasks whose outcome is not written yet",
                 &["database"],
             )?,
             overdue_s: book.float_gauges(
                 "duetime_database_overdue_seconds",
-                "how far behind the oldest claimable task of this node's shards is",
+                "how overdue the oldest claimable task of this node's shards is",
                 &["database"],
             )?,
             oldest_overdue_s: book.float_gauge(
                 "duetime_oldest_overdue_seconds",
-                "how far behind the oldest claimable task of this node's shards is, over all databases",
+                "how overdue the oldest claimable task of this node's shards is, over all databases",
             )?,
             database_up: book.gauges(
                 "duetime_database_up",
@@ -207,12 +211,12 @@ impl Metrics {
             )?,
             pool_connections: book.gauges(
                 "duetime_database_connections",
-                "connections of a node to a database, by the pool of the statements that share them",
+                "connections of this node to a database, by pool",
                 &["database", "pool", "state"],
             )?,
             pool_connections_max: book.gauges(
                 "duetime_database_connections_max",
-                "connections that the pool may open",
+                "most connections that the pool may open",
                 &["database", "pool"],
             )?,
             loop_stalled: book.gauges(
@@ -398,7 +402,7 @@ impl Book<'_> {
 pub(crate) fn register_process(registry: &Registry) -> anyhow::Result<()> {
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     let info = prometheus::IntGauge::with_opts(
-        prometheus::Opts::new("duetime_build_info", "1; the labels say which build this is")
+        prometheus::Opts::new("duetime_build_info", "1; the labels name the build")
             .const_label("version", env!("CARGO_PKG_VERSION")),
     )?;
     info.set(1);

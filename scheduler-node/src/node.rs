@@ -137,7 +137,7 @@ struct Joined {
 
 impl Node {
     async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
-        let bound = listener.local_addr().context("cannot tell the address that was bound")?;
+        let bound = listener.local_addr().context("cannot read the bound address")?;
         let (shared, exporter) = Shared::new(config)?;
         let crew = || Crew::new(&shared.pulse);
         let (mut intake, mut work, mut cluster) = (crew(), crew(), crew());

@@ -64,16 +64,15 @@ impl Readiness {
         reasons.extend(fitness.unfit.iter().map(|(database, why)| format!("database {database}: {why}")));
         match &*self.broker.borrow() {
             BrokerState::Down { reason, .. } => reasons.push(format!("amqp: {reason}")),
-            BrokerState::Up { blocked: true } => {
-                reasons.push("amqp: the broker takes no messages at the moment".to_owned())
-            }
+            BrokerState::Up { blocked: true } => reasons.push("amqp: the broker has blocked the connection".to_owned()),
             BrokerState::Up { blocked: false } => {}
         }
         match &self.session.borrow().standing {
             SessionState::Joined => {}
             SessionState::Joining => reasons.push("etcd: not registered, no answer yet".to_owned()),
-            SessionState::NameTaken { .. } => reasons
-                .push("etcd: another node of this name is registered; waiting until its lease runs out".to_owned()),
+            SessionState::NameTaken { .. } => {
+                reasons.push("etcd: another node has this name; waiting until its lease expires".to_owned())
+            }
             SessionState::Left => reasons.push("etcd: this node has left".to_owned()),
         }
         if reasons.is_empty() {

@@ -27,8 +27,8 @@ pub fn warnings(config: &Config) -> Vec<String> {
     for (index, of) in config.databases.iter().enumerate() {
         if database(of, "check").is_clear() {
             warnings.push(format!(
-                "`database[{index}].url` lets tasks and the login go over the network in the clear; use sslmode=verify-full, or \
-                 require"
+                "`database[{index}].url` sends tasks and the login over the network unencrypted; use \
+                 sslmode=verify-full, or require"
             ));
         }
     }

@@ -24,9 +24,9 @@ const QUIETER: &str = "lapin=off";
 /// The reason why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("`telemetry.log` is no log filter")]
+    #[error("`telemetry.log` is not a log filter")]
     Filter(#[source] ParseError),
-    #[error("logging was started before")]
+    #[error("logging is already running")]
     Started(#[source] TryInitError),
 }
 

@@ -146,7 +146,7 @@ fn common_decides_and_does_nothing() {
         ["base64", "chrono", "chrono-tz", "croner", "serde", "serde_json", "sha2", "thiserror", "uuid", "xxhash-rust"];
     for line in dependencies.lines().filter(|line| !line.trim().is_empty()) {
         let name = line.split(['.', ' ', '=']).next().expect("a name");
-        assert!(allowed.contains(&name), "common may not depend on {name}: it speaks to nobody");
+        assert!(allowed.contains(&name), "common may not depend on {name}: it does no I/O");
     }
     // A test may read the clock.
     for (name, text) in sources(&root().join("common/src")).into_iter().filter(|(name, _)| !is_test(name)) {

@@ -16,7 +16,7 @@
 {{- with .amqp }}
   {{- if ne (empty .tls.certKey) (empty .tls.keyKey) }}{{ $wrong = append $wrong "amqp.tls.certKey: and amqp.tls.keyKey go together; set both or neither" }}{{ end }}
   {{- if and (or .tls.certKey .tls.keyKey) (not .tls.existingSecret) }}{{ $wrong = append $wrong "amqp.tls.existingSecret: is missing; amqp.tls.certKey is a key of it" }}{{ end }}
-  {{- if and .tls.existingSecret (hasPrefix "amqp://" .url) }}{{ $wrong = append $wrong "amqp.tls.existingSecret: is set, but amqp.url begins with amqp://, which takes no certificates; write amqps://" }}{{ end }}
+  {{- if and .tls.existingSecret (hasPrefix "amqp://" .url) }}{{ $wrong = append $wrong "amqp.tls.existingSecret: is set, but amqp.url begins with amqp://, which uses no certificates; write amqps://" }}{{ end }}
 {{- end }}
 
 {{- $names := list }}
@@ -25,14 +25,14 @@
 {{- range $index, $database := .databases }}
   {{- $key := printf "databases[%d]" $index }}
   {{- $name := .name | default "main" }}
-  {{- if has $name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, as another database is called; give each a name of its own" $key $name) }}{{ end }}
+  {{- if has $name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, the name of another database; give each a name of its own" $key $name) }}{{ end }}
   {{- $names = append $names $name }}
   {{- if and .url .existingSecret }}{{ $wrong = append $wrong (printf "%s.url: is set, and so is existingSecret; set one of them" $key) }}{{ end }}
   {{- if not (or .url .existingSecret) }}{{ $wrong = append $wrong (printf "%s.existingSecret: is missing; name a Secret that holds the URL under the key url, or set url" $key) }}{{ end }}
   {{- $place := .url | default (printf "%s/%s" .existingSecret (.existingSecretKey | default "url")) }}
   {{- if has $place $urls }}{{ $wrong = append $wrong (printf "%s: is the same as another database; each needs a PostgreSQL database of its own" $key) }}{{ end }}
   {{- $urls = append $urls $place }}
-  {{- if and $several (not .shards) }}{{ $wrong = append $wrong (printf "%s.shards: is missing; with several databases each must say which shards it holds" $key) }}{{ end }}
+  {{- if and $several (not .shards) }}{{ $wrong = append $wrong (printf "%s.shards: is missing; with several databases, each must name its shards" $key) }}{{ end }}
 {{- end }}
 
 {{- /* Each shard has exactly one database: ranges that do not overlap, as many shards as the last one's number says. */}}
@@ -45,7 +45,7 @@
     {{- $last := splitList "-" .shards | last | int }}
     {{- if gt $first $last }}{{ $wrong = append $wrong (printf "databases[%d].shards: is %q; its first shard is behind its last" $index .shards) }}{{ end }}
     {{- range $ranges }}
-      {{- if and (le $first .last) (le .first $last) }}{{ $wrong = append $wrong (printf "databases[%d].shards: is %q and overlaps %q; each shard may have one database only" $index $database.shards .text) }}{{ end }}
+      {{- if and (le $first .last) (le .first $last) }}{{ $wrong = append $wrong (printf "databases[%d].shards: is %q and overlaps %q; each shard belongs to one database" $index $database.shards .text) }}{{ end }}
     {{- end }}
     {{- $ranges = append $ranges (dict "first" $first "last" $last "text" .shards) }}
     {{- $count = add $count (sub (add $last 1) $first) }}
@@ -62,17 +62,17 @@
   {{- if and (or .tls.certKey .tls.keyKey) (not .tls.existingSecret) }}{{ $wrong = append $wrong "etcd.tls.existingSecret: is missing; etcd.tls.certKey is a key of it" }}{{ end }}
   {{- $plain := false }}
   {{- range .endpoints }}{{ if hasPrefix "http://" . }}{{ $plain = true }}{{ end }}{{ end }}
-  {{- if and .tls.existingSecret $plain }}{{ $wrong = append $wrong "etcd.tls.existingSecret: is set, but an endpoint begins with http://, which takes no certificates; write https://" }}{{ end }}
+  {{- if and .tls.existingSecret $plain }}{{ $wrong = append $wrong "etcd.tls.existingSecret: is set, but an endpoint begins with http://, which uses no certificates; write https://" }}{{ end }}
 {{- end }}
 
-{{- if not .auth.tokens }}{{ $wrong = append $wrong "auth.tokens: is empty, and everyone who reaches the Service would be let in; name at least one: {name: ops, role: operator, sha256: <SHA-256 of the token>}" }}{{ end }}
+{{- if not .auth.tokens }}{{ $wrong = append $wrong "auth.tokens: is empty, and every client that reaches the Service would be admitted; name at least one: {name: ops, role: operator, sha256: <SHA-256 of the token>}" }}{{ end }}
 {{- $names = list }}
 {{- range $index, $token := .auth.tokens }}
   {{- $key := printf "auth.tokens[%d]" $index }}
-  {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, as another token is called; give each a name of its own" $key .name) }}{{ end }}
+  {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, the name of another token; give each a name of its own" $key .name) }}{{ end }}
   {{- $names = append $names .name }}
-  {{- if and (eq .role "metrics") .queues }}{{ $wrong = append $wrong (printf "%s.queues: the metrics name every queue, so a token of the role metrics is for all of them" $key) }}{{ end }}
-  {{- if eq (empty .sha256) (empty .existingSecret) }}{{ $wrong = append $wrong (printf "%s.sha256: or existingSecret has to be set, one of them" $key) }}{{ end }}
+  {{- if and (eq .role "metrics") .queues }}{{ $wrong = append $wrong (printf "%s.queues: does not apply to the role metrics: the metrics name every queue" $key) }}{{ end }}
+  {{- if eq (empty .sha256) (empty .existingSecret) }}{{ $wrong = append $wrong (printf "%s.sha256: or existingSecret must be set, but not both" $key) }}{{ end }}
 {{- end }}
 
 {{- with .auth.oidc }}
@@ -98,14 +98,14 @@
 {{- $names = list }}
 {{- range $index, $relay := .relays }}
   {{- $key := printf "relays[%d]" $index }}
-  {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, as another relay is called; give each a name of its own" $key .name) }}{{ end }}
+  {{- if has .name $names }}{{ $wrong = append $wrong (printf "%s.name: is %q, the name of another relay; give each a name of its own" $key .name) }}{{ end }}
   {{- $names = append $names .name }}
-  {{- if eq (empty .to) (empty .command) }}{{ $wrong = append $wrong (printf "%s.to: or command has to be set, one of them" $key) }}{{ end }}
+  {{- if eq (empty .to) (empty .command) }}{{ $wrong = append $wrong (printf "%s.to: or command must be set, but not both" $key) }}{{ end }}
   {{- if and .command (not .image) }}{{ $wrong = append $wrong (printf "%s.image: is missing; Duetime's own image holds no program but Duetime: name one that holds `%s` and `duetime`" $key .command) }}{{ end }}
   {{- if and .command .existingSecret }}{{ $wrong = append $wrong (printf "%s.existingSecret: signs calls; a command has none" $key) }}{{ end }}
 {{- end }}
 
-{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics lets in nobody without a token: name a Secret with one of role metrics" }}{{ end }}
+{{- if and .metrics.serviceMonitor.enabled (not .metrics.serviceMonitor.existingSecret) }}{{ $wrong = append $wrong "metrics.serviceMonitor.existingSecret: is missing; /metrics requires a token: name a Secret with one of role metrics" }}{{ end }}
 {{- if and .ingress.enabled (not .ingress.hosts) }}{{ $wrong = append $wrong "ingress.hosts: is empty; name at least one host" }}{{ end }}
 {{- if le (int .terminationGracePeriodSeconds) (int .preStopSleepSeconds) }}{{ $wrong = append $wrong "terminationGracePeriodSeconds: is not longer than preStopSleepSeconds; a node needs up to 46 s on top of it" }}{{ end }}
 {{- end }}

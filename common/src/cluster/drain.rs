@@ -26,8 +26,8 @@ pub enum Refused {
     #[error("there is no node `{name}`; there are: {}", listed(there))]
     Unknown { name: NodeName, there: Vec<NodeName> },
     #[error(
-        "node `{name}` is the last one that is neither drained nor leaving, and somebody has to own its shards; \
-         undrain or start another one first"
+        "node `{name}` is the last one that is neither drained nor leaving, so no other node can own its shards; \
+         undrain or start another node first"
     )]
     Last { name: NodeName },
 }

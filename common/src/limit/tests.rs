@@ -49,12 +49,12 @@ fn what_is_admitted_takes_room_until_a_later_count_sees_it() {
     tally.count_begins(now);
     tally.answered(tasks(5));
     tally.counted(tasks(4), ALL, now);
-    assert_eq!(tally.used().tasks, 9, "what was on the way when the count began may be missing from it");
+    assert_eq!(tally.used().tasks, 9, "a count may miss tasks that were in flight at its start");
     counted(&mut tally, tasks(2), now, ms(1));
     assert_eq!(tally.used().tasks, 2, "tasks that finished make room");
     tally.admit(TEN, tasks(3), now, false);
     tally.withdraw(tasks(3));
-    assert_eq!(tally.used().tasks, 2, "what was refused elsewhere took none");
+    assert_eq!(tally.used().tasks, 2, "tasks refused elsewhere took no room");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn an_admission_stands_on_a_count_that_is_not_outdated() {
     ] {
         assert_eq!(tally.clone().admit(TEN, ONE, now + age, false), ruling, "{age:?}");
     }
-    assert_eq!(tally.admit(TEN, ONE, now + ms(10_001), true), Ruling::FitsButCount, "nothing better is known");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(10_001), true), Ruling::FitsButCount, "no better figure is known");
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl When {
         let calendar = self.calendar()?;
         if calendar.next_after(now).is_none() {
             let Self::Cron { cron, .. } = self else {
-                return Err(FieldError::new("every_ms", "`every_ms` leads past the year 9999"));
+                return Err(FieldError::new("every_ms", "`every_ms` reaches past the year 9999"));
             };
             return Err(FieldError::new("cron", format!("`{cron}` never fires: there is no such day")));
         }
@@ -92,7 +92,7 @@ fn parsed(text: &str) -> Result<Cron, FieldError> {
         FieldError::new("cron", format!("`cron` must be {form}: {why}"))
     };
     if text.chars().count() > MAX_CRON_CHARS {
-        return Err(refuse(format!("at most {MAX_CRON_CHARS} characters are read")));
+        return Err(refuse(format!("it may have at most {MAX_CRON_CHARS} characters")));
     }
     // The parser skips an empty item. A field with no other item never matches, and the search for a match takes
     // minutes.

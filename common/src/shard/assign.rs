@@ -162,7 +162,7 @@ impl fmt::Display for AssignmentDiff {
         for step in &self.moves {
             pairs.entry((step.from.as_ref(), step.to.as_ref())).or_default().push(step.shard);
         }
-        let name = |node: Option<&NodeId>| node.map_or_else(|| "nobody".to_owned(), NodeId::to_string);
+        let name = |node: Option<&NodeId>| node.map_or_else(|| "none".to_owned(), NodeId::to_string);
         for (place, ((from, to), shards)) in pairs.into_iter().enumerate() {
             if place > 0 {
                 f.write_str("\n")?;

@@ -58,7 +58,7 @@ pub fn check_dependencies(
 ) -> Result<Vec<Dependency>, Problem> {
     let refuse = |detail: String| Err(Problem::invalid_field("depends_on", detail));
     if asked.len() > MAX_DEPENDENCIES {
-        return refuse(format!("a task may depend on {MAX_DEPENDENCIES} others at most, not {}", asked.len()));
+        return refuse(format!("a task may depend on at most {MAX_DEPENDENCIES} others, not {}", asked.len()));
     }
     let mut checked = BTreeSet::new();
     for one in asked {
@@ -75,7 +75,7 @@ pub fn check_dependencies(
     if let Some(own) = key
         && checked.iter().any(|one| one.queue == *queue && one.key == own)
     {
-        return refuse(format!("the task has the key `{own}` itself, and would wait for itself"));
+        return refuse(format!("`{own}` is the key of the task itself: it would wait for itself"));
     }
     Ok(checked.into_iter().collect())
 }
@@ -93,10 +93,11 @@ pub fn check_colocated(
             (Placement::Single, Placement::Single) if other == queue => continue,
             (Placement::Spread, Placement::Spread) if partition_key.is_some() => continue,
             (Placement::Spread, Placement::Spread) => {
-                "a task that depends on others needs the `partition_key` that they have".to_owned()
+                "a task that depends on others needs the same `partition_key` as they have".to_owned()
             }
             _ => format!(
-                "tasks of `{queue}` and of `{other}` do not meet: a queue with `placement` = `single` keeps its tasks apart"
+                "a task of `{queue}` cannot depend on one of `{other}`: a queue with `placement` = `single` keeps its \
+                 tasks on one shard"
             ),
         };
         return Err(in_list(detail));

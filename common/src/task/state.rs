@@ -183,7 +183,7 @@ impl fmt::Display for Event {
 
 /// The event is not allowed in the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a {state} task cannot {event}")]
+#[error("a {state} task does not allow `{event}`")]
 pub struct Refused {
     pub state: TaskState,
     pub event: Event,

@@ -33,7 +33,7 @@ impl Voucher {
     /// Refuses a message about a task of `queue` that nothing vouches for; the error gives the reason.
     pub fn check(&self, queue: &QueueName, policy: &QueuePolicy) -> Result<(), String> {
         if let Some(named) = self.queue.as_deref().filter(|named| *named != queue.as_str()) {
-            return Err(format!("its routing key names the queue `{named}`, and its task is in `{queue}`"));
+            return Err(format!("its routing key names the queue `{named}`, but its task is in `{queue}`"));
         }
         match (policy.receipt, self.receipt) {
             (ReceiptPolicy::Optional, _) | (_, Receipt::Genuine) => Ok(()),
@@ -41,7 +41,7 @@ impl Voucher {
                 Err(format!("it has no header duetime-receipt, which the queue `{queue}` requires"))
             }
             (ReceiptPolicy::Required, Receipt::Wrong) => Err(format!(
-                "its duetime-receipt is not the one of this attempt, and the queue `{queue}` requires that"
+                "its duetime-receipt does not match this attempt, and the queue `{queue}` requires a matching one"
             )),
         }
     }

@@ -94,7 +94,7 @@ impl fmt::Display for AuditCursor {
 
 /// The error for a text that is not a cursor of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not one that a list answered with")]
+#[error("the cursor is not valid; use the `next_cursor` of the previous page")]
 pub struct NotACursor;
 
 impl FromStr for AuditCursor {

@@ -140,11 +140,11 @@ impl BulkRequest {
             None => problem,
         })?;
         if self.filter.is_empty() && !self.all {
-            let detail = "an empty `filter` means every task; say `\"all\": true` if that is meant";
+            let detail = "an empty `filter` matches every task; set `\"all\": true` to confirm that";
             return Err(Problem::invalid_field("filter", detail));
         }
         if let Some(state) = self.filter.state.filter(|state| !fits(self.action, *state)) {
-            let detail = format!("`{}` is not for tasks that are {state}", self.action);
+            let detail = format!("`{}` does not apply to tasks that are {state}", self.action);
             return Err(Problem::invalid_field("filter.state", detail));
         }
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
@@ -168,7 +168,7 @@ impl BulkRequest {
         let refuse = |why: String| Err(Problem::invalid_field("cursor", why));
         match text.parse::<BulkCursor>() {
             Ok(cursor) if cursor.action == self.action => Ok(Some(cursor)),
-            Ok(cursor) => refuse(format!("the cursor is of the action `{}`", cursor.action)),
+            Ok(cursor) => refuse(format!("the cursor belongs to the action `{}`", cursor.action)),
             Err(error) => refuse(error.to_string()),
         }
     }
@@ -190,12 +190,12 @@ impl BulkRequest {
         match (self.action, target) {
             (Action::Move, Some(target)) => Ok(Act::Move(target)),
             (Action::Move, None) => {
-                Err(Problem::invalid_field("due_at", "say where to: `due_at`, `delay_ms` or `shift_ms`"))
+                Err(Problem::invalid_field("due_at", "give the new due time: `due_at`, `delay_ms` or `shift_ms`"))
             }
             (_, Some(_)) => {
                 let given = [("due_at", self.due_at.is_some()), ("delay_ms", self.delay_ms.is_some())];
                 let field = given.into_iter().find(|(_, given)| *given).map_or("shift_ms", |(field, _)| field);
-                Err(Problem::invalid_field(field, format!("`{field}` means something only with the action `move`")))
+                Err(Problem::invalid_field(field, format!("`{field}` applies only to the action `move`")))
             }
             (Action::Cancel, None) => Ok(Act::Cancel),
             (Action::Retry, None) => Ok(Act::Retry),

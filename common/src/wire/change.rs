@@ -77,7 +77,7 @@ impl ChangeRequest {
             check_headers(headers)?;
         }
         if self.content_type.is_some() && self.payload.is_none() && self.payload_base64.is_none() {
-            let detail = "`content_type` changes only together with `payload_base64`";
+            let detail = "`content_type` can change only together with `payload_base64`";
             return Err(Problem::invalid_field("content_type", detail));
         }
         let (payload, content_type) = body(self.payload, self.payload_base64, self.content_type, limits)?.unzip();
@@ -85,7 +85,7 @@ impl ChangeRequest {
             ValidChange { due_at, payload, content_type, priority: self.priority, headers: self.headers, expires_at };
         if change == ValidChange::default() {
             return Err(Problem::unprocessable(
-                "nothing to change: give at least one of due_at, delay_ms, payload, payload_base64, priority, headers, \
+                "no change given: name at least one of due_at, delay_ms, payload, payload_base64, priority, headers, \
                  expires_at, expires_after_ms",
             ));
         }

@@ -73,7 +73,7 @@ fn after(now: UnixMicros, wait_ms: i64) -> Option<UnixMicros> {
 }
 
 fn too_late(field: &'static str) -> Problem {
-    Problem::invalid_field(field, format!("`{field}` leads past the year 9999"))
+    Problem::invalid_field(field, format!("`{field}` reaches past the year 9999"))
 }
 
 fn both(field: &'static str, other: &'static str) -> Problem {
@@ -108,7 +108,7 @@ pub(super) fn check_size(bytes: usize, limits: &Limits) -> Result<(), Problem> {
 fn only_json(content_type: Option<String>) -> Result<String, Problem> {
     match content_type {
         Some(other) if other != JSON => {
-            let detail = "`content_type` goes with `payload_base64`; a `payload` is always application/json";
+            let detail = "`content_type` applies only to `payload_base64`; a `payload` is always application/json";
             Err(Problem::invalid_field("content_type", detail))
         }
         _ => Ok(JSON.to_owned()),
@@ -129,7 +129,7 @@ fn decoded(text: &str, limits: &Limits) -> Result<Vec<u8>, Problem> {
 }
 
 fn too_large(bytes: usize, limits: &Limits) -> Problem {
-    let detail = format!("the payload has {bytes} bytes or more, at most {} are allowed", limits.max_payload_bytes);
+    let detail = format!("the payload has {bytes} bytes or more; at most {} are allowed", limits.max_payload_bytes);
     Problem { field: Some("payload".into()), ..Problem::payload_too_large(detail) }
 }
 

@@ -143,7 +143,7 @@ impl fmt::Display for Cursor {
 
 /// The error for a text that is not a cursor of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not one that a list answered with")]
+#[error("the cursor is not valid; use the `next_cursor` of the previous page")]
 pub struct NotACursor;
 
 impl FromStr for Cursor {
@@ -210,7 +210,7 @@ mod tests {
         for text in ["", "x", "AAAA", &"A".repeat(33), "=".repeat(32).as_str()] {
             assert_eq!(text.parse::<Cursor>(), Err(NotACursor), "{text}");
         }
-        let beyond: Cursor = "_".repeat(32).replacen('_', "f", 1).parse().expect("a moment beyond all tasks");
+        let beyond: Cursor = "_".repeat(32).replacen('_', "f", 1).parse().expect("a time after all tasks");
         assert_eq!(beyond.due_at, UnixMicros::LAST);
     }
 

@@ -85,35 +85,35 @@ macro_rules! problems {
 impl Problem {
     problems! {
         /// The body is not JSON, or does not have the shape of a request at all.
-        malformed = 400, "malformed", "The request cannot be read";
+        malformed = 400, "malformed", "Malformed request";
         /// The credentials are missing or unknown.
-        unauthorized = 401, "unauthorized", "Credentials are missing or wrong";
+        unauthorized = 401, "unauthorized", "Missing or invalid credentials";
         /// The credentials are valid, but do not permit this request.
-        forbidden = 403, "forbidden", "These credentials do not allow it";
-        not_found = 404, "not_found", "There is no such thing";
-        method_not_allowed = 405, "method_not_allowed", "This cannot be done to it";
+        forbidden = 403, "forbidden", "Permission denied";
+        not_found = 404, "not_found", "Not found";
+        method_not_allowed = 405, "method_not_allowed", "Method not allowed";
         /// The client did not send its request in time.
-        request_timeout = 408, "timeout", "The request did not arrive in time";
+        request_timeout = 408, "timeout", "Request timeout";
         /// The existing state conflicts with the request.
-        conflict = 409, "conflict", "The present state does not allow it";
+        conflict = 409, "conflict", "Conflict with the current state";
         /// The report is about an attempt that is no longer the newest, or about a task that is not in flight.
-        stale_attempt = 409, "stale_attempt", "The attempt is not out any more";
-        payload_too_large = 413, "payload_too_large", "The payload is too large";
-        unsupported_media_type = 415, "unsupported_media_type", "The content type is not understood";
-        unprocessable = 422, "invalid", "The request asks for something impossible";
+        stale_attempt = 409, "stale_attempt", "Attempt no longer current";
+        payload_too_large = 413, "payload_too_large", "Payload too large";
+        unsupported_media_type = 415, "unsupported_media_type", "Unsupported media type";
+        unprocessable = 422, "invalid", "Invalid request";
         too_many = 429, "too_many", "Too many requests";
         /// A limit of a queue or of a token is reached.
-        limited = 429, "limit", "A limit is reached";
-        internal = 500, "internal", "Something broke that should not";
+        limited = 429, "limit", "Limit reached";
+        internal = 500, "internal", "Internal server error";
         /// The request could not be made durable, or a store it needs cannot be reached. Nothing was accepted.
-        unavailable = 503, "unavailable", "It cannot be done at the moment";
+        unavailable = 503, "unavailable", "Service unavailable";
     }
 
     /// The problem of a field that is missing, unknown or impossible.
     pub fn invalid_field(field: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:invalid_field"),
-            title: Cow::Borrowed("A field is not acceptable"),
+            title: Cow::Borrowed("Invalid field"),
             field: Some(field.into()),
             ..Self::unprocessable(detail)
         }
@@ -127,13 +127,13 @@ impl Problem {
     /// The problem of a change that came too late: the task is claimed, or it has finished.
     pub fn in_flight(state: TaskState) -> Self {
         let detail = if state.is_final() {
-            format!("the task has finished, it is {state}")
+            format!("the task has already finished: it is {state}")
         } else {
-            format!("the task is {state}: a copy is or may be on its way to a consumer")
+            format!("the task is {state}: a copy may be on its way to a consumer")
         };
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:in_flight"),
-            title: Cow::Borrowed("The task is no longer waiting"),
+            title: Cow::Borrowed("Task already claimed or finished"),
             state: Some(state),
             ..Self::conflict(detail)
         }
@@ -141,10 +141,10 @@ impl Problem {
 
     /// The problem of a task whose key an existing task has.
     pub fn duplicate(id: TaskId, state: TaskState) -> Self {
-        let detail = format!("task {id} has this key already and is {state}");
+        let detail = format!("task {id} already has this key and is {state}");
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:duplicate"),
-            title: Cow::Borrowed("The key is taken"),
+            title: Cow::Borrowed("Key already in use"),
             state: Some(state),
             ..Self::conflict(detail)
         }
@@ -152,12 +152,10 @@ impl Problem {
 
     /// The problem of a retry by hand: another task has the key and version of the dead one.
     pub fn key_taken(id: TaskId) -> Self {
-        let detail = format!(
-            "another task with the key of {id} stands against it: one that is not finished, or a newer version of it"
-        );
+        let detail = format!("another task has the key of {id}: one that is not finished, or a newer version");
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:duplicate"),
-            title: Cow::Borrowed("The key is taken"),
+            title: Cow::Borrowed("Key already in use"),
             state: Some(TaskState::Dead),
             ..Self::conflict(detail)
         }
@@ -168,7 +166,7 @@ impl Problem {
         let detail = format!("task {id} has this key with the newer version {version} and is {state}");
         Self {
             kind: Cow::Borrowed("urn:duetime:problem:stale_version"),
-            title: Cow::Borrowed("A newer version is known"),
+            title: Cow::Borrowed("Newer version exists"),
             state: Some(state),
             ..Self::conflict(detail)
         }
@@ -237,7 +235,7 @@ mod tests {
     fn a_problem_is_told_as_rfc_9457_has_it() {
         let json = serde_json::to_value(Problem::invalid_field("queue", "why").at(3)).unwrap();
         let expected = serde_json::json!({
-            "type": "urn:duetime:problem:invalid_field", "title": "A field is not acceptable", "status": 422,
+            "type": "urn:duetime:problem:invalid_field", "title": "Invalid field", "status": 422,
             "detail": "why", "field": "queue", "index": 3,
         });
         assert_eq!(json, expected);

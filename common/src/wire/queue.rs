@@ -195,8 +195,9 @@ pub struct QueuePage {
 impl QueuePage {
     pub fn validate(&self) -> Result<(), FieldError> {
         if let Some(cursor) = &self.cursor {
-            check_name(cursor)
-                .map_err(|_| FieldError::new("cursor", "the cursor is not one that a list answered with"))?;
+            check_name(cursor).map_err(|_| {
+                FieldError::new("cursor", "the cursor is not valid; use the `next_cursor` of the previous page")
+            })?;
         }
         FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
     }

@@ -20,10 +20,7 @@ pub fn json<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
 pub fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, Problem> {
     if raw.trim_ascii_start().starts_with('[') {
         let _: serde::de::IgnoredAny = json(raw)?;
-        return Err(Problem {
-            status: 422,
-            ..Problem::malformed("the body is not such a request: it is an array and must be an object")
-        });
+        return Err(Problem { status: 422, ..Problem::malformed("the body must be an object, not an array") });
     }
     json(raw)
 }
@@ -178,7 +175,7 @@ fn explain(raw: &str, error: &serde_json::Error) -> Problem {
             let detail = format!("`{field}`: {text}");
             Problem::invalid_field(field, detail)
         }
-        None => Problem { status: 422, ..Problem::malformed(format!("the body is not such a request: {text}")) },
+        None => Problem { status: 422, ..Problem::malformed(format!("the body does not match this request: {text}")) },
     }
 }
 
@@ -214,16 +211,16 @@ mod tests {
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Pair {
-        #[expect(dead_code, reason = "only read, never looked at")]
+        #[expect(dead_code, reason = "only read, never inspected")]
         one: i64,
-        #[expect(dead_code, reason = "only read, never looked at")]
+        #[expect(dead_code, reason = "only read, never inspected")]
         two: Inner,
     }
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Inner {
-        #[expect(dead_code, reason = "only read, never looked at")]
+        #[expect(dead_code, reason = "only read, never inspected")]
         deep: bool,
     }
 
@@ -338,7 +335,7 @@ mod tests {
                         "RetryPolicy" => r#"["immediate"]"#,
                         "Filter" | "LimitsRequest" => "[]",
                         "Dependency" => r#"[["q","k"]]"#,
-                        other => panic!("how `{other}` looks as an array belongs here"),
+                        other => panic!("add the array form of `{other}` here"),
                     };
                     let problem = refused(&format!(r#"{{{rest},"{field}":{array}}}"#));
                     let problem = problem.unwrap_or_else(|| panic!("{request} takes `{field}` = {array}"));

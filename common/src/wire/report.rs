@@ -128,10 +128,12 @@ pub fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, Problem> {
         return Err(refuse(detail));
     }
     serde_json::from_str::<serde_json::Value>(result.get())
-        .map_err(|error| refuse(format!("`result` cannot be kept: {error}")))?;
+        .map_err(|error| refuse(format!("`result` cannot be stored: {error}")))?;
     match without_nul(result.get()) {
         None => Ok(result),
-        Some(text) => RawValue::from_string(text).map_err(|error| refuse(format!("`result` cannot be kept: {error}"))),
+        Some(text) => {
+            RawValue::from_string(text).map_err(|error| refuse(format!("`result` cannot be stored: {error}")))
+        }
     }
 }
 

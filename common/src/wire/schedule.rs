@@ -119,11 +119,11 @@ fn when(cron: Option<String>, every_ms: Option<i64>, time_zone: Option<String>) 
             Ok(When::Cron { cron, time_zone: time_zone.unwrap_or_else(|| DEFAULT_TIME_ZONE.to_owned()) })
         }
         (None, Some(_)) if time_zone.is_some() => {
-            Err(FieldError::new("time_zone", "`time_zone` means something only with `cron`"))
+            Err(FieldError::new("time_zone", "`time_zone` applies only to `cron`"))
         }
         (None, Some(every_ms)) => Ok(When::Every { every_ms }),
         (Some(_), Some(_)) => Err(FieldError::new("every_ms", "give either `every_ms` or `cron`, not both")),
-        (None, None) => Err(FieldError::new("cron", "give `cron` or `every_ms`: when the schedule fires")),
+        (None, None) => Err(FieldError::new("cron", "give `cron` or `every_ms` to say when the schedule fires")),
     }
 }
 
@@ -156,8 +156,9 @@ pub struct SchedulePage {
 impl SchedulePage {
     pub fn validate(&self) -> Result<(), FieldError> {
         if let Some(cursor) = &self.cursor {
-            check_name(cursor)
-                .map_err(|_| FieldError::new("cursor", "the cursor is not one that a list answered with"))?;
+            check_name(cursor).map_err(|_| {
+                FieldError::new("cursor", "the cursor is not valid; use the `next_cursor` of the previous page")
+            })?;
         }
         FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
     }

@@ -66,7 +66,7 @@ impl Message {
             if let Some(option) = name.strip_prefix("duetime-") {
                 set(&mut request, option, field)?;
             } else if [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY].contains(&name) {
-                return Err(refuse(name, format!("`{name}` counts only in a delay exchange; say `duetime-delay-ms`")));
+                return Err(refuse(name, format!("`{name}` applies only to a delay exchange; use `duetime-delay-ms`")));
             } else if !name.starts_with("x-") {
                 // The broker adds headers that begin with `x-` on the way.
                 own.insert(name.to_owned(), text(name, field)?.to_owned());
@@ -74,7 +74,7 @@ impl Message {
         }
         if let Some(queue) = &self.addressed_to {
             if !request.queue.is_empty() && request.queue != *queue {
-                let detail = format!("`duetime-queue` is `{}`, and the routing key names `{queue}`", request.queue);
+                let detail = format!("`duetime-queue` is `{}`, but the routing key names `{queue}`", request.queue);
                 return Err(refuse("duetime-queue", detail));
             }
             request.queue.clone_from(queue);
@@ -111,7 +111,7 @@ impl Message {
             None => None,
         };
         if self.headers().any(|(_, field)| field.depth() > MAX_DEPTH) {
-            return Err(refuse("headers", format!("headers may be nested {MAX_DEPTH} levels deep at most")));
+            return Err(refuse("headers", format!("headers may be nested at most {MAX_DEPTH} levels deep")));
         }
         let envelope =
             Envelope { exchange: way.deliver_to.clone(), routing_key: self.routing_key.as_str().into(), properties };
@@ -119,7 +119,7 @@ impl Message {
         if size > MAX_ENVELOPE_BYTES {
             return Err(refuse(
                 "headers",
-                format!("properties and headers may take {MAX_ENVELOPE_BYTES} bytes, not {size}"),
+                format!("properties and headers may take at most {MAX_ENVELOPE_BYTES} bytes, not {size}"),
             ));
         }
         let shown = self.properties.content_type.as_ref().and_then(Text::as_str);
@@ -172,7 +172,7 @@ fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Pro
         "depends-on" => {
             let list = serde_json::from_str(text(&name, field)?);
             request.depends_on =
-                Some(list.map_err(|error| refuse(&name, format!("`{name}` is a JSON list: {error}")))?);
+                Some(list.map_err(|error| refuse(&name, format!("`{name}` must be a JSON list: {error}")))?);
         }
         _ => {
             return Err(refuse(
@@ -186,7 +186,7 @@ fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Pro
 
 fn on_duplicate(name: &str, asked: &str) -> Result<OnDuplicate, Problem> {
     let known = OnDuplicate::ALL.into_iter().find(|mode| mode.text() == asked);
-    known.ok_or_else(|| refuse(name, format!("`{name}` is keep, reject, replace or version, not `{asked}`")))
+    known.ok_or_else(|| refuse(name, format!("`{name}` must be keep, reject, replace or version, not `{asked}`")))
 }
 
 /// The due time of the message; `None` when it does not wait. The delay in the header is negated: a second delay
@@ -195,7 +195,7 @@ fn take_delay(headers: &mut [(Text, Field)], now: UnixMicros) -> Result<Option<U
     for name in [X_DELAY, X_DELIVERY_TIME, X_DELIVERY_DELAY] {
         let Some((_, field)) = headers.iter_mut().find(|(of, _)| of.as_str() == Some(name)) else { continue };
         let Some(millis) = waiting(name, field)? else { continue };
-        let too_late = || refuse(name, format!("`{name}` leads past the year 9999"));
+        let too_late = || refuse(name, format!("`{name}` reaches past the year 9999"));
         if name == X_DELIVERY_TIME {
             let due_at = UnixMicros::from_millis(millis).filter(UnixMicros::is_writable).ok_or_else(too_late)?;
             return Ok(Some(due_at).filter(|due_at| *due_at > now));

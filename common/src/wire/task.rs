@@ -158,7 +158,7 @@ fn keyed(
         let alone = [("version", version.is_some()), ("on_duplicate", on_duplicate.is_some())];
         return match alone.into_iter().find(|(_, given)| *given) {
             Some((field, _)) => {
-                Err(Problem::invalid_field(field, format!("`{field}` means something only with a `key`")))
+                Err(Problem::invalid_field(field, format!("`{field}` applies only to a task with a `key`")))
             }
             None => Ok(None),
         };

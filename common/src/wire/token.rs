@@ -77,7 +77,7 @@ impl TokenRequest {
     pub fn validate(self, now: UnixMicros) -> Result<ValidToken, Problem> {
         check_name(&self.name)?;
         if self.name == Caller::ANONYMOUS {
-            let detail = format!("`{}` is what callers without a token are called; give it another name", self.name);
+            let detail = format!("`{}` is the name of callers without a token; choose another name", self.name);
             return Err(Problem::invalid_field("name", detail));
         }
         let queues = Scope::of(self.queues)?;
@@ -85,7 +85,7 @@ impl TokenRequest {
         let expires_at = check::expiry(self.expires_at, self.expires_after_ms, now)?;
         if expires_at.is_some_and(|expires_at| expires_at <= now) {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
-            return Err(Problem::invalid_field(field, format!("`{field}` lies in the past")));
+            return Err(Problem::invalid_field(field, format!("`{field}` is in the past")));
         }
         let limits = self.limits.validate()?;
         Ok(ValidToken { name: self.name, role: self.role, queues, expires_at, limits })
@@ -173,7 +173,8 @@ impl Serialize for TokenCursor {
 impl<'de> Deserialize<'de> for TokenCursor {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let not_one = |_| serde::de::Error::custom("the cursor is not one that a list answered with");
+        let not_one =
+            |_| serde::de::Error::custom("the cursor is not valid; use the `next_cursor` of the previous page");
         text.parse().map(Self).map_err(not_one)
     }
 }

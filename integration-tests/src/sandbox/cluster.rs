@@ -322,7 +322,7 @@ impl Drop for Sandbox {
 
 impl Sandbox {
     /// Keeps the logs and prints their ends, for a person who examines a failed scenario.
-    #[expect(clippy::print_stderr, reason = "a failing test tells on standard error")]
+    #[expect(clippy::print_stderr, reason = "a failing test reports on standard error")]
     fn leave_traces(&self) {
         scratch::keep(scratch::scratch());
         eprintln!("logs are kept in {}", self.folder.display());

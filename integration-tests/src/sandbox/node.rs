@@ -212,7 +212,7 @@ impl Node {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                bail!("{} has not ended within {within:?}\n{}", self.config.name, self.tail(30));
+                bail!("{} has not exited within {within:?}\n{}", self.config.name, self.tail(30));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -142,7 +142,7 @@ impl Process {
         // Checked under the lock: once the child is reaped, another process may have its id.
         let mut child = self.child.lock();
         if child.try_wait()?.is_some() {
-            bail!("{} has already ended", self.name);
+            bail!("{} has already exited", self.name);
         }
         send(self.pid, signal)
     }
@@ -162,7 +162,7 @@ impl Process {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                bail!("{} has not ended within {within:?}; its last lines:\n{}", self.name, self.tail(20));
+                bail!("{} has not exited within {within:?}; its last lines:\n{}", self.name, self.tail(20));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -177,7 +177,7 @@ impl Process {
     pub fn check(&self) -> Result<()> {
         match self.ended() {
             None => Ok(()),
-            Some(status) => bail!("{} ended with {status}; its last lines:\n{}", self.name, self.tail(30)),
+            Some(status) => bail!("{} exited with {status}; its last lines:\n{}", self.name, self.tail(30)),
         }
     }
 }

@@ -226,7 +226,8 @@ impl Rabbit {
     async fn look(&self) -> Result<()> {
         let url = self.url("/");
         let connecting = Connection::connect(&url, ConnectionProperties::default());
-        let connection = tokio::time::timeout(GREETS_WITHIN, connecting).await.context("it does not greet")??;
+        let connection =
+            tokio::time::timeout(GREETS_WITHIN, connecting).await.context("it sends no AMQP greeting")??;
         connection.close(200, "seen".into()).await.ok();
         Ok(())
     }

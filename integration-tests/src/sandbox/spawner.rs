@@ -36,6 +36,6 @@ pub(super) fn spawn(command: Command) -> io::Result<Child> {
         orders
     });
     let (answer, outcome) = mpsc::sync_channel(1);
-    orders.send(Order { command, answer }).map_err(|_| io::Error::other("the spawner thread is gone"))?;
-    outcome.recv().map_err(|_| io::Error::other("the spawner thread is gone"))?
+    orders.send(Order { command, answer }).map_err(|_| io::Error::other("the spawner thread has ended"))?;
+    outcome.recv().map_err(|_| io::Error::other("the spawner thread has ended"))?
 }

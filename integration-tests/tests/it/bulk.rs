@@ -193,7 +193,7 @@ async fn what_is_exported_and_imported_is_what_was_submitted() {
         ensure!(told == "cancel: 3 found, 3 done\n", "{told}");
 
         let (out, _) = terminal.ends(0, &["import", "-"], &before).await?;
-        ensure!(out.contains("3 imported, 0 there already, 1 finished"), "{out}");
+        ensure!(out.contains("3 imported, 0 already there, 1 finished"), "{out}");
         let after = terminal.text(&["export"]).await?;
         let (first, second) = (exported(&before, "scheduled")?, exported(&after, "scheduled")?);
         ensure!(first.len() == 3 && after.contains("{\"n\": 1.10}"), "{after}");
@@ -204,7 +204,7 @@ async fn what_is_exported_and_imported_is_what_was_submitted() {
         // Imports once more: the task with a key exists; the others do too, once their old ids are their keys.
         for there in [1, 3] {
             let (out, _) = terminal.ends(0, &["import", "-", "--key-from-id"], &before).await?;
-            ensure!(out.contains(&format!("{there} there already")), "{out}");
+            ensure!(out.contains(&format!("{there} already there")), "{out}");
         }
         Ok(())
     })
@@ -223,7 +223,7 @@ async fn what_an_import_refuses_is_kept_and_can_be_imported_again() {
         let kept = folder.path().join("refused.jsonl");
         let kept = kept.to_str().context("UTF-8")?;
         let (out, error) = terminal.ends(1, &["import", "-", "--refused", kept], &input).await?;
-        ensure!(out.starts_with("1 imported, 0 there already, 0 finished and passed over, 2 refused"), "{out}");
+        ensure!(out.starts_with("1 imported, 0 already there, 0 finished and skipped, 2 refused"), "{out}");
         ensure!(
             error.contains("line 1: `priority`") && error.contains("line 2: ") && error.contains("cut off"),
             "{error}"

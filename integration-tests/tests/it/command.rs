@@ -155,7 +155,7 @@ async fn a_batch_tells_each_refused_line_by_its_number_and_lists_follow_to_the_e
         let input =
             format!("{}\n{{\"queue\":\"many\",\"priority\":9}}\nnonsense\n{}", task.repeat(3), task.repeat(10_100));
         let (out, error) = terminal.ends(1, &["submit", "--batch", "-"], &input).await?;
-        ensure!(out.trim() == "10,103 accepted, 2 refused, 0 not done or unknown", "{out}");
+        ensure!(out.trim() == "10,103 accepted, 2 refused, 0 failed or unknown", "{out}");
         ensure!(error.contains("line 5: ") && error.contains("line 6: "), "{error}");
 
         let (out, _) = terminal

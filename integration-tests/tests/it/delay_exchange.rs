@@ -99,7 +99,7 @@ impl Shop {
 }
 
 pub(super) async fn next(consumer: &mut Consumer) -> Result<Delivery> {
-    let message = tokio::time::timeout(SOON, consumer.next()).await.context("nothing arrives")?;
+    let message = tokio::time::timeout(SOON, consumer.next()).await.context("no message arrives")?;
     let message = message.context("the consumer ended")??;
     message.acker.ack(BasicAckOptions::default()).await?;
     Ok(message)
@@ -207,7 +207,7 @@ async fn a_delay_of_another_type_counts_as_the_plugin_has_it() {
         }
         shop.publish_delayed("", "now", BasicProperties::default()).await?;
         next(&mut queue).await?;
-        ensure!(now_ms() - before_ms < 10_000, "what has no delay is delayed");
+        ensure!(now_ms() - before_ms < 10_000, "a message without a delay is delayed");
         Ok(())
     })
     .await;

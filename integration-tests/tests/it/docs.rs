@@ -92,8 +92,11 @@ async fn the_operations_can_be_followed() {
             sandbox.restart(number).await?;
         }
         sandbox.settled().await?;
-        ensure!(sandbox.client(0).get(&before).await?.state == "scheduled", "what the dump has is back");
-        ensure!(sandbox.client(0).get(&since).await.is_err(), "what it has not is lost, as the page says");
+        ensure!(sandbox.client(0).get(&before).await?.state == "scheduled", "the tasks in the dump are restored");
+        ensure!(
+            sandbox.client(0).get(&since).await.is_err(),
+            "the tasks missing in the dump are lost, as the page says"
+        );
         Ok(())
     })
     .await;
@@ -153,7 +156,7 @@ async fn the_queries_of_the_runbooks_are_answered() {
             if silent.is_empty() {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "nothing is told by {silent:#?}");
+            ensure!(Instant::now() < deadline, "these queries find no series: {silent:#?}");
             tokio::time::sleep(SCRAPED_EVERY).await;
         }
     })

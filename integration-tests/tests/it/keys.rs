@@ -101,7 +101,7 @@ async fn a_key_is_kept_refused_replaced_or_superseded_as_asked() {
         let superseded = in_state(&client, &old_id, "superseded").await?;
         ensure!(superseded.rest["version"] == 1, "{superseded:?}");
         let (_, stale) = submit(&client, ledger, late_ms, &versioned(1)).await?;
-        ensure!(stale.expect_err("it is old").problem("type").ends_with("stale_version"), "a newer version is known");
+        ensure!(stale.expect_err("it is old").problem("type").ends_with("stale_version"), "a newer version exists");
         ledger.wait_delivered(new, 1, SOON).await?;
         Ok(())
     })

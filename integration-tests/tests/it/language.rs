@@ -36,7 +36,7 @@ pub(crate) fn is_here(program: &str) -> bool {
         .status();
     let is_here = found.is_ok_and(|status| status.success());
     if !is_here {
-        println!("{program} is not on this machine: what needs it is not run");
+        println!("skipped: {program} is not on this machine");
     }
     is_here
 }

@@ -23,7 +23,7 @@ fn later(queue: &str) -> Value {
 /// A client on each node, with a token that every node knows.
 async fn tenant(sandbox: &Sandbox, token: &Value) -> Result<Vec<Client>> {
     let made: Value = sandbox.client(0).call(Method::POST, "/v1/tokens", Some(token)).await?;
-    let token = made["token"].as_str().context("the token is told")?;
+    let token = made["token"].as_str().context("the answer has the token")?;
     let clients: Vec<Client> = sandbox.clients().iter().map(|client| client.with_token(Some(token))).collect();
     for client in &clients {
         until("the token is in force", SOON, || async { client.list("queue=shop.a").await.ok() }).await?;
@@ -80,7 +80,7 @@ async fn a_tenant_at_its_limit_is_refused_by_every_node_while_another_goes_on() 
         }
         let room = || async { refused(&shop[1], "shop.a").await.ok()?.is_none().then_some(()) };
         until("there is room again", SOON, room).await?;
-        ensure!(accepted_until_refused(&shop[1], "shop.a").await? == 2, "as much as was made");
+        ensure!(accepted_until_refused(&shop[1], "shop.a").await? == 2, "exactly the freed capacity is accepted");
         until("the other node knows that it is used", SOON, || async {
             refused(&shop[0], "shop.b").await.ok()?.map(drop)
         })

@@ -1,7 +1,7 @@
 //! The scenarios: real stores, real nodes, one fault or feature each, and the ledger's verdict.
 //!
 //! Run one after another (`make test` does): each takes the whole machine.
-#![allow(clippy::disallowed_methods, reason = "what is spawned here dies with its scenario")]
+#![allow(clippy::disallowed_methods, reason = "threads end with their scenario")]
 
 mod bulk;
 mod certificates;

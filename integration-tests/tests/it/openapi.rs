@@ -115,10 +115,10 @@ async fn every_operation_answers_as_the_document_says() {
 
         let all: BTreeSet<String> = asker.document.operations().iter().map(ToString::to_string).collect();
         let silent: Vec<_> = all.difference(&asker.done.borrow()).cloned().collect();
-        ensure!(silent.is_empty(), "described and not called here: {silent:?}");
+        ensure!(silent.is_empty(), "described but not called here: {silent:?}");
         // These take no input that could be wrong, and need no token.
         let willing: Vec<_> = all.difference(&asker.refused.borrow()).cloned().collect();
-        ensure!(willing == ["GET /healthz", "GET /readyz"], "described and never refused here: {willing:?}");
+        ensure!(willing == ["GET /healthz", "GET /readyz"], "described but never refused here: {willing:?}");
         Ok(())
     })
     .await;

@@ -174,7 +174,7 @@ async fn a_target_that_is_down_is_left_alone_until_it_is_back() {
         let down = || async { relay.log().contains("the target is down").then_some(()) };
         until("the breaker has opened", SOON, down).await?;
         // After the second probe; no other call was made meanwhile.
-        let probed = || async { (relay.log().matches("whether the target is back").count() >= 2).then_some(()) };
+        let probed = || async { (relay.log().matches("probing the target").count() >= 2).then_some(()) };
         until("it is probed", SOON, probed).await?;
         let mut failed = 0;
         for id in &ids {
@@ -318,9 +318,9 @@ async fn work_whose_connection_was_lost_is_reported_over_the_next_and_not_done_a
 
             let words = ["close_all_connections", "--vhost", sandbox.vhost(), "test"];
             sandbox.rabbit().ctl(&words).await?;
-            let lost = || async { relay.log().contains("no tasks can be taken").then_some(()) };
+            let lost = || async { relay.log().contains("no tasks can be received").then_some(()) };
             until("the relay has lost its connection", SOON, lost).await?;
-            let again = || async { relay.log().contains("taken before").then_some(()) };
+            let again = || async { relay.log().contains("received before").then_some(()) };
             until("the message comes again", SOON, again).await.with_context(|| relay.log())?;
             std::fs::write(format!("{done}.end"), "")?;
             in_state(&sandbox.client(0), &id, settles_as).await.with_context(|| relay.log())?;

@@ -92,7 +92,7 @@ async fn a_queue_tells_how_many_of_its_tasks_may_die() {
             sandbox.client(0).put_queue("mail", &json!({ "failure_alert_threshold": threshold })).await?;
             for node in 0..3 {
                 let client = sandbox.client(node);
-                until("each node tells the limit", Duration::from_secs(15), || async {
+                until("each node reports the limit", Duration::from_secs(15), || async {
                     let now = client.metric("duetime_queue_failure_alert_threshold").await.ok()?;
                     (now == told).then_some(())
                 })

@@ -126,7 +126,7 @@ async fn an_open_transaction_that_cancels_delays_its_own_tasks_and_no_others() {
         let early = numbers[..HELD].iter().filter(|number| !sandbox.ledger.deliveries(**number).is_empty()).count();
         ensure!(early == 0, "{early} tasks were delivered that an open transaction holds");
         transaction.rollback().await?;
-        ensure!(sandbox.ledger.wait_all(SOON).await, "what was not cancelled after all is outstanding");
+        ensure!(sandbox.ledger.wait_all(SOON).await, "tasks that were not cancelled are outstanding");
         Ok(())
     })
     .await;
@@ -228,7 +228,10 @@ async fn what_is_for_a_database_that_is_away_waits_and_stands_in_nobodys_way() {
         println!("here: at the most {} ms late", late(&here));
         // Every few seconds a pass waits for the unreachable database.
         ensure!(late(&here) < 8_000, "those that are for this database wait for the other one");
-        ensure!(away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()), "they have come from nowhere");
+        ensure!(
+            away.iter().all(|number| sandbox.ledger.deliveries(*number).is_empty()),
+            "they arrived while their database was away"
+        );
         sandbox.postgres(1).restart().await?;
         sandbox.ledger.heal(fault);
         let back = Instant::now();
@@ -259,7 +262,7 @@ async fn what_cannot_be_a_task_stays_in_the_inbox_and_is_told_by_its_id() {
             detail.contains("cannot be a task").then_some(detail)
         })
         .await?;
-        ensure!(detail.contains("has this key already"), "{detail}");
+        ensure!(detail.contains("already has this key"), "{detail}");
         let error: Option<String> = sqlx::query_scalar("SELECT error FROM duetime.inbox WHERE id = $1::uuid")
             .bind(&id)
             .fetch_one(&mut connection)

@@ -33,11 +33,11 @@ async fn a_consumer_is_told_over_http_and_over_amqp_and_the_task_ends_cancelled(
         sandbox.ledger.wait_delivered(number, 1, SOON).await?;
         let id = id_of(&sandbox.ledger, number)?;
         let beat = json!({ "attempt": 1, "status": "running" });
-        ensure!(client.report(&id, &beat).await?["stopping"].is_null(), "nobody has asked yet");
+        ensure!(client.report(&id, &beat).await?["stopping"].is_null(), "no stop is requested yet");
         let refused = client.cancel(&id).await;
         ensure!(refused.as_ref().is_err_and(|failure| failure.status() == Some(409)), "{refused:?}");
         ensure!(stop(&sandbox.client(1), &id).await? == "stopping", "it is out");
-        ensure!(client.report(&id, &beat).await?["stopping"] == true, "told over HTTP");
+        ensure!(client.report(&id, &beat).await?["stopping"] == true, "answered over HTTP");
 
         // The same stop, with a consumer that sends heartbeats over AMQP.
         let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
@@ -80,7 +80,10 @@ async fn a_task_that_nobody_works_on_is_cancelled_at_once_and_one_without_report
         let number = submit_now(&client, &sandbox.ledger, "mail", &Value::Null).await?;
         sandbox.ledger.wait_delivered(number, 1, SOON).await?;
         let refused = stop(&client, &id_of(&sandbox.ledger, number)?).await;
-        ensure!(refused.as_ref().is_err_and(|failure| failure.to_string().contains("cannot be told")), "{refused:?}");
+        ensure!(
+            refused.as_ref().is_err_and(|failure| failure.to_string().contains("cannot be asked to stop")),
+            "{refused:?}"
+        );
         Ok(())
     })
     .await;

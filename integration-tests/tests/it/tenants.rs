@@ -138,7 +138,7 @@ async fn a_report_counts_with_its_receipt_and_for_the_queue_it_is_addressed_to()
                 sandbox.client(0).call(reqwest::Method::GET, "/v1/audit?who=amqp:guest", None).await.ok()?;
             list.to_string().contains("names the queue `loose`").then_some(())
         };
-        until("the audit says who it was", SOON, noted).await?;
+        until("the audit names the user", SOON, noted).await?;
         let task = sandbox.client(1).get(&id).await?;
         ensure!(task.state == "delivered" && !task.rest.contains_key("attempts"), "{task:?}");
         hand.publish("duetime.in", "result.strict", SUCCEEDED, report(&id, Some(receipt))).await?;

@@ -17,7 +17,7 @@ const NOTED_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn make(operator: &Client, token: &Value) -> Result<String> {
     let made: Value = operator.call(Method::POST, "/v1/tokens", Some(token)).await?;
-    Ok(made["token"].as_str().context("the token is told")?.to_owned())
+    Ok(made["token"].as_str().context("the answer has the token")?.to_owned())
 }
 
 /// Waits until `client` gets `status`; `None`: it is let in.
@@ -61,7 +61,7 @@ async fn a_token_made_on_one_node_is_good_on_all_within_a_second_and_revoked_as_
             answers(client, Some(401), IN_FORCE_WITHIN).await?;
         }
         let own: Value = operator.call(Method::GET, "/v1/tokens", None).await?;
-        ensure!(!own.to_string().contains(&token), "a token is told once: {own}");
+        ensure!(!own.to_string().contains(&token), "a token is shown once: {own}");
         sandbox
             .client(0)
             .call::<Value>(

@@ -94,7 +94,7 @@ impl Hand {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        bail!("nothing comes out of {queue}")
+        bail!("no message comes out of {queue}")
     }
 
     async fn publish(&self, to: &str, body: &Value, properties: BasicProperties) -> Result<()> {
@@ -145,7 +145,7 @@ fn ensure_one_tree(caller: &str, spans: &[Span]) -> Result<()> {
     let root = &caller[36..52];
     for span in spans {
         let is_below = span.parent == root || spans.iter().any(|other| other.span_id == span.parent);
-        ensure!(is_below, "{} hangs in the air: {spans:#?}", span.name);
+        ensure!(is_below, "{} has no parent: {spans:#?}", span.name);
         ensure!(spans.iter().filter(|other| other.span_id == span.span_id).count() == 1, "{spans:#?}");
         ensure!(span.took_ns >= 0, "{span:?}");
     }
@@ -168,7 +168,8 @@ async fn the_trace_of_a_task_is_one_tree_although_its_owner_dies() {
         let id = submit(sandbox, 0, Some(&caller), &task).await?;
         // The task is due soon, so it lives on a shard of the node that accepted it. That node exports the span of
         // the submission and dies.
-        until("the submission is told", SOON, || async { (!collector.of_task(&id).is_empty()).then_some(()) }).await?;
+        until("the submission is logged", SOON, || async { (!collector.of_task(&id).is_empty()).then_some(()) })
+            .await?;
         sandbox.kill(0);
 
         let mut hand = Hand::open(sandbox).await?;
@@ -243,7 +244,8 @@ async fn copies_of_an_attempt_are_one_hop_although_the_first_publisher_died_with
         sandbox.put_queues(&[("sums", json!({ "settle": "result" }))]).await?;
         let caller = traceparent(7);
         let id = submit(sandbox, 0, Some(&caller), &json!({ "queue": "sums", "delay_ms": 4_000 })).await?;
-        until("the submission is told", SOON, || async { (!collector.of_task(&id).is_empty()).then_some(()) }).await?;
+        until("the submission is logged", SOON, || async { (!collector.of_task(&id).is_empty()).then_some(()) })
+            .await?;
         let mut hand = Hand::open(sandbox).await?;
         let first = hand.take("sums").await?;
         sandbox.node(0).wait_ended(SOON).await?;
@@ -324,7 +326,7 @@ async fn a_task_without_a_trace_says_nothing_of_one_and_a_quiet_one_stays_quiet(
         tokio::time::sleep(EXPORTED).await;
         ensure!(collector.of_trace(trace_id(&quiet)).is_empty());
         for client in sandbox.clients() {
-            ensure!(client.metric("duetime_spans_exported_total").await? == Some(0.0), "something was exported");
+            ensure!(client.metric("duetime_spans_exported_total").await? == Some(0.0), "a span was exported");
         }
         Ok(())
     })

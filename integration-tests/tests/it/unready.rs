@@ -70,9 +70,9 @@ async fn check_tells_what_cannot_be_reached() -> Result<()> {
     let (output, said) = check("unreachable", &text).await?;
     ensure!(output.status.code() == Some(3), "exit {:?}: {said}", output.status.code());
     for word in ["etcd", "amqp", "database"] {
-        ensure!(said.contains(word), "does not tell of {word}: {said}");
+        ensure!(said.contains(word), "does not name {word}: {said}");
     }
-    ensure!(!said.contains("secret"), "tells a password: {said}");
+    ensure!(!said.contains("secret"), "shows a password: {said}");
     Ok(())
 }
 
@@ -131,14 +131,14 @@ async fn a_node_that_cannot_reach_a_store_keeps_trying_and_says_so() {
         for (node, word) in [(&etcd, "etcd"), (&broker, "amqp|broker|rabbitmq"), (&database, "database|postgres")] {
             node.start()?;
             let client = node.client();
-            until(&format!("{} says what it misses", node.name()), Duration::from_secs(40), || async {
+            until(&format!("{} names the missing server", node.name()), Duration::from_secs(40), || async {
                 let (ready, why) = client.readiness().await.ok()?;
                 let why = why.to_lowercase();
                 (!ready && word.split('|').any(|word| why.contains(word))).then_some(())
             })
             .await
             .with_context(|| node.tail(20))?;
-            ensure!(node.is_running(), "{} gave up: {}", node.name(), node.tail(20));
+            ensure!(node.is_running(), "{} exited: {}", node.name(), node.tail(20));
             node.kill();
         }
         sandbox.settled().await

@@ -134,7 +134,7 @@ impl Link {
     pub(super) async fn confirming_channel(&self) -> Result<Channel, Error> {
         let channel = self.channel().await?;
         let select = channel.confirm_select(ConfirmSelectOptions::default());
-        answer(|| "ask for confirms".to_owned(), ANSWER_WITHIN, select).await?;
+        answer(|| "enable publisher confirms".to_owned(), ANSWER_WITHIN, select).await?;
         Ok(channel)
     }
 
@@ -204,7 +204,7 @@ impl Link {
     pub(super) async fn close(&self) {
         let close = self.connection.close(200, "OK".into());
         if let Err(error) = answer(|| "close".to_owned(), ANSWER_WITHIN, close).await {
-            tracing::debug!(error = error.explained(), "the broker's connection did not close in order");
+            tracing::debug!(error = error.explained(), "the connection to the broker did not close cleanly");
         }
         self.cut("it was closed");
     }

@@ -7,11 +7,11 @@ use crate::causes::explained;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The error leaves the URL out: it holds a password.
-    #[error("the URL is not one of AMQP (`amqp://user:password@host:port/vhost`)")]
+    #[error("not an AMQP URL (`amqp://user:password@host:port/vhost`)")]
     Url,
     #[error("cannot connect")]
     Connect(#[source] lapin::Error),
-    #[error("the broker takes no client without a certificate: set `amqp.cert_file` and `amqp.key_file`")]
+    #[error("the broker requires a client certificate: set `amqp.cert_file` and `amqp.key_file`")]
     NoCertificate(#[source] lapin::Error),
     #[error("cannot {doing}")]
     Refused {
@@ -19,14 +19,14 @@ pub(super) enum Error {
         #[source]
         source: lapin::Error,
     },
-    #[error("no answer within {within:?} to: {doing}")]
+    #[error("no answer within {within:?} to the request to {doing}")]
     Silent { doing: String, within: Duration },
     #[error("the connection is lost: {reason}")]
     Lost { reason: String },
     /// Duetime leaves such a queue alone: another application's consumers read it.
     #[error(
-        "the queue `{queue}` exists in RabbitMQ and Duetime did not declare it; if tasks are meant to go there, an operator says so with \
-         `use_existing` = `true` in the queue's policy ({refusal})"
+        "the queue `{queue}` exists in RabbitMQ, but Duetime did not declare it; to publish tasks to it, an operator \
+         sets `use_existing` = `true` in the queue's policy ({refusal})"
     )]
     Stranger { queue: String, refusal: String },
     #[error("the broker ended the subscription to `{queue}`")]

@@ -90,7 +90,7 @@ impl Keeper {
         if said.as_ref() == Some(&reason) {
             tracing::debug!(error = reason, "still no connection to the broker for {role}");
         } else {
-            tracing::warn!(error = reason, "no connection to the broker for {role}: trying until there is one");
+            tracing::warn!(error = reason, "no connection to the broker for {role}; retrying");
             *said = Some(reason.clone());
         }
         self.shared.board.down(self.role, reason);
@@ -158,20 +158,20 @@ impl Keeper {
                 error = link.over() => return Err(error),
                 event = events.next() => match event {
                     Some(Event::ConnectionBlocked(reason)) => {
-                        tracing::warn!(reason, "the broker takes no messages for now");
+                        tracing::warn!(reason, "the broker has blocked the connection");
                         self.shared.board.up(self.role, true);
                     }
                     Some(Event::ConnectionUnblocked) => {
-                        tracing::info!("the broker takes messages again");
+                        tracing::info!("the broker has unblocked the connection");
                         self.shared.board.up(self.role, false);
                     }
                     // The user of a channel handles its errors.
                     Some(Event::Error(error)) if !link.is_connected() => link.cut(error.to_string()),
                     Some(_) => {}
-                    None => link.cut("the client gave it up"),
+                    None => link.cut("the AMQP client closed it"),
                 },
                 _ = look.tick() => if !link.is_connected() {
-                    link.cut("it went away");
+                    link.cut("it was lost");
                 },
             }
         }

@@ -108,6 +108,6 @@ fn report(batch: &[Outgoing], since: Instant) {
         queue,
         messages = batch.len(),
         waited_ms = since.elapsed().as_millis() as u64,
-        "confirms are lost: RabbitMQ answered a later message; what has no confirm is published again"
+        "confirms are missing: RabbitMQ confirmed a later message; messages without a confirm are published again"
     );
 }

@@ -88,13 +88,13 @@ impl BrokerMetrics {
         let buckets = vec![0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
         let confirm = HistogramOpts::new(
             "duetime_broker_confirm_seconds",
-            "From handing a batch to the socket until its last confirm",
+            "Time from writing a batch to the socket until its last confirm",
         );
         let metrics = Self {
             up: IntGauge::new("duetime_broker_up", "1 while the node is connected to the broker")?,
-            blocked: IntGauge::new("duetime_broker_blocked", "1 while the broker takes no messages")?,
+            blocked: IntGauge::new("duetime_broker_blocked", "1 while the broker blocks the connection")?,
             confirm_seconds: Histogram::with_opts(confirm.buckets(buckets))?,
-            reconnects: IntCounter::new("duetime_broker_reconnects_total", "Connections made anew after a loss")?,
+            reconnects: IntCounter::new("duetime_broker_reconnects_total", "Connections re-established after a loss")?,
         };
         registry.register(Box::new(metrics.up.clone()))?;
         registry.register(Box::new(metrics.blocked.clone()))?;
@@ -220,7 +220,7 @@ impl Broker {
     /// # Panics
     /// When called a second time.
     pub fn incoming(&self) -> mpsc::Receiver<Incoming> {
-        self.shared.untaken.lock().take().expect("what comes back is taken by one reader")
+        self.shared.untaken.lock().take().expect("one reader takes the returned messages")
     }
 
     /// The channel of submissions, which outlives reconnects. The same message may come again.
@@ -228,7 +228,7 @@ impl Broker {
     /// # Panics
     /// When called a second time.
     pub fn received(&self) -> mpsc::Receiver<Received> {
-        self.shared.unreceived.lock().take().expect("what is submitted is taken by one reader")
+        self.shared.unreceived.lock().take().expect("one reader takes the submissions")
     }
 
     /// Publishes a message that cannot be a task to the queue where a person finds it. Returns when that is

@@ -111,10 +111,10 @@ impl Publisher {
     /// Makes the route ready and takes a channel for a batch. An error says why the batch cannot be sent.
     async fn start(&self, route: &Route, batch: &[Outgoing]) -> Result<Run, String> {
         if self.link.is_blocked() {
-            return Err("the broker takes no messages for now: it has blocked the connection".to_owned());
+            return Err("the broker has blocked the connection".to_owned());
         }
         let address = Address::new(route, batch, self.link.user());
-        let address = address.ok_or_else(|| "AMQP has no room for a name this long".to_owned())?;
+        let address = address.ok_or_else(|| "the name is too long for AMQP".to_owned())?;
         let lane = self.routes.lane(route);
         let start = async {
             self.routes.make_ready(&lane, route).await?;
@@ -149,7 +149,7 @@ impl Publisher {
             End::Whole => {}
             End::Late => flight.take_what_is_there(format!("no confirm within {:?}", self.confirm_within)),
             End::Lost(copy) => {
-                flight.take_what_is_there("no confirm, though a later message was answered".to_owned());
+                flight.take_what_is_there("no confirm, although a later message was confirmed".to_owned());
                 if let Some((index, copy)) = copy {
                     flight.settle_by_copy(index, copy.outcome);
                 }
@@ -185,7 +185,7 @@ impl Publisher {
             Ok(Ok(confirmation)) => {
                 lease.give_back();
                 let taken = confirmation.is_ack() && confirmation.take_message().is_none();
-                if taken { Ok(()) } else { Err(format!("the queue `{INVALID}` did not take it")) }
+                if taken { Ok(()) } else { Err(format!("the queue `{INVALID}` did not accept it")) }
             }
             Ok(Err(error)) => {
                 drop(lease.discard());
@@ -213,7 +213,7 @@ impl Publisher {
         let channel = lease.discard();
         if !flight.is_written() {
             // A close would overtake frames that still wait to be written.
-            return self.link.cut("the broker did not read what was published to it in time");
+            return self.link.cut("the broker did not read the published messages in time");
         }
         let close = channel.close(200, "OK".into());
         if let Err(error) = answer(|| "close a channel".to_owned(), ANSWER_WITHIN, close).await {

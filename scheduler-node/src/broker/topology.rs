@@ -52,7 +52,7 @@ impl Strangers {
     fn complain(&self, queue: &str, refusal: &Error) {
         if self.0.lock().insert(queue.to_owned()) {
             let error = refusal.explained();
-            tracing::warn!(queue, error, "queue {queue} exists with other arguments than ours and is used as it is");
+            tracing::warn!(queue, error, "queue {queue} exists with different arguments; using it as it is");
         }
     }
 
@@ -60,7 +60,7 @@ impl Strangers {
     fn refuse(&self, queue: &str, refusal: &Error) -> Error {
         let stranger = Error::Stranger { queue: queue.to_owned(), refusal: refusal.explained() };
         if self.0.lock().insert(queue.to_owned()) {
-            tracing::warn!(queue, error = stranger.explained(), "the tasks of queue {queue} wait");
+            tracing::warn!(queue, error = stranger.explained(), "queue {queue} cannot be used; its tasks wait");
         }
         stranger
     }
@@ -170,7 +170,9 @@ pub(super) async fn declare_delay_exchange(
         Ok(()) => bind(&channel, &queue, name, routing_key).await.map(|()| None),
         Err(refusal) if matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) => {
             Ok(Some(format!(
-                "the exchange `{name}` cannot be declared as a durable {kind:?} exchange, so nothing published to it is delayed: delete the one that is there, allow it to this user, or choose another name in [[delay_exchange]] ({})",
+                "the exchange `{name}` cannot be declared as a durable {kind:?} exchange, so it delays no messages: \
+                 delete the existing one, grant this user the permission, or choose another name in \
+                 [[delay_exchange]] ({})",
                 refusal.explained()
             )))
         }

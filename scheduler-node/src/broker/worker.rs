@@ -145,7 +145,7 @@ impl Worker {
                 self.read(delivery).reply.requeue();
             }
         };
-        let silent = |_| "the subscription does not end".to_owned();
+        let silent = |_| "the subscription did not end".to_owned();
         tokio::time::timeout(ANSWER_WITHIN, given_back).await.map_err(silent)
     }
 
@@ -182,11 +182,7 @@ impl Worker {
         let is_whole = match self.link.hold().came(self.channel.id(), delivery.delivery_tag) {
             Came::Whole(_) | Came::Deferred { .. } => true,
             Came::Troubled(_, trouble) => {
-                tracing::warn!(
-                    queue = self.queue,
-                    reason = trouble.reason,
-                    "a message cannot be read, so it is no task"
-                );
+                tracing::warn!(queue = self.queue, reason = trouble.reason, "received a message that cannot be read");
                 false
             }
         };
@@ -254,7 +250,7 @@ impl Reports {
         };
         match answer(|| "report".to_owned(), REPORTED_WITHIN, confirmed).await {
             Ok(confirmation) if confirmation.is_ack() => Ok(()),
-            Ok(_) => Err("the broker did not keep the report".to_owned()),
+            Ok(_) => Err("the broker did not confirm the report".to_owned()),
             Err(error) => Err(error.explained()),
         }
     }

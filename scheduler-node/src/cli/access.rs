@@ -49,7 +49,9 @@ impl Access {
         let authorization = self.authorization()?;
         if authorization.is_some() {
             for node in nodes.iter().filter(|node| is_readable_on_the_way(node)) {
-                warn(format!("the token goes to {node} unencrypted; whoever is between can read it, use https"));
+                warn(format!(
+                    "the token is sent to {node} unencrypted, and others on the network can read it; use https"
+                ));
             }
         }
         Client::new(nodes, authorization, self.timeout.min(longest)).map_err(Error::Client)
@@ -78,7 +80,7 @@ impl Access {
             return Ok(None);
         };
         let mut header = HeaderValue::try_from(format!("Bearer {token}"))
-            .map_err(|_| Error::Usage("the token has characters that no token has; look where it comes from".into()))?;
+            .map_err(|_| Error::Usage("the token has characters that a token never has; check its source".into()))?;
         header.set_sensitive(true);
         Ok(Some(header))
     }
@@ -89,14 +91,16 @@ pub(super) fn node(text: &str) -> Result<Url, Error> {
     let refuse = |why: &str| Err(Error::Usage(format!("`--url`: {why}; write it like {DEFAULT_URL}")));
     match Url::parse(text) {
         Ok(url) if !url.username().is_empty() || url.password().is_some() => {
-            refuse("an address holds no credentials, `--token` does")
+            refuse("an address must not hold credentials; use `--token`")
         }
         Ok(url) if !["http", "https"].contains(&url.scheme()) || !url.has_host() => {
             refuse(&format!("{text} does not begin with http:// or https://"))
         }
-        Ok(url) if url.query().is_some() || url.fragment().is_some() => refuse("an address ends with its path"),
+        Ok(url) if url.query().is_some() || url.fragment().is_some() => {
+            refuse("an address must not have a query or a fragment")
+        }
         Ok(url) => Ok(url),
-        Err(error) => refuse(&format!("`{text}` is no address: {error}")),
+        Err(error) => refuse(&format!("`{text}` is not an address: {error}")),
     }
 }
 

@@ -96,7 +96,7 @@ pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
         Form::Json | Form::Jsonl => say(serde_json::to_string(&sum).map_err(Error::Unwritable)?),
     }
     if let Some(why) = broken {
-        let cursor = sum.next_cursor.map(|cursor| format!("; go on with --cursor {cursor}")).unwrap_or_default();
+        let cursor = sum.next_cursor.map(|cursor| format!("; continue with --cursor {cursor}")).unwrap_or_default();
         return Err(Error::Broken(format!("{why}{cursor}")));
     }
     let refused = sum.refused.values().sum::<u64>();
@@ -110,14 +110,16 @@ pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
 /// Counts the tasks and asks the person at the terminal to confirm. A script has to pass `--yes`.
 async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        return Err(Error::Usage("nobody can be asked here: say --yes, or --dry-run to count only".into()));
+        return Err(Error::Usage(
+            "cannot ask for confirmation without a terminal: use --yes, or --dry-run to count only".into(),
+        ));
     }
     let (sum, broken) = to_the_end(client, wish, true).await?;
     if let Some(why) = broken {
         return Err(Error::Broken(why));
     }
     complain(told(&sum));
-    write!(io::stderr(), "go on? [y/N] ").map_err(Error::Terminal)?;
+    write!(io::stderr(), "continue? [y/N] ").map_err(Error::Terminal)?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer).map_err(Error::Terminal)?;
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))

@@ -139,7 +139,7 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     let found = match &*state.borrow() {
         BrokerState::Up { blocked: false } => Ok(amqp.place()),
         BrokerState::Up { blocked: true } => {
-            Ok(format!("{}, but it takes no messages: short of memory or disk", amqp.place()))
+            Ok(format!("{}, but it accepts no messages: it is short of memory or disk", amqp.place()))
         }
         BrokerState::Down { reason, .. } if says_no(reason) => {
             Err(Fault::Refused(format!("{}: {reason}", amqp.place())))

@@ -36,7 +36,7 @@ pub enum Failure {
     /// taken effect.
     #[error("{0}")]
     Failed(Box<Said>),
-    #[error("the outcome is unknown, it may or may not have been done: {node} gave no answer: {why}")]
+    #[error("the outcome is unknown, the request may have taken effect: {node} did not answer: {why}")]
     Unknown { node: Url, why: String },
     /// No request was sent.
     #[error("no node can be reached: {0}; is `--url` right?")]
@@ -74,7 +74,11 @@ impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(problem) = &self.problem else {
             let start: String = self.text.trim().chars().take(SHOWN_CHARS).collect();
-            return write!(f, "{} answers {}, which is no answer of a Duetime node: {start}", self.node, self.status);
+            return write!(
+                f,
+                "{} answered {}, which is not an answer of a Duetime node: {start}",
+                self.node, self.status
+            );
         };
         f.write_str(&sentence(problem))?;
         match self.status {

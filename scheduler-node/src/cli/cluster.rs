@@ -65,7 +65,10 @@ fn picture(report: &ClusterReport, all_shards: bool, now: UnixMicros) -> String 
     };
     let mut parts = vec![format!("{master}, as {} sees it", report.node.name), nodes(report, now), summary(report)];
     if let Some(until) = report.frozen_until {
-        parts.push(format!("too many nodes vanished together: nothing moves until {}", moment::shown(until, now)));
+        parts.push(format!(
+            "too many nodes vanished at the same time: no shard moves until {}",
+            moment::shown(until, now)
+        ));
     }
     let settled = |shard: &&ShardReport| all_shards || shard.owner != shard.assigned || shard.owner.is_none();
     let listed: Vec<&ShardReport> = report.shards.iter().filter(settled).collect();
@@ -97,7 +100,7 @@ pub(super) fn standing(node: &NodeReport) -> String {
     let databases = node.unfit.iter().map(|database| format!("cannot reach database {database}"));
     let broker = node.broker_unfit.then(|| "cannot reach the broker".to_owned());
     let words: Vec<String> = leaving.into_iter().chain(drained).chain(databases).chain(broker).collect();
-    if words.is_empty() { "well".to_owned() } else { words.join(", ") }
+    if words.is_empty() { "healthy".to_owned() } else { words.join(", ") }
 }
 
 fn summary(report: &ClusterReport) -> String {
@@ -115,9 +118,8 @@ fn summary(report: &ClusterReport) -> String {
 
 fn shards(shards: &[&ShardReport]) -> String {
     let row = |shard: &&ShardReport| {
-        let name = |name: &Option<common::ids::NodeName>| {
-            name.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string)
-        };
+        let name =
+            |name: &Option<common::ids::NodeName>| name.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
         let epoch = shard.epoch.map(|epoch| epoch.number().to_string()).unwrap_or_default();
         vec![
             shard.shard.number().to_string(),

@@ -185,14 +185,15 @@ async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Er
     };
     let broken = |why: String| {
         Error::Broken(format!(
-            "lines {first} to {last}: {why}; all before are in, some after may be: go on with --from-line {first}"
+            "lines {first} to {last}: {why}; all lines before are imported, some after may be: continue with \
+             --from-line {first}"
         ))
     };
     let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));
     let answer = client.ask(&request).await.map_err(|failure| broken(failure.to_string()))?;
     let Results { results } = answer.read()?;
     if results.len() != chunk.lines.len() {
-        return Err(broken(format!("{} answers came for {} tasks", results.len(), chunk.lines.len())));
+        return Err(broken(format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len())));
     }
     let read = |result: Box<RawValue>| serde_json::from_str(result.get()).unwrap_or_default();
     let outcomes = results.into_iter().map(read).collect();

@@ -37,6 +37,6 @@ fn line(migrated: &Migrated) -> String {
     match from {
         Some(from) if from == to => format!("database {database}: schema version {to} already, shards {shards}{hint}"),
         Some(from) => format!("database {database}: schema version {from} -> {to}, shards {shards}{hint}"),
-        None => format!("database {database}: schema version {to} made, shards {shards}{hint}"),
+        None => format!("database {database}: schema version {to} created, shards {shards}{hint}"),
     }
 }

@@ -149,14 +149,14 @@ pub enum Error {
     #[error("cannot migrate")]
     Migrate(#[source] store::migrate::Misfit),
     /// Every line of the check has been printed.
-    #[error("something that is needed was refused")]
+    #[error("a required server refused the check")]
     CheckRefused,
-    #[error("something that is needed cannot be reached")]
+    #[error("a required server cannot be reached")]
     CheckUnreachable,
     /// A mistake of the caller that shows only after the arguments were parsed.
     #[error("{0}")]
     Usage(String),
-    #[error("cannot make a client for HTTP")]
+    #[error("cannot create an HTTP client")]
     Client(#[source] reqwest::Error),
     #[error(transparent)]
     Call(Box<client::Failure>),

@@ -12,7 +12,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
 
 /// Parses a duration into whole milliseconds, the unit of requests.
 pub(super) fn duration_ms(text: &str) -> Result<i64, String> {
-    i64::try_from(duration(text)?.as_millis()).map_err(|_| "that is longer than there is time".to_owned())
+    i64::try_from(duration(text)?.as_millis()).map_err(|_| "the duration is too long".to_owned())
 }
 
 /// Parses RFC 3339 or Unix milliseconds.

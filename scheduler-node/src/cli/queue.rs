@@ -74,7 +74,7 @@ pub struct Set {
 /// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     queue::check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
+    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
 }
 
 fn change(text: &str) -> Result<(String, Value), String> {

@@ -87,7 +87,7 @@ pub struct Next {
 /// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     schedule::check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
+    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
 }
 
 /// Parses `name=value`. JSON is sent as written; a payload keeps every blank.
@@ -185,7 +185,7 @@ fn standing(schedule: &ScheduleView, now: UnixMicros) -> String {
     if schedule.paused {
         return "paused".to_owned();
     }
-    schedule.next_fire_times.first().map_or_else(|| "fires no more".to_owned(), |next| moment::shown(*next, now))
+    schedule.next_fire_times.first().map_or_else(|| "never fires again".to_owned(), |next| moment::shown(*next, now))
 }
 
 fn table(schedules: &[ScheduleView], now: UnixMicros) -> String {

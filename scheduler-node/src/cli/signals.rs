@@ -25,7 +25,7 @@ pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
         tracing::info!(signal, "stopping");
         token.cancel();
         let signal = next().await;
-        tracing::warn!(signal, "stopping at once; what is in flight is published again by the next owner");
+        tracing::warn!(signal, "stopping at once; the next owner publishes the tasks in flight again");
         std::process::exit(STOPPED_HARD);
     });
     Ok(stop)

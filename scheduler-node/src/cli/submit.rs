@@ -164,7 +164,7 @@ fn of_bytes(bytes: Vec<u8>, content_type: Option<String>) -> Result<Body, Error>
         return Ok(Body { payload: None, payload_base64: Some(STANDARD.encode(bytes)), content_type });
     }
     let json = String::from_utf8(bytes).map_err(|error| error.to_string()).and_then(|text| json_text(&text));
-    let refuse = |why| Error::Usage(format!("`--payload-file`: {why}; say what else it is with --content-type"));
+    let refuse = |why| Error::Usage(format!("`--payload-file`: {why}; name its type with --content-type"));
     Ok(Body { payload: Some(json.map_err(refuse)?), ..Body::default() })
 }
 

@@ -145,7 +145,7 @@ enum Status {
 
 /// Parses JSON and keeps it byte for byte.
 pub(super) fn json_text(text: &str) -> Result<Box<RawValue>, String> {
-    RawValue::from_string(text.to_owned()).map_err(|error| format!("not JSON: {error}; a text has quotes of its own"))
+    RawValue::from_string(text.to_owned()).map_err(|error| format!("not JSON: {error}; write a string with its quotes"))
 }
 
 pub(super) async fn get(asked: &Asked<One>) -> Result<(), Error> {
@@ -176,7 +176,9 @@ pub(super) async fn shift(asked: &Asked<Move>) -> Result<(), Error> {
     let change = match (due.delay, due.at) {
         (Some(delay_ms), _) => json!({ "delay_ms": delay_ms }),
         (None, Some(due_at)) => json!({ "due_at": due_at }),
-        (None, None) => return Err(Error::Usage("say where to: --delay 30m, or --at 2030-01-31T09:00:00Z".into())),
+        (None, None) => {
+            return Err(Error::Usage("give the new due time: --delay 30m, or --at 2030-01-31T09:00:00Z".into()));
+        }
     };
     let client = asked.client()?;
     let id = task.id(&client).await?;
@@ -262,7 +264,7 @@ async fn each(
     }
     listing.close("");
     match broken {
-        Some(id) => Err(Error::Broken(format!("stopped at task {id}; those after it were not asked for"))),
+        Some(id) => Err(Error::Broken(format!("stopped at task {id}; the tasks after it were not requested"))),
         None if refused > 0 => Err(Error::SomeRefused { refused, all: ids.len() }),
         None => Ok(()),
     }

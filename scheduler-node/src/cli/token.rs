@@ -168,7 +168,7 @@ impl From<RoleName> for Role {
 /// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name of dots only has no address".into()) } else { Ok(text.to_owned()) }
+    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
 }
 
 pub async fn token(wish: &Wish) -> Result<(), Error> {
@@ -195,7 +195,7 @@ fn new(wish: &New) -> Result<(), Error> {
         Form::Json | Form::Jsonl => say(json!({ "token": token, "name": name, "role": role.text(), "sha256": sha256 })),
         Form::Text => {
             say(format!("token: {token}\n"));
-            say("Keep it: it is stored nowhere. Let it in with this section of the configuration:\n");
+            say("Keep it: it is stored nowhere. Allow it with this section of the configuration:\n");
             say(format!("[[auth.token]]\nname = {name:?}\nrole = \"{role}\"\nsha256 = \"{sha256}\""));
         }
     }
@@ -217,7 +217,7 @@ async fn create(asked: &Asked<Create>) -> Result<(), Error> {
     let answer = asked.client()?.ask(&Request::post(&["v1", "tokens"]).body(body.to_string())).await?;
     asked.print(&answer, |answer| {
         let token = answer.read::<TokenView>()?.token.unwrap_or_default();
-        Ok(format!("token: {token}\n\nKeep it: it is stored nowhere and told this once. It is in force."))
+        Ok(format!("token: {token}\n\nKeep it: it is stored nowhere and shown only once. It is in force."))
     })
 }
 

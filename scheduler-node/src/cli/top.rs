@@ -78,10 +78,12 @@ pub(super) async fn top(asked: &Asked<Wish>) -> Result<(), Error> {
             Ok(())
         }
         Form::Text if !std::io::stdout().is_terminal() => {
-            Err(Error::Usage("there is no terminal to draw on: take one picture with --once, or --output jsonl".into()))
+            Err(Error::Usage("standard output is not a terminal: use --once for one picture, or --output jsonl".into()))
         }
         Form::Text => live(watch).await,
-        Form::Json => Err(Error::Usage("pictures without end are no one document: --output jsonl, or --once".into())),
+        Form::Json => Err(Error::Usage(
+            "an endless series of pictures is not one JSON document: use --output jsonl, or --once".into(),
+        )),
         Form::Jsonl => stream(watch).await,
     }
 }
@@ -146,9 +148,9 @@ impl Watch {
                 Some(Ok(url)) if self.may_know_the_token(&url) => nodes.push((member.name.to_string(), url)),
                 Some(Ok(url)) => {
                     self.notes
-                        .push(format!("node {} is not asked: the token would go to {url} unencrypted", member.name));
+                        .push(format!("node {} is skipped: the token would be sent to {url} unencrypted", member.name));
                 }
-                _ => self.notes.push(format!("node {} says no address that it can be asked at", member.name)),
+                _ => self.notes.push(format!("node {} advertises no usable address", member.name)),
             }
         }
         nodes

@@ -39,7 +39,7 @@ impl Amqp {
     pub fn warning(&self) -> Option<String> {
         let link = Link::parse(self.url.expose_secret())?;
         let is_clear = link.scheme == "amqp" && link.has_password && !link.is_loopback();
-        is_clear.then(|| "`amqp.url` sends a password over the network in the clear; use amqps://".to_owned())
+        is_clear.then(|| "`amqp.url` sends a password over the network unencrypted; use amqps://".to_owned())
     }
 
     pub(super) fn check(&self, complaints: &mut Complaints) {
@@ -50,7 +50,7 @@ impl Amqp {
         } else if link.as_ref().is_some_and(|link| link.host.is_empty()) {
             complaints.add("amqp.url", "names no host");
         } else if self.logs_in_by_certificate() && self.cert_file.is_none() {
-            complaints.add("amqp.url", "has auth_mechanism=external, which needs amqp.cert_file and amqp.key_file");
+            complaints.add("amqp.url", "has auth_mechanism=external, which requires amqp.cert_file and amqp.key_file");
         }
         let is_clear = link.is_some_and(|link| link.scheme == "amqp");
         let files = tls::Files {
@@ -59,7 +59,7 @@ impl Amqp {
             cert: &self.cert_file,
             key: &self.key_file,
             unusable: is_clear
-                .then_some("is set, but amqp.url begins with amqp://, which takes no certificates; write amqps://"),
+                .then_some("is set, but amqp.url begins with amqp://, which uses no certificates; write amqps://"),
         };
         files.check(complaints);
     }

@@ -67,22 +67,22 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
     let mut token: Vec<Token> = Vec::with_capacity(written.token.len());
     for (index, written) in written.token.into_iter().enumerate() {
         let key = |name: &str| format!("auth.token[{index}].{name}");
-        complaints.unless(!written.name.trim().is_empty(), key("name"), "is empty; say who holds the token");
+        complaints.unless(!written.name.trim().is_empty(), key("name"), "is empty; name the holder of the token");
         complaints.unless(
             token.iter().all(|other| other.name != written.name),
             key("name"),
-            format!("is {:?}, as another token is called; give each a name of its own", written.name),
+            format!("is {:?}, the name of another token; give each a name of its own", written.name),
         );
         complaints.unless(
             written.name != Caller::ANONYMOUS,
             key("name"),
-            "is what callers without a token are called; give it another name",
+            "is the name of callers without a token; choose another name",
         );
         complaints.unless(
             !written.name.starts_with(Caller::SUBJECT),
             key("name"),
             format!(
-                "begins with {:?}, as those whom the provider signed in are called; give it another name",
+                "begins with {:?}, as the names of people signed in by the provider do; choose another name",
                 Caller::SUBJECT
             ),
         );
@@ -99,12 +99,12 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
                 complaints.unless(
                     token.iter().all(|other| other.sha256 != sha256),
                     key("sha256"),
-                    "is another token's; make a token for each with `duetime token`",
+                    "belongs to another token; make a token for each with `duetime token`",
                 );
                 complaints.unless(
                     sha256 != EMPTY,
                     key("sha256"),
-                    "is the SHA-256 of nothing; `duetime token` makes a token and prints its sha256",
+                    "is the SHA-256 of an empty text; `duetime token` makes a token and prints its sha256",
                 );
                 token.push(Token { name: written.name, role: written.role, queues, limits, sha256 });
             }

@@ -69,7 +69,7 @@ pub(super) fn settle(written: Vec<Written>, complaints: &mut Complaints) -> Vec<
         let shards = match (&written.shards, alone) {
             (Some(text), _) => read_shards(text),
             (None, true) => Ok(ShardRange::all(SHARD_COUNT)),
-            (None, false) => Err("is missing; with several databases each must say which shards it holds".to_owned()),
+            (None, false) => Err("is missing; with several databases, each must name its shards".to_owned()),
         };
         match shards {
             Ok(shards) => databases.push(Database {
@@ -108,12 +108,12 @@ fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> Strin
     complaints.unless(
         before.iter().all(|other| other.name.as_str() != written.name),
         key("name"),
-        format!("is {:?}, as another database is called; give each a name of its own", written.name),
+        format!("is {:?}, the name of another database; give each a name of its own", written.name),
     );
     if let Some(fault) = Link::fault(written.url.expose_secret(), &["postgres", "postgresql"]) {
         complaints.add(key("url"), fault);
     } else if before.iter().any(|other| other.url.expose_secret() == written.url.expose_secret()) {
-        complaints.add(key("url"), "is another database's; each needs a PostgreSQL database of its own");
+        complaints.add(key("url"), "belongs to another database; each needs a PostgreSQL database of its own");
     }
     complaints.unless(
         (CONNECTIONS_LEAST..=1_000).contains(&written.max_connections),
@@ -134,7 +134,7 @@ fn check_cover(databases: &[Database], complaints: &mut Complaints) {
         Ok(()) | Err(CoverError::Nothing) => {}
         Err(CoverError::Overlap { one, other, shared }) => complaints.add(
             at(&|database| database.name == other),
-            format!("holds the shards {shared}, and so does database `{one}`; each shard may have one database only"),
+            format!("holds the shards {shared}, but so does database `{one}`; each shard belongs to one database"),
         ),
         Err(CoverError::Gap(missing)) => complaints.add(
             at(&|database| u32::from(database.shards.first().number()) == u32::from(missing.last().number()) + 1),

@@ -46,7 +46,7 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
     complaints.unless(
         all.len() <= MAX_EXCHANGES,
         "delay_exchange",
-        format!("is there {} times; at most {MAX_EXCHANGES} are allowed", all.len()),
+        format!("is given {} times; at most {MAX_EXCHANGES} are allowed", all.len()),
     );
     for (index, of) in all.iter().enumerate() {
         let key = |name: &str| format!("delay_exchange[{index}].{name}");
@@ -54,7 +54,7 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
             is_name(&of.name, MAX_NAME_BYTES),
             key("name"),
             format!(
-                "is {:?}; it must be 1 to {MAX_NAME_BYTES} bytes and begin neither with `amq.` nor with `duetime`",
+                "is {:?}; it must be 1 to {MAX_NAME_BYTES} bytes and must not begin with `amq.` or `duetime`",
                 of.name
             ),
         );
@@ -75,8 +75,10 @@ pub(super) fn check(all: &[DelayExchange], complaints: &mut Complaints) {
         );
         let queue = of.way().queue;
         if let Some(other) = all[..index].iter().find(|other| other.way().queue == queue) {
-            let problem =
-                format!("is {:?}; its tasks would be listed under `{queue}` as those of {:?} are", of.name, other.name);
+            let problem = format!(
+                "is {:?}; its tasks would be listed under `{queue}`, as those of {:?} are",
+                of.name, other.name
+            );
             complaints.add(key("name"), problem);
         }
     }

@@ -71,9 +71,9 @@ impl Etcd {
             if let Some(fault) = Link::fault(endpoint, &["http", "https"]) {
                 complaints.add(key, fault);
             } else if self.endpoints[..index].contains(endpoint) {
-                complaints.add(key, "is there twice; remove one");
+                complaints.add(key, "is given twice; remove one");
             } else if Link::parse(endpoint).is_some_and(|link| link.user.is_some() || link.has_password) {
-                complaints.add(key, "carries a login; use etcd.username and etcd.password");
+                complaints.add(key, "contains a login; use etcd.username and etcd.password");
             } else if Link::parse(endpoint).is_some_and(|link| link.host.is_empty()) {
                 complaints.add(key, "names no host");
             }
@@ -99,7 +99,7 @@ impl Etcd {
             cert: &self.cert_file,
             key: &self.key_file,
             unusable: is_clear
-                .then_some("is set, but an endpoint begins with http://, which takes no certificates; write https://"),
+                .then_some("is set, but an endpoint begins with http://, which uses no certificates; write https://"),
         };
         files.check(complaints);
     }

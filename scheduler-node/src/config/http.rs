@@ -65,7 +65,7 @@ impl Http {
             ("http.key_file", &self.key_file, "http.cert_file", &self.cert_file),
         ] {
             let Some(file) = file else { continue };
-            complaints.unless(partner.is_some(), key, format!("needs {other} beside it"));
+            complaints.unless(partner.is_some(), key, format!("requires {other} too"));
             if let Err(error) = std::fs::metadata(file) {
                 complaints.add(key, format!("names {}, which cannot be read: {error}", file.display()));
             }
@@ -77,7 +77,8 @@ impl Http {
             self.listen.ip().is_loopback() || !auth.is_empty(),
             "http.listen",
             format!(
-                "is {}, which others can reach, but no [[auth.token]] is configured; make one with `duetime token`, or listen on 127.0.0.1",
+                "is {}, which other machines can reach, but no [[auth.token]] is configured; make one with `duetime \
+                 token`, or listen on 127.0.0.1",
                 self.listen
             ),
         );

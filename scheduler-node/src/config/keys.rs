@@ -30,17 +30,21 @@ pub const STANDARD: &[(&str, &str)] = &[
 ];
 
 pub const KEYS: &[Key] = &[
-    key("node.name", "", "lasting name of this node, the same after a restart; default: the host's name"),
-    key("etcd.endpoints", "[\"http://127.0.0.1:2379\"]", "one or several; from the environment separated by commas"),
-    key("etcd.prefix", "\"/duetime\"", "under which every key of this cluster lies"),
-    key("etcd.lease_ttl_ms", "10000", "silence after which a node counts as gone; whole seconds, at least 2000"),
-    key("etcd.username", "", "needs etcd.password"),
+    key("node.name", "", "permanent name of this node, the same after a restart; default: the host's name"),
+    key("etcd.endpoints", "[\"http://127.0.0.1:2379\"]", "one or more URLs; separated by commas in the environment"),
+    key("etcd.prefix", "\"/duetime\"", "prefix of every key of this cluster"),
+    key(
+        "etcd.lease_ttl_ms",
+        "10000",
+        "silence after which the cluster treats a node as lost; whole seconds, at least 2000",
+    ),
+    key("etcd.username", "", "requires etcd.password"),
     key("etcd.password", "", ""),
     key("etcd.password_file", "", "file that holds the password"),
     key("etcd.ca_file", "", "PEM of the authority that signed the servers' certificates; default: the system's"),
     key("etcd.cert_file", "", "PEM of the client certificate, with etcd.key_file"),
     key("etcd.key_file", "", "PEM of its private key"),
-    key("database[].name", "\"main\"", "lasting name of the database, different for each"),
+    key("database[].name", "\"main\"", "permanent name of the database, different for each"),
     key(
         "database[].url",
         "",
@@ -55,7 +59,7 @@ pub const KEYS: &[Key] = &[
     key(
         "database[].max_connections",
         "20",
-        "connections this node opens to it at most: a half to dispatch tasks, a quarter for writes, a quarter for reads",
+        "most connections this node opens to it: half to dispatch tasks, a quarter for writes, a quarter for reads",
     ),
     key(
         "amqp.url",
@@ -69,61 +73,73 @@ pub const KEYS: &[Key] = &[
     key(
         "amqp.default_door",
         "true",
-        "whether reports and submissions may come by the names of their queues; false: by the exchange duetime.in only",
+        "whether reports and submissions may use the default exchange; false: only the exchange duetime.in",
     ),
     key(
         "delay_exchange[].name",
         "",
-        "exchange that this cluster declares; what is published there waits as its `x-delay` header says",
+        "exchange that this cluster declares; a message published there waits as its `x-delay` header says",
     ),
-    key("delay_exchange[].type", "\"topic\"", "topic, direct, fanout or headers: what its publishers declare"),
-    key("delay_exchange[].deliver_to", "", "exchange that a message goes on to when it is due, as it came"),
+    key("delay_exchange[].type", "\"topic\"", "topic, direct, fanout or headers: the type that its publishers declare"),
+    key("delay_exchange[].deliver_to", "", "exchange to which a due message is published unchanged"),
     key(
         "delay_exchange[].unroutable",
         "\"set_aside\"",
-        "what becomes of a message that deliver_to has no queue for: set_aside, wait or drop",
+        "what to do with a message that deliver_to cannot route to a queue: set_aside, wait or drop",
     ),
     key(
         "http.listen",
         "\"127.0.0.1:8080\"",
         "address and port; beyond loopback only with an auth token; port 0 takes a free one",
     ),
-    key("http.max_connections", "4096", "connections of clients that are open at one time"),
-    key("http.max_connections_per_address", "1024", "of these, connections from one address (IPv6: one /64 network)"),
-    key("http.max_requests_per_second", "0", "requests a second that each node answers each caller; 0: no limit"),
+    key("http.max_connections", "4096", "most client connections open at one time"),
+    key(
+        "http.max_connections_per_address",
+        "1024",
+        "of these, most connections from one address (IPv6: one /64 network)",
+    ),
+    key(
+        "http.max_requests_per_second",
+        "0",
+        "most requests a second that each node accepts from each caller; 0: no limit",
+    ),
     key(
         "http.cert_file",
         "",
-        "PEM of the node's certificate with its chain, with http.key_file; then it speaks TLS only",
+        "PEM of the node's certificate with its chain, with http.key_file; the node then accepts TLS only",
     ),
     key("http.key_file", "", "PEM of its private key; both files are read again when they change"),
-    key("http.advertise", "", "base URL that other nodes and people see; default: from http.listen"),
-    key("auth.token[].name", "", "who holds the token"),
+    key("http.advertise", "", "base URL shown to other nodes and to people; default: from http.listen"),
+    key("auth.token[].name", "", "name of the token's holder"),
     key(
         "auth.token[].role",
         "",
         "metrics, submitter, reporter, observer, viewer, producer or operator; see the roles in docs/security.md",
     ),
-    key("auth.token[].queues", "", "the queues it is for: a list of names, or starts of names and `*`; default: all"),
+    key("auth.token[].queues", "", "the queues it covers: a list of names, or prefixes and `*`; default: all"),
     key(
         "auth.token[].limits.requests_per_second",
         "",
-        "requests a second that each node answers it; default: http.max_requests_per_second",
+        "most requests a second that each node accepts with it; default: http.max_requests_per_second",
     ),
+    key("auth.token[].limits.pending", "", "most unfinished tasks of its queues; default: no limit, as for the next"),
+    key("auth.token[].limits.pending_bytes", "", "most bytes of the payloads and headers of these tasks"),
     key(
-        "auth.token[].limits.pending",
+        "auth.token[].limits.queues",
         "",
-        "tasks of its queues that are not finished; default: no limit, as for the next",
+        "most queues that it covers; default: queues.max_per_caller, of those it creates",
     ),
-    key("auth.token[].limits.pending_bytes", "", "bytes of the payloads and headers of these tasks"),
-    key("auth.token[].limits.queues", "", "queues it is for; default: queues.max_per_caller, of those it creates"),
-    key("auth.token[].limits.schedules", "", "schedules of its queues"),
+    key("auth.token[].limits.schedules", "", "most schedules of its queues"),
     key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
     key("auth.oidc.issuer", "", "https:// address of the identity provider that signs people in to the console"),
-    key("auth.oidc.client_id", "", "what the provider calls this cluster"),
-    key("auth.oidc.client_secret", "", "what it knows it by, the same on every node; at least 24 characters"),
-    key("auth.oidc.client_secret_file", "", "file that holds it"),
-    key("auth.oidc.scopes", "[\"openid\", \"profile\", \"email\"]", "what the provider is asked for"),
+    key("auth.oidc.client_id", "", "name of this cluster at the provider"),
+    key(
+        "auth.oidc.client_secret",
+        "",
+        "secret of this cluster at the provider, the same on every node; at least 24 characters",
+    ),
+    key("auth.oidc.client_secret_file", "", "file that holds the secret"),
+    key("auth.oidc.scopes", "[\"openid\", \"profile\", \"email\"]", "scopes requested from the provider"),
     key(
         "auth.oidc.redirect_url",
         "",
@@ -132,37 +148,37 @@ pub const KEYS: &[Key] = &[
     key(
         "auth.oidc.roles_claim",
         "\"groups\"",
-        "claim of the id token that says what somebody is, by its name or as a path with dots",
+        "claim of the id token that holds a person's groups or roles, by its name or as a path with dots",
     ),
-    key("auth.oidc.role[].value", "", "a value of that claim; who has none of them is not let in"),
+    key("auth.oidc.role[].value", "", "a value of that claim; people without any of them cannot sign in"),
     key(
         "auth.oidc.role[].role",
         "",
-        "observer, viewer, producer or operator; of several values the strongest role counts",
+        "observer, viewer, producer or operator; of several values, the strongest role counts",
     ),
-    key("auth.oidc.role[].queues", "", "the queues it is for, as those of a token; default: all"),
-    key("audit.keep_days", "400", "how long it is known who did what; the same on every node"),
+    key("auth.oidc.role[].queues", "", "the queues it covers, as for a token; default: all"),
+    key("audit.keep_days", "400", "how long audit records are kept; the same on every node"),
     key("console.show_payloads", "true", "whether the web console shows payloads and results"),
     key("scheduler.horizon_ms", "10000", "how far ahead due tasks are loaded into memory"),
-    key("scheduler.heap_entries", "1000000", "due tasks kept in memory at most, about 40 bytes each"),
+    key("scheduler.heap_entries", "1000000", "most due tasks kept in memory, about 40 bytes each"),
     key(
         "scheduler.claim_ahead_ms",
         "100",
-        "how long before its due time a task may be claimed at most; as much of it is used as claims lately took",
+        "how long before its due time a task may be claimed at most; the node uses the recent duration of claims",
     ),
-    key("scheduler.batch", "500", "tasks claimed or settled in one statement at most"),
-    key("scheduler.window", "10000", "tasks claimed whose outcome is not written yet, at most"),
+    key("scheduler.batch", "500", "most tasks claimed or settled in one statement"),
+    key("scheduler.window", "10000", "most claimed tasks whose outcome is not written yet"),
     key("queues.auto_create", "true", "whether a submission creates a queue that does not exist"),
-    key("queues.max", "5000", "queues in the cluster; further ones are refused"),
-    key("queues.max_per_caller", "1000", "of these, queues that one caller's submissions created"),
-    key("queues.max_payload_bytes", "262144", "largest payload taken, at most 1048576"),
+    key("queues.max", "5000", "most queues in the cluster; further ones are refused"),
+    key("queues.max_per_caller", "1000", "of these, most queues that one caller's submissions create"),
+    key("queues.max_payload_bytes", "262144", "largest payload accepted, at most 1048576"),
     key("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
     key("telemetry.format", "\"text\"", "text or json"),
     key("telemetry.otlp_endpoint", "", "http://host:4318 of an OpenTelemetry collector; default: nothing is exported"),
     key("telemetry.otlp_headers", "", "name=value pairs separated by commas, sent with every export"),
-    key("telemetry.otlp_headers_file", "", "file that holds them"),
-    key("telemetry.service_name", "\"duetime\"", "under which the collector knows the cluster"),
-    key("telemetry.trace_ratio", "0", "of the tasks that come without a trace, how many begin one: 0 to 1"),
+    key("telemetry.otlp_headers_file", "", "file that holds these pairs"),
+    key("telemetry.service_name", "\"duetime\"", "name of the cluster at the collector"),
+    key("telemetry.trace_ratio", "0", "share of the tasks submitted without a trace that start one: 0 to 1"),
 ];
 
 impl Key {
@@ -175,8 +191,9 @@ impl Key {
 /// The table as text: key, default, variable and meaning.
 pub fn table() -> String {
     let mut text = String::from(
-        "Configuration keys, with defaults. The file is TOML; a variable of the environment wins over it.\n\
-         A section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in the file and counts from 0 in a variable.\n",
+        "Configuration keys, with defaults. The file is TOML; an environment variable takes precedence over it.\n\
+         A section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in \
+         the file and counts from 0 in a variable.\n",
     );
     for key in KEYS {
         let default = if key.default.is_empty() { String::new() } else { format!(" = {}", key.default) };

@@ -170,7 +170,7 @@ impl Config {
         let mut warnings: Vec<String> = self.amqp.warning().into_iter().collect();
         let is_clear = |url: &String| Link::parse(url).is_some_and(|link| link.scheme == "http" && !link.is_loopback());
         if self.etcd.password.is_some() && self.etcd.endpoints.iter().any(is_clear) {
-            warnings.push("`etcd.password` goes over the network in the clear; use https:// endpoints".to_owned());
+            warnings.push("`etcd.password` is sent over the network unencrypted; use https:// endpoints".to_owned());
         }
         warnings
     }

@@ -93,22 +93,19 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Oidc {
         "auth.oidc.redirect_url",
         format!("must be the address of the console as browsers reach it, with the path {CALLBACK}"),
     );
-    complaints.unless(
-        !written.client_id.trim().is_empty(),
-        "auth.oidc.client_id",
-        "is empty; the provider gives it out",
-    );
+    complaints.unless(!written.client_id.trim().is_empty(), "auth.oidc.client_id", "is empty; the provider issues it");
     complaints.unless(
         written.client_secret.expose_secret().len() >= SECRET_CHARS,
         "auth.oidc.client_secret",
         format!(
-            "has less than {SECRET_CHARS} characters; sessions are sealed with a key made from it, so let the provider make a random one"
+            "has less than {SECRET_CHARS} characters; sessions are sealed with a key derived from it, so let the \
+             provider generate a random one"
         ),
     );
     complaints.unless(
         written.scopes.iter().any(|scope| scope == OPENID),
         "auth.oidc.scopes",
-        format!("lacks {OPENID:?}, without which a provider signs nobody in"),
+        format!("lacks {OPENID:?}, which a provider requires for signing in"),
     );
     complaints.unless(!written.roles_claim.trim().is_empty(), "auth.oidc.roles_claim", "is empty; name a claim");
     Oidc {
@@ -126,7 +123,8 @@ fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<G
         (1..=MAX_GRANTS).contains(&written.len()),
         "auth.oidc.role",
         format!(
-            "has {} entries; it must have 1 to {MAX_GRANTS}, because nobody is let in without one: [[auth.oidc.role]] with `value` and `role`",
+            "has {} entries; it must have 1 to {MAX_GRANTS}, because people can sign in only with one: \
+             [[auth.oidc.role]] with `value` and `role`",
             written.len()
         ),
     );
@@ -137,7 +135,7 @@ fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<G
         complaints.unless(
             grants.iter().all(|other| other.value != value),
             key("value"),
-            format!("is {value:?}, as another entry's; write each value once"),
+            format!("is {value:?}, as in another entry; write each value once"),
         );
         complaints.unless(
             Role::CONSOLE.contains(&role),
@@ -165,7 +163,7 @@ fn fault(url: &str) -> Option<String> {
         return Some("must have a host, and neither a login nor a #".to_owned());
     }
     (link.scheme == "http" && !is_loopback(&link.host))
-        .then(|| "begins with http://, which others can read; only on loopback it need not be https://".to_owned())
+        .then(|| "begins with http://, which others can read; use https:// except on loopback".to_owned())
 }
 
 fn is_loopback(host: &str) -> bool {

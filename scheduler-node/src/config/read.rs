@@ -16,7 +16,7 @@ pub(super) fn maybe_secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result
 /// A list, or one text with commas, the form that an environment variable can hold.
 pub(super) fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "must be a list of texts, or one text with commas")]
+    #[serde(untagged, expecting = "must be a list of strings, or one string with commas")]
     enum Either {
         Many(Vec<String>),
         One(String),

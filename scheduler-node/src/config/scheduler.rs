@@ -62,7 +62,7 @@ impl Scheduler {
         complaints.unless(
             self.claim_ahead_ms <= 1_000,
             "scheduler.claim_ahead_ms",
-            format!("is {}; it must be at most 1000: what is claimed can no longer be cancelled", self.claim_ahead_ms),
+            format!("is {}; it must be at most 1000: a claimed task can no longer be cancelled", self.claim_ahead_ms),
         );
         self.check_relations(complaints);
     }

@@ -95,7 +95,7 @@ impl Telemetry {
 
     fn check_log(&self, complaints: &mut Complaints) {
         if let Err(error) = EnvFilter::try_new(&self.log) {
-            complaints.add("telemetry.log", format!("is {:?}, which is no log filter: {error}", self.log));
+            complaints.add("telemetry.log", format!("is {:?}, which is not a log filter: {error}", self.log));
             return;
         }
         // A misspelt level would parse as the name of a target, and would silence every other target.

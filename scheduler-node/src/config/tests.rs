@@ -218,11 +218,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("[[auth.token]]\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "missing"),
     ("[[auth.token]]\nname = 'anonymous'\nrole = 'operator'\nsha256 = ''", "auth.token[0].name", "another name"),
-    (
-        "[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = ['*']\nsha256 = ''",
-        "auth.token[0].queues",
-        "start of one",
-    ),
+    ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = ['*']\nsha256 = ''", "auth.token[0].queues", "prefix"),
     ("[[auth.token]]\nname = 'ops'\nrole = 'viewer'\nqueues = []\nsha256 = ''", "auth.token[0].queues", "left out"),
     ("[scheduler]\nclaim_ahead_ms = 500\nhorizon_ms = 400", "scheduler.claim_ahead_ms", "scheduler.horizon_ms"),
     ("[scheduler]\nwindow = 100", "scheduler.window", "scheduler.batch"),
@@ -389,7 +385,7 @@ fn a_variable_that_names_no_key_is_refused() {
     let cases = [
         ("DUETIME_SCHEDULER__BACTH", "names no key"),
         ("DUETIME_DATABASE__URL", "names no key"),
-        ("DUETIME_DATABASE__3__URL", "there is no number 1"),
+        ("DUETIME_DATABASE__3__URL", "number 1 is missing"),
         ("DUETIME_AMQP__URL_FILE", "cannot be read"),
     ];
     for (variable, word) in cases {

@@ -111,7 +111,7 @@ impl Tree {
         };
         let key = written(&steps);
         if let Some(other) = self.variables.get(&key) {
-            return complaints.add(variable, format!("is set, and so is {other}; set one of them"));
+            return complaints.add(variable, format!("is set, but so is {other}; set one of them"));
         }
         match insert(&mut self.root, &steps, Value::from(text)) {
             Ok(()) => drop(self.variables.insert(key, variable)),
@@ -158,7 +158,7 @@ fn take_from(dict: &mut Dict, section: &str, name: &str, complaints: &mut Compla
     let Some(file) = dict.remove(&format!("{name}_file")) else { return };
     let key = format!("{section}.{name}_file");
     if dict.contains_key(name) {
-        return complaints.add(key, format!("is set, and so is {section}.{name}; set one of them"));
+        return complaints.add(key, format!("is set, but so is {section}.{name}; set one of them"));
     }
     let Some(path) = file.as_str() else {
         return complaints.add(key, "must be text: the path of a file");
@@ -232,7 +232,7 @@ fn insert(root: &mut Dict, steps: &[String], leaf: Value) -> Result<(), String> 
         return Err(format!("cannot be set: the file does not have `{first}` as a list, [[{first}]]"));
     };
     if index > items.len() {
-        return Err(format!("counts from 0 without a gap, but there is no number {}", items.len()));
+        return Err(format!("counts from 0 without a gap, but number {} is missing", items.len()));
     }
     if index == items.len() {
         items.push(Value::from(Dict::new()));

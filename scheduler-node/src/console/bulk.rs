@@ -125,7 +125,7 @@ impl Wish {
             Some("run") => Action::Run,
             Some("retry") => Action::Retry,
             Some("move") => Action::Move,
-            _ => return Err(Problem::invalid_field("action", "say what to do: cancel, run, retry or move")),
+            _ => return Err(Problem::invalid_field("action", "choose an action: cancel, run, retry or move")),
         };
         let selected = match posted.one("scope") {
             Some("all") => None,
@@ -152,7 +152,7 @@ impl Wish {
         let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
         let fields = self.wanted.fields().iter();
         let words: Vec<String> = fields.map(|(name, value)| format!("{}: {value}", label(name))).collect();
-        if words.is_empty() { vec!["all tasks there are".to_owned()] } else { words }
+        if words.is_empty() { vec!["all tasks".to_owned()] } else { words }
     }
 }
 
@@ -160,7 +160,7 @@ fn ids(posted: &Posted) -> Result<Vec<TaskId>, Problem> {
     let ids: Result<Vec<TaskId>, _> = posted.all("id").map(str::parse).collect();
     let ids = ids.map_err(|_| Problem::invalid_field("id", "this is not the id of a task"))?;
     if ids.is_empty() {
-        return Err(Problem::invalid_field("id", "nothing is selected: select tasks, or choose all that match"));
+        return Err(Problem::invalid_field("id", "no tasks are selected: select some, or choose all that match"));
     }
     if ids.len() > PAGE as usize {
         return Err(Problem::invalid_field(
@@ -278,7 +278,7 @@ fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
         let why = match why {
             Left::InFlight => "are in flight, or have finished",
             Left::WouldExpire => "would expire before they are due",
-            Left::KeyTaken => "have a key that another task has by now",
+            Left::KeyTaken => "have a key that another task now has",
         };
         (why, *tasks)
     };

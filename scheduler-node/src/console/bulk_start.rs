@@ -74,7 +74,7 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
 pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
     let trouble = |problem| Trouble::at(&visitor, problem);
     if !console.show_payloads {
-        let detail = "an export has payloads, and this console is set not to show any (`console.show_payloads`)";
+        let detail = "an export has payloads, but this console is configured to show none (`console.show_payloads`)";
         return Err(trouble(Problem::forbidden(detail)));
     }
     let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;

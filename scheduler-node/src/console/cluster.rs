@@ -129,7 +129,7 @@ pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
     let node = posted.one("node").unwrap_or_default();
     let done = match action {
         "drain" | "undrain" => visitor.desk.node_drain(node, action == "drain", &visitor.caller.name).await.map(drop),
-        _ => Err(Problem::invalid_field("action", "say what to do: drain or undrain")),
+        _ => Err(Problem::invalid_field("action", "choose an action: drain or undrain")),
     };
     if let Some(what) = deed(On::Node, action) {
         acted(&visitor.actor(), what, node, done.as_ref().map(|()| "done"));

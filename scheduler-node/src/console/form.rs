@@ -78,10 +78,10 @@ pub(super) const fn retry(default: &'static str) -> [Spec; 6] {
     const KINDS: Kind = Kind::OneOf(&["polynomial", "exponential", "fixed", "immediate"]);
     [
         spec("retry.kind", KINDS, default, "how long to wait after a failed attempt"),
-        spec("retry.delay_ms", Kind::Whole, "", "with fixed: always so long"),
-        spec("retry.base_ms", Kind::Whole, "", "with exponential: after the first failure"),
-        spec("retry.factor", Kind::Number, "2", "with exponential: so many times as long after each further one"),
-        spec("retry.max_ms", Kind::Whole, "1 day", "with exponential: never longer"),
+        spec("retry.delay_ms", Kind::Whole, "", "with fixed: the wait"),
+        spec("retry.base_ms", Kind::Whole, "", "with exponential: the wait after the first failure"),
+        spec("retry.factor", Kind::Number, "2", "with exponential: the factor for each further failure"),
+        spec("retry.max_ms", Kind::Whole, "1 day", "with exponential: the longest wait"),
         spec("retry.jitter", Kind::Number, "0", "with exponential: shortened by a random part, 0 to 1"),
     ]
 }
@@ -158,7 +158,7 @@ fn value(spec: &Spec, text: &str) -> Result<Value, Problem> {
         Kind::Whole => text.parse::<i64>().map(Value::from).map_err(|_| refuse("a whole number, without commas")),
         Kind::Number => {
             let number = text.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
-            number.map(Value::Number).ok_or_else(|| refuse("a number, with a point and not a comma"))
+            number.map(Value::Number).ok_or_else(|| refuse("a number with a decimal point, without commas"))
         }
         Kind::List => {
             let numbers = text.split(',').map(|number| number.trim().parse::<i64>().map(Value::from));

@@ -142,7 +142,7 @@ pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(html) => with_headers((status, Html(html)).into_response()),
         Err(error) => {
-            tracing::error!(error = &error as &dyn std::error::Error, "a page cannot be made");
+            tracing::error!(error = &error as &dyn std::error::Error, "a page cannot be rendered");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -102,10 +102,10 @@ fn live_tiles(census: &Census) -> [Tile; 4] {
     let counts = &census.counts;
     let tile = |name, tasks, note, href| Tile { name, value: about(tasks, census), note, href, bad: false };
     [
-        tile("Scheduled", counts.scheduled, "wait for their time", "/console/tasks?state=scheduled"),
-        tile("Waiting", counts.waiting, "for other tasks", "/console/tasks?state=waiting"),
-        tile("Ready", counts.ready, "due, wait for room", "/console/tasks?state=ready"),
-        tile("In flight", counts.in_flight(), "handed over, not finished", "/console/tasks?state=delivered"),
+        tile("Scheduled", counts.scheduled, "waiting for their due time", "/console/tasks?state=scheduled"),
+        tile("Waiting", counts.waiting, "waiting for other tasks", "/console/tasks?state=waiting"),
+        tile("Ready", counts.ready, "due, waiting for room", "/console/tasks?state=ready"),
+        tile("In flight", counts.in_flight(), "delivered, not finished", "/console/tasks?state=delivered"),
     ]
 }
 
@@ -116,7 +116,7 @@ fn node_tiles(figures: &NodeFigures) -> NodeTiles {
     // A due task is claimed within milliseconds; alerts already notice a delay of one second.
     let overdue = Tile {
         bad: figures.oldest_overdue >= Duration::from_secs(1),
-        ..tile("Overdue", span(figures.oldest_overdue), "the oldest due task of its shards")
+        ..tile("Overdue", span(figures.oldest_overdue), "the oldest due task in its shards")
     };
     let finished = format!("{:.1}", figures.a_minute(figures.finished()));
     NodeTiles {
@@ -126,7 +126,7 @@ fn node_tiles(figures: &NodeFigures) -> NodeTiles {
             overdue,
             tile("Lateness p50", lateness(figures.lateness.p50_s), "published after due"),
             tile("Lateness p99", lateness(figures.lateness.p99_s), "published after due"),
-            tile("Finished / min", finished, "on average since it started"),
+            tile("Finished / min", finished, "average since it started"),
         ],
     }
 }

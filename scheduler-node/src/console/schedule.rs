@@ -34,32 +34,32 @@ use crate::{
 const SHOWN: usize = 5;
 
 const CALENDAR: [Spec; 6] = [
-    spec("queue", Kind::Text, "", "of its tasks; required"),
-    spec("cron", Kind::Text, "", "minute hour day month weekday, with seconds first if wanted; or @daily"),
-    spec("time_zone", Kind::Text, "UTC", "whose clock cron goes by, like Europe/Berlin"),
-    spec("every_ms", Kind::Whole, "", "instead of cron: 1000 or more, counted from 1970"),
+    spec("queue", Kind::Text, "", "queue of its tasks; required"),
+    spec("cron", Kind::Text, "", "minute hour day month weekday, optionally with seconds first; or @daily"),
+    spec("time_zone", Kind::Text, "UTC", "time zone of cron, like Europe/Berlin"),
+    spec("every_ms", Kind::Whole, "", "interval instead of cron: 1000 or more, counted from 1970"),
     spec(
         "overlap",
         Kind::OneOf(&["skip", "buffer_one", "allow"]),
         "skip",
-        "what becomes of a fire time while the last task is unfinished",
+        "what to do at a fire time while the last task is unfinished",
     ),
     spec("catch_up_ms", Kind::Whole, "60000", "fire times missed by no more than this are made up"),
 ];
 
 const PAYLOAD: [Spec; 3] = [
-    spec("payload", Kind::Json, "null", "of its tasks: JSON, up to 64 KiB"),
+    spec("payload", Kind::Json, "null", "payload of its tasks: JSON, up to 64 KiB"),
     spec("payload_base64", Kind::Text, "", "instead of payload: any bytes"),
     spec("content_type", Kind::Text, "application/octet-stream", "with payload_base64"),
 ];
 
 const TASKS: [Spec; 6] = [
-    spec("headers", Kind::Object, "none", "of its tasks: a JSON object of texts"),
+    spec("headers", Kind::Object, "none", "headers of its tasks: a JSON object of strings"),
     spec("priority", Kind::Whole, "3", "1 (highest) to 5"),
     spec("partition_key", Kind::Text, "", "colocates and orders its tasks"),
-    spec("max_attempts", Kind::Whole, "the queue's", "then a task is dead"),
-    spec("timeout_ms", Kind::Whole, "the queue's", "how long a delivered attempt may be silent"),
-    spec("expires_after_ms", Kind::Whole, "never", "from the fire time: not started by then, it never is"),
+    spec("max_attempts", Kind::Whole, "the queue's", "most attempts; after them a task is dead"),
+    spec("timeout_ms", Kind::Whole, "the queue's", "how long a delivered attempt may go without a report"),
+    spec("expires_after_ms", Kind::Whole, "never", "counted from the fire time: a task not started by then expires"),
 ];
 
 /// The fields of the form. A visitor who may not see the payload cannot set it either: a form without it keeps the
@@ -207,7 +207,7 @@ pub(super) async fn act(
         "pause" | "resume" => visitor.desk.schedule_pause(name.clone(), action == "pause").await.map(|_| here),
         "run" => visitor.desk.schedule_run(name.clone()).await.map(|task| format!("/console/tasks/{}", task.id)),
         "delete" => visitor.desk.schedule_delete(name.clone()).await.map(|()| "/console/schedules".to_owned()),
-        _ => Err(Problem::invalid_field("action", "say what to do: set, pause, resume, run or delete")),
+        _ => Err(Problem::invalid_field("action", "choose an action: set, pause, resume, run or delete")),
     };
     if let Some(what) = deed(On::Schedule, action) {
         acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));

@@ -51,8 +51,7 @@ fn seal(key: &SecretSlice<u8>) -> Seal {
 }
 
 fn unread() -> Problem {
-    let detail =
-        "this node has not read the cluster's keys from the first database yet, so it cannot tell who has signed in";
+    let detail = "this node has not read the cluster's keys from the first database yet, so it cannot verify sessions";
     Problem::unavailable(detail).retry_after(READ_AFTER_S)
 }
 

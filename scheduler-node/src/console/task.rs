@@ -84,10 +84,10 @@ struct CancelPage {
 const SAID: [(&str, &str); 6] = [
     ("cancelled", "Cancelled: nothing is delivered from here on."),
     ("no_further_attempts", "No further attempts; a copy of an earlier one may still be with the broker."),
-    ("stopping", "Its consumer is told to stop with its next heartbeat."),
+    ("stopping", "Its consumer is asked to stop with its next heartbeat."),
     ("run", "Due now."),
-    ("retry", "Alive again, with new attempts."),
-    ("move", "Due at another time."),
+    ("retry", "Scheduled again, with new attempts."),
+    ("move", "Moved to another due time."),
 ];
 
 pub(super) async fn task(
@@ -168,7 +168,7 @@ fn facts(task: &TaskView) -> Vec<(&'static str, String)> {
         fact("Status code", task.status_code.map(|code| code.to_string())),
         fact("Status", task.status_msg.clone()),
         fact("Expires", task.expires_at.map(|at| format!("{} UTC", when(at, at).plain))),
-        fact("Stopping", task.stopping.then(|| "its consumer is to stop".to_owned())),
+        fact("Stopping", task.stopping.then(|| "its consumer is asked to stop".to_owned())),
     ]
     .into_iter()
     .flatten()
@@ -204,13 +204,13 @@ fn timeline(task: &TaskView, now: UnixMicros) -> Vec<Step> {
 }
 
 fn dependency(on: &common::wire::DependencyView) -> String {
-    let state = on.state.map_or("nothing is known of it", |state| state.text());
+    let state = on.state.map_or("not submitted", |state| state.text());
     format!("{} of {}: {state}", on.key, on.queue)
 }
 
 impl Shown {
     fn hidden(why: &str) -> Self {
-        Self { text: String::new(), note: format!("Not shown here: {why}.") }
+        Self { text: String::new(), note: format!("Hidden here: {why}.") }
     }
 
     fn json(text: &str) -> Self {
@@ -292,10 +292,10 @@ async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, 
         Some("retry") => desk.retry(id).await.map(|_| "retry"),
         Some("move") => {
             let Some(target) = target(posted.one("to"), posted.one("by_min"), desk.now())? else {
-                return Err(Problem::invalid_field("to", "say when it shall be due"));
+                return Err(Problem::invalid_field("to", "give the new due time"));
             };
             move_to(desk, id, target).await.map(|()| "move")
         }
-        _ => Err(Problem::invalid_field("action", "say what to do: cancel, stop, run, retry or move")),
+        _ => Err(Problem::invalid_field("action", "choose an action: cancel, stop, run, retry or move")),
     }
 }

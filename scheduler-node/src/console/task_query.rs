@@ -109,8 +109,9 @@ impl Wanted {
     pub(super) fn list_filter(&self) -> Result<ListFilter, Problem> {
         let filter: ListFilter = self.read()?;
         let cursor = self.cursor.as_ref().map(|cursor| cursor.parse());
-        let cursor =
-            cursor.transpose().map_err(|_| Problem::invalid_field("cursor", "this is the address of no page"))?;
+        let cursor = cursor
+            .transpose()
+            .map_err(|_| Problem::invalid_field("cursor", "the cursor is not valid; go back to the first page"))?;
         let filter = ListFilter { limit: Some(PAGE), cursor, ..filter };
         filter.validate().map(|()| filter)
     }

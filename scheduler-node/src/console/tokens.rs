@@ -64,7 +64,7 @@ pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
     let done = match action {
         "create" => create(&posted).await,
         "revoke" => visitor.desk.token_revoke(name, by).await,
-        _ => Err(Problem::invalid_field("action", "say what to do: create or revoke")),
+        _ => Err(Problem::invalid_field("action", "choose an action: create or revoke")),
     };
     if let Some(what) = deed(On::Token, action) {
         acted(&visitor.actor(), what, name, done.as_ref().map(|_| "done"));
@@ -100,7 +100,7 @@ fn limits(posted: &Posted) -> Result<LimitsRequest, Problem> {
     let number = |field: &'static str| match posted.one(field) {
         Some(text) => match text.trim().parse::<i64>() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => Err(Problem::invalid_field(field, "a limit is a whole number")),
+            Err(_) => Err(Problem::invalid_field(field, "a limit must be a whole number")),
         },
         None => Ok(None),
     };
@@ -115,7 +115,7 @@ fn limits(posted: &Posted) -> Result<LimitsRequest, Problem> {
 }
 
 fn not_days() -> Problem {
-    Problem::invalid_field("days", "a token's end is a whole number of days from now")
+    Problem::invalid_field("days", "a token's expiry must be a whole number of days from now")
 }
 
 async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, String)>) -> Result<Response, Trouble> {

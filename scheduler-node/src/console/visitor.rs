@@ -70,7 +70,7 @@ impl Visitor {
         if self.may(needed) {
             return Ok(());
         }
-        let detail = format!("this needs the role {}; yours is {}", needed.roles(), self.caller.role);
+        let detail = format!("this page needs the role {}; your role is {}", needed.roles(), self.caller.role);
         Err(Trouble::at(self, Problem::forbidden(detail)))
     }
 
@@ -159,7 +159,7 @@ impl FromRequest<Console> for Posted {
         let visitor = Visitor::from_request_parts(&mut parts, console).await?;
         let refuse = |problem: Problem| Trouble::at(&visitor, problem).into_response();
         if !is_from_here(&parts.headers) {
-            return Err(refuse(Problem::forbidden("this form was not sent by a page of this console")));
+            return Err(refuse(Problem::forbidden("the form was not sent by a page of this console")));
         }
         let route = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let needed = needed(route.unwrap_or_default());
@@ -169,7 +169,7 @@ impl FromRequest<Console> for Posted {
         let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());
         if !bool::from(sent.as_bytes().ct_eq(visitor.form_token.as_bytes())) {
             return Err(refuse(Problem::forbidden(
-                "the form is of another session; go back, reload the page and send it again",
+                "the form belongs to another session; go back, reload the page and send it again",
             )));
         }
         Ok(Self { visitor, fields })
@@ -269,18 +269,18 @@ pub(super) async fn sign_in(
     let from = from.map(|Extension(from)| from);
     if !is_from_here(&headers) {
         let frame = Frame::outside("Sign in", Theme::of(&headers));
-        return Trouble::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
+        return Trouble::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
             .into_response();
     }
     let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
     let Some(caller) = console.gate.caller(token.as_bytes()) else {
-        let trouble = "This token is unknown here.".to_owned();
+        let trouble = "The token is unknown, revoked or expired.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
     let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
     if !caller.may(Permission::Look) {
         let problem = Problem::forbidden(format!(
-            "the console needs a token with the role {}; the role of this one is {}",
+            "the console needs a token with the role {}; this one has the role {}",
             Permission::Look.roles(),
             caller.role
         ));

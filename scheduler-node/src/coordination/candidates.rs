@@ -11,7 +11,7 @@ impl Coordination {
         let op = EtcdOp::CandidatePut;
         match self.record_keep(op, self.keys.candidate(lease), value, lease, |_| true).await? {
             Kept::Ours { create_revision } => Ok(Term::from_revision(create_revision)),
-            Kept::Anothers { .. } => unreachable!("the key of our own lease is ours whatever it says"),
+            Kept::Anothers { .. } => unreachable!("the key of our own lease is ours, whatever its value"),
         }
     }
 

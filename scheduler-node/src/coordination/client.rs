@@ -105,7 +105,7 @@ impl Endpoints {
         if !self.away.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "etcd is away; this node goes on with what it owns"
+                "etcd is unreachable; this node keeps working on the shards it owns"
             );
         }
         Err(error)
@@ -141,7 +141,7 @@ impl Endpoints {
                 first
             });
         if moved {
-            tracing::debug!(from = self.all[number].url, to = self.all[next].url, "left an endpoint of etcd");
+            tracing::debug!(from = self.all[number].url, to = self.all[next].url, "switched to another etcd endpoint");
         }
     }
 
@@ -158,7 +158,7 @@ impl Endpoints {
 
     fn answered(&self) {
         if self.away.load(Ordering::Relaxed) && self.away.swap(false, Ordering::Relaxed) {
-            tracing::info!("etcd is back");
+            tracing::info!("etcd is reachable again");
         }
     }
 }

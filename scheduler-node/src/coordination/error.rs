@@ -49,7 +49,7 @@ impl fmt::Display for EtcdOp {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The outcome is unknown. The request may be repeated. `source` is missing when the last endpoint kept silent.
-    #[error("{op}: no endpoint of etcd gave an answer")]
+    #[error("{op}: no etcd endpoint answered")]
     Unanswered {
         op: EtcdOp,
         #[source]
@@ -63,7 +63,7 @@ pub enum Error {
         source: etcd_client::Error,
     },
     /// The request had no effect: the lease of the key has expired.
-    #[error("{op}: the lease is gone")]
+    #[error("{op}: the lease no longer exists")]
     LeaseGone { op: EtcdOp },
     /// The request had no effect: the key changed each time between the read and the write.
     #[error("{op}: the key keeps changing")]

@@ -38,14 +38,15 @@ impl CoordinationMetrics {
             renewal_age: Age::new("duetime_lease_renewal_age_seconds", "time since the lease was renewed")?,
             view_age: Age::new(
                 "duetime_etcd_view_age_seconds",
-                "time since etcd confirmed what this node knows of the cluster",
+                "time since etcd last confirmed this node's view of the cluster",
             )?,
             master: IntGauge::new("duetime_master", "1 while this node is the master")?,
             drained: IntGauge::new("duetime_drained", "1 while this node is drained: it owns no shards")?,
             shards_owned: IntGauge::new("duetime_shards_owned", "shards whose fence this node holds")?,
             shards_unowned: IntGauge::new(
                 "duetime_shards_unowned",
-                "shards of the cluster that nobody owns, as this node sees it, and those whose key it holds and whose fence it cannot take",
+                "shards without an owner in this node's view, plus those whose owner key this node holds but whose \
+                 fence it cannot take",
             )?,
             acquisitions: IntCounter::new("duetime_shard_acquisitions_total", "fences taken by this node")?,
             releases: IntCounter::new("duetime_shard_releases_total", "shards handed over by this node")?,

@@ -145,7 +145,7 @@ impl Mirror {
             tracing::warn!(
                 revision,
                 before = self.picture.revision,
-                "etcd's revision went back: it was restored from a backup, or is another one; going on from what it says"
+                "etcd's revision went backwards: etcd was restored from a backup or replaced; using its current state"
             );
         }
         let complaints = std::mem::take(&mut self.picture.complaints);
@@ -249,7 +249,7 @@ impl Picture {
                 replace(&mut self.owners, shard, owner);
             }
             Some(Key::Drained) => self.drained = self.read(found).unwrap_or_default(),
-            None => self.complain(found, "a key that is none of the cluster's"),
+            None => self.complain(found, "a key that does not belong to the cluster"),
         }
     }
 
@@ -278,7 +278,7 @@ impl Picture {
     fn complain(&mut self, found: &KeyValue, reason: &str) {
         if self.complaints.insert(found.key().to_vec()) {
             let key = String::from_utf8_lossy(found.key());
-            tracing::warn!(%key, reason, "passing over a key in etcd that cannot be read");
+            tracing::warn!(%key, reason, "ignoring an unreadable key in etcd");
         }
     }
 

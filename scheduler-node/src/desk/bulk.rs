@@ -108,7 +108,7 @@ impl Desk {
     async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<(Tally, Option<Position>), Problem> {
         let databases = self.parts().store.databases();
         let Some(database) = databases.get(at.database) else {
-            return Err(Problem::invalid_field("cursor", "the cursor is of a cluster with more databases"));
+            return Err(Problem::invalid_field("cursor", "the cursor belongs to a cluster with more databases"));
         };
         let looked = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await;
         let step = looked.map_err(|error| failed(&error))?;

@@ -47,8 +47,10 @@ impl Desk {
                 }
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
-                    let note =
-                        format!("database `{}` cannot be reached: who owns its shards is not known", database.name());
+                    let note = format!(
+                        "database `{}` cannot be reached, so the owners of its shards are unknown",
+                        database.name()
+                    );
                     report.notes.push(note);
                 }
             }

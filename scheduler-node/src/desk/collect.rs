@@ -38,7 +38,7 @@ impl Desk {
         match bound_to(&task.queue, placement, task.partition_key.as_deref(), key, count) {
             Some(shard) if shard != row.id.shard() => {
                 let detail = format!(
-                    "the placement of queue `{}` changed at the moment of the submission; submit the task again",
+                    "the placement of queue `{}` changed during the submission; submit the task again",
                     task.queue
                 );
                 Err(Problem::invalid_field("queue", detail))

@@ -242,11 +242,12 @@ impl Desk {
         let name = limit.text();
         let detail = match by {
             Measure::Tasks => format!(
-                "{whose} {used} tasks that are not finished, of at most {most} (`{name}`); send the task again when some are done"
+                "{whose} {used} unfinished tasks, and the limit is {most} (`{name}`); send the task again when some \
+                 are finished"
             ),
             Measure::Bytes => format!(
-                "{whose} {used} bytes in tasks that are not finished, of at most {most} (`{name}`), and this task has {}; send it \
-                 again when some are done",
+                "{whose} {used} bytes in unfinished tasks, and the limit is {most} (`{name}`); this task has {}: send \
+                 it again when some are finished",
                 size.bytes
             ),
         };
@@ -261,7 +262,7 @@ impl Desk {
             Limit::TokenSchedules => (format!("the queues of this token ({}) have", self.scope), "schedules"),
             _ => (format!("for this token ({}) there are", self.scope), "queues"),
         };
-        let detail = format!("{whose} {used} {what}, of at most {most} (`{}`); delete some first", limit.text());
+        let detail = format!("{whose} {used} {what}, and the limit is {most} (`{}`); delete some first", limit.text());
         Problem::limited(detail).of_limit(limit, most, Some(used)).retry_after(MADE_AGAIN_AFTER_S)
     }
 
@@ -291,6 +292,9 @@ const fn limit_of(whose: Whose, by: Measure) -> Limit {
 
 fn too_fast(queue: &QueueName, most: u32) -> Problem {
     let limit = Limit::QueueSubmits;
-    let detail = format!("queue `{queue}` takes {most} submissions a second on each node (`{}`)", limit.text());
+    let detail = format!(
+        "queue `{queue}` accepts {most} submissions a second on each node (`{}`); send the task again later",
+        limit.text()
+    );
     Problem::limited(detail).of_limit(limit, most.into(), None).retry_after(RATE_AGAIN_AFTER_S)
 }

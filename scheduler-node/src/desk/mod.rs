@@ -159,7 +159,7 @@ impl Desk {
         let store = &self.parts().store;
         store.of(id.shard()).cloned().ok_or_else(|| {
             let (shard, count) = (id.shard().number(), store.shard_count());
-            Problem::not_found(format!("the id {id} names shard {shard}, but there are only {count} shards"))
+            Problem::not_found(format!("the id {id} names shard {shard}, but this cluster has only {count} shards"))
         })
     }
 
@@ -178,12 +178,12 @@ impl Desk {
                     }
                     Some(why) => format!("{id} was submitted in SQL in database `{name}` and cannot be a task: {why}"),
                     None => {
-                        format!("{id} was submitted in SQL in database `{name}` and is about to be a task; ask again")
+                        format!("{id} was submitted in SQL in database `{name}` and is about to be a task; try again")
                     }
                 });
             }
         }
-        Problem::not_found(format!("there is no task {id}, or it finished so long ago that it was dropped"))
+        Problem::not_found(format!("there is no task {id}, or its retention has ended"))
     }
 
     fn limits(&self) -> Limits {
@@ -204,7 +204,7 @@ async fn to_its_end<T: Send + 'static>(
     match spawn_child(work).await {
         Ok(answer) => answer,
         Err(error) => {
-            let detail = "the request broke half way; it may have been done, look before asking again";
+            let detail = "the request failed halfway and may have taken effect; check before you send it again";
             Err(internal::problem(Origin::Request, Some(&error), detail))
         }
     }

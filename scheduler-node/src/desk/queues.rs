@@ -100,8 +100,9 @@ impl Desk {
         match changes.into_iter().find(|(_, is_changed)| *is_changed) {
             None => Ok(()),
             Some((field, _)) => {
-                let detail =
-                    format!("`{field}` leads out of the queues of this token; an operator of all queues sets it");
+                let detail = format!(
+                    "`{field}` reaches outside the queues of this token; only an operator of all queues may set it"
+                );
                 Err(Problem { field: Some(field.into()), ..Problem::forbidden(detail) })
             }
         }
@@ -121,7 +122,8 @@ impl Desk {
         }
         let now = &before.placement;
         let detail = format!(
-            "`placement` is `{now}` and the queue has tasks that are not finished; let them finish or cancel them first, or set `{placement}` on a new queue"
+            "`placement` is `{now}` and the queue has unfinished tasks; let them finish or cancel them first, or set \
+             `{placement}` on a new queue"
         );
         Err(Problem::conflict(detail))
     }
@@ -213,8 +215,7 @@ impl Desk {
             let live = desk.live(&name).await?;
             if live.total() > 0 {
                 let more = if live.at_least { " or more" } else { "" };
-                let detail =
-                    format!("the queue has {}{more} tasks that are not finished; cancel them first", live.total());
+                let detail = format!("the queue has {}{more} unfinished tasks; cancel them first", live.total());
                 return Err(Problem::conflict(detail));
             }
             let home = desk.parts().store.home();
@@ -231,7 +232,8 @@ impl Desk {
         let others = self.parts().store.databases().iter().skip(1).map(|database| database.ping());
         futures::future::try_join_all(others).await.map(drop).map_err(|error| {
             let detail = format!(
-                "database `{}` cannot be reached, and a change of a queue must reach all of them; it was not done, ask again",
+                "database `{}` cannot be reached, but a change of a queue must reach all databases; nothing was \
+                 changed, try again",
                 error.database
             );
             Problem::unavailable(detail)
@@ -248,10 +250,10 @@ impl Desk {
             tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
         let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
-        tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "a database has not heard of a queue's new policy");
+        tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "could not announce a queue's new policy to a database");
         let detail = format!(
-            "the change is stored, but database `{}` could not be told; nodes there follow it once they have read the queues; ask again to \
-             be certain",
+            "the change is stored, but database `{}` could not be notified; its nodes follow once they reread the \
+             queues; send it again to be certain",
             error.database
         );
         Err(Problem::unavailable(detail))
@@ -369,8 +371,8 @@ const AGAIN_AFTER_S: u32 = 60;
 
 pub(super) fn too_many(name: &QueueName, most: u32) -> Problem {
     let detail = format!(
-        "queue `{name}` is not there, and no more can be created: there may be {most} (`queues.max`), \
-         and fewer by one caller's submissions (`queues.max_per_caller`)"
+        "queue `{name}` does not exist, and no more queues can be created: the limits are {most} in all \
+         (`queues.max`), and fewer by one caller's submissions (`queues.max_per_caller`)"
     );
     Problem::too_many(detail).retry_after(AGAIN_AFTER_S)
 }

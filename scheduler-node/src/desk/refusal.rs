@@ -19,16 +19,14 @@ const AGAIN_AFTER_S: u32 = 1;
 pub(super) fn unstored(error: &Unstored) -> Problem {
     let detail = match error {
         Unstored::Refused(why) => {
-            return Problem::unprocessable(format!(
-                "the database refuses the task, now and whenever it is sent again: {why}"
-            ));
+            return Problem::unprocessable(format!("the database refuses the task, and will refuse it again: {why}"));
         }
         Unstored::Unavailable(_) | Unstored::Moved(_) => {
             "the task could not be made durable and was not accepted; send it again"
         }
         Unstored::Unknown(_) => {
-            "nobody knows whether the task was stored: the database stopped answering at the wrong moment; if it is sent again it \
-             may be there twice"
+            "the outcome is unknown: the database stopped answering while it stored the task; if you send it again, \
+             the task may exist twice"
         }
         Unstored::Overloaded => {
             "too many submissions are waiting for the database; the task was not accepted, send it again"
@@ -44,10 +42,12 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
         PutOutcome::Created | PutOutcome::Existing | PutOutcome::Replaced => Ok(put),
         PutOutcome::Refused => Err(Problem::duplicate(put.id, put.state)),
         PutOutcome::Stale => Err(Problem::stale_version(put.id, put.version, put.state)),
-        PutOutcome::Cycle => Err(Problem::invalid_field("depends_on", "the task would wait for itself in the end")),
+        PutOutcome::Cycle => {
+            Err(Problem::invalid_field("depends_on", "through its dependencies, the task would wait for itself"))
+        }
         PutOutcome::Deep => Err(Problem::invalid_field(
             "depends_on",
-            "more than 10000 tasks wait before this one, so nobody can tell whether it would wait for itself",
+            "more than 10000 tasks wait before this one, too many to check whether it would wait for itself",
         )),
         PutOutcome::Busy | PutOutcome::Moved => {
             Err(unstored(&Unstored::Unavailable("a task with this key is held".to_owned())))
@@ -63,26 +63,27 @@ pub(super) fn failed(error: &Error) -> Problem {
         let detail = match (error.fault(), error.effect) {
             (Fault::Data, _) => format!("database `{database}` refuses a value in {op}, and nothing was changed"),
             (_, Effect::Unknown) if !reads(op) => {
-                format!("the answer of database `{database}` to {op} cannot be read; it may have been done")
+                format!("the answer of database `{database}` to {op} cannot be read; the request may have taken effect")
             }
             _ => format!("database `{database}` and this node disagree about {op}, and nothing was changed"),
         };
         return internal::problem(Origin::Database, Some(error), &detail);
     }
-    tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
+    tracing::debug!(error = error as &dyn std::error::Error, "request failed");
     let why = match error.fault() {
         Fault::Contention => "is too busy",
         Fault::Data => "has no place for finished tasks yet",
         Fault::Outage | Fault::Bug => "cannot be reached",
     };
     let detail = if reads(error.op) {
-        format!("database `{database}` {why} at the moment; ask again")
+        format!("database `{database}` {why}; try again")
     } else if error.effect == Effect::Unknown {
         format!(
-            "nobody knows whether it was done: database `{database}` stopped answering at the wrong moment; look, or ask again"
+            "the outcome is unknown: database `{database}` stopped answering during the request; check, or send it \
+             again"
         )
     } else {
-        format!("database `{database}` {why} at the moment; it was not done, ask again")
+        format!("database `{database}` {why}; nothing was changed, try again")
     };
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
@@ -92,15 +93,15 @@ pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
     use coordination::Error;
     let detail = match error {
         Error::Unanswered { op: EtcdOp::DrainWrite, .. } => {
-            "nobody knows whether it was done: etcd stopped answering at the wrong moment; look, or ask again"
+            "the outcome is unknown: etcd stopped answering during the request; check, or send it again"
         }
-        Error::Unanswered { .. } => "etcd cannot be reached at the moment; it was not done, ask again",
-        Error::Contended { .. } => "others change the same all the time; it was not done, ask again",
+        Error::Unanswered { .. } => "etcd cannot be reached; nothing was changed, try again",
+        Error::Contended { .. } => "other requests keep changing the same key; nothing was changed, try again",
         Error::Refused { .. } | Error::LeaseGone { .. } | Error::Endpoint { .. } => {
             return internal::problem(Origin::Etcd, Some(error), "etcd refuses the request");
         }
     };
-    tracing::debug!(error = error as &dyn std::error::Error, "a request was not done");
+    tracing::debug!(error = error as &dyn std::error::Error, "request failed");
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
@@ -157,9 +158,9 @@ mod tests {
     fn nobody_guesses_whether_a_write_was_done() {
         let unknown = failed(&error(StoreOp::TaskCancel, Effect::Unknown));
         assert_eq!((unknown.status, unknown.retry_after_s), (503, Some(AGAIN_AFTER_S)));
-        assert!(unknown.detail.contains("nobody knows whether it was done") && unknown.detail.contains("`east`"));
+        assert!(unknown.detail.contains("the outcome is unknown") && unknown.detail.contains("`east`"));
         let known = failed(&error(StoreOp::TaskCancel, Effect::None));
-        assert!(known.detail.contains("it was not done"), "{known}");
+        assert!(known.detail.contains("nothing was changed"), "{known}");
     }
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
             let problem = failed(&Error::unreadable(DatabaseName::new("east"), op));
             assert_eq!((problem.status, problem.slug(), problem.retry_after_s), (500, "internal", None), "{op}");
             assert!(!problem.detail.contains("cannot be reached"), "{problem}");
-            assert_eq!(problem.detail.contains("may have been done"), op == StoreOp::TaskCancel, "{problem}");
+            assert_eq!(problem.detail.contains("may have taken effect"), op == StoreOp::TaskCancel, "{problem}");
             let id = problem.error_id.expect("an id");
             assert!(problem.detail.contains(&id), "{} has {id}", problem.detail);
             assert!(internal::count(Origin::Database) > counted);
@@ -180,6 +181,6 @@ mod tests {
     fn a_look_that_failed_has_done_nothing_whatever_became_of_it() {
         let problem = failed(&error(StoreOp::TaskRead, Effect::Unknown));
         assert_eq!(problem.status, 503);
-        assert!(!problem.detail.contains("nobody knows"), "{problem}");
+        assert!(!problem.detail.contains("the outcome is unknown"), "{problem}");
     }
 }

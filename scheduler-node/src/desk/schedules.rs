@@ -67,7 +67,9 @@ impl Desk {
         let home = self.parts().store.home();
         let before = home.schedule_read(name).await.map_err(|error| failed(&error))?;
         if before.as_ref().is_some_and(|before| !self.scope.has(&before.rules.queue)) {
-            return Err(Problem::conflict(format!("the name `{name}` is taken; give the schedule another one")));
+            return Err(Problem::conflict(format!(
+                "the name `{name}` is in use; choose another name for the schedule"
+            )));
         }
         let now = self.now();
         let mut standing = match &before {
@@ -254,7 +256,6 @@ fn no_schedule(name: &ScheduleName) -> Problem {
 }
 
 fn too_busy(name: &ScheduleName) -> Problem {
-    let detail =
-        format!("the schedule `{name}` was written by others each time this was tried; it was not done, ask again");
+    let detail = format!("other requests kept changing the schedule `{name}`; nothing was changed, try again");
     Problem::unavailable(detail).retry_after(1)
 }

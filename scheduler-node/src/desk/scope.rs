@@ -33,7 +33,7 @@ impl Desk {
         if self.scope.has(queue) {
             return Ok(());
         }
-        let detail = format!("this token is not for queue `{queue}`; its queues are {}", self.scope);
+        let detail = format!("this token does not cover queue `{queue}`; its queues are {}", self.scope);
         Err(Problem::forbidden(detail))
     }
 
@@ -44,7 +44,7 @@ impl Desk {
             None if self.scope.is_all() => Ok(()),
             None => {
                 let detail =
-                    format!("this token is for some queues only: name one with `queue`; its queues are {}", self.scope);
+                    format!("this token covers only some queues: name one with `queue`; its queues are {}", self.scope);
                 Err(Problem::forbidden(detail))
             }
         }
@@ -67,6 +67,6 @@ impl Desk {
         if self.scope.is_all() {
             return Ok(());
         }
-        Err(Problem::forbidden("this token is for some queues only, and this concerns them all"))
+        Err(Problem::forbidden("this token covers only some queues, but the request concerns all of them"))
     }
 }

@@ -151,7 +151,7 @@ impl Desk {
             return BTreeSet::new();
         }
         if let Err(error) = self.create(missing.clone()).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not stored yet");
+            tracing::debug!(error = &error as &dyn std::error::Error, "could not create the queues of a submission");
             return BTreeSet::new();
         }
         let book = self.parts().books.load_full();
@@ -176,7 +176,7 @@ impl Desk {
         if self.parts().auto_create {
             return Ok(());
         }
-        let detail = format!("there is no queue `{queue}`, and queues are not made by submitting to them here");
+        let detail = format!("there is no queue `{queue}`, and this cluster does not create queues on submission");
         Err(Problem::invalid_field("queue", detail))
     }
 

@@ -92,12 +92,13 @@ impl Desk {
             };
             let task = desk.get(id).await?;
             if desk.parts().books.load().get(&task.queue).policy.settle != Settle::Result {
-                let detail = "it is out, and its queue settles without reports: its consumer cannot be told to stop";
+                let detail = "the task is in flight, and its queue settles without reports: its consumer cannot be \
+                              asked to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
             }
             match desk.database(id)?.task_stop(id).await.map_err(|error| failed(&error))? {
                 Guarded::Done(task) => {
-                    tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is to stop");
+                    tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is asked to stop");
                     Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
                 }
                 // The task failed or finished a moment ago.
@@ -134,7 +135,7 @@ impl Desk {
             match revived {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => {
-                    let detail = format!("only a dead task can be retried, and this one is {}", task.state);
+                    let detail = format!("only a dead task can be retried, but this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
                 }
                 Guarded::Missing => Err(desk.missing(id).await),

@@ -30,14 +30,16 @@ impl Desk {
                 TokenAdded::Made(record) => record,
                 TokenAdded::NameTaken => {
                     let detail =
-                        format!("a token is called `{}`; revoke it first, or give this one another name", valid.name);
+                        format!("a token has the name `{}`; revoke it first, or choose another name", valid.name);
                     return Err(Problem::conflict(detail));
                 }
                 TokenAdded::TooMany => {
-                    return Err(Problem::conflict(format!("there are {MOST} tokens; revoke those that nobody needs")));
+                    return Err(Problem::conflict(format!(
+                        "there are {MOST} tokens, the most allowed; revoke unused ones first"
+                    )));
                 }
             };
-            tracing::info!(token = %valid.name, role = %valid.role, queues = %valid.queues, by, "token made");
+            tracing::info!(token = %valid.name, role = %valid.role, queues = %valid.queues, by, "token created");
             desk.tokens_in_force().await;
             Ok(TokenView { token: Some(token), ..record.view })
         })
@@ -52,7 +54,7 @@ impl Desk {
         let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
         to_its_end(async move {
             let revoked = desk.parts().store.home().token_revoke(&name, &by).await.map_err(|error| failed(&error))?;
-            let no_token = || Problem::not_found(format!("there is no token `{name}` that is in force"));
+            let no_token = || Problem::not_found(format!("there is no valid token `{name}`"));
             let record = revoked.ok_or_else(no_token)?;
             tracing::info!(token = name, by, "token revoked");
             desk.tokens_in_force().await;
@@ -83,8 +85,8 @@ impl Desk {
         if !self.parts().access.is_open() {
             return Ok(());
         }
-        let detail = "this node has no token and lets everybody in, so anybody could make himself its operator; \
-                      put the first operator's token into the configuration: `duetime token new` makes it";
+        let detail = "this node has no token and accepts every request, so any caller could become an operator; put \
+                      the first operator's token into the configuration: `duetime token new` makes it";
         Err(Problem::conflict(detail))
     }
 
@@ -92,9 +94,8 @@ impl Desk {
         if self.parts().access.configured().iter().all(|token| token.caller.name.as_ref() != name) {
             return Ok(());
         }
-        let detail = format!(
-            "the token `{name}` is in the configuration of this node, [[auth.token]]; it can be changed only there"
-        );
+        let detail =
+            format!("the token `{name}` is in the configuration of this node, [[auth.token]]; change it there");
         Err(Problem::conflict(detail))
     }
 
@@ -102,10 +103,7 @@ impl Desk {
     /// reads the tokens again within half a second.
     async fn tokens_in_force(&self) {
         if let Err(error) = read_anew(&self.parts().store, &self.parts().access).await {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "the tokens were written but cannot be read back at the moment"
-            );
+            tracing::warn!(error = &error as &dyn std::error::Error, "the tokens were stored but cannot be read back");
         }
     }
 }

@@ -34,7 +34,7 @@ impl Desk {
 
     /// Refuses a filter by error texts to a caller who may see no data: the matches would reveal the texts.
     pub(super) fn ask_for_errors(&self, error: Option<&String>) -> Result<(), Problem> {
-        error.map_or(Ok(()), |_| self.ask_for_data("the filter `error` looks into the words of consumers"))
+        error.map_or(Ok(()), |_| self.ask_for_data("the filter `error` searches the error texts of consumers"))
     }
 }
 

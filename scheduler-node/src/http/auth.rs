@@ -60,8 +60,8 @@ impl Gate {
         if !self.access.is_open() || host.is_none_or(is_own) {
             return Ok(());
         }
-        let detail =
-            "without tokens configured, this node answers to `localhost` and to addresses only, and to no other name";
+        let detail = "without tokens configured, this node answers only to `localhost` and to IP addresses, to no \
+                      other host name";
         Err(Problem::forbidden(detail).into())
     }
 
@@ -73,8 +73,11 @@ impl Gate {
         }
         let caller = self.identify(headers)?;
         if let Some(needed) = needed.filter(|needed| !caller.may(*needed)) {
-            let detail =
-                format!("this needs a token with the role {}; the role of this one is {}", needed.roles(), caller.role);
+            let detail = format!(
+                "this request needs a token with the role {}; this one has the role {}",
+                needed.roles(),
+                caller.role
+            );
             return Err(Refusal::from(Problem::forbidden(detail)).to(caller));
         }
         Ok(caller)
@@ -95,13 +98,13 @@ impl Gate {
         }
         match sent {
             _ if self.is_in_doubt(sent.is_some()) => Err(Problem::unavailable(
-                "the first database was not reached since this node started, so it does not know yet which tokens there are",
+                "this node has not reached the first database since it started, so it cannot check tokens yet",
             )
             .retry_after(KNOWN_AFTER_S)
             .into()),
             None => Err(Refusal::unauthorized("send a token: `Authorization: Bearer <token>`", CHALLENGE)),
             Some(_) => Err(Refusal::unauthorized(
-                "the token is unknown here, was revoked or has expired; send one that is in force",
+                "the token is unknown, revoked or expired; send a valid one",
                 CHALLENGE_WRONG,
             )),
         }
@@ -217,7 +220,7 @@ mod tests {
     #[test]
     fn no_token_and_a_wrong_one_are_both_401() {
         for headers in
-            [HeaderMap::new(), sent("Bearer nobody"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
+            [HeaderMap::new(), sent("Bearer unknown"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
         {
             assert_eq!(status(gate().admit(&headers, Some(Permission::Look))), 401, "{headers:?}");
             assert!(!gate().may_look(&headers));
@@ -250,16 +253,12 @@ mod tests {
         let gate = Gate::new(Arc::new(Access::new(&Auth::default())));
         assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 503);
         gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
-        assert_eq!(
-            status(gate.admit(&HeaderMap::new(), Some(Permission::Look))),
-            401,
-            "an expired token does not open the door"
-        );
+        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 401, "an expired token is refused");
         gate.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
         assert_eq!(
             status(gate.admit(&HeaderMap::new(), Some(Permission::Look))),
             401,
-            "nor does the last one's revocation"
+            "the token check stays on after the last revocation"
         );
         gate.access.put_in_force(TokenBook::default());
         assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 200);
@@ -293,8 +292,8 @@ mod tests {
         for name in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b"]
         {
             assert!(open.meet(Some(name)).is_err(), "{name}");
-            assert!(gate().meet(Some(name)).is_ok(), "a page without a token gets nowhere: {name}");
+            assert!(gate().meet(Some(name)).is_ok(), "a page without a token is refused: {name}");
         }
-        assert!(open.meet(None).is_ok(), "no browser leaves it out");
+        assert!(open.meet(None).is_ok(), "every browser sends it");
     }
 }

@@ -119,7 +119,7 @@ fn broken_off(error: &axum::Error) -> Problem {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if error.is::<TooSlow>() {
-            return Problem::request_timeout("the body arrived too slowly; nothing of it was accepted");
+            return Problem::request_timeout("the body arrived too slowly; nothing was accepted");
         }
         cause = error.source();
     }
@@ -144,7 +144,7 @@ fn said_bytes(headers: &HeaderMap) -> Option<usize> {
 
 fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Problem::unsupported_media_type("send the body as it is, without Content-Encoding"));
+        return Err(Problem::unsupported_media_type("send the body uncompressed, without Content-Encoding"));
     }
     let Some(sent) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let essence = sent.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -155,7 +155,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn too_large(limit_bytes: usize) -> Problem {
-    Problem::payload_too_large(format!("the body has more than the {limit_bytes} bytes that are taken here"))
+    Problem::payload_too_large(format!("the body has more than the {limit_bytes} bytes allowed here"))
 }
 
 #[cfg(test)]

@@ -48,6 +48,6 @@ pub(super) async fn metrics(asked: Asked, State(api): State<Api>) -> Result<Resp
     asked.desk.ask_for_everything()?;
     let text = TextEncoder::new()
         .encode_to_string(&api.registry.gather())
-        .map_err(|error| internal::problem(Origin::Request, Some(&error), "the metrics cannot be written"))?;
+        .map_err(|error| internal::problem(Origin::Request, Some(&error), "the metrics cannot be rendered"))?;
     Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response())
 }

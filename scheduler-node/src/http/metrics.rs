@@ -24,13 +24,13 @@ impl HttpMetrics {
     pub fn register(registry: &Registry, pages: &[(Method, &str)]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
-                Opts::new("duetime_http_requests_total", "requests answered, by route, method and class of status"),
+                Opts::new("duetime_http_requests_total", "requests answered, by route, method and status class"),
                 &["route", "method", "status"],
             )?,
             seconds: HistogramVec::new(
                 HistogramOpts::new(
                     "duetime_http_request_duration_seconds",
-                    "from the head of a request to the head of its answer",
+                    "time from the head of a request to the head of its answer",
                 )
                 .buckets(vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]),
                 &["route", "method"],
@@ -131,18 +131,18 @@ pub struct ConnectionMetrics {
 impl ConnectionMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
-            open: IntGauge::new("duetime_http_connections", "connections of clients that are open")?,
+            open: IntGauge::new("duetime_http_connections", "open client connections")?,
             refused: IntCounterVec::new(
                 Opts::new(
                     "duetime_http_connections_refused_total",
-                    "connections for which there was no place, by limit",
+                    "client connections refused, by the limit that is reached",
                 ),
                 &["reason"],
             )?,
             ended: IntCounterVec::new(
                 Opts::new(
                     "duetime_http_connections_ended_total",
-                    "connections that stood still for too long, by where",
+                    "client connections closed because they stalled, by phase",
                 ),
                 &["reason"],
             )?,

@@ -120,9 +120,9 @@ impl Reserved {
         }
         let problem = match full {
             Err(Full::Share) => Problem::too_many(
-                "the caller's other requests are too large together; nothing of this one was accepted",
+                "the caller's other requests in flight are too large together; this one was not accepted",
             ),
-            _ => Problem::unavailable("too many large requests at once; nothing of this one was accepted"),
+            _ => Problem::unavailable("too many large requests at once; this one was not accepted"),
         };
         problem.retry_after(AGAIN_AFTER_S)
     }

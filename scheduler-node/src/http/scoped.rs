@@ -38,7 +38,7 @@ impl FromRequestParts<Api> for Asked {
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
         // The shell puts the caller there, except on routes that are open to all.
         let nobody =
-            || internal::problem(Origin::Request, None, "the request was not authenticated, and nothing was done");
+            || internal::problem(Origin::Request, None, "the request was not authenticated; nothing was changed");
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
         Ok(Self { desk: api.front.0.of(&caller), caller })
     }

@@ -121,7 +121,7 @@ impl Server {
         drop(listener);
         connections.close();
         if tokio::time::timeout(within, connections.wait()).await.is_err() {
-            tracing::warn!("requests still unanswered at the stop were cut off");
+            tracing::warn!("requests that were unanswered at the stop were cut off");
         }
     }
 }
@@ -131,7 +131,7 @@ async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Opt
         Ok((stream, from)) => {
             // Answers are small and complete: waiting to fill a packet would only delay them.
             if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "cannot switch off delayed sending");
+                tracing::debug!(%error, "cannot set TCP_NODELAY");
             }
             Some((stream, from))
         }
@@ -145,7 +145,7 @@ async fn accepted_or_pause(accepted: io::Result<(TcpStream, SocketAddr)>) -> Opt
             None
         }
         Err(error) => {
-            tracing::error!(%error, "cannot accept connections; trying again");
+            tracing::error!(%error, "cannot accept connections; retrying");
             tokio::time::sleep(ACCEPT_AGAIN).await;
             None
         }

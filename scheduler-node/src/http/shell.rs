@@ -43,7 +43,7 @@ impl Shell {
             Some(most) => {
                 self.metrics.beyond_rate();
                 let detail = format!(
-                    "the token `{}` may send {most} requests a second to each node, and sent more",
+                    "the token `{}` may send {most} requests a second to each node, but sent more",
                     caller.name
                 );
                 Problem::limited(detail).of_limit(Limit::TokenRequests, most.into(), None)
@@ -110,20 +110,22 @@ fn host(request: &Request) -> Option<&str> {
 /// The answer after a panic, which has been logged where it happened.
 fn broken(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
-    Refusal::from(internal::problem(Origin::Request, None, "the request broke something here; it may have been done"))
+    Refusal::from(internal::problem(Origin::Request, None, "the request caused a panic and may have taken effect"))
         .into_response()
 }
 
 async fn nothing_here(uri: Uri) -> Refusal {
-    let detail =
-        format!("there is nothing at {}; /openapi.json describes the API, and the console is at /console", uri.path());
+    let detail = format!(
+        "there is no resource at {}; /openapi.json describes the API, and the console is at /console",
+        uri.path()
+    );
     Problem::not_found(detail).into()
 }
 
 /// Refuses an unsupported method; the router adds the header that lists the supported ones.
 async fn wrong_method(method: Method, uri: Uri) -> Refusal {
     Problem::method_not_allowed(format!(
-        "{method} is not a method of {}; the header Allow names those there are",
+        "{method} is not allowed for {}; the header Allow names the allowed methods",
         uri.path()
     ))
     .into()

@@ -133,7 +133,7 @@ fn read_report(text: &str) -> Result<(Attempt, ResultBody), Problem> {
         Some(_) => Err(Problem::invalid_field("attempt", "`attempt` counts from 1")),
         None => Err(Problem::invalid_field(
             "attempt",
-            "`attempt` is missing: say which attempt it is about, as the message's header `duetime-attempt` did",
+            "`attempt` is missing: give the number from the message's header `duetime-attempt`",
         )),
     }
 }

@@ -39,7 +39,7 @@ const PASSES: usize = 4;
 const PAUSE: Duration = Duration::from_secs(1);
 
 const BY_NAME: &str =
-    "it came by the name of its queue, which `amqp.default_door` = `false` does not allow; publish to `duetime.in`";
+    "it came through the default exchange, which `amqp.default_door` = `false` forbids; publish to `duetime.in`";
 
 #[derive(Clone, Debug)]
 pub struct AmqpIntake {
@@ -131,7 +131,8 @@ impl AmqpIntake {
             // Only the broker has the whole message. After a reject it moves the message to the queue where
             // set-aside messages go.
             let reason = trouble.reason;
-            tracing::warn!(door = ?received.door, reason, "a message that cannot be a task is rejected, so that the broker sets it aside");
+            tracing::warn!(door = ?received.door, reason, "rejected a message that cannot be a task; the broker sets \
+                                                           it aside");
             self.metrics.submissions_invalid.inc();
             received.ack.reject().await;
             return None;
@@ -158,14 +159,14 @@ impl AmqpIntake {
 
     async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
         self.broker.set_aside(received, reason).await?;
-        tracing::warn!(door = ?received.door, reason, "a message that cannot be a task is set aside");
+        tracing::warn!(door = ?received.door, reason, "set aside a message that cannot be a task");
         self.metrics.submissions_invalid.inc();
         Ok(())
     }
 
     async fn give_back(&self, again: Vec<(Received, String)>) {
         let Some((_, why)) = again.first() else { return };
-        tracing::warn!(messages = again.len(), why, "submitted messages are given back to the broker, to come again");
+        tracing::warn!(messages = again.len(), why, "returned submitted messages to the broker for redelivery");
         tokio::time::sleep(PAUSE).await;
         for (received, _) in again {
             received.ack.requeue().await;

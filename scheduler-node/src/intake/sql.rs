@@ -129,7 +129,7 @@ impl SqlIntake {
         answer
             .inspect_err(|error| {
                 let database = self.source().name();
-                tracing::debug!(%database, error = error as &dyn std::error::Error, "an inbox is not looked after; trying again");
+                tracing::debug!(%database, error = error as &dyn std::error::Error, "inbox pass failed; retrying");
             })
             .ok()
     }

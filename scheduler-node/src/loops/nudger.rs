@@ -120,7 +120,7 @@ impl Nudger {
                 }
                 let _work = at_work();
                 if let Err(error) = database.sql.tell(&nudge).await {
-                    tracing::debug!(database = %database.sql.name(), error = &error as &dyn std::error::Error, "a nudge was not sent; the owner's next look finds what it would have told");
+                    tracing::debug!(database = %database.sql.name(), error = &error as &dyn std::error::Error, "nudge not sent; the owner's next pass finds the work");
                 }
             }
         }
@@ -170,7 +170,7 @@ pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: Cancel
             () = stop.cancelled() => return,
         };
         let Err(lost) = ended;
-        tracing::debug!(database = %database.sql.name(), error = &lost as &dyn std::error::Error, "nudges are not heard; repair reads find what they would have told");
+        tracing::debug!(database = %database.sql.name(), error = &lost as &dyn std::error::Error, "cannot receive nudges; repair reads find the work");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = stop.cancelled() => return,

@@ -163,7 +163,7 @@ impl Loops {
         settlements.confirmed(confirmed.to_vec()).await;
         drop(settlements);
         let run = settler.run(confirms, CancellationToken::new());
-        tokio::time::timeout(LONG, run).await.expect("the settler ends when all is written or set aside");
+        tokio::time::timeout(LONG, run).await.expect("the settler ends when every row is written or set aside");
     }
 
     /// Wakes `ids` in a dispatcher. The returned receiver yields what it hands to the publisher.
@@ -280,7 +280,7 @@ async fn a_refused_delivery_is_left_alone_and_its_neighbours_are_delivered() {
     }
     let owned_shards = &loops.database().owned_shards;
     owned_shards.offer(ids.map(|id| Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Rescue }));
-    assert_eq!(owned_shards.heap_len(), 2, "no row of it can be changed, so it is not tried at every look");
+    assert_eq!(owned_shards.heap_len(), 2, "no row of it can be changed, so a pass does not retry it");
 }
 
 #[tokio::test]

@@ -33,18 +33,18 @@ impl Node {
         self.stop.leaving.cancel();
         self.stop.intake.cancel();
         if !self.intake.all_end(INTAKE_END).await {
-            tracing::warn!("requests were cut off");
+            tracing::warn!("unanswered requests were cut off");
         }
         // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
         self.stop.work.cancel();
         if !self.work.all_end(WORK_END).await {
-            tracing::warn!("not everything that was claimed could be settled; the next owner publishes it again");
+            tracing::warn!("some claimed tasks could not be settled; the next owner publishes them again");
             self.stop.patience.cancel();
         }
         self.stop.cluster.cancel();
         self.broker.close().await;
         if !self.cluster.all_end(CLUSTER_END).await {
-            tracing::warn!("the registration was not taken back; it runs out by itself");
+            tracing::warn!("the registration was not deleted; its lease expires by itself");
         }
         tracing::info!(me = %self.me, "stopped");
     }

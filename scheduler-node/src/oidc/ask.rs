@@ -53,7 +53,7 @@ impl Asker {
         let json = serde_json::from_slice(&body);
         Ok((
             status,
-            json.map_err(|error| format!("it answered {status}, and not as an OpenID provider does ({error})"))?,
+            json.map_err(|error| format!("it answered {status}, but not as an OpenID provider does ({error})"))?,
         ))
     }
 }

@@ -41,7 +41,7 @@ impl Metadata {
     /// Checks that the document is the issuer's, and that its endpoints are safe for secrets.
     pub(super) fn check(&self, issuer: &str) -> Result<(), String> {
         if self.issuer != issuer {
-            return Err(format!("it calls itself {:?}, and `auth.oidc.issuer` is {issuer:?}", self.issuer));
+            return Err(format!("it calls itself {:?}, but `auth.oidc.issuer` is {issuer:?}", self.issuer));
         }
         let endpoints = [&self.authorization_endpoint, &self.token_endpoint, &self.jwks_uri];
         match endpoints.into_iter().find(|endpoint| !is_safe(endpoint)) {
@@ -111,7 +111,7 @@ impl Discovery {
                 tracing::warn!(
                     issuer = self.issuer,
                     reason,
-                    "the identity provider cannot be asked; nobody signs in with it"
+                    "the identity provider cannot be reached; signing in with it fails"
                 );
             }
             Ok(_) if was_away => tracing::info!(issuer = self.issuer, "the identity provider answers again"),

@@ -36,7 +36,7 @@ pub(super) async fn exchange(
     from: Option<IpAddr>,
 ) -> Result<String, Refusal> {
     let place = asker.room.enter(from).await;
-    let _place = place.ok_or_else(|| Refusal::Away("too many sign in at this moment".to_owned()))?;
+    let _place = place.ok_or_else(|| Refusal::Away("too many sign-ins at once".to_owned()))?;
     let request = request(asker, config, metadata, code, verifier);
     let (status, answer): (_, Answer) = asker.ask(request).await.map_err(Refusal::Away)?;
     match answer {
@@ -67,11 +67,11 @@ fn request(asker: &Asker, config: &Oidc, metadata: &Metadata, code: &str, verifi
 fn refused(error: &str) -> Refusal {
     let error = ask::code(error);
     if error == "invalid_grant" {
-        return Refusal::Refused("the code was used before, or is too old (invalid_grant); begin again".to_owned());
+        return Refusal::Refused("the code was used before, or is too old (invalid_grant); sign in again".to_owned());
     }
     // The person who signs in cannot correct this.
-    tracing::warn!(error, "the identity provider does not give this cluster the tokens of those who sign in");
-    Refusal::Refused(format!("it does not take this cluster's request ({error}); its operator finds more in the log"))
+    tracing::warn!(error, "the identity provider refused this cluster's token request");
+    Refusal::Refused(format!("it refused this cluster's token request ({error}); an operator finds more in the log"))
 }
 
 /// Client id and secret for the header. Both are percent-encoded, because a colon separates them.

@@ -28,7 +28,7 @@ fn provider() -> &'static Provider {
         let config = Oidc {
             issuer: ISSUER.to_owned(),
             client_id: "duetime".to_owned(),
-            client_secret: "a secret that nobody guesses".into(),
+            client_secret: "a secret that no attacker guesses".into(),
             scopes: vec!["openid".to_owned()],
             redirect_url: format!("http://127.0.0.1:2{CALLBACK}"),
             grants: Grants { claim: "realm.groups".to_owned(), grants: vec![ops] },

@@ -35,9 +35,9 @@ pub(super) enum Fault {
 
 /// The claims of a token that one of `keys` signed, from the issuer, for this client, and not expired.
 pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value, Fault> {
-    let header = decode_header(token).map_err(|_| Fault::Bad("is no signed token".to_owned()))?;
+    let header = decode_header(token).map_err(|_| Fault::Bad("is not a signed token".to_owned()))?;
     if !SIGNED.contains(&header.alg) {
-        return Err(Fault::Bad(format!("is signed by {:?}, which is not taken", header.alg)));
+        return Err(Fault::Bad(format!("is signed with {:?}, which is not accepted", header.alg)));
     }
     let mut validation = Validation::new(header.alg);
     validation.set_issuer(&[&config.issuer]);
@@ -77,17 +77,17 @@ fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
 fn said(kind: &ErrorKind) -> String {
     match kind {
         ErrorKind::InvalidSignature => "has a wrong signature".to_owned(),
-        ErrorKind::InvalidIssuer => "is of another issuer".to_owned(),
+        ErrorKind::InvalidIssuer => "is from another issuer".to_owned(),
         ErrorKind::InvalidAudience => "is for another client".to_owned(),
         ErrorKind::ExpiredSignature => {
-            format!("has expired, also when clocks are {LEEWAY_S} s apart; compare this node's with the provider's")
+            format!("has expired, even if clocks differ by {LEEWAY_S} s; compare this node's clock with the provider's")
         }
         ErrorKind::ImmatureSignature => {
             format!(
-                "is not valid yet, also when clocks are {LEEWAY_S} s apart; compare this node's with the provider's"
+                "is not valid yet, even if clocks differ by {LEEWAY_S} s; compare this node's clock with the provider's"
             )
         }
         ErrorKind::MissingRequiredClaim(claim) => format!("lacks the claim `{claim}`"),
-        other => format!("is not to be read ({other:?})"),
+        other => format!("cannot be read ({other:?})"),
     }
 }

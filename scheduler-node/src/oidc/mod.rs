@@ -44,18 +44,20 @@ const KNOWN_AS_CHARS: usize = 100;
 /// Why a person is not signed in, in words for that person.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error("the identity provider cannot be asked: {0}; try again, or sign in with a token")]
+    #[error("the identity provider cannot be reached: {0}; try again, or sign in with a token")]
     Away(String),
     #[error(
-        "this sign-in is over: it was begun more than 10 minutes ago, in another browser, or anew in another tab; begin again"
+        "this sign-in has ended: it was started more than 10 minutes ago, in another browser, or again in another \
+         tab; sign in again"
     )]
     Over,
     #[error("the identity provider refused: {0}")]
     Refused(String),
-    #[error("what the identity provider said is not to be trusted: {0}")]
+    #[error("the identity provider's answer cannot be trusted: {0}")]
     Untrusted(String),
     #[error(
-        "you are {who}, but nothing in the claim `{claim}` of your id token has a role here; ask whoever runs this cluster for one"
+        "you are {who}, but no value of the claim `{claim}` in your id token has a role here; ask an operator of this \
+         cluster for one"
     )]
     NoRole { who: String, claim: String },
 }
@@ -73,7 +75,7 @@ impl Refusal {
 
 /// The HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make a client for the identity provider")]
+#[error("cannot create an HTTP client for the identity provider")]
 pub struct Error(#[from] reqwest::Error);
 
 /// Where the browser goes next, and the cookie that it brings back.
@@ -209,13 +211,12 @@ impl Provider {
         let found = self.discovery.found(&self.asker, now).await?;
         let speaks = returned.iss.as_ref().map_or(!found.metadata.says_issuer, |iss| *iss == self.config.issuer);
         if !speaks {
-            return Err(Refusal::Untrusted("the answer is another provider's".to_owned()));
+            return Err(Refusal::Untrusted("the answer comes from another provider".to_owned()));
         }
         if let Some(error) = &returned.error {
             return Err(Refusal::Refused(ask::code(error)));
         }
-        let code =
-            returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("there is no code in the answer".to_owned()))?;
+        let code = returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("the answer has no code".to_owned()))?;
         let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier, from).await?;
         let claims = self.verified(&token, found, &flow.nonce, now).await?;
         self.let_in(&claims, flow.next, now)

@@ -103,7 +103,7 @@ async fn every_lie_of_a_provider_is_seen() {
     let (node, idp) = pair().await;
     for (lie, said) in [
         (Lie::Refuses, "refused: access_denied"),
-        (Lie::OtherAnswer, "another provider's"),
+        (Lie::OtherAnswer, "another provider"),
         (Lie::OtherIssuer, "another issuer"),
         (Lie::OtherAudience, "another client"),
         (Lie::OtherParty, "another client"),
@@ -111,7 +111,7 @@ async fn every_lie_of_a_provider_is_seen() {
         (Lie::OtherKey, "wrong signature"),
         (Lie::NewKey, "does not publish"),
         (Lie::SharedKey, "HS256"),
-        (Lie::Unsigned, "no signed token"),
+        (Lie::Unsigned, "not a signed token"),
         (Lie::Expired, "has expired"),
         (Lie::Early, "not valid yet"),
     ] {
@@ -150,7 +150,7 @@ async fn only_who_began_can_finish_and_once() {
     }
     let late = clock::now().plus(Duration::from_secs(SIGN_IN_S.unsigned_abs() + 1));
     assert_eq!(node.finish(&mine.flow, &Returned::of(&query), None, late).await.expect_err("refused"), Refusal::Over);
-    assert_eq!(idp.given(), 0, "nobody asked for a token");
+    assert_eq!(idp.given(), 0, "no request asked for a token");
     // Another browser's code, in an answer that has this browser's state.
     let state = |query: &str| Returned::of(query).state.expect("a state");
     let theirs = visit(&other.url).await.replace(&state(&visit(&other.url).await), &state(&query));
@@ -159,7 +159,7 @@ async fn only_who_began_can_finish_and_once() {
     let session = node.finish(&mine.flow, &Returned::of(&query), None, clock::now()).await.expect("let in").session;
     let again = node.finish(&mine.flow, &Returned::of(&query), None, clock::now()).await.expect_err("refused");
     assert!(again.to_string().contains("invalid_grant"), "{again}");
-    assert_eq!(node.caller(&mine.flow, clock::now()), None, "what a sign-in needs is no session");
+    assert_eq!(node.caller(&mine.flow, clock::now()), None, "the cookie of a sign-in is not a session");
     let refused = node.finish(&session, &Returned::of(&query), None, clock::now()).await;
     assert_eq!(refused.expect_err("refused"), Refusal::Over, "nor the other way round");
 }
@@ -186,7 +186,7 @@ async fn a_provider_that_comes_back_is_asked_again_after_a_while() {
     idp.lie(Lie::Away);
     assert!(matches!(sign_in(&node).await, Err(Refusal::Away(said)) if said.contains("503")));
     idp.lie(Lie::None);
-    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(_))), "everybody is told the same for a while");
+    assert!(matches!(sign_in(&node).await, Err(Refusal::Away(_))), "every caller gets the same answer for a while");
     sign_in_at(&node, later()).await.expect("let in");
 }
 
@@ -215,7 +215,7 @@ async fn a_stranger_who_takes_the_places_of_its_address_keeps_nobody_else_out() 
     }
     sign_in_from(&node, stranger(2), clock::now()).await.expect("let in");
     let refusal = sign_in_from(&node, stranger(1), clock::now()).await.expect_err("refused").to_string();
-    assert!(refusal.contains("too many sign in"), "{refusal}");
+    assert!(refusal.contains("too many sign-ins"), "{refusal}");
     drop(taken);
     sign_in_from(&node, stranger(1), clock::now()).await.expect("let in");
 }

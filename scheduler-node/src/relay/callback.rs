@@ -77,7 +77,7 @@ impl Callback {
             // A machine without certificates can use plain HTTP all the same.
             http = http.tls_certs_only([]);
         }
-        let http = http.build().map_err(|error| format!("cannot make a client for HTTP: {error}"))?;
+        let http = http.build().map_err(|error| format!("cannot create an HTTP client: {error}"))?;
         Ok(Self { http, to, secrets })
     }
 

@@ -184,7 +184,7 @@ fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output:
     };
     let status = match status {
         Some(Ok(status)) => status,
-        Some(Err(error)) => return failed(format!("nobody knows how it ended: {error}")),
+        Some(Err(error)) => return failed(format!("its outcome is unknown: {error}")),
         None => return failed(format!("it took longer than {} ms", timeout.as_millis())),
     };
     let mut ended = Ended::new(answer::of_exit(status.code()));

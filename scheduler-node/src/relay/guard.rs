@@ -51,7 +51,7 @@ pub(super) struct Guard {
 
 /// A call refused before anything was sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{host} is at {address}, which is not public; allow it with `--allow-network` if it may be called")]
+#[error("{host} is at {address}, which is not public; to call it, allow it with `--allow-network`")]
 pub(super) struct Refused {
     host: String,
     address: IpAddr,

@@ -41,7 +41,7 @@ impl Identity {
         let account = account.and_then(|fields| Some(((*fields.first()?).to_owned(), (*fields.get(5)?).to_owned())));
         match (uid, gid) {
             (None, _) => Err(format!("there is no user `{user}` in {ACCOUNTS}")),
-            (_, None) => Err("name a group too: it is not known which one the user has".to_owned()),
+            (_, None) => Err("name a group too: the group of a user without an account is unknown".to_owned()),
             (Some(uid), Some(gid)) => Ok(Self { uid, gid, account }),
         }
     }

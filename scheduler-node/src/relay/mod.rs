@@ -100,7 +100,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) {
         if since.elapsed() > LONGEST_WAIT {
             wait = FIRST_WAIT;
         }
-        tracing::warn!(queue = %relay.settings.queue, reason, "no tasks can be taken; trying until there is a way");
+        tracing::warn!(queue = %relay.settings.queue, reason, "no tasks can be received; retrying");
         tokio::select! {
             () = stop.cancelled() => {}
             () = relay.pass(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
@@ -143,7 +143,7 @@ impl Relay {
     async fn serve(&mut self, stop: &CancellationToken) -> Result<(), String> {
         let mut worker = tokio::select! {
             worker = Worker::open(&self.settings.amqp, self.settings.queue.as_str()) => worker?,
-            () = stop.cancelled() => return Err("it is told to stop".to_owned()),
+            () = stop.cancelled() => return Err("stop requested".to_owned()),
         };
         self.reports.send_replace(Some(worker.reports()));
         self.take(&mut worker, stop).await?;
@@ -194,9 +194,9 @@ impl Relay {
         }
         let queue = &self.settings.queue;
         match room {
-            Room::All => tracing::info!(%queue, calls = wanted, "taking tasks"),
-            Room::Probe => tracing::info!(%queue, "one task shows whether the target is back"),
-            Room::NoneUntil(_) => tracing::warn!(%queue, "the target is down: tasks are left to wait in RabbitMQ"),
+            Room::All => tracing::info!(%queue, calls = wanted, "receiving tasks"),
+            Room::Probe => tracing::info!(%queue, "probing the target with one task"),
+            Room::NoneUntil(_) => tracing::warn!(%queue, "the target is down; its tasks wait in RabbitMQ"),
         }
         *prefetch = wanted;
         if wanted == 0 { worker.unsubscribe().await } else { worker.subscribe(wanted).await }
@@ -205,17 +205,18 @@ impl Relay {
     async fn begin(&mut self, handed: Handed, room: Room) {
         let queue = &self.settings.queue;
         let Some(id) = handed.task.id.clone() else {
-            tracing::warn!(%queue, "a message without a readable correlation id is no task; it is rejected");
+            tracing::warn!(%queue, "rejected a message without a readable correlation id");
             return handed.reply.reject();
         };
         if handed.task.is_foreign {
-            tracing::warn!(%queue, task = id, "a message that wants its report elsewhere is not of this cluster; it is rejected");
+            tracing::warn!(%queue, task = id, "rejected a message that is not of this cluster: its reply_to is \
+                                               another queue");
             return handed.reply.reject();
         }
         let key = (id, handed.task.attempt);
         let Handed { task, reply } = handed;
         if self.works.take(&key, task.subject.clone(), reply).await == Known::Before {
-            return tracing::debug!(task = key.0, attempt = key.1, "taken before; it is not called again");
+            return tracing::debug!(task = key.0, attempt = key.1, "received before; not called again");
         }
         let (settings, places) = (Arc::clone(&self.settings), Arc::clone(&self.places));
         let reports = self.reports.subscribe();
@@ -261,7 +262,7 @@ impl Relay {
             }
         };
         if tokio::time::timeout(grace, ended).await.is_err() {
-            tracing::warn!(calls = self.calls.len(), "calls are broken off; their tasks come again");
+            tracing::warn!(calls = self.calls.len(), "cut calls off; their tasks are delivered again");
         }
         let answered = async {
             while let Some(reported) = self.answers.join_next().await {
@@ -269,7 +270,7 @@ impl Relay {
             }
         };
         if tokio::time::timeout(REPORTED_WITHIN, answered).await.is_err() {
-            tracing::warn!(reports = self.answers.len(), "reports are not known to be kept; their tasks come again");
+            tracing::warn!(reports = self.answers.len(), "reports are unconfirmed; their tasks are delivered again");
         }
     }
 }
@@ -312,12 +313,7 @@ async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::
         };
         let Err(reason) = sent else { return key };
         if !std::mem::replace(&mut told, true) {
-            tracing::warn!(
-                task = key.0,
-                attempt = key.1,
-                reason,
-                "a report is not known to be kept; it is sent until it is"
-            );
+            tracing::warn!(task = key.0, attempt = key.1, reason, "a report is unconfirmed; retrying");
         }
         tokio::time::sleep(REPORT_AGAIN).await;
     }

@@ -18,10 +18,10 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Effect {
     /// The database refused the statement or never received it. Nothing has changed.
-    #[error("it was not done")]
+    #[error("it failed without effect")]
     None,
     /// The statement may have been done. The node does not guess: it looks again at every row concerned.
-    #[error("nobody knows whether it was done")]
+    #[error("the outcome is unknown")]
     Unknown,
 }
 

@@ -15,7 +15,7 @@ pub const DEFAULT_KEEP_DAYS: u64 = 14;
 pub enum Misfit {
     #[error("database `{database}` has no Duetime schema; run `duetime migrate`")]
     Empty { database: DatabaseName },
-    #[error("database `{database}` has schema version {found}, this node needs version {needed}; {}", advice(*found, *needed))]
+    #[error("database `{database}` has schema version {found}, but this node needs version {needed}; {}", advice(*found, *needed))]
     Version { database: DatabaseName, found: i64, needed: i64 },
     #[error(
         "database `{database}` holds shards {found} of {found_count}, but the configuration gives it {configured} of \
@@ -24,8 +24,8 @@ pub enum Misfit {
     )]
     Shards { database: DatabaseName, found: String, found_count: i32, configured: ShardRange, configured_count: i32 },
     #[error(
-        "database `{database}` offers no TLS, and its URL asks for it or leads beyond this machine; switch it on in PostgreSQL \
-         (`ssl = on`), or add `sslmode=disable` to the URL where others cannot read the network in between"
+        "database `{database}` offers no TLS, but its URL requires it or names another host; enable it in PostgreSQL \
+         (`ssl = on`), or, on a network that others cannot read, add `sslmode=disable` to the URL"
     )]
     NoTls { database: DatabaseName },
     #[error("database `{database}` could not be read")]

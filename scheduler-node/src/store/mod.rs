@@ -166,7 +166,7 @@ impl Database {
         let fresh = Arc::new(Pools::new(&self.options));
         let before = self.pools.compare_and_swap(silent, fresh);
         if Arc::ptr_eq(&before, silent) {
-            tracing::warn!(database = %self.name, "the database has stopped answering; connecting anew");
+            tracing::warn!(database = %self.name, "the database has stopped answering; reconnecting");
         }
     }
 }

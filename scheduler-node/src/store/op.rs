@@ -138,7 +138,7 @@ impl StoreMetrics {
         let seconds = HistogramVec::new(
             HistogramOpts::new(
                 "duetime_database_statement_seconds",
-                "how long a statement took, from asking for a connection to its answer",
+                "time of a statement, from the request for a connection to the answer",
             )
             .buckets(vec![0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0]),
             &["database", "op"],
@@ -146,7 +146,7 @@ impl StoreMetrics {
         let failures = IntCounterVec::new(
             Opts::new(
                 "duetime_database_statement_failures_total",
-                "statements that failed; effect `unknown`: it may have been done all the same",
+                "statements that failed; effect `unknown`: the statement may have taken effect",
             ),
             &["database", "op", "effect"],
         )?;

@@ -86,7 +86,7 @@ impl PutOutcome {
             "deep" => Ok(Self::Deep),
             "busy" => Ok(Self::Busy),
             "moved" => Ok(Self::Moved),
-            other => Err(sqlx::Error::Decode(format!("`{other}` is no outcome of a task with a key").into())),
+            other => Err(sqlx::Error::Decode(format!("`{other}` is not an outcome of a task with a key").into())),
         }
     }
 }
@@ -121,7 +121,7 @@ impl Database {
             .await?;
         self.clock.observe(now, arrived);
         // An id that appears twice was sent twice, and both have the same answer.
-        Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer an id").clone()).collect())
+        Ok(tasks.iter().map(|task| found.get(&task.id).expect("one answer for each id").clone()).collect())
     }
 
     #[cfg(test)]

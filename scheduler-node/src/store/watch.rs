@@ -103,7 +103,7 @@ pub struct Nudges {
 
 /// The connection for nudges was lost.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection that hears nudges was lost")]
+#[error("the connection that receives nudges was lost")]
 pub struct Lost(#[from] sqlx::Error);
 
 /// A message to the other nodes. Its loss does no harm: behind each nudge, a periodic pass

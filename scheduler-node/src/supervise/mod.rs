@@ -55,7 +55,7 @@ impl Crew {
         match self.loops.join_next().await {
             Some(Ok(kind)) => format!("the loop {kind} ended by itself"),
             Some(Err(error)) => format!("a loop panicked: {error}"),
-            None => "there are no loops".to_owned(),
+            None => "no loop is running".to_owned(),
         }
     }
 

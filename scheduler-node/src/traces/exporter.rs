@@ -35,7 +35,7 @@ const LAST_WITHIN: Duration = Duration::from_secs(2);
 /// The reason why no span can be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot make a client for HTTP")]
+    #[error("cannot create an HTTP client")]
     Client(#[source] reqwest::Error),
     #[error("`telemetry.otlp_endpoint` cannot be used")]
     Endpoint(#[source] ExporterBuildError),
@@ -123,7 +123,7 @@ impl Exporter {
             Some(Ok(())) => {
                 self.metrics.exported.inc_by(spans);
                 if std::mem::take(&mut self.is_away) {
-                    tracing::info!("the collector takes spans again");
+                    tracing::info!("the collector accepts spans again");
                 }
                 return;
             }
@@ -132,7 +132,7 @@ impl Exporter {
         };
         self.metrics.dropped.inc_by(spans);
         if !std::mem::replace(&mut self.is_away, true) {
-            tracing::warn!(error, "the collector does not take spans; they are dropped until it does");
+            tracing::warn!(error, "the collector does not accept spans; dropping them until it does");
         }
     }
 }

@@ -97,10 +97,10 @@ struct TraceMetrics {
 impl TraceMetrics {
     fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
-            exported: IntCounter::new("duetime_spans_exported_total", "spans the collector has taken")?,
+            exported: IntCounter::new("duetime_spans_exported_total", "spans that the collector accepted")?,
             dropped: IntCounter::new(
                 "duetime_spans_dropped_total",
-                "spans lost because the collector did not take them, or not fast enough",
+                "spans dropped because the collector refused them or was too slow",
             )?,
         };
         registry.register(Box::new(metrics.exported.clone()))?;

@@ -94,7 +94,7 @@ where
             Err(error) => error,
         };
         if !std::mem::replace(&mut logged, true) {
-            tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; trying until they are");
+            tracing::warn!(database = %error.database, rows = items.len(), error = &error as &dyn std::error::Error, "{what} could not be written; retrying");
         }
         match next(error.fault(), failures + 1, part.len(), !done.answers.is_empty()) {
             Next::Refuse => done.refused.push(Refused { item: &part[0], error }),

@@ -124,10 +124,7 @@ impl Kept {
 impl Default for SetAside {
     fn default() -> Self {
         let counts = IntCounterVec::new(
-            Opts::new(
-                "duetime_set_aside_total",
-                "what a database refused, set aside with its reason, by what was being written",
-            ),
+            Opts::new("duetime_set_aside_total", "rows that a database refused, set aside with the reason, by kind"),
             &["kind"],
         );
         let counts = counts.expect("the name and the label are valid");
@@ -152,7 +149,7 @@ impl SetAside {
 
     /// Counts it, logs it and shows it on `/readyz`.
     pub fn note(&self, kind: Kind, name: &str, reason: &str) {
-        tracing::error!(kind = kind.text(), name, reason, "set aside; its neighbours go on");
+        tracing::error!(kind = kind.text(), name, reason, "set aside; the rest of the batch continues");
         self.counted(kind);
         let last = format!("{name}: {reason}").chars().take(REASON_CHARS).collect();
         let mut recent = self.recent.lock();
@@ -172,7 +169,7 @@ impl SetAside {
         let reduced = message.clone().reduced();
         for form in std::iter::once(message).chain(reduced) {
             let forms = [form];
-            let written = until_done("the quarantine", &forms, |forms| database.quarantine_add(&forms[0])).await;
+            let written = until_done("quarantined messages", &forms, |forms| database.quarantine_add(&forms[0])).await;
             match written.refused.first() {
                 None => return,
                 Some(refused) => self.note(Kind::Quarantine, "", &refused.error.reason()),
@@ -190,7 +187,7 @@ impl SetAside {
         let shown = recent.iter().filter(|(_, recent)| recent.at.elapsed() < SHOWN_FOR);
         shown
             .map(|(kind, Recent { count, last, .. })| {
-                format!("{count} set aside ({}), the last is {last}", kind.text())
+                format!("{count} set aside ({}), most recently {last}", kind.text())
             })
             .collect()
     }

@@ -21,32 +21,32 @@ owned absent  me     | Reregister Reregister Release
 owned absent  other  | Release    Release    Release
 owned absent  leaver | Reregister Reregister Release
 owned absent  gone   | Reregister Reregister Release
-owned absent  nobody | Reregister Reregister Release
+owned absent  none   | Reregister Reregister Release
 owned mine    me     | -          -          Release
 owned mine    other  | Release    Release    Release
 owned mine    leaver | -          -          Release
 owned mine    gone   | -          -          Release
-owned mine    nobody | -          -          Release
+owned mine    none   | -          -          Release
 owned another me     | Drop       Drop       Drop
 owned another other  | Drop       Drop       Drop
 owned another leaver | Drop       Drop       Drop
 owned another gone   | Drop       Drop       Drop
-owned another nobody | Drop       Drop       Drop
+owned another none   | Drop       Drop       Drop
 not   absent  me     | Acquire    -          -
 not   absent  other  | -          -          -
 not   absent  leaver | -          -          -
 not   absent  gone   | -          -          -
-not   absent  nobody | -          -          -
+not   absent  none   | -          -          -
 not   mine    me     | Acquire    Release    Release
 not   mine    other  | Release    Release    Release
 not   mine    leaver | Release    Release    Release
 not   mine    gone   | Release    Release    Release
-not   mine    nobody | Release    Release    Release
+not   mine    none   | Release    Release    Release
 not   another me     | -          -          -
 not   another other  | -          -          -
 not   another leaver | -          -          -
 not   another gone   | -          -          -
-not   another nobody | -          -          -
+not   another none   | -          -          -
 ";
 
 fn named(actions: &[Action]) -> &'static str {
@@ -63,7 +63,7 @@ fn named(actions: &[Action]) -> &'static str {
 fn scene(key: &str, assigned: &str, alone: bool) -> ClusterView {
     let mut view = if alone { view_of(&["me", "leaver"]) } else { view_of(&["me", "other", "leaver"]) };
     view.members.get_mut("leaver").unwrap().leaving = true;
-    assign(&mut view, vec![(assigned != "nobody").then(|| node(assigned))]);
+    assign(&mut view, vec![(assigned != "none").then(|| node(assigned))]);
     match key {
         "mine" => own(&mut view, SHARD, me()),
         "another" => own(&mut view, SHARD, node("other")),
@@ -85,7 +85,7 @@ fn every_combination_leads_to_what_the_table_says() {
     let mut table = String::from("\n");
     for owned in [true, false] {
         for key in ["absent", "mine", "another"] {
-            for assigned in ["me", "other", "leaver", "gone", "nobody"] {
+            for assigned in ["me", "other", "leaver", "gone", "none"] {
                 let staying = named(&act(owned, &scene(key, assigned, false), false));
                 let leaving = named(&act(owned, &scene(key, assigned, false), true));
                 let last = named(&act(owned, &scene(key, assigned, true), true));

@@ -166,7 +166,7 @@ proptest! {
                 Event::Look { unfinished } => {
                     let turn = Turn::take(&rules, &calendar, standing, unfinished, now);
                     prop_assert!(overlap == Overlap::Allow || turn.fires.len() <= 1);
-                    prop_assert!(turn.wake_at.is_none_or(|wake_at| wake_at > now), "it would look for ever");
+                    prop_assert!(turn.wake_at.is_none_or(|wake_at| wake_at > now), "the search would never end");
                     fired.extend(turn.fires.iter().map(|fire| fire.at));
                     none_made += usize::try_from(turn.skipped + turn.missed).unwrap();
                     standing = turn.standing;

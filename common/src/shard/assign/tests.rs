@@ -128,7 +128,7 @@ fn a_diff_reads_as_a_line_for_each_pair_of_nodes() {
     let diff = AssignmentDiff::between(&before, &solve(&one(&["a", "b", "c"]), &before));
     assert_eq!(diff.to_string(), "a#00000000 -> c#00000000: s4 s5\nb#00000000 -> c#00000000: s10 s11");
     let first = AssignmentDiff::between(&Assignment::default(), &solve(&one(&["a"]), &Assignment::default()));
-    assert!(first.to_string().starts_with("nobody -> a#00000000: s0 s1 "));
+    assert!(first.to_string().starts_with("none -> a#00000000: s0 s1 "));
     assert!(AssignmentDiff::between(&before, &before).is_empty());
 }
 

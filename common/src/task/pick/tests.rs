@@ -24,7 +24,7 @@ fn four_of_five_picks_are_of_the_highest_priority_that_waits_and_the_rest_of_the
     let shares = shares([0, PLENTY, PLENTY, PLENTY, 0], 20_000, None, dice());
     assert!((part_of(shares, 1) - 0.8).abs() < 0.02, "{shares:?}");
     assert!((part_of(shares, 3) - 0.2).abs() < 0.02, "{shares:?}");
-    assert_eq!(shares[2], 0, "what is between them waits until one of them is empty");
+    assert_eq!(shares[2], 0, "the levels between them wait until one of them is empty");
 }
 
 #[test]

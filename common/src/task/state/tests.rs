@@ -81,7 +81,7 @@ fn every_state_is_exactly_one_of_changeable_in_flight_and_final() {
 #[test]
 fn a_refusal_says_what_cannot_be_done_to_what() {
     let refused = transition(TaskState::Delivered, Event::Cancel).unwrap_err();
-    assert_eq!(refused.to_string(), "a delivered task cannot cancel");
+    assert_eq!(refused.to_string(), "a delivered task does not allow `cancel`");
 }
 
 #[test]

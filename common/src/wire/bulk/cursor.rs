@@ -70,7 +70,7 @@ impl fmt::Display for BulkCursor {
 
 /// The error for a text that is not a cursor of a bulk answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not one that an answer to a bulk request had")]
+#[error("the cursor is not valid; use the `next_cursor` of the previous answer")]
 pub struct NotACursor;
 
 impl FromStr for BulkCursor {

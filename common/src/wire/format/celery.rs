@@ -39,11 +39,11 @@ impl<'a> Call<'a> {
         let other = |what: &dyn std::fmt::Display| {
             let wanted =
                 r#"a queue with `format` = `celery` takes `{"task": "module.name", "args": [], "kwargs": {}}`"#;
-            FieldError::new("payload", format!("{wanted}; the payload is something else: {what}"))
+            FieldError::new("payload", format!("{wanted}; the payload does not match: {what}"))
         };
         // Serde would read the struct from a list of three values as well.
         if !payload.trim_ascii_start().starts_with(b"{") {
-            return Err(other(&"no object"));
+            return Err(other(&"not an object"));
         }
         let call: Self = serde_json::from_slice(payload).map_err(|error| other(&error))?;
         if call.task.is_empty() || call.task.len() > MAX_NAME_BYTES || call.task.chars().any(char::is_control) {

@@ -45,7 +45,7 @@ pub(super) fn check(properties: &[u8]) -> Result<usize, String> {
         };
         checked.map_err(|reason| format!("`{name}` cannot be read: {reason}"))?;
     }
-    if reader.at == properties.len() { Ok(values) } else { Err("its properties are followed by something else".into()) }
+    if reader.at == properties.len() { Ok(values) } else { Err("its properties are followed by other data".into()) }
 }
 
 const SHORT: &str = "it ends too early";
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
             b'S' | b'x' => self.length(end)?,
             b'A' => return self.enter(end, false).map(Some),
             b'F' => return self.enter(end, true).map(Some),
-            other => return Err(format!("there is no type of value {:?}", char::from(other))),
+            other => return Err(format!("unknown type of value {:?}", char::from(other))),
         };
         self.take(count, end).map(|_| None).ok_or_else(|| SHORT.to_owned())
     }

@@ -96,12 +96,12 @@ fn what_the_client_cannot_parse_arrives_with_empty_properties_and_a_note() {
         (headers(&nested(9_000)), "nested more than 32 levels"),
         (headers(&[&short(b"\xe9")[..], b"V"].concat()), "`headers` cannot be read: a short text is not UTF-8"),
         (name(b"\xff"), "`message_id` cannot be read: a short text is not UTF-8"),
-        (headers(&[&short(b"a")[..], b"?"].concat()), "no type of value '?'"),
+        (headers(&[&short(b"a")[..], b"?"].concat()), "unknown type of value '?'"),
         (headers(b"\x05a"), "it ends too early"),
         (headers(b"\x01aS\xff\xff\xff\xff"), "it ends too early"),
         (headers(&b"\0V".repeat(MAX_VALUES + 1)), "more than 10000 values"),
         (vec![0x20, 0, 0xff, 0xff, 0xff, 0xff], "it ends too early"),
-        (vec![0, 0, 1], "followed by something else"),
+        (vec![0, 0, 1], "followed by other data"),
     ] {
         let (out, arrivals) = screened(&message(&properties, b"body"), true);
         assert_eq!(out, message(&[0, 0], b"body"), "{reason}");

@@ -66,7 +66,7 @@ fn steps(only: &[String]) -> Result<Vec<Vec<&'static Cause>>> {
     let name_of = |alert: &'static str| alert.split(' ').next().unwrap_or(alert);
     let names: Vec<&str> = all().flatten().flat_map(|cause| cause.alerts.iter().map(|alert| name_of(alert))).collect();
     for name in RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-        ensure!(names.contains(&name), "nothing here makes {name} fire: give it a cause in bin/stack/alerts");
+        ensure!(names.contains(&name), "no scene makes {name} fire: add a cause in bin/stack/alerts");
     }
     if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("there is no alert {unknown}; docs/runbooks/README.md lists them");
@@ -150,7 +150,7 @@ async fn quiet(stage: &Stage, report: &mut Report) -> Result<()> {
         tokio::time::sleep(LOOK_EVERY).await;
     }
     let faults = stage.prometheus.faults().await?;
-    ensure!(faults.is_empty(), "Prometheus cannot evaluate: {}", faults.join("; "));
+    ensure!(faults.is_empty(), "Prometheus cannot evaluate the rules: {}", faults.join("; "));
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! `stack bench`: measures a cluster on this machine, each part on fresh data, against its targets.
-#![expect(clippy::disallowed_methods, reason = "this is not a node: what it spawns dies with it")]
+#![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
 mod crowd;
 mod drain;

@@ -1,5 +1,5 @@
 //! `stack up`, `down`, `demo`, `bench`, `alerts`: a whole Duetime on this machine, to try, to watch and to measure.
-#![expect(clippy::print_stdout, reason = "it talks to a person")]
+#![expect(clippy::print_stdout, reason = "its output is for a person")]
 
 mod alerts;
 mod bench;

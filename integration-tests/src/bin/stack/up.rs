@@ -48,7 +48,7 @@ struct Stores {
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     let place = Place::new(base)?;
     if place.running()?.is_whole() {
-        println!("It runs already.");
+        println!("The local stack already runs.");
     } else {
         // Processes of an earlier stack would be in the way.
         down::stop(&place).await?;
@@ -181,7 +181,7 @@ async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Res
         nodes.push(Node::new(&folder, config, Tether::Detached)?);
     }
     if let Some(first) = nodes.first() {
-        migrate(first).await.context("if its data is of no use any more: `make down ARGS=--purge` removes it")?;
+        migrate(first).await.context("if you no longer need its data: `make down ARGS=--purge` removes it")?;
     }
     Ok(nodes)
 }

@@ -84,9 +84,9 @@ try {
   const group = page.locator("tr", { hasText: "no such mailbox" });
   assert.match(await group.innerText(), new RegExp(String(tasks.dead)));
   await group.getByRole("button").click();
-  assert.match(await page.locator("#count").innerText(), new RegExp(`would be done to ${tasks.dead}`));
+  assert.match(await page.locator("#count").innerText(), new RegExp(`would apply to ${tasks.dead}`));
   await page.locator("#confirm").click();
-  assert.match(await page.locator("#result").innerText(), new RegExp(`Done to ${tasks.dead} of ${tasks.dead}`));
+  assert.match(await page.locator("#result").innerText(), new RegExp(`Applied to ${tasks.dead} of ${tasks.dead}`));
 
   // What somebody else wrote is text.
   await open("/console/tasks?key=" + encodeURIComponent(tasks.evil));

@@ -28,7 +28,7 @@ try {
 
   // A queue is made; what is wrong with it is told where it was typed.
   await field("open").fill("reports");
-  await button("Open or make").click();
+  await button("Open or create").click();
   await page.waitForURL("**/console/queues/reports");
   await field("settle").selectOption("result");
   await field("max_running").fill("3");
@@ -53,10 +53,10 @@ try {
   await button("Run now").click();
   await page.waitForURL(/\/console\/tasks\/[0-9a-f-]{36}$/);
 
-  // Every shard is with the node it is assigned to, or will be: the page is asked again until then.
+  // Every shard is owned by the node it is assigned to, or will be: the page is asked again until then.
   for (let tries = 0; ; tries += 1) {
     await open("/console/cluster?shards=all");
-    if (await page.getByText("Every shard is with the node").isVisible()) break;
+    if (await page.getByText("Every shard is owned by the node").isVisible()) break;
     assert.ok(tries < 50, await page.locator("main").innerText());
   }
   const shards = await page.locator(".shards li.settled").count();
@@ -66,7 +66,7 @@ try {
   // A token is made, shown once, and revoked; the audit tells of it.
   await open("/console/tokens");
   await field("name").fill("shop");
-  await button("Make").click();
+  await button("Create").click();
   assert.match(await page.locator("#made").innerText(), /^duetime_/);
   await button("Revoke shop").click();
   await page.getByText("revoked").first().waitFor();
@@ -98,9 +98,9 @@ try {
   const lines = (await readFile(await download.path(), "utf8")).trim().split("\n");
   assert.deepEqual(JSON.parse(lines.at(-1)), { exported: tasks.count });
   await button("Cancel…").click();
-  assert.match(await page.locator("#count").innerText(), new RegExp(`would be done to ${tasks.count}`));
+  assert.match(await page.locator("#count").innerText(), new RegExp(`would apply to ${tasks.count}`));
   await page.locator("#confirm").click();
-  assert.match(await page.locator("#result").innerText(), new RegExp(`Done to ${tasks.count} of ${tasks.count}`));
+  assert.match(await page.locator("#result").innerText(), new RegExp(`Applied to ${tasks.count} of ${tasks.count}`));
 
   // The schedule goes, after a question.
   await open("/console/schedules/nightly");

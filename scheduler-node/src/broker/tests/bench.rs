@@ -108,7 +108,7 @@ impl Bench {
             }
         };
         let taken = timeout(LONG, taken).await;
-        taken.unwrap_or_else(|_| panic!("`{queue}` takes nothing: {last}"))
+        taken.unwrap_or_else(|_| panic!("`{queue}` accepts no messages: {last}"))
     }
 
     pub(crate) async fn until_up(&self) {

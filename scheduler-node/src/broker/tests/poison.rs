@@ -146,7 +146,7 @@ async fn unanswered_messages_take_no_more_than_their_room_and_all_of_them_come()
             Ok(None) => panic!("the broker lives"),
             Err(_) => {
                 silences += 1;
-                assert!(silences < 60, "{} of {all} came", seen.len());
+                assert!(silences < 60, "{} of {all} arrived", seen.len());
                 for message in waiting.drain(..) {
                     message.ack.ack().await;
                 }

@@ -201,7 +201,7 @@ async fn the_consumers_of_a_deleted_queue_hear_of_it_before_it_is_declared_again
     assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).unroutable, 10);
     assert_eq!(tally(&bench.broker.publish(&route, batch("mail", 10)).await).done, 10);
     let ended = messages.for_each(|_| std::future::ready(()));
-    timeout(LONG, ended).await.expect("the broker has told the consumer");
+    timeout(LONG, ended).await.expect("the broker has cancelled the consumer");
 }
 
 #[tokio::test]

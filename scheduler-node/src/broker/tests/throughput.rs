@@ -28,7 +28,7 @@ async fn messages_a_second_with_eight_lanes_of_two_hundred() {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "it is asked for by hand")]
+#[expect(clippy::print_stdout, reason = "the test is run by hand")]
 fn report(text: &str) {
     println!("{text}");
 }

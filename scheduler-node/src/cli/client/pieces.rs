@@ -26,7 +26,7 @@ impl Pieces {
         match tokio::time::timeout(self.timeout, self.response.chunk()).await {
             Ok(Ok(piece)) => Ok(piece.map(Vec::from)),
             Ok(Err(error)) => Err(unreadable(explained(&error.without_url()))),
-            Err(_) => Err(unreadable(format!("nothing came for {:?}", self.timeout))),
+            Err(_) => Err(unreadable(format!("no data arrived for {:?}", self.timeout))),
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct Drain {
 fn name(text: &str) -> Result<String, String> {
     match text {
         "" => Err("name a node".into()),
-        "." | ".." => Err("a name of dots only has no address".into()),
+        "." | ".." => Err("a name must not be `.` or `..`".into()),
         _ => Ok(text.to_owned()),
     }
 }
@@ -91,7 +91,7 @@ async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> R
             Left::NotKnown => {}
             Left::Undrained => {
                 let detail =
-                    format!("{} is not drained any more: it has started again, or somebody undrained it", node.name);
+                    format!("{} is no longer drained: it has restarted, or an operator undrained it", node.name);
                 return Err(Error::Refused(detail));
             }
         }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(told(&there, ("a", "b"), &[]), Left::Some(1));
         assert_eq!(told(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
         assert_eq!(told(&there, ("b", "b"), &[]), Left::Nothing);
-        assert_eq!(told(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and nothing with it");
+        assert_eq!(told(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
     }
 
     #[test]

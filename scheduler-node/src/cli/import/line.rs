@@ -59,7 +59,7 @@ impl Choice {
         }
         match serde_json::from_str(task) {
             Ok(task) => self.request(&task),
-            Err(error) => Line::Refused(Box::new(Problem::malformed(format!("it is no exported task: {error}")))),
+            Err(error) => Line::Refused(Box::new(Problem::malformed(format!("it is not an exported task: {error}")))),
         }
     }
 
@@ -147,7 +147,8 @@ mod tests {
     fn what_cannot_be_submitted_is_refused_with_the_reason() {
         let choice = Choice::new(false, false);
         let envelope = TASK.replacen('{', r#"{"envelope":{"exchange":"e","routing_key":"k","properties":{}},"#, 1);
-        for (text, why) in [(envelope.as_str(), "delay exchange"), ("{", "no exported task"), ("7", "no exported task")]
+        for (text, why) in
+            [(envelope.as_str(), "delay exchange"), ("{", "not an exported task"), ("7", "not an exported task")]
         {
             let Line::Refused(problem) = choice.of(text) else { panic!("{text}") };
             assert!(problem.detail.contains(why), "{problem}");

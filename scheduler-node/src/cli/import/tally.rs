@@ -41,7 +41,7 @@ impl Tally {
     /// `refused`: the file for refused lines; it must not exist yet.
     pub(super) fn new(refused: Option<&Path>) -> Result<Self, Error> {
         let create = |file: &Path| {
-            let refuse = |error| Error::Usage(format!("`--refused {}` cannot be made: {error}", file.display()));
+            let refuse = |error| Error::Usage(format!("`--refused {}` cannot be created: {error}", file.display()));
             File::create_new(file).map(BufWriter::new).map_err(refuse)
         };
         Ok(Self { file: refused.map(create).transpose()?, ..Self::default() })
@@ -95,7 +95,7 @@ impl Tally {
         }
         match form {
             Form::Text => say(format_args!(
-                "{} imported, {} there already, {} finished and passed over, {} refused, {} not done or unknown",
+                "{} imported, {} already there, {} finished and skipped, {} refused, {} failed or unknown",
                 HumanCount(accepted),
                 HumanCount(duplicates),
                 HumanCount(skipped),
@@ -111,7 +111,7 @@ impl Tally {
         match broken {
             Some(error) => Err(error),
             None if refused > 0 => Err(Error::SomeRefused { refused: count(refused), all: count(all) }),
-            None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
+            None if failed > 0 => Err(Error::Broken(format!("{failed} of {all} failed, or their outcome is unknown"))),
             None => Ok(()),
         }
     }

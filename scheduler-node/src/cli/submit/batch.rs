@@ -141,7 +141,7 @@ async fn gather(lines: &mut (impl AsyncBufRead + Unpin), number: &mut u64) -> Re
         *number += 1;
         if line.len() >= LINE_BYTES {
             let why = format!("line {number} of `--batch` is longer than any task may be ({LINE_BYTES} bytes)");
-            return Err(Error::Usage(format!("{why}; it and what follows were not sent")));
+            return Err(Error::Usage(format!("{why}; this line and all after it were not sent")));
         }
         // A line that is not JSON is sent as a JSON string. The node then refuses it in its place like any other
         // invalid task.
@@ -165,13 +165,15 @@ async fn send(client: &Client, batch: Batch, tally: &mut Tally, progress: &Progr
     let of_lines = || format!("lines {} to {}", lines[0], lines[lines.len() - 1]);
     let request = Request::post(&["v1", "tasks", "batch"]).body(body + "]");
     let answer = client.ask(&request).await.map_err(|failure| match failure {
-        Failure::Refused(_) => Error::Refused(format!("{}: {failure}; what follows was not sent", of_lines())),
-        _ => Error::Broken(format!("{}: {failure}; what follows was not sent", of_lines())),
+        Failure::Refused(_) => {
+            Error::Refused(format!("{}: {failure}; the lines after these were not sent", of_lines()))
+        }
+        _ => Error::Broken(format!("{}: {failure}; the lines after these were not sent", of_lines())),
     })?;
     let Results { results } = answer.read()?;
     if results.len() != lines.len() {
-        let why = format!("{} answers came for {} tasks", results.len(), lines.len());
-        return Err(Error::Broken(format!("{}: {why}; what became of them is not known", of_lines())));
+        let why = format!("the node sent {} answers for {} tasks", results.len(), lines.len());
+        return Err(Error::Broken(format!("{}: {why}; their outcome is unknown", of_lines())));
     }
     for (number, result) in lines.iter().zip(results) {
         match serde_json::from_str::<Outcome>(result.get()).map(|outcome| outcome.error) {
@@ -187,7 +189,7 @@ fn close(form: Form, tally: Tally, sent: Result<(), Error>) -> Result<(), Error>
     let all = accepted + refused + failed;
     listing.close("");
     let summary = format!(
-        "{} accepted, {} refused, {} not done or unknown",
+        "{} accepted, {} refused, {} failed or unknown",
         HumanCount(accepted as u64),
         HumanCount(refused as u64),
         HumanCount(failed as u64)
@@ -199,7 +201,7 @@ fn close(form: Form, tally: Tally, sent: Result<(), Error>) -> Result<(), Error>
     match sent {
         Err(error) => Err(error),
         Ok(()) if refused > 0 => Err(Error::SomeRefused { refused, all }),
-        Ok(()) if failed > 0 => Err(Error::Broken(format!("{failed} of {all} were not done, or nobody knows"))),
+        Ok(()) if failed > 0 => Err(Error::Broken(format!("{failed} of {all} failed, or their outcome is unknown"))),
         Ok(()) => Ok(()),
     }
 }

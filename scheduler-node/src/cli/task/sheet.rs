@@ -42,7 +42,7 @@ pub(in crate::cli) fn sheet(task: &TaskView, now: UnixMicros) -> String {
         ("status", task.status_msg.clone()),
         ("progress", task.progress.map(|progress| format!("{progress} %"))),
         ("worker", task.worker.clone()),
-        ("data", task.data_hidden.then(|| "not shown by this answer, or to this role".to_owned())),
+        ("data", task.data_hidden.then(|| "hidden in this answer, or from this role".to_owned())),
         ("result", task.result.as_ref().map(|result| cut(result.get()))),
     ]);
     if task.attempts.is_empty() {

@@ -118,7 +118,7 @@ impl Picture {
         let window = moment::span(Duration::from_millis(self.window_ms));
         let lateness = match &self.lateness {
             Some(late) => format!("p50 {}, p99 {}", ms(late.p50_ms), ms(late.p99_ms)),
-            None => "nothing was published".to_owned(),
+            None => "no task was published".to_owned(),
         };
         format!("{time}  {master}  {owned} of {} shards owned\nlateness over {window}: {lateness}", self.shards)
     }

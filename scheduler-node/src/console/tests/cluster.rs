@@ -18,7 +18,7 @@ async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
     assert_eq!(told, map.matches("<li").count());
     assert!(page.contains("none is known") && page.contains("has not reached etcd"), "{page}");
     let all = browser.page("/console/cluster?shards=all").await;
-    assert!(all.contains("href=\"/console/cluster\">Those only"), "{all}");
+    assert!(all.contains("href=\"/console/cluster\">Only those"), "{all}");
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_filter_leads_to_its_number_before_anything_is_done() {
     assert!(between(&done.html, "id=\"result\"", "</p>").expect("a result").contains("<b>2</b>"), "{}", done.html);
     let wrong = browser.get("/console/bulk?due_after=soon").await;
     assert_eq!(wrong.status, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(!wrong.html.contains("id=\"bulk\""), "nothing is done by a filter that cannot be read");
+    assert!(!wrong.html.contains("id=\"bulk\""), "a filter that cannot be read changes nothing");
 }
 
 #[tokio::test]

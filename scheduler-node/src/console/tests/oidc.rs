@@ -56,7 +56,7 @@ async fn a_person_signs_in_acts_under_his_name_and_signs_out() {
     let idp = IdentityProvider::start().await.expect("a provider");
     idp.person(json!({ "sub": "ann-7", "email": "ann@a.example", "groups": [OPERATORS] }));
     let mut browser = browser(&idp).await;
-    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "nobody comes in unasked");
+    assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "no browser gets in without a sign-in");
     let page = browser.page("/console/sign-in?next=/console/queues").await;
     let link = between(&page, "href=\"/console/sign-in/oidc", "\"").expect("a link");
     assert!(link.contains("next=%2Fconsole%2Fqueues"), "{link}");
@@ -117,10 +117,10 @@ async fn what_went_wrong_is_said_where_one_may_try_again() {
     idp.lie(Lie::Refuses);
     let refused = there_and_back(&mut browser, "/console").await;
     assert!(refused.html.contains("access_denied") && !refused.html.contains("<b>no"), "{}", refused.html);
-    assert!(cookies(&refused)[0].starts_with("duetime_sign_in=; Max-Age=0"), "this sign-in is over");
+    assert!(cookies(&refused)[0].starts_with("duetime_sign_in=; Max-Age=0"), "this sign-in has ended");
     let strange = browser.get(&format!("{CALLBACK}?state=guessed&code=x")).await;
     assert_eq!((strange.status, cookies(&strange).len()), (StatusCode::BAD_REQUEST, 0));
-    assert!(strange.html.contains("begin again"), "{}", strange.html);
+    assert!(strange.html.contains("sign in again"), "{}", strange.html);
     assert_eq!(idp.given(), 1, "only bob's");
 }
 
@@ -131,7 +131,7 @@ async fn while_the_provider_is_away_the_page_says_so_and_a_token_still_opens() {
     let mut browser = browser_with(&[Role::Viewer], true, Some(away)).await;
     let answer = browser.get("/console/sign-in/oidc?next=//evil.example").await;
     assert_eq!((answer.status, answer.location), (StatusCode::SERVICE_UNAVAILABLE, None));
-    assert!(answer.html.contains("cannot be asked") && !answer.html.contains("evil"), "{}", answer.html);
+    assert!(answer.html.contains("cannot be reached") && !answer.html.contains("evil"), "{}", answer.html);
     browser.sign_in("viewer").await;
     browser.page("/console").await;
 }

@@ -40,7 +40,7 @@ async fn a_policy_is_made_changed_and_sent_again_as_it_is_shown() {
     let path = "/console/queues/mails";
     let nothing = browser.get(path).await;
     assert_eq!(nothing.status, StatusCode::NOT_FOUND);
-    assert!(nothing.html.contains("Saving makes it"));
+    assert!(nothing.html.contains("Saving creates it"));
     let fields = [
         ("action", "set"),
         ("settle", "result"),
@@ -67,7 +67,7 @@ async fn a_policy_is_made_changed_and_sent_again_as_it_is_shown() {
     again.push(("ordered", "true"));
     assert_eq!(browser.post(path, &again).await.location.as_deref(), Some(path));
     let kept = browser.counter.desk.queue_get(QueueName::new("mails")).await.expect("there");
-    assert_eq!(kept.policy, policy, "what is shown is what is set");
+    assert_eq!(kept.policy, policy, "the form shows the stored policy");
     let list = browser.page("/console/queues").await;
     assert!(list.contains("done when reported · on one shard · ordered · at most 3 running · 0.5 a second"), "{list}");
 }
@@ -131,7 +131,7 @@ async fn what_is_wrong_is_told_at_its_field_and_nothing_typed_is_lost() {
         assert_eq!(answer.status, StatusCode::UNPROCESSABLE_ENTITY, "{name}");
         let label = answer.html.split("<label").find(|label| label.contains("class=\"wrong\"")).expect("told");
         assert!(label.contains(&format!("name=\"{name}\"")), "{label}");
-        assert!(answer.html.contains("name=\"timeout_ms\" value=\"5\""), "what was typed stays");
+        assert!(answer.html.contains("name=\"timeout_ms\" value=\"5\""), "the typed values stay");
     }
     assert_eq!(browser.get("/console/queues/q").await.status, StatusCode::NOT_FOUND, "nothing was made");
     let odd = browser.get("/console/queues?open=a%2Fb").await;

@@ -40,7 +40,7 @@ async fn a_schedule_is_made_and_told_in_words_and_on_its_own_clock() {
 async fn a_fire_time_that_is_gone_leads_to_the_task_it_made() {
     let browser = browser(&[], true).await;
     browser.post("/console/schedules/s", &[("action", "set"), ("queue", "q"), ("every_ms", "3600000")]).await;
-    assert!(browser.page("/console/schedules/s").await.contains("None since it was made"));
+    assert!(browser.page("/console/schedules/s").await.contains("None since it was created"));
     sqlx::query("UPDATE duetime.schedule SET created_at = now() - interval '1 day'")
         .execute(&browser.test.pool)
         .await

@@ -112,7 +112,7 @@ async fn one_task_is_moved_run_and_cancelled() {
     let moved = browser.post(&path, &[("action", "move"), ("to", "2099-01-02 03:04")]).await;
     assert_eq!(moved.location, Some(format!("{path}?said=move")), "{}", moved.html);
     assert!(browser.page(&path).await.contains("2099-01-02 03:04:00"));
-    assert!(browser.page(&format!("{path}/cancel")).await.contains("This cannot be taken back"));
+    assert!(browser.page(&format!("{path}/cancel")).await.contains("This cannot be undone"));
     let cancelled = browser.post(&path, &[("action", "cancel")]).await;
     assert_eq!(cancelled.location, Some(format!("{path}?said=cancelled")));
     assert_eq!(state(&browser, id).await, TaskState::Cancelled);
@@ -153,16 +153,20 @@ async fn many_are_counted_before_anything_is_done_to_them() {
     let fields = [("action", "cancel"), ("scope", "all"), ("queue", "a")];
     let dry = browser.post("/console/tasks/bulk", &fields).await;
     assert_eq!(dry.status, StatusCode::OK);
-    assert!(dry.html.contains("Found <b>5</b>; it would be done to <b>5</b>. Nothing is done yet."), "{}", dry.html);
+    assert!(
+        dry.html.contains("Found <b>5</b> tasks; the action would apply to <b>5</b>. Nothing has changed yet."),
+        "{}",
+        dry.html
+    );
     assert_eq!(state(&browser, ids[0]).await, TaskState::Scheduled);
     let chosen: Vec<String> = ids[..2].iter().map(TaskId::to_string).collect();
     let selected =
         [("action", "cancel"), ("scope", "selected"), ("id", &chosen[0]), ("id", &chosen[1]), ("confirmed", "yes")];
     let done = browser.post("/console/tasks/bulk", &selected).await;
-    assert!(done.html.contains("Done to <b>2</b> of <b>2</b>"), "{}", done.html);
+    assert!(done.html.contains("Applied to <b>2</b> of <b>2</b>"), "{}", done.html);
     let confirmed: Vec<_> = fields.into_iter().chain([("confirmed", "yes")]).collect();
     let done = browser.post("/console/tasks/bulk", &confirmed).await;
-    assert!(done.html.contains("Done to <b>3</b> of <b>3</b>"), "{}", done.html);
+    assert!(done.html.contains("Applied to <b>3</b> of <b>3</b>"), "{}", done.html);
     for id in ids {
         assert_eq!(state(&browser, id).await, TaskState::Cancelled);
     }
@@ -180,7 +184,7 @@ async fn many_are_moved_once_it_was_said_where_to() {
     let fields =
         [("action", "move"), ("scope", "all"), ("queue", "a"), ("to", "2099-01-02 03:04"), ("confirmed", "yes")];
     let done = browser.post("/console/tasks/bulk", &fields).await;
-    assert!(done.html.contains("Done to <b>1</b> of <b>1</b>"), "{}", done.html);
+    assert!(done.html.contains("Applied to <b>1</b> of <b>1</b>"), "{}", done.html);
     let task = browser.counter.desk.get(id).await.expect("it is there");
     assert_eq!(task.due_at.to_string(), "2099-01-02T03:04:00.000000Z");
 }
@@ -197,7 +201,7 @@ async fn dead_tasks_are_grouped_and_a_group_is_retried() {
     let page = browser.page("/console/dead").await;
     assert_eq!(page.matches("<tr data-row>").count(), 3, "{page}");
     assert!(page.find("timed out &#38; gone").expect("grouped") < page.find("no such user").expect("grouped"));
-    assert!(page.contains("nothing was said"));
+    assert!(page.contains("no error text"));
     let link = between(&page, "<td><a href=\"", "\"").expect("a link").replace("&#38;", "&");
     assert_eq!(browser.page(&link).await.matches("<tr data-row>").count(), 3, "{link}");
     let fields = [
@@ -209,7 +213,7 @@ async fn dead_tasks_are_grouped_and_a_group_is_retried() {
         ("confirmed", "yes"),
     ];
     let done = browser.post("/console/tasks/bulk", &fields).await;
-    assert!(done.html.contains("Done to <b>3</b> of <b>3</b>"), "{}", done.html);
+    assert!(done.html.contains("Applied to <b>3</b> of <b>3</b>"), "{}", done.html);
     assert_eq!(state(&browser, timed_out[0]).await, TaskState::Scheduled);
     assert_eq!(state(&browser, other).await, TaskState::Dead);
 }

@@ -46,7 +46,7 @@ async fn a_user_of_the_prefix_alone_can_do_everything_and_logs_in_again_when_its
     eventually("the change is shown", || views.borrow().member(&me).is_some_and(|member| member.version == "1")).await;
     coordination.candidate_remove(lease).await.unwrap();
     coordination.lease_revoke(lease).await.unwrap();
-    eventually("it is gone", || views.borrow().members.is_empty()).await;
+    eventually("it is deleted", || views.borrow().members.is_empty()).await;
     task.abort();
 }
 

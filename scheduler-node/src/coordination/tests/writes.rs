@@ -27,7 +27,7 @@ async fn a_place_in_the_queue_is_kept_and_terms_rise() {
     assert!(second > first);
     coordination.candidate_remove(lease).await.unwrap();
     let again = coordination.candidate_put(&one, lease).await.unwrap();
-    assert!(again > second, "who comes back queues up behind");
+    assert!(again > second, "a candidate that returns queues at the end");
 }
 
 #[tokio::test]

@@ -91,7 +91,7 @@ async fn a_task_that_is_claimed_meanwhile_is_refused_and_one_whose_claim_is_undo
         let request = BulkRequest::parse(r#"{"action":"cancel","filter":{"queue":"a"}}"#).expect("a request");
         let asking = spawn_child(async move { desk.bulk(request).await });
         test.until_waiting(1).await;
-        assert_eq!(test.live().await, 1, "what nobody holds is cancelled before");
+        assert_eq!(test.live().await, 1, "tasks without a lock are cancelled before");
         sqlx::raw_sql(end).execute(&mut *claiming).await.unwrap();
         let answer = asking.await.unwrap().expect("answered");
         assert_eq!((answer.matched, answer.done, answer.refused.get(&Left::InFlight)), (3, done, refused), "{end}");
@@ -143,7 +143,7 @@ async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
     let run = bulk(&counter, r#"{"action":"run","filter":{"queue":"a"}}"#).await.expect("done");
     assert_eq!((run.matched, run.done), (5, 5));
     let again = bulk(&counter, r#"{"action":"run","filter":{"queue":"a"}}"#).await.expect("done");
-    assert_eq!(again.matched, 0, "what is due runs already");
+    assert_eq!(again.matched, 0, "a due task already runs");
 }
 
 #[tokio::test]
@@ -244,6 +244,6 @@ async fn large_tasks_are_told_a_few_at_a_time() {
 #[tokio::test]
 async fn an_export_that_lacks_a_database_breaks_off_without_its_last_line() {
     let (counter, _test) = with_one_of_two_gone().await;
-    let refused = export(&counter, TaskFilter::default()).await.expect_err("half an export would lie");
+    let refused = export(&counter, TaskFilter::default()).await.expect_err("half an export would mislead");
     assert_eq!(refused.status, 503);
 }

@@ -105,5 +105,5 @@ async fn a_drain_ends_with_the_start_of_the_node() {
 async fn without_etcd_nothing_is_done_and_the_answer_says_so() {
     let (counter, _test) = super::fresh().await;
     let refused = counter.desk.node_drain("a", true, "ops").await.expect_err("no etcd");
-    assert_eq!((refused.status, refused.detail.contains("it was not done")), (503, true), "{refused}");
+    assert_eq!((refused.status, refused.detail.contains("nothing was changed")), (503, true), "{refused}");
 }

@@ -213,5 +213,5 @@ async fn schedules_are_limited_by_queue_and_by_token_and_what_they_make_is_not()
     let full = shop.schedule_put(name("two"), schedule("shop.b")).await.expect_err("refused");
     assert_eq!(full.limit.expect("it names the limit").name, "token.schedules");
     assert_eq!((refused(&counter, Limit::QueueSchedules), refused(&counter, Limit::TokenSchedules)), (1, 1));
-    shop.schedule_run(name("one")).await.expect("what a schedule makes is not limited");
+    shop.schedule_run(name("one")).await.expect("tasks of a schedule are not limited");
 }

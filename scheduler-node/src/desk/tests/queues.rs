@@ -35,7 +35,7 @@ async fn a_queue_is_in_force_on_this_node_when_the_answer_comes() {
     assert!(!counter.desk.queue_pause(name("a"), false).await.expect("resumed").paused);
     assert!(!counter.books.load().get(&name("a")).paused);
     let put = counter.desk.queue_put(name("a"), queue("{}")).await.expect("set");
-    assert_eq!(put.policy.max_attempts, 25, "what is absent takes its default");
+    assert_eq!(put.policy.max_attempts, 25, "an absent field takes its default");
     assert_eq!(counter.desk.queue_get(name("a")).await.expect("it is there"), put);
 }
 
@@ -96,9 +96,9 @@ async fn a_queue_has_the_tasks_of_all_databases() {
 #[tokio::test]
 async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_it() {
     let (counter, _test) = with_one_of_two_gone().await;
-    let unreached = counter.desk.queue_put(name("a"), queue("{}")).await.expect_err("one database cannot be told");
+    let unreached = counter.desk.queue_put(name("a"), queue("{}")).await.expect_err("one database cannot be reached");
     assert_eq!(unreached.status, 503);
-    assert!(unreached.detail.contains("`east`") && unreached.detail.contains("not done"), "{unreached}");
+    assert!(unreached.detail.contains("`east`") && unreached.detail.contains("nothing was changed"), "{unreached}");
     assert_eq!(counter.desk.queue_get(name("a")).await.expect_err("nothing was changed").status, 404);
     counter
         .desk
@@ -110,10 +110,10 @@ async fn counts_without_a_database_are_at_least_so_many_and_a_delete_waits_for_i
         .expect("made by its first use");
     let shown = counter.desk.queue_get(name("a")).await.expect("the first database keeps the queues");
     assert_eq!(shown.counts, Counts { at_least: true, ..Counts::default() });
-    let unsure = counter.desk.queue_pause(name("a"), true).await.expect_err("one database cannot be told");
+    let unsure = counter.desk.queue_pause(name("a"), true).await.expect_err("one database cannot be reached");
     assert!(unsure.detail.contains("is stored") && unsure.detail.contains("`east`"), "{unsure}");
     assert!(counter.desk.queue_get(name("a")).await.expect("it is there").paused, "the other databases pause");
-    let refused = counter.desk.queue_delete(name("a")).await.expect_err("nobody knows what is left there");
+    let refused = counter.desk.queue_delete(name("a")).await.expect_err("the tasks left there are unknown");
     assert_eq!(refused.status, 503);
     assert!(refused.detail.contains("`east`"), "{refused}");
 }
@@ -137,6 +137,6 @@ async fn who_has_some_queues_only_cannot_lead_their_tasks_elsewhere() {
     let led = r#"{"exchange":"shop","routing_key":"a","unroutable":"set_aside"}"#;
     counter.desk.queue_put(name("shop.a"), queue(led)).await.expect("set");
     let kept = r#"{"exchange":"shop","routing_key":"a","max_attempts":4}"#;
-    shop.queue_put(name("shop.a"), queue(kept)).await.expect("nothing leads elsewhere than before");
+    shop.queue_put(name("shop.a"), queue(kept)).await.expect("the fields name no new target");
     assert_eq!(shop.queue_put(name("shop.a"), queue("{}")).await.expect_err("taken away").status, 403);
 }

@@ -140,7 +140,7 @@ async fn a_schedule_is_put_shown_paused_run_and_deleted() {
 
     assert!(desk.schedule_pause(name("s"), true).await.expect("paused").paused);
     let put = desk.schedule_put(name("s"), hourly("")).await.expect("put");
-    assert!(put.view.paused && put.view.next_fire_times.is_empty(), "it stays paused unless told otherwise");
+    assert!(put.view.paused && put.view.next_fire_times.is_empty(), "it stays paused unless the request resumes it");
     assert!(!desk.schedule_put(name("s"), hourly(r#","paused":false"#)).await.expect("put").view.paused);
 
     let task = desk.schedule_run(name("s")).await.expect("made");
@@ -381,7 +381,7 @@ async fn more_than_one_look_can_read_are_decided_by_looks_without_a_pause() {
     let made: i64 =
         sqlx::query_scalar("SELECT count(DISTINCT key) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.fire").fetch_one(&test.pool).await.unwrap();
-    assert_eq!(made + left, 121, "{made} made, {left} left to whoever takes them on");
+    assert_eq!(made + left, 121, "{made} made, {left} left for the next node");
 }
 
 #[tokio::test]
@@ -401,5 +401,5 @@ async fn a_schedule_or_a_task_that_the_database_refuses_holds_up_no_other_schedu
     assert_eq!(kept.iter().filter(|source| *source == "schedule").count(), 1, "{kept:?}");
     assert_eq!(kept.iter().filter(|source| *source == "fire").count(), 1, "{kept:?}");
     look(&firer).await;
-    assert_eq!(test.quarantine().await.len(), 2, "it is looked at again after a while");
+    assert_eq!(test.quarantine().await.len(), 2, "it is checked again after a while");
 }

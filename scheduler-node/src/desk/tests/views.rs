@@ -41,7 +41,7 @@ async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
 #[tokio::test]
 async fn a_list_that_lacks_a_database_is_none_and_says_which() {
     let (counter, _test) = with_one_of_two_gone().await;
-    let refused = counter.desk.list(ListFilter::default()).await.expect_err("half a list would lie");
+    let refused = counter.desk.list(ListFilter::default()).await.expect_err("half a list would mislead");
     assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
     assert!(refused.detail.contains("`east`"), "{refused}");
 }

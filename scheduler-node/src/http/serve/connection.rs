@@ -73,7 +73,7 @@ impl Speaker {
     pub(super) async fn speak_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
         match tokio::time::timeout(self.limits.head_within, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => self.speak(stream, from).await,
-            Ok(Err(error)) => tracing::debug!(%error, %from, "a handshake failed"),
+            Ok(Err(error)) => tracing::debug!(%error, %from, "TLS handshake failed"),
             Err(_) => self.metrics.ended(Ended::Head),
         }
     }
@@ -91,13 +91,13 @@ impl Speaker {
             biased;
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, %from, "a connection ended");
+                    tracing::debug!(%error, %from, "connection ended with an error");
                 }
                 return;
             }
             ended = poll_fn(|cx| watch.poll(cx)) => {
                 self.metrics.ended(ended);
-                tracing::debug!(reason = ended.text(), %from, "a connection was ended");
+                tracing::debug!(reason = ended.text(), %from, "connection closed because it stalled");
                 return;
             }
             () = self.stop.cancelled() => {}

@@ -64,7 +64,7 @@ impl Certificate {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             let _work = at_work();
             match self.look() {
-                Ok(true) => tracing::info!(file = %self.files.cert.display(), "the certificate was renewed"),
+                Ok(true) => tracing::info!(file = %self.files.cert.display(), "reloaded the renewed certificate"),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(%error, file = %self.files.cert.display(), "the new certificate cannot be used; keeping the old one");
@@ -140,7 +140,7 @@ pub(super) mod tests {
         let second = certificate.config.load_full();
         assert!(!Arc::ptr_eq(&first, &second));
         fs::write(&files.key, "no key").expect("written");
-        assert!(certificate.look().is_err(), "it is complained of");
+        assert!(certificate.look().is_err(), "the error is reported");
         assert!(!certificate.look().expect("once"));
         assert!(Arc::ptr_eq(&second, &certificate.config.load_full()));
         fs::remove_file(&files.cert).expect("removed");

@@ -66,7 +66,7 @@ impl SqlIntake {
         let tried = try_each(&reasons, |part| source.inbox_refuse(part, there)).await;
         let just_now: Vec<TaskId> = tried.answers.into_iter().flatten().collect();
         for (id, problem) in refused.iter().filter(|(id, _)| just_now.contains(id)) {
-            tracing::warn!(task = %id, database = %source.name(), %problem, "what was submitted in SQL cannot be a task; it stays in the inbox");
+            tracing::warn!(task = %id, database = %source.name(), %problem, "a submission in SQL cannot be a task; it stays in the inbox");
             self.metrics.inbox_refused(problem.slug());
         }
         for Refused { item: (id, _), error } in tried.refused {

@@ -195,7 +195,7 @@ impl Assigner {
             tracing::warn!(
                 ?nodes,
                 longest_s = left.as_secs(),
-                "frozen: too many nodes vanished together to believe it"
+                "assignment frozen: too many nodes vanished at the same time"
             );
         }
         self.frozen = missing;
@@ -205,7 +205,7 @@ impl Assigner {
 
     fn thaw(&mut self) {
         if !self.frozen.is_empty() {
-            tracing::info!("no longer frozen: the nodes are back, or have been gone for long enough");
+            tracing::info!("assignment no longer frozen: the nodes are back, or the freeze has ended");
             self.frozen.clear();
         }
     }
@@ -234,7 +234,7 @@ impl Assigner {
             // The stored assignment is not the one this decision was based on. The mirror is about to show it.
             Ok(Written::Moved) => Some(Instant::now() + GATHER),
             Ok(Written::Deposed) => {
-                tracing::info!(%term, "an assignment was refused: another node is the master by now");
+                tracing::info!(%term, "assignment refused: another node is the master now");
                 Some(Instant::now() + RETRY)
             }
             Err(error) => {

@@ -127,7 +127,7 @@ impl SessionKeeper {
     }
 
     fn lost(&mut self, lease: LeaseId) {
-        tracing::warn!(%lease, "the lease has run out; registering again, shards stay owned");
+        tracing::warn!(%lease, "the lease has expired; registering again, shards stay owned");
         self.lease = None;
         self.registered = None;
         self.session.send_modify(|session| {
@@ -156,11 +156,11 @@ impl SessionKeeper {
             tracing::info!(me = %wanted.node, %lease, %term, "joined the cluster");
         }
         if wanted.leaving {
-            tracing::info!(me = %wanted.node, "told the cluster that this node is leaving");
+            tracing::info!(me = %wanted.node, "announced that this node is leaving");
         } else if !wanted.unfit.is_empty() || wanted.broker_unfit {
             let databases: Vec<&str> = wanted.unfit.iter().map(DatabaseName::as_str).collect();
             let broker = wanted.broker_unfit;
-            tracing::warn!(me = %wanted.node, ?databases, broker, "told the cluster what this node cannot reach");
+            tracing::warn!(me = %wanted.node, ?databases, broker, "announced what this node cannot reach");
         }
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
         self.session.send_modify(|session| {
@@ -175,8 +175,8 @@ impl SessionKeeper {
         let standing = SessionState::NameTaken { by };
         if self.session.borrow().standing != standing {
             let SessionState::NameTaken { by } = &standing else { return };
-            let by = by.as_ref().map_or_else(|| "something unreadable".to_owned(), NodeId::to_string);
-            tracing::warn!(me = %self.member.node, by, "the name is taken; waiting until its lease has run out");
+            let by = by.as_ref().map_or_else(|| "an unreadable record".to_owned(), NodeId::to_string);
+            tracing::warn!(me = %self.member.node, by, "another node has this name; waiting until its lease expires");
         }
         self.registered = None;
         self.session.send_modify(|session| {
@@ -225,7 +225,7 @@ impl SessionKeeper {
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failing, true);
                 if first && !matches!(error, Error::Unanswered { .. }) {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the registration with etcd");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the registration in etcd");
                 }
                 Some(retry)
             }
@@ -276,10 +276,10 @@ impl SessionKeeper {
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "could not leave the cluster; the lease runs out by itself"
+                    "could not leave the cluster; the lease expires by itself"
                 );
             }
-            Err(_) => tracing::warn!("could not leave the cluster in time; the lease runs out by itself"),
+            Err(_) => tracing::warn!("could not leave the cluster in time; the lease expires by itself"),
         }
         self.session.send_modify(|session| {
             session.standing = SessionState::Left;

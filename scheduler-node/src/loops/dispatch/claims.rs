@@ -62,7 +62,7 @@ impl ClaimHandler {
                 return None;
             }
             Err(error) => {
-                self.unknown(&asked, "a claim has no known outcome", &error);
+                self.unknown(&asked, "claim outcome unknown; a rescue will publish the task again", &error);
                 return None;
             }
         };
@@ -96,7 +96,7 @@ impl ClaimHandler {
 
     /// Puts the keys of a claim that certainly did nothing back into the heap, for a little later.
     fn put_back(&self, how: &str, asked: &[TaskId], error: &Error) {
-        tracing::debug!(database = %self.database.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "a claim was not done; trying again");
+        tracing::debug!(database = %self.database.name(), tasks = asked.len(), how, error = error as &dyn std::error::Error, "claim failed; retrying");
         if how == "rescue" {
             return self.database.look_again(asked.iter().copied(), TRY_AGAIN);
         }
@@ -118,7 +118,7 @@ impl ClaimHandler {
         for (shard, epoch) in fences.iter().filter(|(shard, _)| !held.contains(shard)) {
             self.metrics.fence_refusals.inc();
             if self.database.owned_shards.forget_epoch(*shard, *epoch) {
-                tracing::info!(database = %self.database.name(), %shard, %epoch, "the fence refused a claim: the shard is another's now");
+                tracing::info!(database = %self.database.name(), %shard, %epoch, "the fence refused a claim: another node owns the shard now");
             }
         }
     }

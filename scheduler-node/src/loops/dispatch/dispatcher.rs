@@ -203,7 +203,7 @@ impl Dispatcher {
     async fn look(&self, ids: Vec<TaskId>) {
         match self.reporter.releaser.look(&self.claims.database, &ids).await {
             Ok(_) => self.claims.database.owned_shards.end(ids),
-            Err(error) => self.claims.unknown(&ids, "waiting tasks were not looked at", &error),
+            Err(error) => self.claims.unknown(&ids, "could not check waiting tasks", &error),
         }
     }
 
@@ -220,7 +220,7 @@ impl Dispatcher {
         let left = self.reporter.deadlines(self.claims.index, &ids).await;
         let (left, error) = left.map_or_else(Default::default, |(left, error)| (left, Some(error)));
         if let Some(error) = error {
-            self.claims.unknown(&left, "deadlines were not settled", &error);
+            self.claims.unknown(&left, "could not settle deadlines", &error);
         }
         self.claims.database.owned_shards.end(ids.into_iter().filter(|id| !left.contains(id)));
     }

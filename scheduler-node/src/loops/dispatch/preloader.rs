@@ -99,7 +99,7 @@ impl Preloader {
             let sleep = match self.activate().await {
                 Ok(sleep) => sleep,
                 Err(error) => {
-                    tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read what comes due");
+                    tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not read tasks that come due");
                     PAUSE_AFTER_ERROR
                 }
             };
@@ -198,7 +198,7 @@ impl Preloader {
             let left = self.database.sql.task_takeover(&adopted, KEYS_PER_SHARD).await?;
             let now = self.database.sql.clock().at(Instant::now()).unwrap_or(UnixMicros::new(0));
             if !left.is_empty() {
-                tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again what the owner before left claimed");
+                tracing::info!(database = %self.database.name(), tasks = left.len(), "publishing again the tasks that the previous owner left claimed");
             }
             self.database.owned_shards.offer(left.into_iter().map(|id| Entry {
                 wake_at: now,
@@ -325,7 +325,7 @@ mod tests {
         while behind.at == now {
             behind = behind.read_on(due, now);
             reads += 1;
-            assert!(reads < 10, "the same keys are read time and again");
+            assert!(reads < 10, "the same keys are read repeatedly");
         }
         assert_eq!((behind.keys, behind.at), (MOST_KEYS_OF_A_SHARD, due));
         let then = at_ms(9_010);

@@ -303,7 +303,7 @@ impl Publisher {
             Outcome::Refused(NotTaken::Nacked) => self.metrics.publish_nacked.inc(),
             Outcome::Done(()) | Outcome::Unknown(_) => self.metrics.publish_unknown.inc(),
         }
-        tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; it is published again in place");
+        tracing::debug!(task = %id, %attempt, %queue, ?outcome, "task not confirmed; publishing it again");
     }
 
     /// The back-off of messages without a confirm. A broker that is away says nothing about the lane.
@@ -315,7 +315,7 @@ impl Publisher {
         let was_open = self.lanes.is_open(queue, Instant::now());
         let pause = self.lanes.heard(queue, messages, taken, Instant::now());
         if was_open && taken < messages {
-            tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not take messages; its due tasks wait");
+            tracing::warn!(%queue, taken, messages, pause_ms = pause.as_millis() as u64, "the queue does not accept messages; its due tasks wait");
         }
         pause
     }

@@ -189,7 +189,7 @@ impl ReadyStarter {
             Ok(LookResult::Blocked) => Some(Instant::now() + BLOCKED_EVERY),
             Ok(LookResult::Turned) => Some(Instant::now() + TURNED_EVERY),
             Err(error) => {
-                tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "what waits for room could not be started");
+                tracing::debug!(database = %self.claims.database.name(), queue = %queue.name, error = &error as &dyn std::error::Error, "could not start tasks that wait for room");
                 Some(Instant::now() + TRY_AGAIN)
             }
         }

@@ -69,7 +69,7 @@ impl Archiver {
                 self.forget(&stop).await;
             }
             if let Err(error) = self.expire(&mut aside).await {
-                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "expired tasks were not archived; trying again");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not archive expired tasks; retrying");
             }
             tokio::select! {
                 () = tokio::time::sleep(EXPIRE_EVERY) => {}
@@ -91,12 +91,12 @@ impl Archiver {
         match self.database.sql.partitions_turn(keep_days).await {
             Ok(turned) => {
                 if turned.made + turned.dropped > 0 {
-                    tracing::info!(database = %self.database.name(), made = turned.made, dropped = turned.dropped, "archive partitions turned");
+                    tracing::info!(database = %self.database.name(), made = turned.made, dropped = turned.dropped, "archive partitions created and dropped");
                 }
                 true
             }
             Err(error) => {
-                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "archive partitions were not turned; trying again");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not create or drop archive partitions; retrying");
                 false
             }
         }
@@ -111,10 +111,7 @@ impl Archiver {
         let database = &self.database.sql;
         // The first database keeps the quarantine too.
         if let Err(error) = database.quarantine_forget(quarantine::KEEP, quarantine::KEEP_ROWS, FORGOTTEN).await {
-            tracing::debug!(
-                error = &error as &dyn std::error::Error,
-                "the old quarantine was not deleted; trying again"
-            );
+            tracing::debug!(error = &error as &dyn std::error::Error, "could not delete old quarantine rows; retrying");
         }
         for _ in 0..FORGET_BATCHES {
             work.beat();
@@ -124,7 +121,7 @@ impl Archiver {
                 Err(error) => {
                     tracing::debug!(
                         error = &error as &dyn std::error::Error,
-                        "the old audit was not deleted; trying again"
+                        "could not delete old audit rows; retrying"
                     );
                     return;
                 }

@@ -33,7 +33,7 @@ impl Releaser {
             return;
         }
         if let Err(error) = self.release(database, &[], succeeded).await {
-            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "what waited for a success was not looked at; its own moment will find it");
+            tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "could not check tasks that waited for a success; their next check finds them");
         }
     }
 
@@ -66,7 +66,7 @@ impl Releaser {
         }
         self.nudger.written_all(released.iter().map(|task| (task.id, task.due_at)));
         for task in &released {
-            tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task waits no longer");
+            tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task no longer waits");
         }
         match asked.left.map(|(_, error)| error).or_else(|| told.left.map(|(_, error)| error)) {
             Some(error) => Err(error),

@@ -21,7 +21,7 @@ pub(super) struct Bounds {
 pub enum Unstored {
     #[error("it was not stored: {0}")]
     Unavailable(String),
-    #[error("nobody knows whether it was stored: {0}")]
+    #[error("it may or may not have been stored: {0}")]
     Unknown(String),
     #[error("too many submissions are waiting")]
     Overloaded,
@@ -29,7 +29,7 @@ pub enum Unstored {
     #[error("the database refuses it: {0}")]
     Refused(String),
     /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
-    #[error("it was not stored: its queue was placed anew")]
+    #[error("it was not stored: the placement of its queue changed")]
     Moved(Box<NewTask>),
 }
 

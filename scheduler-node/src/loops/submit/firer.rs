@@ -126,7 +126,10 @@ impl Firer {
             let pause = self.look_if_fit().await.unwrap_or_else(|error| {
                 if !is_logged {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "the schedules cannot be looked at; what is missed is made up later");
+                    tracing::warn!(
+                        error,
+                        "could not read due schedules; retrying, missed fire times are made up later"
+                    );
                 }
                 is_logged = true;
                 None
@@ -190,7 +193,7 @@ impl Firer {
         let calendar = match due.record.rules.when.calendar() {
             Ok(calendar) => calendar,
             Err(error) => {
-                tracing::error!(schedule = %name, %error, "the calendar of a schedule cannot be read by this version");
+                tracing::error!(schedule = %name, %error, "this version cannot read the calendar of a schedule");
                 self.postpone(&due.record, POSTPONE_UNREADABLE).await;
                 return None;
             }
@@ -198,7 +201,7 @@ impl Firer {
         let unfinished = match self.is_unfinished(&due).await {
             Ok(unfinished) => unfinished,
             Err(error) => {
-                tracing::debug!(schedule = %name, error = &error as &dyn std::error::Error, "nobody knows whether a schedule's last task is finished");
+                tracing::debug!(schedule = %name, error = &error as &dyn std::error::Error, "cannot tell whether a schedule's last task is finished");
                 self.postpone(&due.record, POSTPONE).await;
                 return None;
             }
@@ -238,7 +241,7 @@ impl Firer {
         match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
             Ok(Some(_)) => {}
             Ok(None) => {
-                tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, in between");
+                tracing::debug!(schedule = %name, "a schedule was changed, or decided by another node, meanwhile");
                 return;
             }
             Err(error) if error.fault() == Fault::Data => {
@@ -249,7 +252,7 @@ impl Firer {
             Err(error) => {
                 // If the statement was committed, a node takes the fire times on after the hold; otherwise the
                 // schedule is still due.
-                tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "it is not known what became of a decision");
+                tracing::warn!(schedule = %name, error = &error as &dyn std::error::Error, "outcome of a schedule decision unknown");
                 return;
             }
         }
@@ -327,7 +330,7 @@ impl Firer {
         if let Err(error) = self.store.home().fire_done(&done).await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
-                "decided fire times that are made are still there; they are made again, to no effect"
+                "could not delete completed fire times; repeating them has no effect"
             );
         }
     }
@@ -344,7 +347,7 @@ impl Firer {
     }
 
     async fn put_aside(&self, Unreadable { name, revision, why }: Unreadable) {
-        tracing::error!(schedule = %name, error = %why, "a schedule cannot be read by this version");
+        tracing::error!(schedule = %name, error = %why, "this version cannot read a schedule");
         let _ = self.store.home().schedule_postpone(&name, revision, POSTPONE_UNREADABLE).await;
     }
 
@@ -358,5 +361,5 @@ impl Firer {
 }
 
 fn readable(fire: Result<FireRecord, impl std::fmt::Display>) -> Option<FireRecord> {
-    fire.inspect_err(|error| tracing::error!(%error, "a decided fire time cannot be read by this version")).ok()
+    fire.inspect_err(|error| tracing::error!(%error, "this version cannot read a decided fire time")).ok()
 }

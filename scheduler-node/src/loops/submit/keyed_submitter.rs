@@ -103,12 +103,13 @@ impl KeyedSubmitter {
         match self.releaser.look(&self.database, &waiting).await {
             Ok(released) => {
                 for task in released {
-                    let put = puts.iter_mut().flatten().find(|put| put.id == task.id).expect("it was asked about");
+                    let put =
+                        puts.iter_mut().flatten().find(|put| put.id == task.id).expect("the request named this task");
                     (put.state, put.due_at) = (TaskState::Scheduled, task.due_at);
                 }
             }
             Err(error) => {
-                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "new waiting tasks were not looked at; their own moment will find them");
+                tracing::debug!(database = %self.database.name(), error = &error as &dyn std::error::Error, "could not check new waiting tasks; their next check finds them");
             }
         }
     }

@@ -62,7 +62,7 @@ where
         if refused || late || !(unknown || error.is_contention()) {
             tracing::warn!(
                 database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
-                "submitted tasks were not stored"
+                "could not store submitted tasks"
             );
             known.push((part, Err(unstored(&error, refused && part.len() == 1, unknown))));
             continue;

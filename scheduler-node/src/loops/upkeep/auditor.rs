@@ -62,7 +62,7 @@ impl Auditor {
     async fn write_until(&self, batch: &[Noted], stop: &CancellationToken) -> bool {
         let _work = at_work();
         let home = self.store.home();
-        let writing = until_done("the notes of the audit", batch, |part| self.write(part));
+        let writing = until_done("audit records", batch, |part| self.write(part));
         let Some(done) = stop.run_until_cancelled(writing).await else { return false };
         for Refused { item, error } in done.refused {
             let kept = Kept {

@@ -32,7 +32,7 @@ pub(super) async fn poll_revision<R: PollRevision>(mut reader: R, outdated: &Not
             Err(error) if !is_logged => {
                 is_logged = true;
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the {} cannot be read; those that were read last count", R::OF);
+                tracing::warn!(error, "the {} cannot be read; the last ones read stay in force", R::OF);
             }
             Err(_) => {}
         }

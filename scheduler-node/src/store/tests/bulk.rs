@@ -57,7 +57,7 @@ async fn act_on_all(test: &TestDatabase, act: Act, filter: &TaskFilter, most: us
         assert!(step.found.len() <= most);
         step.found.iter().for_each(|found| *met.entry(found.seen.id).or_default() += 1);
         let done = test.database.bulk_act(act, &step.found, &keep()).await.unwrap();
-        assert_eq!(done.len(), step.found.len(), "nobody holds one of them");
+        assert_eq!(done.len(), step.found.len(), "no statement holds one of them");
         place = step.next;
         assert!(met.len() < 1_000, "it comes to an end");
         if place.is_none() {
@@ -284,7 +284,7 @@ async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
     let reviving = spawn_child(async move { database.bulk_act(Act::Retry, &seen, &keep()).await.unwrap() });
     until_waiting(&test.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *taking).await.unwrap();
-    assert_eq!(reviving.await.unwrap(), [], "all are left to be asked for one by one");
+    assert_eq!(reviving.await.unwrap(), [], "all are left for one request each");
     assert!(test.database.task_revive(keyed).await.expect_err("its key is taken").is_key_taken());
     assert!(matches!(test.database.task_revive(plain).await.unwrap(), Guarded::Done(_)));
 }

@@ -84,7 +84,7 @@ async fn a_task_never_claimed_is_cancelled_for_good() {
     assert_eq!(cancelled, Cancelled { queue: QueueName::new("orders"), attempt: Attempt::NONE });
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("cancelled"));
     assert!(claim(&test, &ids, &fences).await.deliveries.is_empty(), "nothing is delivered afterwards");
-    assert_eq!(word(&cancel(&test, ids[0]).await), "cancelled", "asked again, the task says what it is");
+    assert_eq!(word(&cancel(&test, ids[0]).await), "cancelled", "a repeated request returns the task's state");
     assert_eq!(word(&cancel(&test, fixture::fresh_id()).await), "missing");
 }
 
@@ -253,7 +253,7 @@ async fn a_dead_task_lives_again_with_a_new_budget_and_no_message_id_used_twice(
         (revived.state, revived.attempt, revived.attempts_base),
         (TaskState::Scheduled, Attempt::new(1), Attempt::new(1))
     );
-    assert_eq!(revived.history.len(), 1, "what has failed is not forgotten");
+    assert_eq!(revived.history.len(), 1, "earlier failures stay in the history");
     assert_eq!(revived.expires_at, None, "an expiry that has passed would end it at once");
     let delivery = claim(&test, &[task.id], &fences).await.deliveries.remove(0);
     assert_eq!(delivery.attempt, Attempt::new(2));

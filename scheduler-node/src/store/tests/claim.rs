@@ -152,7 +152,7 @@ async fn a_row_that_another_transaction_holds_is_passed_over_and_its_neighbours_
     let claimed = claim(&test, &ids, &fences).await;
     assert_eq!(claimed.deliveries.len(), 2);
     let passed: Vec<_> = claimed.passed.iter().map(|key| (key.id, key.state)).collect();
-    assert_eq!(passed, [(ids[1], TaskState::Scheduled)], "it is to be asked for again");
+    assert_eq!(passed, [(ids[1], TaskState::Scheduled)], "the claim is to be repeated");
     assert!(!claimed.refused && !claimed.turned);
     sqlx::query("ROLLBACK").execute(&mut *application).await.unwrap();
     let claimed = claim(&test, &ids[1..2], &fences).await;

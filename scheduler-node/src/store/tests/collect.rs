@@ -46,7 +46,7 @@ async fn second_collector_during_first(keyed: bool) {
             test.database.task_collect(&tasks, None).await.unwrap().len()
         }
     };
-    assert_eq!(collect().await, 0, "the row is somebody else's");
+    assert_eq!(collect().await, 0, "another transaction holds the row");
     sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
     assert_eq!(collect().await, 0, "the row is gone, and its task has finished long ago");
     assert_eq!((test.live().await, state_of(&test.pool, id).await.as_deref()), (0, Some("succeeded")));
@@ -116,7 +116,7 @@ async fn two_that_send_a_row_at_once_make_one_task() {
     let second = spawn_child(async move { database.task_collect(&tasks, Some(&name)).await.unwrap() });
     until_waiting(&target.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *first).await.unwrap();
-    assert_eq!(second.await.unwrap(), [], "whatever the first made of it has finished meanwhile");
+    assert_eq!(second.await.unwrap(), [], "the task that the first made has finished meanwhile");
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the
         outcome.fetch_one(&source.pool).await.unwrap_or_else(|error| error.to_string())
     };
     assert_eq!(cancel().await, "cancelled");
-    assert_eq!(cancel().await, "cancelled", "however often it is asked");
+    assert_eq!(cancel().await, "cancelled", "on every request");
     // A node that has read the row before learns of the cancel when it marks the row.
     for first in [true, false] {
         let leaving = source.database.inbox_leave(&[id]).await.unwrap();

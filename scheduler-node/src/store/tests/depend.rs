@@ -93,7 +93,7 @@ async fn a_task_is_let_go_by_the_last_success_it_waits_for() {
 async fn what_comes_after_the_success_finds_it_and_what_comes_before_the_task_itself_waits_for_it() {
     let test = database().await;
     let first = written(&test, "-", &["later"]).await;
-    assert!(!look(&test, first).await, "nothing is known of it");
+    assert!(!look(&test, first).await, "no task has this key");
     let dependencies = test.database.task_dependencies(first).await.unwrap();
     assert_eq!((dependencies[0].key.as_str(), dependencies[0].state), ("later", None));
     let later = written(&test, "later", &[]).await;
@@ -298,7 +298,7 @@ async fn a_waiting_task_that_another_transaction_holds_is_passed_over_and_its_ne
     let succeeded = end(&test, first, TaskState::Succeeded).await.succeeded;
     let looked = test.database.task_release(&[], &succeeded).await.unwrap();
     assert_eq!(looked.released.iter().map(|task| task.id).collect::<Vec<_>>(), [free]);
-    assert_eq!(looked.held, [held], "it is to be looked at again");
+    assert_eq!(looked.held, [held], "it is to be checked again");
     lock.release().await;
     assert!(look(&test, held).await);
 }

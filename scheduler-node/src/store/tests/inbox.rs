@@ -266,7 +266,7 @@ async fn a_cancel_in_sql_says_what_it_promises_or_raises_why_it_cannot() {
     let fences = own(&test, "a").await;
     let ids = super::submitted(&test, 3).await;
     assert_eq!(cancel(&test.pool, ids[0]).await.unwrap(), "cancelled");
-    assert_eq!(cancel(&test.pool, ids[0]).await.unwrap(), "cancelled", "asked again it says the same");
+    assert_eq!(cancel(&test.pool, ids[0]).await.unwrap(), "cancelled", "a repeated request gets the same answer");
     assert_eq!(state_of(&test.pool, ids[0]).await.as_deref(), Some("cancelled"));
     claim(&test, &ids[1..], &fences).await;
     let error = cancel(&test.pool, ids[1]).await.unwrap_err();
@@ -360,7 +360,7 @@ async fn what_is_cancelled_before_it_is_a_task_leaves_a_cancelled_one() {
     let read = test.database.task_read(bytes).await.unwrap().expect("it is kept");
     assert_eq!((read.state.text(), read.key.as_deref(), read.payload), ("cancelled", Some("k"), Some(vec![0, 255])));
     assert!(test.database.task_read(impossible).await.unwrap().is_none(), "it could not have been a task");
-    assert_eq!(cancel(&test.pool, plain).await.unwrap(), "cancelled", "asked again");
+    assert_eq!(cancel(&test.pool, plain).await.unwrap(), "cancelled", "repeated");
     assert_eq!((read_count(&test).await, test.live().await), (0, 0));
 }
 

@@ -29,7 +29,7 @@ async fn every_change_of_a_queue_raises_the_revision_by_one() {
         database.queue_put(&name("a"), &QueuePolicy::default(), Some(true), 10).await.unwrap().expect("there is room");
     assert!(!put.created && put.record.queue.paused);
     let put = database.queue_put(&name("a"), &policy, None, 10).await.unwrap().expect("there is room");
-    assert!(put.record.queue.paused, "it stays paused unless told otherwise");
+    assert!(put.record.queue.paused, "it stays paused unless the change resumes it");
     assert!(!database.queue_pause(&name("a"), false).await.unwrap().expect("it is there").0.queue.paused);
     database.queue_add(&[name("a"), name("b"), name("b")], &QueuePolicy::default(), None).await.unwrap();
     let (revision, queues) = database.queue_read().await.unwrap();

@@ -203,7 +203,7 @@ async fn what_is_due_is_read_with_the_next_moment_and_others_wait_their_time() {
     test.database.schedule_postpone(&soon.name, found.record.revision, Duration::ZERO).await.unwrap();
     assert!(test.database.schedule_due(Duration::from_secs(60), 10).await.unwrap().schedules.is_empty());
     let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();
-    assert_eq!(due.schedules.len(), 1, "what was not as it was read is not postponed");
+    assert_eq!(due.schedules.len(), 1, "a schedule changed after the read is not postponed");
 
     decide(&test, &due.schedules[0].as_ref().unwrap().record, fixture::fresh_id()).await.expect("decided");
     let due = test.database.schedule_due(Duration::ZERO, 10).await.unwrap();

@@ -111,7 +111,7 @@ async fn a_heartbeat_moves_the_deadline_and_overtakes_the_confirm() {
     let row = &test.database.task_standing(&ids).await.unwrap()[0];
     assert!(row.wake_at > row.now.plus(Duration::from_secs(50)));
     let progress: i16 = sqlx::query_scalar("SELECT progress FROM duetime.task").fetch_one(&test.pool).await.unwrap();
-    assert_eq!(progress, 10, "what a heartbeat does not say stays");
+    assert_eq!(progress, 10, "fields that a heartbeat omits stay");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ async fn stops(test: &TestDatabase, id: TaskId) -> bool {
 async fn a_task_that_is_to_stop_is_not_retried_and_one_that_is_retried_is_not_stopped() {
     let test = fixture::database().await;
     let id = claimed(&test).await;
-    assert!(stops(&test, id).await && stops(&test, id).await, "asked again it says the same");
+    assert!(stops(&test, id).await && stops(&test, id).await, "a repeated request gets the same answer");
     assert!(test.database.task_standing(&[id]).await.unwrap()[0].stopping);
     assert!(test.database.task_retry(&[retry(&test, id).await]).await.unwrap().is_empty());
 

@@ -123,13 +123,13 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
         .task_submit_claimed(&tasks, &epochs, Known { claims: i64::MAX, routes: i64::MAX }, window)
         .await
         .unwrap();
-    assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 is nobody's");
+    assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 has no owner");
     for (task, expected) in tasks.iter().zip(["dispatching", "scheduled", "scheduled"]) {
         assert_eq!(state(&test, task.id).await, expected);
     }
     let read = test.database.task_read(tasks[0].id).await.unwrap().expect("it was submitted");
     assert_eq!((read.state, read.attempt, read.due_at), (TaskState::Dispatching, Attempt::new(1), written.asked_at));
-    assert!(read.wake_at > read.due_at, "somebody looks again");
+    assert!(read.wake_at > read.due_at, "a later pass checks it again");
     let confirmed = Deliver { id: tasks[0].id, attempt: Attempt::new(1), timeout_ms: 1_000 };
     test.database.task_deliver(&[confirmed]).await.unwrap();
     assert_eq!(state(&test, tasks[0].id).await, "delivered");

@@ -178,7 +178,7 @@ async fn placed(test: &TestDatabase, placement: Placement) -> Turn {
 #[tokio::test]
 async fn only_a_change_of_the_placement_counts_as_one_and_every_later_turn_remembers_it() {
     let test = fixture::database().await;
-    assert_eq!(placed(&test, Placement::Spread).await.placed, 0, "as a queue that nobody has set");
+    assert_eq!(placed(&test, Placement::Spread).await.placed, 0, "as a queue without a policy");
     let single = placed(&test, Placement::Single).await;
     assert_eq!(single.placed, single.revision);
     assert_eq!(placed(&test, Placement::Single).await.placed, single.placed);

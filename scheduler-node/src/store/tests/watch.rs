@@ -31,7 +31,7 @@ async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
             Heard::Rows(rows) => heard.rows.extend(rows),
             Heard::Shards(shards) => heard.shards.extend(shards),
             Heard::Room(room) => heard.room.extend(room),
-            other => panic!("nobody told {other:?}"),
+            other => panic!("unexpected notification {other:?}"),
         }
     }
     let known: BTreeSet<_> = heard.rows.drain(..).collect();

@@ -11,19 +11,19 @@ use super::scene::{Cause, Scene};
 
 const ANOTHER_VERSION: Cause = Cause {
     alerts: &["DuetimeVersionSkew"],
-    says: "something in the job tells another version, as an old node would; it is no node",
+    says: "a target in the job reports another version, as an old node would; it is not a node",
     play: |scene| another_version(scene).boxed(),
 };
 
 const LOST: Cause = Cause {
     alerts: &["DuetimeScrapeFailing", "DuetimeShardsUnowned"],
-    says: "all nodes but the master are killed at once, and it waits in case etcd is what failed",
+    says: "all nodes but the master are killed at once, and the master waits in case etcd has failed",
     play: |scene| lost(scene).boxed(),
 };
 
 const TAKEN_AWAY: Cause = Cause {
     alerts: &["DuetimeNodeMissing"],
-    says: "a node leaves in order and is no target of Prometheus any more, as when its pod is gone",
+    says: "a node leaves in order and is no longer a target of Prometheus, as after the end of its pod",
     play: |scene| taken_away(scene).boxed(),
 };
 
@@ -35,7 +35,7 @@ const RESTARTING: Cause = Cause {
 
 const FORGOTTEN: Cause = Cause {
     alerts: &["DuetimeFenceRefusals"],
-    says: "a node is cut off from etcd and claims on, when others have taken its shards",
+    says: "a node is cut off from etcd and keeps claiming after others have taken its shards",
     play: |scene| forgotten(scene).boxed(),
 };
 

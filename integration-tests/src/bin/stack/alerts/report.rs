@@ -25,7 +25,7 @@ impl Report {
     pub(super) fn quiet(&mut self, firing: &BTreeSet<String>) {
         for alert in firing {
             if self.unprovoked.insert(alert.clone()) {
-                println!("{alert} fires and nothing is wrong");
+                println!("{alert} fires without a fault");
             }
         }
     }
@@ -63,7 +63,7 @@ impl Report {
         let held = self.lines.iter().filter(|line| line.course.resolved.is_some()).count();
         println!("\n{held} of {} fired and fell silent, in {} s", self.lines.len(), took.as_secs());
         for alert in &self.unprovoked {
-            println!("{alert} fired although nothing was wrong");
+            println!("{alert} fired without a fault");
         }
         let well = held == self.lines.len() && self.unprovoked.is_empty() && self.wrong == 0;
         if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -34,7 +34,8 @@ pub(super) const CHANGES: [(&str, &str, &str); 7] = [
     (
         "\n          or sum by (namespace, job, database) (increase(duetime_database_statement_seconds_count{op=\"partition_read\"}[1h])) == 0",
         "",
-        "DuetimeArchivePartitionsFailing: only by its failures; partitions are looked at every ten minutes, which nothing here makes shorter",
+        "DuetimeArchivePartitionsFailing: only by its failures; partitions are checked every ten minutes, an interval \
+         that no setting shortens",
     ),
 ];
 

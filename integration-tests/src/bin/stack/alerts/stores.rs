@@ -44,7 +44,7 @@ const DATABASE_GONE: Cause = Cause {
 
 const ETCD_GONE: Cause = Cause {
     alerts: &["DuetimeNoMaster", "DuetimeEtcdUnreachable", "DuetimeLeaseRenewalFailing"],
-    says: "etcd is killed, and then the master, whose place nobody can take",
+    says: "etcd is killed, and then the master, so that no node can become master",
     play: |scene| etcd_gone(scene).boxed(),
 };
 
@@ -56,13 +56,13 @@ const BROKER_GONE: Cause = Cause {
 
 const BROKER_FULL: Cause = Cause {
     alerts: &["DuetimeBrokerBlocked"],
-    says: "RabbitMQ is allowed next to no memory",
+    says: "RabbitMQ is allowed almost no memory",
     play: |scene| broker_full(scene).boxed(),
 };
 
 const CUT_OFF: Cause = Cause {
     alerts: &["DuetimeNodeCutOff"],
-    says: "one node's way to RabbitMQ is closed",
+    says: "one node's connection to RabbitMQ is cut",
     play: |scene| cut_off(scene).boxed(),
 };
 

@@ -20,13 +20,13 @@ use super::{
 
 const NO_TASK: Cause = Cause {
     alerts: &["DuetimeSubmissionsInvalid"],
-    says: "one message in duetime.submit is no JSON",
+    says: "one message in duetime.submit is not JSON",
     play: |scene| junk(scene, "duetime.submit").boxed(),
 };
 
 const NO_REPORT: Cause = Cause {
     alerts: &["DuetimeQuarantineGrowing"],
-    says: "one message in duetime.results is no JSON",
+    says: "one message in duetime.results is not JSON",
     play: |scene| junk(scene, "duetime.results").boxed(),
 };
 
@@ -38,7 +38,7 @@ const REFUSED_IN_SQL: Cause = Cause {
 
 const REFUSED_BY_THE_DATABASE: Cause = Cause {
     alerts: &["DuetimeSetAside"],
-    says: "a trigger of somebody else's refuses the tasks of one queue",
+    says: "a foreign trigger refuses the tasks of one queue",
     play: |scene| refused_by_the_database(scene).boxed(),
 };
 
@@ -50,7 +50,7 @@ const UNROUTABLE: Cause = Cause {
 
 const SET_ASIDE: Cause = Cause {
     alerts: &["DuetimeTasksSetAside"],
-    says: "one task of a queue that sets aside what its exchange has no queue for",
+    says: "one task of a queue that sets unroutable messages aside",
     play: |scene| set_aside(scene).boxed(),
 };
 
@@ -74,13 +74,13 @@ const OVERDUE: Cause = Cause {
 
 const FROZEN: Cause = Cause {
     alerts: &["DuetimeSchedulesMissed"],
-    says: "all nodes stand still for 17 s while a schedule fires that makes up for 10 s",
+    says: "all nodes freeze for 17 s while a schedule fires that makes up fire times for 10 s",
     play: |scene| frozen(scene).boxed(),
 };
 
 const LATE: Cause = Cause {
     alerts: &["DuetimeLatenessBudgetBurnsFast", "DuetimeLatenessBudgetBurnsSlowly"],
-    says: "PostgreSQL stands still for 3 s whenever 300 tasks come due",
+    says: "PostgreSQL freezes for 3 s whenever 300 tasks come due",
     play: |scene| late(scene).boxed(),
 };
 

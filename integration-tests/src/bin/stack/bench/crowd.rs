@@ -67,7 +67,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     let accepted = Arc::<Mutex<_>>::default();
     let (watched, ()) = tokio::join!(watching, feed.stream(&ways, PER_SECOND, end, &accepted));
     let (nodes, watch) = watched?;
-    ensure!(seen.load(Ordering::Relaxed) > 0, "nothing arrives");
+    ensure!(seen.load(Ordering::Relaxed) > 0, "no message arrives");
     let late = nodes.histogram("duetime_lateness_seconds", "queue=\"plain-");
     report.figure(part, "others published late: p50", late.quantile(0.5) * 1e3, "ms");
     report.judged(part, "others published late: p99", late.quantile(0.99) * 1e3, "ms", Target::AtMost(15.0));

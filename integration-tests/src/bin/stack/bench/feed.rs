@@ -73,7 +73,7 @@ impl Feed {
         first.submit(&json!({ "queue": queue, "payload": {} })).await?;
         let deadline = Instant::now() + WAY_OPEN_WITHIN;
         while seen.load(Ordering::Relaxed) == before {
-            ensure!(Instant::now() < deadline, "nothing comes through {queue}");
+            ensure!(Instant::now() < deadline, "no message comes through {queue}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(())

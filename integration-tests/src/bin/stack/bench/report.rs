@@ -106,7 +106,7 @@ fn number(value: f64) -> String {
 }
 
 /// Prints progress, which is not part of the results.
-#[expect(clippy::print_stderr, reason = "what is going on is not what was asked for")]
+#[expect(clippy::print_stderr, reason = "progress is not part of the results")]
 pub(super) fn progress(text: &str) {
     eprintln!("{text}");
 }

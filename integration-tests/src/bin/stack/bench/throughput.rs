@@ -133,7 +133,7 @@ async fn write(
     for queue in queues {
         let room = tokio::time::timeout_at(end, arrivals.room.acquire_many(BATCH as u32)).await;
         let Ok(room) = room else { break };
-        room.context("nobody closes it")?.forget();
+        room.context("it is never closed")?.forget();
         let accepted = feed.send(queue, &Batch::Now(BATCH)).await;
         ensure!(!accepted.is_empty(), "no node takes tasks");
         submitted.fetch_add(accepted.len() as u64, Ordering::Relaxed);

@@ -97,7 +97,7 @@ impl Actor {
             // A slow drain does not keep the other shards waiting.
             drop(turn);
             if tokio::time::timeout(drain, owned_shards.drained(&[shard])).await.is_err() {
-                tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again in place");
+                tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again");
             }
             return self.release_key(index, shard).await;
         }

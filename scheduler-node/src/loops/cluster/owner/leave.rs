@@ -50,7 +50,8 @@ pub async fn leave(
     };
     let done = tokio::time::timeout(LEAVE_TIMEOUT, handed_over).await.unwrap_or(false);
     if !done {
-        tracing::warn!(me = %me, "leaving without having handed over everything; the others take it when the lease is gone");
+        tracing::warn!(me = %me, "leaving before all shards are handed over; other nodes take the rest when the lease \
+                                  expires");
     }
     done
 }

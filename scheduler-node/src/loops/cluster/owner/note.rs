@@ -50,7 +50,7 @@ impl<F: Fence> Owner<F> {
             Err(error) => {
                 let pause = state.retry.map_or(FENCE_RETRY, |retry| (retry.pause * 2).min(FENCE_RETRY_LONGEST));
                 if state.retry.is_none() {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; trying again");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "could not take the fence; retrying");
                 }
                 state.retry = Some(Retry { at: Instant::now() + pause, pause });
                 BTreeMap::new()
@@ -71,7 +71,8 @@ impl<F: Fence> Owner<F> {
         match result {
             Ok(true) => {}
             Ok(false) => {
-                tracing::info!(%shard, %epoch, "took the fence too late: the owner key is gone; giving the shard up");
+                tracing::info!(%shard, %epoch, "took the fence too late: the owner key no longer exists; giving the \
+                                                shard up");
                 return;
             }
             // It is unknown which node has the key, but this node holds the fence: without it no node would

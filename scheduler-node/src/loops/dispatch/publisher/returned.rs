@@ -79,7 +79,7 @@ impl Publisher {
     pub(super) async fn end_returned(&self, queue: &QueueName, exchange: &str, returned: Vec<Returned>) {
         let Some(first) = returned.first() else { return };
         let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
-        tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "no queue is bound for messages; they came back");
+        tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
         let mut ending: Vec<Vec<(TaskId, AttemptEvent)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
         for one in returned {
             if one.rule == Unroutable::Drop {
@@ -103,7 +103,7 @@ impl Publisher {
                 Ok(()) => database.owned_shards.end(ids),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%queue, error, "returned messages cannot be written down; they are published again");
+                    tracing::warn!(%queue, error, "could not store returned messages; publishing them again");
                     database.look_again(ids, LONGEST_HOLD);
                 }
             }

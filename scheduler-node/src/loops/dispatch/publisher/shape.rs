@@ -30,7 +30,8 @@ impl Publisher {
         }
         if let Some((_, error)) = unfit.first() {
             let tasks = unfit.len();
-            tracing::warn!(queue = %queue.name, tasks, %error, "payloads cannot have their queue's format; the tasks are dead");
+            tracing::warn!(queue = %queue.name, tasks, %error, "payloads do not fit their queue's format; the tasks \
+                                                                are dead");
             join_all(unfit.iter().map(|(dispatch, error)| self.give_up(dispatch, error))).await;
         }
         fit
@@ -43,7 +44,7 @@ impl Publisher {
         match self.reporter.report(id, attempt, ResultBody::discard(why.to_string())).await {
             Ok(_) => database.owned_shards.end([id]),
             Err(error) => {
-                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "it could not be written; looking again");
+                tracing::debug!(task = %id, error = &error as &dyn std::error::Error, "could not store the outcome; retrying");
                 database.look_again([id], LONGEST_HOLD);
             }
         }

@@ -37,9 +37,9 @@ const BATCH: usize = 500;
 const WAITING: usize = 1_024;
 
 /// The name of these writes in the log. The broker keeps messages without an ack.
-const WHAT: &str = "what consumers reported";
+const WHAT: &str = "consumers' reports";
 
-const BY_NAME: &str = "it came by the name of its queue, which `amqp.default_door` = `false` does not allow";
+const BY_NAME: &str = "it came through the default exchange, which `amqp.default_door` = `false` forbids";
 
 const STOPPING: Reported = Reported::Applied { stopping: true };
 
@@ -160,11 +160,7 @@ impl Reporter {
         let _work = at_work();
         let home = self.databases.home();
         let source = message.source.text();
-        tracing::warn!(
-            source,
-            reason,
-            "a message cannot be read or is not trusted; it is kept in the quarantine table"
-        );
+        tracing::warn!(source, reason, "stored a message that cannot be read or trusted in the quarantine table");
         let Incoming { message_id, headers, body, trouble, ack, .. } = message;
         let mut kept = Quarantined::new(source, &reason, message_id.as_deref(), headers, body);
         if let Some(trouble) = trouble {

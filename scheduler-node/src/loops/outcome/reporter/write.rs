@@ -170,8 +170,8 @@ fn report_of(event: &AttemptEvent) -> Report {
 /// A failed attempt, as the task's history keeps it.
 fn entry(row: &StandingRow, event: &AttemptEvent, reason: FailureReason) -> String {
     let (error, code) = match event {
-        AttemptEvent::Deadline => ("nothing was heard of it until its deadline".to_owned(), None),
-        AttemptEvent::Rejected { reason, .. } => (format!("the broker gave it back: {reason}"), None),
+        AttemptEvent::Deadline => ("no report came before its deadline".to_owned(), None),
+        AttemptEvent::Rejected { reason, .. } => (format!("the broker returned it: {reason}"), None),
         AttemptEvent::Reported { body, .. } => (body.status_msg.clone().unwrap_or_default(), body.status_code),
         AttemptEvent::Returned { why, .. } => (why.clone(), None),
     };

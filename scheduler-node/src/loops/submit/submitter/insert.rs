@@ -137,7 +137,7 @@ fn answers(tasks: &[NewTask], written: &Written, sending: Sending) -> Vec<Result
     let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
         (false, _) => Ok(written.asked_at),
         (true, Sending::First) => Err(Unstored::Moved(Box::new(task.clone()))),
-        (true, Sending::Again) => Err(Unstored::Unknown("its queue was placed anew meanwhile".to_owned())),
+        (true, Sending::Again) => Err(Unstored::Unknown("the placement of its queue changed meanwhile".to_owned())),
     };
     tasks.iter().map(answer).collect()
 }

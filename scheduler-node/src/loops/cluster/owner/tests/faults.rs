@@ -72,12 +72,12 @@ async fn most_of_the_nodes_vanishing_together_freezes_the_assignment_for_a_while
     let before = one.owned();
     two.crash();
     three.crash();
-    eventually("they are gone", || one.view().members.len() == 1).await;
+    eventually("the killed nodes are no members", || one.view().members.len() == 1).await;
     eventually("the one that is left is master", || one.is_master()).await;
     let gone = Instant::now();
     tokio::time::sleep(TTL).await;
     assert_eq!(one.owned(), before, "moved in spite of the freeze");
-    assert!(one.frozen_until.borrow().is_some_and(|until| until > clock::now()), "it tells");
+    assert!(one.frozen_until.borrow().is_some_and(|until| until > clock::now()), "it reports the freeze");
     balanced(&[&one]).await;
     assert!(one.frozen_until.borrow().is_none_or(|until| until <= clock::now()));
     assert!(gone.elapsed() < TTL * 3, "frozen for {:?}", gone.elapsed());
@@ -102,7 +102,10 @@ async fn without_etcd_nothing_moves_and_afterwards_everything_is_as_before() {
     etcd.restart_all().await.unwrap();
     eventually("the one that is left has everything", || one.owned().len() == SHARDS as usize).await;
     let after = one.owned();
-    assert!(before[0].iter().all(|(shard, epoch)| after[shard] == *epoch), "what was owned all along is no new epoch");
+    assert!(
+        before[0].iter().all(|(shard, epoch)| after[shard] == *epoch),
+        "a shard that stayed owned gets no new epoch"
+    );
     assert!(left.iter().all(|(shard, epoch)| after[shard] > *epoch));
 }
 

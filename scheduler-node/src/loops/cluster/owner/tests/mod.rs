@@ -1,6 +1,6 @@
 //! Whole nodes, reduced to their part in the cluster, on a real etcd and a database of which only the fence is
 //! simulated.
-#![expect(clippy::print_stdout, reason = "figures for whoever reads the test's output")]
+#![expect(clippy::print_stdout, reason = "figures for a person who reads the test's output")]
 
 mod chaos;
 mod faults;

@@ -42,8 +42,8 @@ async fn a_planned_move_is_quick_and_nobody_ever_claims_from_the_same_shard() {
     balanced(&[&two]).await;
     watching.cancel();
     let longest = watcher.await.unwrap();
-    println!("the longest time nobody claimed from a shard: {longest:?}");
-    assert!(longest < Duration::from_millis(500), "nobody claimed from a shard for {longest:?}");
+    println!("the longest time without a claim from a shard: {longest:?}");
+    assert!(longest < Duration::from_millis(500), "no node claimed from a shard for {longest:?}");
     let after = two.owned();
     assert!(before.iter().all(|(shard, epoch)| after[shard] > *epoch), "each move is a new epoch");
 }
@@ -125,7 +125,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     eventually("everything is with the other", || two.owned().len() == SHARDS as usize).await;
     assert!(one.owned().is_empty());
     two.fitness.send_replace(unfit);
-    eventually("both say so", || one.view().members.values().all(|member| !member.unfit.is_empty())).await;
+    eventually("both nodes report it", || one.view().members.values().all(|member| !member.unfit.is_empty())).await;
     let before = two.owned();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(two.owned(), before, "an owner in trouble is better than none");
@@ -137,7 +137,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
 async fn drain(by: &TestNode, node: &TestNode, drained: bool) {
     let read = by.coordination.drained_read().await.unwrap();
     let next = read.roll.set(&node.me.name, drained).unwrap();
-    by.coordination.drained_write(&read, &next).await.unwrap().expect("nobody else drains");
+    by.coordination.drained_write(&read, &next).await.unwrap().expect("no other node drains");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -155,7 +155,10 @@ async fn a_drained_node_stays_and_owns_nothing_through_a_change_of_master_until_
     eventually("the others have its shards", || two.owned().is_empty() && is_balanced(&[&one, &three])).await;
     eventually("it shows", || two.coordination.metrics().drained.get() == 1).await;
     for (before, after) in kept.iter().zip(epochs(&[&one, &three])) {
-        assert!(before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)), "what was theirs did not move");
+        assert!(
+            before.iter().all(|(shard, epoch)| after.get(shard) == Some(epoch)),
+            "the shards of the others did not move"
+        );
     }
     // A master may be drained too, and a node that was away when the operator asked for it knows all the same.
     assert!(one.is_master() && two.standing() == SessionState::Joined);
