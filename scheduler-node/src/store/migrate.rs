@@ -18,6 +18,12 @@ pub enum Misfit {
     #[error("database `{database}` has schema version {found}, but this node needs version {needed}; {}", advice(*found, *needed))]
     Version { database: DatabaseName, found: i64, needed: i64 },
     #[error(
+        "database `{database}` was made by a version before the first release, and no migration leads from its schema \
+         to this one; make it anew: export the tasks that you need with that version, drop the schema `duetime`, and \
+         run `duetime migrate`"
+    )]
+    Unreleased { database: DatabaseName },
+    #[error(
         "database `{database}` holds shards {found} of {found_count}, but the configuration gives it {configured} of \
          {configured_count}; the number of shards and their databases are fixed at the first migration: set \
          `database.shards` back"
@@ -114,7 +120,11 @@ pub async fn migrate(
     let unreachable = |source| Misfit::unreachable(name, source);
     options.reach().await.map_err(unreachable)?;
     let pool = options.migration_pool();
-    let from = read(&pool).await.ok().and_then(|schema| schema.version);
+    let found = read(&pool).await.ok();
+    if let Some(schema) = &found {
+        refuse_unreleased(name, schema)?;
+    }
+    let from = found.and_then(|schema| schema.version);
     migrations().run(&pool).await.map_err(|source| Misfit::Migration { database: name.clone(), source })?;
     sqlx::query(
         "INSERT INTO duetime.meta (shard_count, first_shard, last_shard) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
@@ -163,6 +173,8 @@ impl Database {
 #[derive(Debug)]
 struct Schema {
     version: Option<i64>,
+    /// Whether a version before the first release made the schema.
+    is_unreleased: bool,
     meta: Option<(i32, i32, i32)>,
 }
 
@@ -173,10 +185,16 @@ async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
         Some(count) => Some((count, row.try_get("first_shard")?, row.try_get("last_shard")?)),
         None => None,
     };
-    Ok(Schema { version: row.try_get("version")?, meta })
+    Ok(Schema { version: row.try_get("version")?, is_unreleased: row.try_get("is_unreleased")?, meta })
+}
+
+/// Such a schema has migrations that this version does not know, and higher numbers than this version's own.
+fn refuse_unreleased(name: &DatabaseName, schema: &Schema) -> Result<(), Misfit> {
+    if schema.is_unreleased { Err(Misfit::Unreleased { database: name.clone() }) } else { Ok(()) }
 }
 
 fn compare(name: &DatabaseName, shards: ShardRange, shard_count: u16, schema: &Schema) -> Result<(), Misfit> {
+    refuse_unreleased(name, schema)?;
     let (Some(found), Some((count, first, last))) = (schema.version, schema.meta) else {
         return Err(Misfit::Empty { database: name.clone() });
     };

@@ -50,7 +50,7 @@ fn every_event_in_every_state_leads_where_the_table_says() {
 
 #[test]
 fn labels_are_those_of_the_sql_enum_in_its_order() {
-    let schema = include_str!("../../../../migrations/0001_create_schema.sql");
+    let schema = include_str!("../../../../migrations/0001_create_tasks.sql");
     let list = schema.split("duetime.task_state AS ENUM (").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
     let labels: Vec<&str> = list.split(',').map(|label| label.trim().trim_matches('\'')).collect();
     assert_eq!(labels, TaskState::ALL.map(TaskState::text));

@@ -9,7 +9,7 @@ use integration_tests::sandbox::shared;
 use super::fixture;
 use crate::store::{
     connect,
-    migrate::{Misfit, migrate, schema_version},
+    migrate::{Misfit, migrate, migrations, schema_version},
 };
 
 fn options(url: &str) -> connect::Options {
@@ -37,6 +37,36 @@ async fn a_node_refuses_a_schema_it_does_not_know_naming_both_versions() {
     assert!(matches!(misfit, Misfit::Version { .. }));
     let text = misfit.to_string();
     assert!(text.contains("9999") && text.contains(&schema_version().to_string()), "{text}");
+}
+
+#[tokio::test]
+async fn a_database_of_a_version_before_the_first_release_is_to_be_made_anew() {
+    let test = fixture::database().await;
+    // The first and the last of the migrations that such a version recorded.
+    sqlx::raw_sql(
+        "DELETE FROM duetime.migration;
+         INSERT INTO duetime.migration (version, description, success, checksum, execution_time)
+         VALUES (1, 'create schema', true, '\\x01', 1), (23, 'bound key lookups and placements', true, '\\x23', 1)",
+    )
+    .execute(&test.pool)
+    .await
+    .unwrap();
+    let main = DatabaseName::new("main");
+    let migrated = migrate(&main, fixture::all_shards(), 128, &options(&test.url)).await.unwrap_err();
+    let checked = test.database.schema_check(128).await.unwrap_err();
+    for misfit in [migrated, checked] {
+        assert!(matches!(misfit, Misfit::Unreleased { .. }), "{misfit:?}");
+        assert!(misfit.is_final() && !misfit.is_unreachable(), "{misfit:?}");
+        let text = misfit.to_string();
+        assert!(text.contains("before the first release") && text.contains("anew"), "{text}");
+    }
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.migration").fetch_one(&test.pool).await.unwrap();
+    assert_eq!(rows, 2, "a refused migration records nothing");
+}
+
+#[test]
+fn no_migration_has_the_name_by_which_an_unreleased_schema_is_known() {
+    assert!(migrations().iter().all(|migration| migration.description != "create schema"));
 }
 
 #[tokio::test]

@@ -1,143 +1,25 @@
--- Tasks that wait for others: the dependencies of each, and the index that leads from a task that succeeded to its
--- dependents.
--- Locks: ACCESS EXCLUSIVE on task for the moment in which the column is added (no table is rewritten), then SHARE
--- while the index is built: writes wait, reads go on. The index holds waiting tasks only, so it is empty at first.
+-- Creates the two functions that decide about a business key: task_put takes a task in, task_revive brings a dead one
+-- back.
+-- Locks: none that another session waits for; functions only.
 
--- The tasks of the same partition that must have succeeded before this one starts: `<queue> <key>` each (a queue's
--- name has no blank). A node checks them while the task is `waiting`, and `wake_at` is then the time of the next
--- check.
-ALTER TABLE duetime.task ADD COLUMN depends_on text[];
-
--- The dependents of a key. The index has no pending list: a task that succeeded must find its dependents at once.
-CREATE INDEX task_depends ON duetime.task USING gin (depends_on) WITH (fastupdate = off) WHERE state = 'waiting';
-
--- The state of the newest task with that name in that partition. That is an unfinished task if there is one,
--- otherwise the newest version, and of that version the task that finished last. NULL: there is none, or it was
--- dropped after its time.
-CREATE FUNCTION duetime.standing_of(p_name text, p_partition_key text) RETURNS duetime.task_state
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(
-        (SELECT t.state
-           FROM duetime.task AS t
-          WHERE t.queue = split_part(p_name, ' ', 1) AND t.key = substr(p_name, strpos(p_name, ' ') + 1)
-            AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
-          ORDER BY t.version DESC
-          LIMIT 1),
-        (SELECT a.state
-           FROM duetime.archive AS a
-          WHERE a.queue = split_part(p_name, ' ', 1) AND a.key = substr(p_name, strpos(p_name, ' ') + 1)
-            AND a.partition_key IS NOT DISTINCT FROM p_partition_key
-          ORDER BY a.version DESC, a.finished_at DESC
-          LIMIT 1))
-$$;
-
--- Checks whether a task with that key would in the end wait for itself, by following what its dependencies wait for.
--- `cycle`: it would. `deep`: more than 10,000 tasks stand before it, and the search stopped there. NULL: it would
--- not. The partition's lock (lock_partitions) keeps two tasks that are submitted at one moment from closing a circle
--- unseen.
-CREATE FUNCTION duetime.depends_on_itself(p_queue text, p_partition_key text, p_key text, p_depends_on text[]) RETURNS text
-LANGUAGE sql VOLATILE AS $$
-    WITH RECURSIVE before AS (
-        SELECT unnest(p_depends_on) AS name
-        UNION
-        SELECT unnest(newest.depends_on)
-          FROM before
-         CROSS JOIN LATERAL (
-               SELECT CASE WHEN t.state = 'waiting' THEN t.depends_on END AS depends_on
-                 FROM duetime.task AS t
-                WHERE t.queue = split_part(before.name, ' ', 1) AND t.key = substr(before.name, strpos(before.name, ' ') + 1)
-                  AND coalesce(t.partition_key, '') = coalesce(p_partition_key, '')
-                ORDER BY t.version DESC
-                LIMIT 1) AS newest
-    ), looked AS (
-        SELECT name FROM before LIMIT 10001
-    )
-    SELECT CASE WHEN bool_or(name = p_queue || ' ' || p_key) THEN 'cycle' WHEN count(*) > 10000 THEN 'deep' END FROM looked
-$$;
-
--- Locks, in one order, the partitions in which a task is to wait for others, so that two callers never wait for each
--- other. A caller runs it once for a batch, before it locks any key.
-CREATE FUNCTION duetime.lock_partitions(p_partition_keys text[], p_depends_on text[]) RETURNS bigint
-LANGUAGE sql VOLATILE AS $$
-    SELECT count(*)
-      FROM (SELECT pg_advisory_xact_lock(partition.number)
-              FROM (SELECT DISTINCT hashtextextended(coalesce(f.partition_key, ''), 5) AS number
-                      FROM unnest(p_partition_keys, p_depends_on) AS f (partition_key, depends_on)
-                     WHERE f.depends_on IS NOT NULL
-                     ORDER BY number
-                    OFFSET 0) AS partition
-            OFFSET 0) AS locked                                          -- takes each lock, though no query reads it
-$$;
-
--- The task with that id, wherever it is. The function probes the archive partition by partition, one probe each.
-CREATE FUNCTION duetime.task_sent(p_id uuid)
-RETURNS TABLE (id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint)
-LANGUAGE sql STABLE AS $$
-    SELECT t.id, t.state, t.due_at, t.created_at, t.version FROM duetime.task AS t WHERE t.id = p_id
-    UNION ALL
-    SELECT a.id, a.state, a.due_at, a.created_at, a.version
-      FROM (SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS drop_on
-              FROM pg_inherits AS i
-              JOIN pg_class AS c ON c.oid = i.inhrelid
-             WHERE i.inhparent = 'duetime.archive'::regclass AND NOT i.inhdetachpending) AS day
-     CROSS JOIN LATERAL (SELECT * FROM duetime.archive AS a WHERE a.drop_on = day.drop_on AND a.id = p_id LIMIT 1) AS a
-$$;
-
--- The finished task that decides about a new one with that key. It is the task with the id `p_id`, or else the newest
--- version that ended after `p_since` and succeeded or died; with `p_versions`, however it ended. The function reads a
--- bounded number of rows, however often the key was used: those that ended last, or, when they are many, from the
--- newest version on.
-CREATE FUNCTION duetime.key_finished(
-    p_queue text, p_partition_key text, p_key text, p_id uuid, p_versions boolean, p_since timestamptz)
-RETURNS TABLE (id uuid, state duetime.task_state, due_at timestamptz, created_at timestamptz, version bigint)
-LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-BEGIN
-    IF NOT EXISTS (SELECT FROM duetime.archive AS a
-                    WHERE a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY SELECT s.id, s.state, s.due_at, s.created_at, s.version FROM duetime.task_sent(p_id) AS s WHERE s.state >= 'succeeded';
-    IF FOUND THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    WITH recent AS MATERIALIZED (
-        SELECT a.*
-          FROM (VALUES (true), (false)) AS c (holds)
-         CROSS JOIN LATERAL (
-               SELECT a.id, a.state, a.due_at, a.created_at, a.version
-                 FROM duetime.archive AS a
-                WHERE a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
-                  AND (a.state IN ('succeeded', 'dead')) = c.holds AND a.finished_at > p_since
-                ORDER BY a.finished_at DESC
-                LIMIT 100) AS a
-         WHERE c.holds OR p_versions
-    )
-    SELECT newest.*
-      FROM (SELECT r.* FROM recent AS r WHERE (SELECT count(*) FROM recent) < 100
-             UNION ALL
-            (SELECT a.id, a.state, a.due_at, a.created_at, a.version
-               FROM duetime.archive AS a
-              WHERE (SELECT count(*) FROM recent) >= 100
-                AND a.queue = p_queue AND a.key = p_key AND coalesce(a.partition_key, '') = coalesce(p_partition_key, '')
-                AND a.finished_at > p_since AND (p_versions OR a.state IN ('succeeded', 'dead'))
-              ORDER BY a.version DESC, a.created_at DESC
-              LIMIT 1)) AS newest
-     ORDER BY newest.version DESC, newest.created_at DESC
-     LIMIT 1;
-END
-$$;
-
--- Takes in one task by the rules of the function that it replaces (0002_add_task_put.sql). A task may wait for others
--- too: then it begins as `waiting`. A task without a key comes this way when it waits.
--- More outcomes: `cycle` and `deep`, see depends_on_itself; `busy`: another transaction holds a task with this key,
--- and the function did nothing.
+-- Takes in one task that has a key or waits for others, or both. The request says what to do when that key exists
+-- already (`p_on_duplicate`). A task that waits for others begins as `waiting`.
+--
+-- One caller at a time decides about a key. The function takes the lock of the key first, and each statement after it
+-- sees what was committed before. A function takes a new snapshot for each statement; one statement alone would still
+-- see the data from before its wait. A claim, a cancel or the end of a task does not take the lock. So each change
+-- here is a compare-and-set on the row's state, and when it finds nothing, the function looks at the row again.
+--
+-- A finished task counts while it is kept and for no longer than `p_window`. A task that was cancelled, superseded or
+-- has expired does not hold its key; it counts only for the order of versions.
+--
 -- The function writes nothing outside of the time window that the sender gave: after `p_after`, before `p_until`
 -- (NULL: no bound). A sending that was held up until then must not overwrite a later one.
-DROP FUNCTION duetime.task_put(
-    uuid, integer, text, timestamptz, boolean, smallint, bytea, text, jsonb, text, integer, bigint, jsonb, timestamptz, text, bigint,
-    text, interval, bigint);
+--
+-- Outcome: `created`; `existing` (the existing task is the answer); `replaced` (in place: same id); `refused` (the
+-- existing task stands against this one); `stale` (a newer version is known); `cycle` and `deep`, see
+-- depends_on_itself; `busy` (another transaction holds a task with this key, and the function did nothing). The other
+-- columns describe the task that exists now.
 CREATE FUNCTION duetime.task_put(
     p_id uuid, p_shard integer, p_queue text, p_due_at timestamptz, p_now boolean, p_priority smallint, p_payload bytea,
     p_content_type text, p_headers jsonb, p_partition_key text, p_max_attempts integer, p_timeout_ms bigint, p_retry jsonb,
@@ -270,5 +152,66 @@ BEGIN
     VALUES (p_id, p_shard, p_queue, v_state, v_due_at, v_due_at, p_priority, p_payload, p_content_type, p_headers,
             p_partition_key, p_max_attempts, p_timeout_ms, p_retry, p_expires_at, p_key, p_version, p_depends_on);
     RETURN QUERY SELECT 'created'::text, p_id, v_state, v_due_at, clock_timestamp(), p_version, v_superseded;
+END
+$$;
+
+-- Gives a dead task new attempts: moves it back from the archive, due now. No row: the task is not dead any more.
+-- The function first takes the lock of the task's key, which task_put takes too; the statements after it see what was
+-- committed before. Two kinds of task with the same key put the dead task out of date: an unfinished one of this
+-- version or a newer one, and a kept one of a newer version.
+-- `p_wait`: the function waits for locks, and raises a unique violation about such a task. Without it, the function
+-- returns no row when a lock is held or such a task exists.
+CREATE FUNCTION duetime.task_revive(p_drop_on date, p_id uuid, p_wait boolean) RETURNS SETOF duetime.task LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_dead duetime.archive;
+    v_lock bigint;
+BEGIN
+    SELECT a.* INTO v_dead FROM duetime.archive AS a WHERE a.drop_on = p_drop_on AND a.id = p_id AND a.state = 'dead';
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF v_dead.key IS NOT NULL THEN
+        -- The lock that task_put takes.
+        v_lock := hashtextextended(v_dead.queue || ' ' || coalesce(length(v_dead.partition_key), 0) || ' '
+                                   || coalesce(v_dead.partition_key, '') || v_dead.key, 0);
+        IF p_wait THEN
+            PERFORM pg_advisory_xact_lock(v_lock);
+        ELSIF NOT pg_try_advisory_xact_lock(v_lock) THEN
+            RETURN;
+        END IF;
+        IF EXISTS (SELECT FROM duetime.task AS t
+                    WHERE t.queue = v_dead.queue AND t.key = v_dead.key AND t.version >= v_dead.version
+                      AND coalesce(t.partition_key, '') = coalesce(v_dead.partition_key, ''))
+           OR EXISTS (SELECT FROM duetime.archive AS a
+                       WHERE a.queue = v_dead.queue AND a.key = v_dead.key AND a.version > v_dead.version
+                         AND a.partition_key IS NOT DISTINCT FROM v_dead.partition_key) THEN
+            IF p_wait THEN
+                RAISE EXCEPTION 'another task has the key of %', p_id USING ERRCODE = 'unique_violation', CONSTRAINT = 'task_key_version';
+            END IF;
+            RETURN;
+        END IF;
+    END IF;
+    IF NOT p_wait THEN
+        PERFORM FROM duetime.archive AS a WHERE a.drop_on = p_drop_on AND a.id = p_id FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    DELETE FROM duetime.archive AS a
+     WHERE a.drop_on = p_drop_on AND a.id = p_id AND a.state = 'dead'
+    RETURNING a.* INTO v_dead;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    INSERT INTO duetime.task AS t (
+        id, shard, queue, state, wake_at, due_at, expires_at, priority, attempt, attempts_base, max_attempts, timeout_ms, retry,
+        payload, content_type, headers, key, partition_key, version, claim_epoch, claimed_at, history, created_at, envelope)
+    VALUES (v_dead.id, v_dead.shard, v_dead.queue, 'scheduled', now(), now(), CASE WHEN v_dead.expires_at > now() THEN v_dead.expires_at END,
+            v_dead.priority, v_dead.attempt, v_dead.attempt, v_dead.max_attempts, v_dead.timeout_ms, v_dead.retry, v_dead.payload,
+            v_dead.content_type, v_dead.headers, v_dead.key, v_dead.partition_key, v_dead.version, v_dead.claim_epoch,
+            v_dead.claimed_at, v_dead.history, v_dead.created_at, v_dead.envelope)
+    RETURNING t.*;
 END
 $$;

@@ -1,3 +1,4 @@
+-- Creates the schedules and their fire times.
 -- Locks: none that another session waits for; everything here is new.
 
 CREATE SEQUENCE duetime.schedule_revision;
@@ -26,6 +27,9 @@ CREATE TABLE duetime.schedule (
 ) WITH (fillfactor = 50);
 
 CREATE INDEX schedule_wake ON duetime.schedule (wake_at) WHERE wake_at IS NOT NULL;
+
+-- Counts the schedules of a queue.
+CREATE INDEX schedule_queue ON duetime.schedule ((rules ->> 'queue'));
 
 -- Fire times that are decided and whose tasks are not known to be written. The task may live in another database.
 -- Until it is there, this row keeps its id and everything that it needs.
