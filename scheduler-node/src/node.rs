@@ -1,85 +1,32 @@
-//! The composition root, the only file that knows every room. It connects the rooms and stops them in order.
+//! The composition root, the only module that knows every room. It connects the rooms and stops them in order.
 
+mod cluster;
+mod dispatch;
 mod end;
+mod front;
+mod shared;
+mod submit;
+mod upkeep;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use anyhow::Context;
-use common::{
-    cluster::Member,
-    delay::Lead,
-    ids::{DatabaseName, Incarnation, NodeId},
-    shard::ShardRange,
-    time::UnixMicros,
-};
-use parking_lot::Mutex;
-use prometheus::Registry;
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, mpsc, watch},
-};
+use common::ids::NodeId;
+use tokio::{net::TcpListener, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
+use self::{cluster::Joined, shared::Shared};
 use crate::{
-    access::Access,
-    broker::{Broker, BrokerMetrics},
-    clock,
-    config::{Config, DelayExchange},
-    console,
-    coordination::{Coordination, CoordinationMetrics, Mirror, Views},
+    broker::Broker,
+    config::Config,
+    coordination::{Coordination, Views},
     desk::{Desk, Parts},
-    http,
-    intake::{amqp::AmqpIntake, sql::SqlIntake},
-    loops::{
-        cluster::{
-            assigner::Assigner,
-            elector::{Elector, Mastership},
-            owner::{self, Owner, OwnerDatabase},
-            session_keeper::{self, Session, SessionKeeper},
-        },
-        dispatch::{
-            claim_on_insert::ClaimOnInsert,
-            claims::ClaimHandler,
-            dispatcher::{Dispatcher, Pace},
-            preloader::Preloader,
-            publisher::Publisher,
-            ready_starter::ReadyStarter,
-        },
-        nudger::{self, Nudger},
-        outcome::{
-            archiver::Archiver,
-            releaser::Releaser,
-            reporter::Reporter,
-            settler::{Settlements, Settler},
-        },
-        submit::{
-            keyed_submitter::KeyedSubmitter,
-            submitter::{self, Submitter},
-        },
-        upkeep::{
-            gauges::Gauges,
-            prober::{self, NodeFitness, Prober},
-            queue_reader::{Books, QueueReader},
-            token_reader::TokenReader,
-        },
-    },
-    metrics::{self, Metrics},
-    oidc,
+    loops::{cluster::owner, nudger::Nudger},
     readiness::Readiness,
-    settings,
-    store::{Database, Store, StoreMetrics, migrate::Misfit},
-    supervise::{Crew, LoopKind, Pulse, Stop},
-    traces::{Exporter, Traces},
-    working_set::{
-        database::{DatabaseIndex, NodeDatabase, NodeDatabases},
-        lanes::Lanes,
-        owned_shards::OwnedShards,
-        set_aside::SetAside,
-    },
+    store::migrate::Misfit,
+    supervise::{Crew, LoopKind, Stop},
+    working_set::owned_shards::OwnedShards,
 };
-
-/// Claimed tasks between the dispatchers and the publisher.
-const DISPATCHES: usize = 8_192;
 
 /// Runs a node on `listener` until `shutdown` is cancelled, then hands over and stops. Fails if the node could not
 /// go on.
@@ -106,35 +53,6 @@ struct Node {
     cluster: Crew,
 }
 
-/// The parts that the loops of all rooms share.
-struct Shared {
-    config: Config,
-    registry: Registry,
-    me: NodeId,
-    store: Store,
-    databases: NodeDatabases,
-    books: Books,
-    /// Wakes the queue reader: this node's copy of the queues is older than one of their policies.
-    outdated: Arc<Notify>,
-    access: Arc<Access>,
-    lanes: Arc<Lanes>,
-    fitness: Arc<watch::Sender<NodeFitness>>,
-    metrics: Arc<Metrics>,
-    set_aside: SetAside,
-    pulse: Pulse,
-    traces: Traces,
-    stop: Stop,
-}
-
-/// The node's view of its cluster.
-struct Joined {
-    coordination: Coordination,
-    views: Views,
-    session: watch::Receiver<Session>,
-    mastership: watch::Receiver<Mastership>,
-    frozen_until: watch::Receiver<Option<UnixMicros>>,
-}
-
 impl Node {
     async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
         let bound = listener.local_addr().context("cannot read the bound address")?;
@@ -147,24 +65,11 @@ impl Node {
         }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
         let Joined { coordination, views, session, mastership, frozen_until } = shared.join(&mut cluster, url).await?;
-        let broker_metrics = Arc::new(BrokerMetrics::register(&shared.registry)?);
-        let (broker, keeper) =
-            Broker::new(settings::amqp(&shared.config.amqp, Some(&shared.config.delay_exchanges)), broker_metrics);
-        // Ends when it is closed, last of all.
-        cluster.spawn(LoopKind::BrokerKeeper, keeper);
+        let broker = shared.connect_broker(&mut cluster)?;
         let nudger = Nudger::new(shared.databases.clone(), shared.config.scheduler.horizon());
         let audit = shared.audit(&mut work)?;
         let keys = shared.receipts(&mut work);
-        let reporter = Reporter {
-            databases: shared.databases.clone(),
-            books: Arc::clone(&shared.books),
-            releaser: Releaser { nudger: nudger.clone() },
-            metrics: Arc::clone(&shared.metrics),
-            traces: shared.traces.clone(),
-            receipts: keys.clone(),
-            default_door: shared.config.amqp.default_door,
-            audit: audit.clone(),
-        };
+        let reporter = shared.reporter(&nudger, &keys, &audit);
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
         let claim_on_insert = shared.dispatch(&mut work, &broker, &reporter);
         work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
@@ -199,41 +104,8 @@ impl Node {
             traces: shared.traces.clone(),
             readiness,
         });
-        let amqp_intake = AmqpIntake {
-            desk: desk.clone(),
-            broker: broker.clone(),
-            store: shared.store.clone(),
-            ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
-            default_door: shared.config.amqp.default_door,
-            audit,
-            metrics: Arc::clone(&shared.metrics),
-            set_aside: shared.set_aside.clone(),
-        };
-        intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(broker.received(), shared.stop.intake.clone()));
-        shared.collect(&mut intake, &desk, &nudger);
-        let limits = http::Limits::of_payload(
-            shared.config.queues.max_payload_bytes,
-            shared.config.http.max_requests_per_second,
-        );
-        let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
-        let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
-        let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
-        let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, keys, &shared.config.console);
-        let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);
-        let certificate = settings::certificate(&shared.config.http).context("cannot use http.cert_file")?;
-        if let Some(certificate) = &certificate {
-            intake.spawn(LoopKind::Http, Arc::clone(certificate).watch(shared.stop.intake.clone()));
-        }
-        let server = http::Server {
-            listener,
-            certificate,
-            limits: http::ConnectionLimits::new(
-                shared.config.http.max_connections,
-                shared.config.http.max_connections_per_address,
-            ),
-            metrics: http::ConnectionMetrics::register(&shared.registry)?,
-        };
-        intake.spawn(LoopKind::Http, server.serve(router, shared.stop.intake.clone()));
+        shared.take_in_beside_http(&mut intake, &desk, &broker, &nudger, audit);
+        shared.serve(&mut intake, desk, keys, listener)?;
         tracing::info!(me = %shared.me, %bound, "listening");
         let owned_shards = shared.databases.all().iter().map(|database| Arc::clone(&database.owned_shards)).collect();
         Ok(Self {
@@ -250,264 +122,3 @@ impl Node {
         })
     }
 }
-
-impl Shared {
-    fn new(config: Config) -> anyhow::Result<(Self, Option<Exporter>)> {
-        let registry = Registry::new();
-        metrics::register_process(&registry)?;
-        let me = NodeId { name: config.node.name.clone(), incarnation: Incarnation::new(uuid::Uuid::new_v4()) };
-        let names: Vec<&str> = config.databases.iter().map(|database| database.name.as_str()).collect();
-        let metrics = Arc::new(Metrics::register(&registry, &names)?);
-        let set_aside = SetAside::register(&registry)?;
-        let (traces, exporter) = Traces::new(&config.telemetry, &me, &registry)?;
-        let families = StoreMetrics::families(&registry)?;
-        let stores: Vec<Arc<Database>> = config
-            .databases
-            .iter()
-            .map(|database| {
-                let store_metrics = Arc::new(StoreMetrics::new(families.clone(), database.name.as_str()));
-                let options = settings::database(database, &me.to_string());
-                Arc::new(Database::new(database.name.clone(), database.shards, options, store_metrics))
-            })
-            .collect();
-        let outdated: Arc<Notify> = Arc::default();
-        let database = |database: &Arc<Database>| NodeDatabase {
-            sql: Arc::clone(database),
-            owned_shards: Arc::new(OwnedShards::new(database.name().clone(), config.scheduler.heap_entries)),
-            ready_queues: Arc::default(),
-            inbox: Arc::default(),
-            outdated: Arc::clone(&outdated),
-            set_aside: set_aside.clone(),
-        };
-        let databases = NodeDatabases::new(stores.iter().map(database).collect());
-        let unproven = NodeFitness::unproven(config.databases.iter().map(|database| database.name.clone()));
-        let shared = Self {
-            registry,
-            me,
-            store: Store::new(stores),
-            databases,
-            books: Books::default(),
-            outdated,
-            access: Arc::new(Access::new(&config.auth)),
-            lanes: Arc::default(),
-            fitness: Arc::new(watch::channel(unproven).0),
-            metrics,
-            set_aside,
-            pulse: Pulse::default(),
-            traces,
-            stop: Stop::default(),
-            config,
-        };
-        Ok((shared, exporter))
-    }
-
-    /// Starts the loops of ownership.
-    async fn join(&self, crew: &mut Crew, url: String) -> anyhow::Result<Joined> {
-        let metrics = CoordinationMetrics::register(&self.registry)?;
-        let etcd = settings::etcd(&self.config.etcd).context("cannot read etcd's certificates")?;
-        let coordination = Coordination::new(etcd, Arc::clone(&metrics)).await?;
-        let (mirror, views) = Mirror::new(coordination.clone());
-        let member = Member {
-            node: self.me.clone(),
-            url: Some(url),
-            leaving: false,
-            unfit: Default::default(),
-            broker_unfit: false,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            started_at: clock::now(),
-        };
-        let (tell, fitness) = watch::channel(session_keeper::MemberFitness {
-            unfit: self.config.databases.iter().map(|database| database.name.clone()).collect(),
-            broker_unfit: false,
-        });
-        crew.spawn(LoopKind::Prober, prober::tell_cluster(self.fitness.subscribe(), tell, self.stop.cluster.clone()));
-        let leaving = self.stop.leaving.clone();
-        let (keeper, session) =
-            SessionKeeper::new(coordination.clone(), member, views.clone(), fitness.clone(), leaving.clone());
-        let (elector, mastership) = Elector::new(self.me.clone(), views.clone(), session.clone(), metrics);
-        let databases: Vec<(DatabaseName, ShardRange)> =
-            self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
-        let assigner =
-            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
-        let frozen_until = assigner.frozen_until();
-        let databases = self.databases.all().iter().map(|database| OwnerDatabase {
-            name: database.name().clone(),
-            shards: database.sql.shards(),
-            owned_shards: Arc::clone(&database.owned_shards),
-            fence: Arc::clone(&database.sql),
-        });
-        let owner = Owner::new(
-            self.me.clone(),
-            coordination.clone(),
-            databases.collect(),
-            views.clone(),
-            session.clone(),
-            fitness,
-            leaving,
-        );
-        let stop = &self.stop.cluster;
-        crew.spawn(LoopKind::Mirror, mirror.run(stop.clone()));
-        crew.spawn(LoopKind::SessionKeeper, keeper.run(stop.clone()));
-        crew.spawn(LoopKind::Elector, elector.run(stop.clone()));
-        crew.spawn(LoopKind::Assigner, assigner.run(stop.clone()));
-        crew.spawn(LoopKind::Owner, owner.run(stop.clone()));
-        Ok(Joined { coordination, views, session, mastership, frozen_until })
-    }
-
-    /// Starts the loops that watch the stores and that tell nodes of one another's rows.
-    fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) -> mpsc::Receiver<Misfit> {
-        let stop = &self.stop.work;
-        let (misfit, misfits) = mpsc::channel(1);
-        for (index, database) in self.databases.indexed() {
-            let prober = Prober {
-                database: database.clone(),
-                shard_count: self.config.shard_count(),
-                fitness: Arc::clone(&self.fitness),
-                metrics: Arc::clone(&self.metrics),
-                misfit: misfit.clone(),
-            };
-            let archiver = Archiver {
-                database: database.clone(),
-                books: Arc::clone(&self.books),
-                metrics: Arc::clone(&self.metrics),
-                audit: (index == DatabaseIndex::HOME).then_some(self.config.audit),
-            };
-            crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
-            crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
-            crew.spawn(LoopKind::NudgeListener, nudger::listen(self.databases.clone(), index, stop.clone()));
-        }
-        let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books), Arc::clone(&self.outdated));
-        let gauger = Gauges {
-            databases: self.databases.clone(),
-            lanes: Arc::clone(&self.lanes),
-            books: Arc::clone(&self.books),
-            metrics: Arc::clone(&self.metrics),
-            pulse: self.pulse.clone(),
-        };
-        crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
-        let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
-        crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
-        crew.spawn(LoopKind::Gauges, gauger.run(stop.clone()));
-        crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
-        let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
-        crew.spawn(LoopKind::Prober, watching);
-        misfits
-    }
-
-    /// Starts the loops of a task's life, from the heap to the archive. Returns the shortcut for tasks that are due
-    /// at once.
-    fn dispatch(&self, crew: &mut Crew, broker: &Broker, reporter: &Reporter) -> ClaimOnInsert {
-        let scheduler = &self.config.scheduler;
-        let (publisher, dispatches) = mpsc::channel(DISPATCHES);
-        let mut settlements = Vec::new();
-        for (index, database) in self.databases.indexed() {
-            let (sender, confirms) = Settlements::channel();
-            settlements.push(sender);
-            let settler = Settler {
-                database: database.clone(),
-                releaser: reporter.releaser.clone(),
-                metrics: Arc::clone(&self.metrics),
-            };
-            crew.spawn(LoopKind::Settler, settler.run(confirms, self.stop.patience.clone()));
-            let preloader = Preloader::new(
-                database.clone(),
-                scheduler.horizon(),
-                scheduler.heap_entries,
-                Arc::clone(&self.metrics),
-            );
-            crew.spawn(LoopKind::Preloader, preloader.run(self.stop.work.clone()));
-            let pace = Pace { batch: scheduler.batch, window: scheduler.window };
-            let claims = ClaimHandler {
-                database: database.clone(),
-                index,
-                publisher: publisher.clone(),
-                metrics: Arc::clone(&self.metrics),
-            };
-            let dispatcher = Dispatcher {
-                claims: claims.clone(),
-                pace,
-                lead: Arc::new(Mutex::new(Lead::new(scheduler.claim_ahead(), Instant::now()))),
-                lanes: Arc::clone(&self.lanes),
-                books: Arc::clone(&self.books),
-                broker: broker.state(),
-                reporter: reporter.clone(),
-            };
-            let ready_starter = ReadyStarter {
-                claims,
-                pace,
-                lanes: Arc::clone(&self.lanes),
-                books: Arc::clone(&self.books),
-                broker: broker.state(),
-                shard_count: self.store.shard_count(),
-                turns: Arc::default(),
-            };
-            crew.spawn(LoopKind::Dispatcher, dispatcher.run(self.stop.work.clone()));
-            crew.spawn(LoopKind::ReadyStarter, ready_starter.run(self.stop.work.clone()));
-        }
-        let claim_on_insert = ClaimOnInsert {
-            databases: self.databases.clone(),
-            lanes: Arc::clone(&self.lanes),
-            books: Arc::clone(&self.books),
-            broker: broker.state(),
-            publisher,
-            window: scheduler.window,
-            metrics: Arc::clone(&self.metrics),
-        };
-        let delayed = self.config.delay_exchanges.iter().map(|of| (of.way().queue, of.unroutable));
-        let publisher = Publisher {
-            databases: self.databases.clone(),
-            broker: broker.clone(),
-            books: Arc::clone(&self.books),
-            lanes: Arc::clone(&self.lanes),
-            settlements,
-            reporter: reporter.clone(),
-            metrics: Arc::clone(&self.metrics),
-            traces: self.traces.clone(),
-            receipts: reporter.receipts.clone(),
-            delayed: Arc::new(delayed.collect()),
-        };
-        crew.spawn(LoopKind::Publisher, publisher.run(dispatches));
-        claim_on_insert
-    }
-
-    /// Starts the intake of SQL submissions for every database.
-    fn collect(&self, crew: &mut Crew, desk: &Desk, nudger: &Nudger) {
-        for (index, _) in self.databases.indexed() {
-            let sql_intake = SqlIntake {
-                index,
-                databases: self.databases.clone(),
-                desk: desk.clone(),
-                books: Arc::clone(&self.books),
-                fitness: self.fitness.subscribe(),
-                releaser: Releaser { nudger: nudger.clone() },
-                metrics: Arc::clone(&self.metrics),
-            };
-            crew.spawn(LoopKind::SqlIntake, sql_intake.run(self.stop.intake.clone()));
-        }
-    }
-
-    fn take_in(&self, crew: &mut Crew, claim_on_insert: &ClaimOnInsert, nudger: &Nudger) -> Submitter {
-        let (submitter, waiting) = Submitter::new(
-            self.databases.clone(),
-            Arc::clone(&self.books),
-            self.fitness.subscribe(),
-            self.store.shard_count(),
-            self.config.scheduler.horizon(),
-        );
-        for ((index, _), jobs) in self.databases.indexed().zip(waiting.jobs) {
-            let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), self.stop.work.clone());
-            crew.spawn(LoopKind::Submitter, run);
-        }
-        for (database, puts) in self.databases.all().iter().zip(waiting.puts) {
-            let keyed_submitter = KeyedSubmitter {
-                database: database.clone(),
-                books: Arc::clone(&self.books),
-                releaser: Releaser { nudger: nudger.clone() },
-                metrics: Arc::clone(&self.metrics),
-            };
-            crew.spawn(LoopKind::KeyedSubmitter, keyed_submitter.run(puts, self.stop.work.clone()));
-        }
-        submitter
-    }
-}
-mod beside;
