@@ -162,7 +162,7 @@ impl Node {
             metrics: Arc::clone(&shared.metrics),
             traces: shared.traces.clone(),
             receipts: keys.clone(),
-            default_door: shared.config.amqp.default_door,
+            default_exchange: shared.config.amqp.default_exchange,
             audit: audit.clone(),
         };
         let misfits = shared.watch(&mut work, &broker, nudger.clone());
@@ -175,7 +175,7 @@ impl Node {
             broker.state(),
             session,
             shared.stop.leaving.clone(),
-            broker.door_troubles(),
+            broker.exchange_troubles(),
             shared.asides.clone(),
             shared.pulse.clone(),
         );
@@ -204,7 +204,7 @@ impl Node {
             broker: broker.clone(),
             store: shared.store.clone(),
             ways: shared.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
-            default_door: shared.config.amqp.default_door,
+            default_exchange: shared.config.amqp.default_exchange,
             audit,
             metrics: Arc::clone(&shared.metrics),
             asides: shared.asides.clone(),

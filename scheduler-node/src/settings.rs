@@ -64,13 +64,13 @@ pub fn login(amqp: &Amqp) -> Login {
     Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
 }
 
-/// How to connect to the broker. With `doors`, the connection also consumes submissions and reports, and the messages
+/// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the messages
 /// of these delay exchanges.
-pub fn amqp(amqp: &Amqp, doors: Option<&[DelayExchange]>) -> AmqpSettings {
-    let door = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
+pub fn amqp(amqp: &Amqp, consumed: Option<&[DelayExchange]>) -> AmqpSettings {
+    let exchange = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
     AmqpSettings {
         login: login(amqp),
-        consume: doors.is_some(),
-        delay_exchanges: doors.unwrap_or_default().iter().map(door).collect(),
+        consume: consumed.is_some(),
+        delay_exchanges: consumed.unwrap_or_default().iter().map(exchange).collect(),
     }
 }

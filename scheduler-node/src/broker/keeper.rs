@@ -10,12 +10,12 @@ use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
 
 use super::{
-    Shared,
     connection::Link,
     consumer::Subscriptions,
     error::Error,
     hold::{HELD_BYTES, Hold},
     intake::Intake,
+    shared::Shared,
     state::Role,
     topology::declare_own,
 };
@@ -112,8 +112,8 @@ impl Keeper {
                 None
             }
             Role::Consuming => {
-                let Shared { delay_exchanges, strangers, door_troubles, .. } = &*self.shared;
-                let intake = Intake::open(&link, delay_exchanges, strangers, door_troubles).await?;
+                let Shared { delay_exchanges, strangers, exchange_troubles, .. } = &*self.shared;
+                let intake = Intake::open(&link, delay_exchanges, strangers, exchange_troubles).await?;
                 Some(Subscriptions::open(&link, intake).await?)
             }
         };
