@@ -12,12 +12,12 @@ use crate::{
     store::connect,
 };
 
-/// How to connect to one database. The server shows `who` beside each session.
-pub fn database(database: &Database, who: &str) -> connect::Options {
+/// How to connect to one database. The server shows `purpose` beside each session.
+pub fn database(database: &Database, purpose: &str) -> connect::Options {
     connect::Options {
         url: database.url.clone(),
         max_connections: database.max_connections,
-        application_name: format!("duetime {who}"),
+        application_name: format!("duetime {purpose}"),
     }
 }
 

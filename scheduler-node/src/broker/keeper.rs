@@ -85,13 +85,13 @@ impl Keeper {
     }
 
     /// Logs a reason once, however often it repeats.
-    fn complain(&self, reason: String, said: &mut Option<String>) {
+    fn complain(&self, reason: String, last_reason: &mut Option<String>) {
         let role = self.role.text();
-        if said.as_ref() == Some(&reason) {
+        if last_reason.as_ref() == Some(&reason) {
             tracing::debug!(error = reason, "still no connection to the broker for {role}");
         } else {
             tracing::warn!(error = reason, "no connection to the broker for {role}: trying until there is one");
-            *said = Some(reason.clone());
+            *last_reason = Some(reason.clone());
         }
         self.shared.board.down(self.role, reason);
     }
