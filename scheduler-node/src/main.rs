@@ -21,11 +21,11 @@ async fn main() -> ExitCode {
     let _fail_points = fail::FailScenario::setup();
     cli::end(match Cli::parse().command {
         Command::Node(file) => run(&file).await,
-        Command::Migrate(wish) => cli::migrate(&wish).await,
-        Command::Check(wish) => Box::pin(cli::check(&wish)).await,
-        Command::Relay(wish) => Box::pin(cli::relay(&wish)).await,
-        Command::Token(wish) => Box::pin(cli::token(&wish)).await,
-        Command::Ask(question) => Box::pin(cli::ask(&question)).await,
+        Command::Migrate(args) => cli::migrate(&args).await,
+        Command::Check(args) => Box::pin(cli::check(&args)).await,
+        Command::Relay(args) => Box::pin(cli::relay(&args)).await,
+        Command::Token(args) => Box::pin(cli::token(&args)).await,
+        Command::OnNode(command) => Box::pin(command.run()).await,
         Command::Completions { shell } => cli::completions(shell),
     })
 }

@@ -80,7 +80,7 @@ impl Node {
             broker.state(),
             session,
             shared.stop.leaving.clone(),
-            broker.door_troubles(),
+            broker.exchange_troubles(),
             shared.set_aside.clone(),
             shared.pulse.clone(),
         );

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    broker::{BrokerState, DoorTroubles},
+    broker::{BrokerState, ExchangeTroubles},
     loops::{
         cluster::session_keeper::{Session, SessionState},
         upkeep::prober::NodeFitness,
@@ -31,7 +31,7 @@ pub struct Readiness {
     broker: watch::Receiver<BrokerState>,
     session: watch::Receiver<Session>,
     leaving: CancellationToken,
-    doors: DoorTroubles,
+    exchanges: ExchangeTroubles,
     set_aside: SetAside,
     pulse: Pulse,
     /// Whether everything was reachable at the same time, once.
@@ -51,11 +51,11 @@ impl Readiness {
         broker: watch::Receiver<BrokerState>,
         session: watch::Receiver<Session>,
         leaving: CancellationToken,
-        doors: DoorTroubles,
+        exchanges: ExchangeTroubles,
         set_aside: SetAside,
         pulse: Pulse,
     ) -> Self {
-        Self { fitness, broker, session, leaving, doors, set_aside, pulse, complete: Arc::default() }
+        Self { fitness, broker, session, leaving, exchanges, set_aside, pulse, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
@@ -79,7 +79,7 @@ impl Readiness {
             self.complete.store(true, Ordering::Relaxed);
         }
         // Trouble with one exchange is named, and does not keep the node from being ready.
-        reasons.extend(self.doors.reasons().into_iter().map(|why| format!("amqp: {why}")));
+        reasons.extend(self.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}")));
         // Rows that a database refuses are named too, and the rest goes on.
         reasons.extend(self.set_aside.reasons());
         // A stalled loop needs a person; the API of this node still takes tasks.
@@ -110,7 +110,7 @@ mod tests {
             watch::channel(BrokerState::Up { blocked: false }).1,
             watch::channel(session).1,
             CancellationToken::new(),
-            DoorTroubles::default(),
+            ExchangeTroubles::default(),
             SetAside::default(),
             pulse.clone(),
         );

@@ -12,12 +12,12 @@ use crate::{
     store::connect,
 };
 
-/// How to connect to one database. The server shows `who` beside each session.
-pub fn database(database: &Database, who: &str) -> connect::Options {
+/// How to connect to one database. The server shows `purpose` beside each session.
+pub fn database(database: &Database, purpose: &str) -> connect::Options {
     connect::Options {
         url: database.url.clone(),
         max_connections: database.max_connections,
-        application_name: format!("duetime {who}"),
+        application_name: format!("duetime {purpose}"),
     }
 }
 
@@ -64,13 +64,13 @@ pub fn login(amqp: &Amqp) -> Login {
     Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
 }
 
-/// How to connect to the broker. With `doors`, the connection also consumes submissions and reports, and the messages
+/// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the messages
 /// of these delay exchanges.
-pub fn amqp(amqp: &Amqp, doors: Option<&[DelayExchange]>) -> AmqpSettings {
-    let door = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
+pub fn amqp(amqp: &Amqp, consumed: Option<&[DelayExchange]>) -> AmqpSettings {
+    let exchange = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
     AmqpSettings {
         login: login(amqp),
-        consume: doors.is_some(),
-        delay_exchanges: doors.unwrap_or_default().iter().map(door).collect(),
+        consume: consumed.is_some(),
+        delay_exchanges: consumed.unwrap_or_default().iter().map(exchange).collect(),
     }
 }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{Error, answer},
     hold::Hold,
-    login::{self, Login, Tls, Wanted},
+    login::{self, CertificateRequest, Login, Tls},
     screened::{self, Screened},
 };
 
@@ -78,15 +78,15 @@ impl Link {
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri = login.uri()?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
-        let (user, wanted) = (login::user(&uri), Wanted::default());
+        let (user, request) = (login::user(&uri), CertificateRequest::default());
         let (socket, hold) = (Socket::default(), Arc::new(hold));
-        let connect = Self::shake_hands(uri, (&login.tls, &wanted), name, &socket, &hold);
+        let connect = Self::shake_hands(uri, (&login.tls, &request), name, &socket, &hold);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect)
             .await
             .unwrap_or_else(|_| Err(Error::Silent { doing: "connect".to_owned(), within: CONNECT_WITHIN }));
         let connection = connected.map_err(|error| {
             socket.cut();
-            if wanted.is_set() { error.or_no_certificate() } else { error }
+            if request.is_received() { error.or_no_certificate() } else { error }
         })?;
         let events = connection.events_listener().boxed();
         let link = Self { connection, user, socket, hold, over: CancellationToken::new(), reason: OnceLock::new() };
@@ -97,7 +97,7 @@ impl Link {
     /// for every failed attempt, and sometimes never answers.
     async fn shake_hands(
         uri: AMQPUri,
-        (tls, wanted): (&Tls, &Wanted),
+        (tls, request): (&Tls, &CertificateRequest),
         name: &str,
         socket: &Socket,
         hold: &Arc<Hold>,
@@ -112,7 +112,7 @@ impl Link {
             }
             match uri.scheme {
                 AMQPScheme::AMQP => Ok(stream),
-                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector(wanted).await?, &host).await,
+                AMQPScheme::AMQPS => stream.into_rustls(&tls.connector(request).await?, &host).await,
             }
         };
         let stream = connecting.await.map_err(|error: io::Error| Error::Connect(error.into()))?;

@@ -1,25 +1,19 @@
 //! Messages that come back: consumers' reports, and deliveries that they or the broker gave up.
 
-use std::sync::Arc;
-
 use common::wire::{
     amqp::{IN, REJECTED, RESULTS, addressed_to},
     screen::{Trouble, TroubleKind},
 };
-use futures::FutureExt;
-use lapin::{
-    BasicProperties, Channel,
-    options::{BasicAckOptions, BasicNackOptions, BasicPublishOptions, BasicRejectOptions},
-    types::FieldTable,
-};
+use lapin::types::FieldTable;
 use tokio::sync::mpsc;
 
 use super::{
+    ack::AckHandle,
     connection::Link,
     error::Error,
-    hold::Held,
-    intake::{Intake, Received},
+    intake::Intake,
     message::{attempt_of, death_of, json_of},
+    received::Received,
     subscription::{Arrived, Subscription},
 };
 
@@ -85,50 +79,6 @@ pub struct Incoming {
     /// The reason why the message did not come as it was sent. With such a reason, no other field is meaningful.
     pub trouble: Option<Trouble>,
     pub ack: AckHandle,
-}
-
-/// Acknowledges one message on the connection over which it came. Once that connection is gone, the handle does
-/// nothing and the message comes again. A handle dropped unused keeps its place in the prefetch until the
-/// connection ends; then the message comes again.
-#[derive(Debug)]
-pub struct AckHandle {
-    channel: Arc<Channel>,
-    delivery_tag: u64,
-    /// The memory that the message takes until it is answered.
-    _held: Option<Held>,
-}
-
-impl AckHandle {
-    pub(super) fn new(channel: &Arc<Channel>, delivery_tag: u64, held: Option<Held>) -> Self {
-        Self { channel: Arc::clone(channel), delivery_tag, _held: held }
-    }
-
-    /// Rejects the message: the broker moves it, complete and unchanged, to its queue's dead-letter exchange.
-    pub async fn reject(self) {
-        let _ = self.channel.basic_reject(self.delivery_tag, BasicRejectOptions { requeue: false }).now_or_never();
-    }
-
-    /// Returns the message to its queue: it comes again, to any node.
-    pub async fn requeue(self) {
-        let options = BasicNackOptions { requeue: true, ..Default::default() };
-        let _ = self.channel.basic_nack(self.delivery_tag, options).now_or_never();
-    }
-
-    /// Publishes an answer to a queue of the sender's, on the channel of the message. The answer may be lost
-    /// with the queue or the connection.
-    pub fn reply(&self, queue: &str, correlation_id: &str, body: &[u8]) {
-        let properties = BasicProperties::default()
-            .with_content_type("application/json".into())
-            .with_correlation_id(correlation_id.into());
-        let options = BasicPublishOptions::default();
-        let _ = self.channel.basic_publish("".into(), queue.into(), options, body, properties).now_or_never();
-    }
-
-    /// Returns once the ack is queued behind all earlier ones. It may still be lost together with the connection.
-    pub async fn ack(self) {
-        // The first poll queues the frame. A wait for the socket would cost a thread's wake-up for each message.
-        let _ = self.channel.basic_ack(self.delivery_tag, BasicAckOptions::default()).now_or_never();
-    }
 }
 
 /// All subscriptions of one connection.

@@ -14,8 +14,8 @@ use lapin::{
 };
 
 use super::{
-    intake::Received,
     message::{Outgoing, PERSISTENT},
+    received::Received,
 };
 
 /// The most characters kept of the reason for which a message is set aside.

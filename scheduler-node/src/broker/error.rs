@@ -66,9 +66,9 @@ impl Error {
 pub(super) async fn answer<T>(
     doing: impl FnOnce() -> String,
     within: Duration,
-    asked: impl Future<Output = lapin::Result<T>>,
+    request: impl Future<Output = lapin::Result<T>>,
 ) -> Result<T, Error> {
-    match tokio::time::timeout(within, asked).await {
+    match tokio::time::timeout(within, request).await {
         Ok(Ok(answered)) => Ok(answered),
         Ok(Err(source)) => Err(Error::Refused { doing: doing(), source }),
         Err(_) => Err(Error::Silent { doing: doing(), within }),

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use super::{
     envelope,
     message::{Envelope, Outgoing},
-    publisher::{NotTaken, Published},
-    routes::Route,
+    published::{NotTaken, Published},
+    route::Route,
 };
 
 /// The names that every message of a batch carries.

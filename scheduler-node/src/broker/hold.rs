@@ -41,10 +41,10 @@ struct Note {
 
 /// The form in which a message came.
 #[derive(Debug)]
-pub(super) enum Came {
-    Whole(Held),
+pub(super) enum MessageForm {
+    Whole(HeldBytes),
     /// The message is damaged or cut in the way that the note describes.
-    Troubled(Held, Trouble),
+    Troubled(HeldBytes, Trouble),
     /// The message came without its body, for which there is no room now.
     Deferred {
         weight: usize,
@@ -82,14 +82,14 @@ impl Hold {
     }
 
     /// The form of a message that the client hands over now.
-    pub(super) fn came(self: &Arc<Self>, channel: u16, tag: u64) -> Came {
+    pub(super) fn form_of(self: &Arc<Self>, channel: u16, tag: u64) -> MessageForm {
         let note = self.rooms.lock().get_mut(&channel).and_then(|room| room.noted.remove(&tag));
-        let held = |weight| Held { hold: Arc::clone(self), channel, weight };
+        let held = |weight| HeldBytes { hold: Arc::clone(self), channel, weight };
         match note {
-            None => Came::Whole(held(0)),
-            Some(Note { is_deferred: true, weight, .. }) => Came::Deferred { weight },
-            Some(Note { weight, trouble: None, .. }) => Came::Whole(held(weight)),
-            Some(Note { weight, trouble: Some(trouble), .. }) => Came::Troubled(held(weight), trouble),
+            None => MessageForm::Whole(held(0)),
+            Some(Note { is_deferred: true, weight, .. }) => MessageForm::Deferred { weight },
+            Some(Note { weight, trouble: None, .. }) => MessageForm::Whole(held(weight)),
+            Some(Note { weight, trouble: Some(trouble), .. }) => MessageForm::Troubled(held(weight), trouble),
         }
     }
 
@@ -114,13 +114,13 @@ impl Hold {
 
 /// The room that one message takes. Dropping it frees the room.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldBytes {
     hold: Arc<Hold>,
     channel: u16,
     weight: usize,
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.hold.release(self.channel, self.weight);
     }
@@ -141,13 +141,15 @@ mod tests {
         assert!(!hold.arrives(arrival(3, 40)), "no room");
         assert!(!hold.arrives(arrival(4, 1)), "the room is closed, for small ones too");
         assert!(hold.arrives(Arrival { channel: 2, ..arrival(1, 90) }), "another queue has a room of its own");
-        let (Came::Whole(first), Came::Whole(second)) = (hold.came(1, 1), hold.came(1, 2)) else { panic!("whole") };
-        assert!(matches!(hold.came(1, 3), Came::Deferred { weight: 40 }));
+        let (MessageForm::Whole(first), MessageForm::Whole(second)) = (hold.form_of(1, 1), hold.form_of(1, 2)) else {
+            panic!("whole")
+        };
+        assert!(matches!(hold.form_of(1, 3), MessageForm::Deferred { weight: 40 }));
         assert!(!hold.is_open(1));
         drop(first);
         assert!(hold.is_open(1) && hold.arrives(arrival(3, 40)));
         drop(second);
-        let Came::Whole(third) = hold.came(1, 3) else { panic!("whole") };
+        let MessageForm::Whole(third) = hold.form_of(1, 3) else { panic!("whole") };
         drop(third);
         assert_eq!(hold.bytes(), 90);
     }
@@ -157,7 +159,7 @@ mod tests {
         let hold = Arc::new(Hold::of(100));
         assert!(hold.arrives(arrival(1, 500)));
         assert!(!hold.arrives(arrival(2, 1)));
-        drop(hold.came(1, 1));
+        drop(hold.form_of(1, 1));
         assert!(hold.arrives(arrival(2, 500)));
     }
 }

@@ -1,7 +1,7 @@
 //! Messages that clients submit: those for Duetime's own tasks, and those that only wait here on their way to
 //! another exchange.
 //!
-//! Each door is a queue with a consumer on a channel of its own. The exchanges in front of the delay doors are
+//! Each source is a queue with a consumer on a channel of its own. The exchanges in front of the delay queues are
 //! declared periodically. An exchange that was deleted, or could not be declared, comes back as soon as nothing
 //! is in its way.
 
@@ -9,8 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use common::wire::{
     Message,
-    amqp::{ExchangeType, SUBMIT, addressed_to},
-    screen::Trouble,
+    amqp::{SUBMIT, addressed_to},
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
@@ -18,14 +17,14 @@ use tokio::sync::mpsc;
 
 use super::{
     connection::Link,
-    consumer::AckHandle,
     envelope,
     error::Error,
+    received::{DelayExchange, IntakeSource, Received},
     subscription::{Arrived, Subscription},
     topology::{self, Strangers},
 };
 
-/// The prefetch of each door: enough for several inserts, so that one is filled while another commits.
+/// The prefetch of each source: enough for several inserts, so that one is filled while another commits.
 /// `hold.rs` bounds the memory of these messages.
 const PREFETCH: u16 = 1_000;
 /// The number of messages handed over and not yet taken. When the channel is full, reading stops, and prefetch
@@ -34,45 +33,11 @@ pub(super) const RECEIVED: usize = 1_000;
 /// The interval of declarations: the longest time for which an exchange deleted under its publishers is missing.
 const DECLARE_EVERY: Duration = Duration::from_secs(10);
 
-/// An exchange behind which a queue of Duetime's takes every message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DelayExchange {
-    pub name: String,
-    pub kind: ExchangeType,
-}
-
-impl DelayExchange {
-    /// The queue behind the exchange.
-    pub(super) fn queue(&self) -> String {
-        format!("duetime.delay.{}", self.name)
-    }
-}
-
-/// The entrance of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
-    Submit,
-    /// The delay exchange with this index in the configuration.
-    Delay(usize),
-}
-
-/// One message that came in. Any client with access to the broker may have written it: nothing in it is checked.
-#[derive(Debug)]
-pub struct Received {
-    pub door: Door,
-    pub message: Message,
-    /// The reason why the message did not come as it was sent. Such a message cannot be a task.
-    pub trouble: Option<Trouble>,
-    pub ack: AckHandle,
-    /// The exchange to which it was published.
-    pub(super) exchange: String,
-}
-
 /// The delay exchanges that could not be declared, by name, each with the reason. Empty when all is well.
 #[derive(Clone, Debug, Default)]
-pub struct DoorTroubles(Arc<Mutex<BTreeMap<String, String>>>);
+pub struct ExchangeTroubles(Arc<Mutex<BTreeMap<String, String>>>);
 
-impl DoorTroubles {
+impl ExchangeTroubles {
     pub fn reasons(&self) -> Vec<String> {
         self.0.lock().values().cloned().collect()
     }
@@ -90,17 +55,17 @@ impl DoorTroubles {
     }
 }
 
-/// All doors of one connection.
+/// All sources of one connection.
 pub(super) struct Intake {
     link: Arc<Link>,
-    doors: Vec<OpenDoor>,
+    readers: Vec<SourceReader>,
     exchanges: Arc<[DelayExchange]>,
     strangers: Arc<Strangers>,
-    troubles: DoorTroubles,
+    troubles: ExchangeTroubles,
 }
 
-struct OpenDoor {
-    door: Door,
+struct SourceReader {
+    source: IntakeSource,
     subscription: Subscription,
 }
 
@@ -109,29 +74,29 @@ impl Intake {
         link: &Arc<Link>,
         exchanges: &Arc<[DelayExchange]>,
         strangers: &Arc<Strangers>,
-        troubles: &DoorTroubles,
+        troubles: &ExchangeTroubles,
     ) -> Result<Self, Error> {
         topology::declare_submit(link, strangers).await?;
         let mut intake = Self {
             link: Arc::clone(link),
-            doors: vec![OpenDoor::open(link, Door::Submit, SUBMIT.to_owned()).await?],
+            readers: vec![SourceReader::open(link, IntakeSource::Submit, SUBMIT.to_owned()).await?],
             exchanges: Arc::clone(exchanges),
             strangers: Arc::clone(strangers),
             troubles: troubles.clone(),
         };
         intake.declare_exchanges().await?;
         for (place, exchange) in exchanges.iter().enumerate() {
-            intake.doors.push(OpenDoor::open(link, Door::Delay(place), exchange.queue()).await?);
+            intake.readers.push(SourceReader::open(link, IntakeSource::Delay(place), exchange.queue()).await?);
         }
         Ok(intake)
     }
 
-    /// Hands over incoming messages until one of the doors closes, and returns the reason.
+    /// Hands over incoming messages until one of the sources ends, and returns the reason.
     pub(super) async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
-        let mut doors: FuturesUnordered<_> =
-            std::mem::take(&mut self.doors).into_iter().map(|door| door.forward(received)).collect();
+        let mut readers: FuturesUnordered<_> =
+            std::mem::take(&mut self.readers).into_iter().map(|reader| reader.forward(received)).collect();
         tokio::select! {
-            Some(error) = doors.next() => error,
+            Some(error) = readers.next() => error,
             error = self.keep_exchanges() => error,
         }
     }
@@ -157,9 +122,9 @@ impl Intake {
     }
 }
 
-impl OpenDoor {
-    async fn open(link: &Link, door: Door, queue: String) -> Result<Self, Error> {
-        Ok(Self { door, subscription: Subscription::open(link, queue, PREFETCH).await? })
+impl SourceReader {
+    async fn open(link: &Link, source: IntakeSource, queue: String) -> Result<Self, Error> {
+        Ok(Self { source, subscription: Subscription::open(link, queue, PREFETCH).await? })
     }
 
     async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
@@ -185,6 +150,6 @@ impl OpenDoor {
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };
-        Received { door: self.door, message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
+        Received { source: self.source, message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
     }
 }

@@ -10,12 +10,12 @@ use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
 
 use super::{
-    Shared,
     connection::Link,
     consumer::Subscriptions,
     error::Error,
     hold::{HELD_BYTES, Hold},
     intake::Intake,
+    shared::Shared,
     state::Role,
     topology::declare_own,
 };
@@ -85,13 +85,13 @@ impl Keeper {
     }
 
     /// Logs a reason once, however often it repeats.
-    fn complain(&self, reason: String, said: &mut Option<String>) {
+    fn complain(&self, reason: String, last_reason: &mut Option<String>) {
         let role = self.role.text();
-        if said.as_ref() == Some(&reason) {
+        if last_reason.as_ref() == Some(&reason) {
             tracing::debug!(error = reason, "still no connection to the broker for {role}");
         } else {
             tracing::warn!(error = reason, "no connection to the broker for {role}; retrying");
-            *said = Some(reason.clone());
+            *last_reason = Some(reason.clone());
         }
         self.shared.board.down(self.role, reason);
     }
@@ -112,8 +112,8 @@ impl Keeper {
                 None
             }
             Role::Consuming => {
-                let Shared { delay_exchanges, strangers, door_troubles, .. } = &*self.shared;
-                let intake = Intake::open(&link, delay_exchanges, strangers, door_troubles).await?;
+                let Shared { delay_exchanges, strangers, exchange_troubles, .. } = &*self.shared;
+                let intake = Intake::open(&link, delay_exchanges, strangers, exchange_troubles).await?;
                 Some(Subscriptions::open(&link, intake).await?)
             }
         };

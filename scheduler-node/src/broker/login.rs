@@ -68,15 +68,15 @@ pub(super) fn user(uri: &AMQPUri) -> Option<String> {
 /// Whether the broker has asked for a certificate that this client does not have. The broker's later
 /// explanation is often lost, because the broker closes the connection at the same moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted(Arc<AtomicBool>);
+pub(super) struct CertificateRequest(Arc<AtomicBool>);
 
-impl Wanted {
-    pub(super) fn is_set(&self) -> bool {
+impl CertificateRequest {
+    pub(super) fn is_received(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl ResolvesClientCert for Wanted {
+impl ResolvesClientCert for CertificateRequest {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.0.store(true, Ordering::Relaxed);
         None
@@ -88,7 +88,7 @@ impl ResolvesClientCert for Wanted {
 }
 
 impl Tls {
-    pub(super) async fn connector(&self, wanted: &Wanted) -> io::Result<RustlsConnector> {
+    pub(super) async fn connector(&self, request: &CertificateRequest) -> io::Result<RustlsConnector> {
         let mut trusted = RootCertStore::empty();
         let certificates_of_authorities = match &self.ca_file {
             Some(file) => certificates(file).await?,
@@ -104,7 +104,7 @@ impl Tls {
                 let made = builder.with_client_auth_cert(certificates(cert_file).await?, key);
                 made.map_err(|error| at(cert_file, error))?
             }
-            None => builder.with_client_cert_resolver(Arc::new(wanted.clone())),
+            None => builder.with_client_cert_resolver(Arc::new(request.clone())),
         };
         Ok(config.into())
     }

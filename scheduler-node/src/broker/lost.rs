@@ -18,10 +18,7 @@ use std::{
 use common::outcome::Outcome;
 
 use super::{
-    flight::Awaited,
-    message::Outgoing,
-    publisher::{Published, Publisher},
-    routes::{Lane, Route},
+    flight::Awaited, message::Outgoing, published::Published, publisher::Publisher, route::Route, routes::Lane,
 };
 use crate::supervise::spawn_child;
 

@@ -9,6 +9,7 @@
 //!
 //! The outcome of a message is never a guess: it is taken, refused or unknown.
 
+mod ack;
 mod channels;
 mod connection;
 mod consumer;
@@ -21,9 +22,14 @@ mod keeper;
 mod login;
 mod lost;
 mod message;
+mod metrics;
+mod published;
 mod publisher;
+mod received;
+mod route;
 mod routes;
 mod screened;
+mod shared;
 mod state;
 mod subscription;
 #[cfg(test)]
@@ -40,27 +46,26 @@ use arc_swap::ArcSwapOption;
 use common::ids::{Attempt, TaskId};
 use common::outcome::Outcome;
 use parking_lot::Mutex;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    connection::Link,
-    keeper::Keeper,
-    publisher::Publisher,
-    state::{Board, Role},
-    topology::Strangers,
-};
 pub use self::{
-    consumer::{AckHandle, Incoming, Source},
-    intake::{DelayExchange, Door, DoorTroubles, Received},
+    ack::AckHandle,
+    consumer::{Incoming, Source},
+    intake::ExchangeTroubles,
     login::{Identity, Login, Tls},
     message::Outgoing,
-    publisher::{NotTaken, Published},
-    routes::Route,
+    metrics::BrokerMetrics,
+    published::{NotTaken, Published},
+    received::{DelayExchange, IntakeSource, Received},
+    route::{QueueDeclaration, Route},
     state::BrokerState,
-    topology::QueueDeclaration,
     worker::{Handed, Reply, Reports, Subject, Task, Worker},
+};
+use self::{
+    keeper::Keeper,
+    shared::Shared,
+    state::{Board, Role},
 };
 
 /// The longest time for the orderly close of both connections; the process does not wait longer.
@@ -74,70 +79,10 @@ pub struct AmqpSettings {
     pub delay_exchanges: Vec<DelayExchange>,
 }
 
-#[derive(Debug)]
-pub struct BrokerMetrics {
-    pub up: IntGauge,
-    pub blocked: IntGauge,
-    pub confirm_seconds: Histogram,
-    pub reconnects: IntCounter,
-}
-
-impl BrokerMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        // The range reaches from a broker on the same machine to the deadline of a confirm.
-        let buckets = vec![0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
-        let confirm = HistogramOpts::new(
-            "duetime_broker_confirm_seconds",
-            "Time from writing a batch to the socket until its last confirm",
-        );
-        let metrics = Self {
-            up: IntGauge::new("duetime_broker_up", "1 while the node is connected to the broker")?,
-            blocked: IntGauge::new("duetime_broker_blocked", "1 while the broker blocks the connection")?,
-            confirm_seconds: Histogram::with_opts(confirm.buckets(buckets))?,
-            reconnects: IntCounter::new("duetime_broker_reconnects_total", "Connections re-established after a loss")?,
-        };
-        registry.register(Box::new(metrics.up.clone()))?;
-        registry.register(Box::new(metrics.blocked.clone()))?;
-        registry.register(Box::new(metrics.confirm_seconds.clone()))?;
-        registry.register(Box::new(metrics.reconnects.clone()))?;
-        Ok(metrics)
-    }
-}
-
 /// A handle on the broker. Clones share its connections.
 #[derive(Clone)]
 pub struct Broker {
     shared: Arc<Shared>,
-}
-
-struct Shared {
-    login: Login,
-    board: Board,
-    /// Present while the publishing connection is up.
-    publisher: ArcSwapOption<Publisher>,
-    incoming: mpsc::Sender<Incoming>,
-    untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
-    received: mpsc::Sender<Received>,
-    unreceived: Mutex<Option<mpsc::Receiver<Received>>>,
-    delay_exchanges: Arc<[DelayExchange]>,
-    door_troubles: DoorTroubles,
-    strangers: Arc<Strangers>,
-    confirm_within: Duration,
-    metrics: Arc<BrokerMetrics>,
-    stop: CancellationToken,
-    stopped: CancellationToken,
-}
-
-impl Shared {
-    fn offer_publisher(&self, link: &Arc<Link>) {
-        let publisher = Publisher::new(
-            Arc::clone(link),
-            Arc::clone(&self.strangers),
-            self.confirm_within,
-            Arc::clone(&self.metrics),
-        );
-        self.publisher.store(Some(Arc::new(publisher)));
-    }
 }
 
 impl Broker {
@@ -170,7 +115,7 @@ impl Broker {
             received,
             unreceived: Mutex::new(Some(unreceived)),
             delay_exchanges: settings.delay_exchanges.into(),
-            door_troubles: DoorTroubles::default(),
+            exchange_troubles: ExchangeTroubles::default(),
             strangers: Arc::default(),
             confirm_within,
             metrics,
@@ -240,8 +185,8 @@ impl Broker {
         }
     }
 
-    pub fn door_troubles(&self) -> DoorTroubles {
-        self.shared.door_troubles.clone()
+    pub fn exchange_troubles(&self) -> ExchangeTroubles {
+        self.shared.exchange_troubles.clone()
     }
 
     /// Closes both connections in order and ends the keeper. The outcomes of messages still in flight become unknown.

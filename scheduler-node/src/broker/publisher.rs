@@ -5,23 +5,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
-    ids::{Attempt, TaskId},
-    outcome::Outcome,
-    wire::amqp::INVALID,
-};
+use common::{outcome::Outcome, wire::amqp::INVALID};
 use lapin::options::BasicPublishOptions;
 
 use super::{
-    BrokerMetrics,
     channels::{Channels, Lease},
     connection::{ANSWER_WITHIN, Link},
     envelope,
     error::answer,
     flight::{Address, Awaited, Flight, Heard},
-    intake::Received,
     message::Outgoing,
-    routes::{Lane, Route, Routes},
+    metrics::BrokerMetrics,
+    published::Published,
+    received::Received,
+    route::Route,
+    routes::{Lane, Routes},
     topology::Strangers,
 };
 
@@ -31,26 +29,6 @@ pub(super) const CONFIRM_WITHIN: Duration = Duration::from_secs(30);
 /// The longest wait of a batch for its start. After that it is not sent: the state for which it was claimed may
 /// have changed.
 const START_WITHIN: Duration = Duration::from_secs(5);
-
-/// The reason why the broker did not take a message. It is a reason to close the lane for a while. It does not
-/// mean that no queue has the message: of several queues behind one exchange, some may have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotTaken {
-    /// No queue was bound for the route.
-    Unroutable,
-    /// A queue was full, or could not keep the message.
-    Nacked,
-}
-
-#[derive(Clone, Debug)]
-pub struct Published {
-    pub id: TaskId,
-    pub attempt: Attempt,
-    /// The time at which the message was handed to the socket. `None` when it certainly was not, or when that
-    /// is unknown.
-    pub sent_at: Option<Instant>,
-    pub outcome: Outcome<(), NotTaken>,
-}
 
 /// A batch that can be sent.
 struct Run {

@@ -16,7 +16,8 @@ use super::{
     connection::Link,
     error::Error,
     flight::Flight,
-    topology::{QueueDeclaration, Strangers, declare_task_queue},
+    route::{QueueDeclaration, Route},
+    topology::{Strangers, declare_task_queue},
 };
 
 /// The most declarations at a time: enough to bring a thousand queues back in seconds, few enough for a broker
@@ -27,15 +28,6 @@ const DECLARATIONS: usize = 8;
 /// queue only if the queue is still gone a moment later. After a re-creation within 20 ms no consumer was
 /// notified (3.10), and each waited for ever.
 const REST: Duration = Duration::from_secs(1);
-
-/// The route of a queue's messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    pub exchange: String,
-    pub routing_key: String,
-    /// `None` when the policy names an exchange of its own: then nothing is declared.
-    pub declare: Option<QueueDeclaration>,
-}
 
 /// The states of the routes over one connection. A new connection starts without any.
 pub(super) struct Routes {

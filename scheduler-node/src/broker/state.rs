@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::BrokerMetrics;
+use super::metrics::BrokerMetrics;
 
 /// The state of both connections together: up when both are up.
 #[derive(Clone, Debug)]

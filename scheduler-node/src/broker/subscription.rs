@@ -12,10 +12,10 @@ use lapin::{
 };
 
 use super::{
+    ack::AckHandle,
     connection::{ANSWER_WITHIN, Link},
-    consumer::AckHandle,
     error::{Error, answer},
-    hold::{Came, HELD_BYTES, Hold},
+    hold::{HELD_BYTES, Hold, MessageForm},
 };
 
 /// The interval at which deferred messages are given back while there are some.
@@ -71,10 +71,10 @@ impl Subscription {
 
     fn read(&mut self, delivery: Delivery) -> Option<Arrived> {
         let tag = delivery.delivery_tag;
-        let (held, trouble) = match self.hold.came(self.channel.id(), tag) {
-            Came::Whole(held) => (held, None),
-            Came::Troubled(held, trouble) => (held, Some(trouble)),
-            Came::Deferred { weight } => {
+        let (held, trouble) = match self.hold.form_of(self.channel.id(), tag) {
+            MessageForm::Whole(held) => (held, None),
+            MessageForm::Troubled(held, trouble) => (held, Some(trouble)),
+            MessageForm::Deferred { weight } => {
                 self.deferred.push_back((AckHandle::new(&self.channel, tag, None), weight));
                 return None;
             }

@@ -2,10 +2,7 @@
 
 use std::collections::HashSet;
 
-use common::{
-    ids::QueueName,
-    wire::amqp::{EXCHANGE, ExchangeType, IN, INVALID, REJECTED, RESULTS, SUBMIT, result_key, submit_key},
-};
+use common::wire::amqp::{EXCHANGE, ExchangeType, IN, INVALID, REJECTED, RESULTS, SUBMIT, result_key, submit_key};
 use lapin::{
     Channel, ExchangeKind,
     options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
@@ -16,7 +13,8 @@ use parking_lot::Mutex;
 use super::{
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
-    intake::DelayExchange,
+    received::DelayExchange,
+    route::QueueDeclaration,
 };
 
 /// The number of times that consumers may lose or requeue a message before it counts as rejected. It is the
@@ -33,16 +31,6 @@ const MAX_LENGTH: &str = "x-max-length";
 
 const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
-
-/// The declaration of a task queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueDeclaration {
-    pub queue: QueueName,
-    /// The length limit in messages. Beyond it the broker refuses messages, and the tasks wait in the database.
-    pub max_length: i64,
-    /// Whether an existing queue that Duetime did not declare is bound and used.
-    pub use_existing: bool,
-}
 
 /// The queues found with arguments other than Duetime's, so that each is logged once.
 #[derive(Debug, Default)]
@@ -114,7 +102,8 @@ fn task_queue(max_length: i64) -> FieldTable {
 /// queue of Duetime's keeps its original length, so a queue that differs in nothing else counts as Duetime's.
 async fn declare_no_stranger(link: &Link, declaration: &QueueDeclaration, strangers: &Strangers) -> Result<(), Error> {
     let (queue, options) = (declaration.queue.as_str(), QueueDeclareOptions { durable: true, ..Default::default() });
-    let declare = async |max_length| ask_queue(&link.channel().await?, queue, options, task_queue(max_length)).await;
+    let declare =
+        async |max_length| request_queue(&link.channel().await?, queue, options, task_queue(max_length)).await;
     let Err(refusal) = declare(declaration.max_length).await else { return Ok(()) };
     if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
         return Err(refusal);
@@ -146,7 +135,7 @@ fn other_max_length(refusal: &str) -> Option<i64> {
 pub(super) async fn declare_submit(link: &Link, strangers: &Strangers) -> Result<(), Error> {
     let arguments = [("x-max-length-bytes", INVALID_BYTES.into()), ("x-message-ttl", INVALID_KEPT_MS.into())];
     declare_queue(link, INVALID, quorum(arguments), strangers).await?;
-    declare_queue(link, SUBMIT, door(), strangers).await?;
+    declare_queue(link, SUBMIT, intake_queue_args(), strangers).await?;
     bind(&link.channel().await?, SUBMIT, IN, &submit_key("#")).await
 }
 
@@ -158,7 +147,7 @@ pub(super) async fn declare_delay_exchange(
     strangers: &Strangers,
 ) -> Result<Option<String>, Error> {
     let (name, queue) = (exchange.name.as_str(), exchange.queue());
-    declare_queue(link, &queue, door(), strangers).await?;
+    declare_queue(link, &queue, intake_queue_args(), strangers).await?;
     let channel = link.channel().await?;
     // No binding of a direct exchange takes every key. A topic exchange bound with `#` routes the same way here.
     let (kind, routing_key) = match exchange.kind {
@@ -182,7 +171,7 @@ pub(super) async fn declare_delay_exchange(
 
 /// The arguments of an intake queue. Messages that expire before a node has taken them, or that were requeued
 /// too often, are set aside.
-fn door() -> FieldTable {
+fn intake_queue_args() -> FieldTable {
     quorum([
         ("x-delivery-limit", OWN_DELIVERY_LIMIT.into()),
         ("x-overflow", text("reject-publish")),
@@ -196,39 +185,39 @@ fn door() -> FieldTable {
 /// other arguments, or that this user may not configure, is used as it is.
 async fn declare_queue(link: &Link, queue: &str, arguments: FieldTable, strangers: &Strangers) -> Result<(), Error> {
     let options = QueueDeclareOptions { durable: true, ..Default::default() };
-    let Err(refusal) = ask_queue(&link.channel().await?, queue, options, arguments).await else {
+    let Err(refusal) = request_queue(&link.channel().await?, queue, options, arguments).await else {
         return Ok(());
     };
     if !matches!(refusal.reply_code(), Some(PRECONDITION_FAILED | ACCESS_REFUSED)) {
         return Err(refusal);
     }
     let passive = QueueDeclareOptions { passive: true, ..Default::default() };
-    ask_queue(&link.channel().await?, queue, passive, FieldTable::default()).await?;
+    request_queue(&link.channel().await?, queue, passive, FieldTable::default()).await?;
     strangers.complain(queue, &refusal);
     Ok(())
 }
 
-async fn ask_queue(
+async fn request_queue(
     channel: &Channel,
     queue: &str,
     options: QueueDeclareOptions,
     arguments: FieldTable,
 ) -> Result<(), Error> {
-    let asked = channel.queue_declare(name(queue), options, arguments);
-    answer(|| format!("declare the queue `{queue}`"), ANSWER_WITHIN, asked).await?;
+    let declared = channel.queue_declare(name(queue), options, arguments);
+    answer(|| format!("declare the queue `{queue}`"), ANSWER_WITHIN, declared).await?;
     Ok(())
 }
 
 async fn declare_exchange(channel: &Channel, exchange: &str, kind: ExchangeKind) -> Result<(), Error> {
     let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
-    let asked = channel.exchange_declare(name(exchange), kind, options, FieldTable::default());
-    answer(|| format!("declare the exchange `{exchange}`"), ANSWER_WITHIN, asked).await
+    let declared = channel.exchange_declare(name(exchange), kind, options, FieldTable::default());
+    answer(|| format!("declare the exchange `{exchange}`"), ANSWER_WITHIN, declared).await
 }
 
 async fn bind(channel: &Channel, queue: &str, exchange: &str, routing_key: &str) -> Result<(), Error> {
     let options = QueueBindOptions::default();
-    let asked = channel.queue_bind(name(queue), name(exchange), name(routing_key), options, FieldTable::default());
-    answer(|| format!("bind the queue `{queue}` to `{exchange}`"), ANSWER_WITHIN, asked).await
+    let bound = channel.queue_bind(name(queue), name(exchange), name(routing_key), options, FieldTable::default());
+    answer(|| format!("bind the queue `{queue}` to `{exchange}`"), ANSWER_WITHIN, bound).await
 }
 
 fn quorum<const N: usize>(arguments: [(&str, AMQPValue); N]) -> FieldTable {

@@ -26,10 +26,10 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 
 use super::{
+    ack::AckHandle,
     connection::{ANSWER_WITHIN, Link},
-    consumer::AckHandle,
     error::{Error, answer},
-    hold::{Came, Hold},
+    hold::{Hold, MessageForm},
     login::Login,
     message::{PERSISTENT, json_of},
 };
@@ -179,9 +179,9 @@ impl Worker {
     }
 
     fn read(&self, delivery: Delivery) -> Handed {
-        let is_whole = match self.link.hold().came(self.channel.id(), delivery.delivery_tag) {
-            Came::Whole(_) | Came::Deferred { .. } => true,
-            Came::Troubled(_, trouble) => {
+        let is_whole = match self.link.hold().form_of(self.channel.id(), delivery.delivery_tag) {
+            MessageForm::Whole(_) | MessageForm::Deferred { .. } => true,
+            MessageForm::Troubled(_, trouble) => {
                 tracing::warn!(queue = self.queue, reason = trouble.reason, "received a message that cannot be read");
                 false
             }

@@ -6,7 +6,7 @@ use clap::Args;
 use reqwest::{Url, header::HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 
-use super::{Error, client::Client, moment, warn};
+use super::{client::Client, error::Error, moment, output::warn};
 
 /// The address that a node listens on by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080";

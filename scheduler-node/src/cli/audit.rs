@@ -1,6 +1,5 @@
 //! `duetime audit`: lists who did what.
 
-use clap::Args;
 use common::{
     time::UnixMicros,
     wire::{
@@ -11,16 +10,18 @@ use common::{
 };
 
 use super::{
-    Error,
-    ask::Asked,
-    client::{Answer, Request},
-    complain, moment, print,
+    client::{Request, Response},
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::complain,
+    print,
 };
 use crate::clock;
 
 /// Which deeds to list. All filters given must match.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// The name of a token, or `anonymous`.
     #[arg(long, value_name = "NAME")]
     who: Option<String>,
@@ -43,7 +44,7 @@ pub struct Wish {
     cursor: Option<String>,
 }
 
-impl Wish {
+impl Args {
     fn query(&self) -> Vec<(&'static str, String)> {
         let moment = |at: Option<UnixMicros>| at.map(|at| at.to_string());
         [
@@ -61,12 +62,12 @@ impl Wish {
     }
 }
 
-pub(super) async fn audit(asked: &Asked<Wish>) -> Result<(), Error> {
-    let answer = asked.client()?.ask(&Request::get(&["v1", "audit"]).query(asked.wish.query())).await?;
-    asked.print(&answer, page)
+pub(super) async fn audit(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let answer = invocation.client()?.send(&Request::get(&["v1", "audit"]).query(invocation.args.query())).await?;
+    invocation.print(&answer, page)
 }
 
-fn page(answer: &Answer) -> Result<String, Error> {
+fn page(answer: &Response) -> Result<String, Error> {
     let list: AuditList = answer.read()?;
     if let Some(cursor) = &list.next_cursor {
         complain(format_args!("there are more: --cursor {cursor}"));

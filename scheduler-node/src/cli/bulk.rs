@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use common::{
     time::UnixMicros,
     wire::{BulkAnswer, BulkCursor},
@@ -12,18 +12,20 @@ use indicatif::HumanCount;
 use serde::Serialize;
 
 use super::{
-    Error, Form,
-    ask::Asked,
     client::{Client, Request, sentence},
-    complain,
+    error::Error,
     filter::Filter,
-    moment, progress, say,
+    invocation::Invocation,
+    moment,
+    output::{Form, complain, say},
+    progress,
     task::Due,
 };
+use crate::causes::explained;
 
 /// The action and the filter of its tasks.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     #[arg(value_enum)]
     action: Action,
     #[command(flatten)]
@@ -85,14 +87,14 @@ struct Body<'a> {
     cursor: Option<String>,
 }
 
-pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
-    let (client, wish) = (asked.client()?, &asked.wish);
-    if !wish.dry_run && !wish.yes && !is_meant(&client, wish).await? {
+pub(super) async fn bulk(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let (client, args) = (invocation.client()?, &invocation.args);
+    if !args.dry_run && !args.yes && !is_meant(&client, args).await? {
         return Err(Error::Refused("nothing was changed".into()));
     }
-    let (sum, broken) = to_the_end(&client, wish, wish.dry_run).await?;
-    match asked.form() {
-        Form::Text => say(told(&sum)),
+    let (sum, broken) = to_the_end(&client, args, args.dry_run).await?;
+    match invocation.form() {
+        Form::Text => say(summary(&sum)),
         Form::Json | Form::Jsonl => say(serde_json::to_string(&sum).map_err(Error::Unwritable)?),
     }
     if let Some(why) = broken {
@@ -100,7 +102,7 @@ pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
         return Err(Error::Broken(format!("{why}{cursor}")));
     }
     let refused = sum.refused.values().sum::<u64>();
-    if refused > 0 && !wish.dry_run {
+    if refused > 0 && !args.dry_run {
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         return Err(Error::SomeRefused { refused: count(refused), all: count(sum.matched) });
     }
@@ -108,17 +110,17 @@ pub(super) async fn bulk(asked: &Asked<Wish>) -> Result<(), Error> {
 }
 
 /// Counts the tasks and asks the person at the terminal to confirm. A script has to pass `--yes`.
-async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
+async fn is_meant(client: &Client, args: &Args) -> Result<bool, Error> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(Error::Usage(
             "cannot ask for confirmation without a terminal: use --yes, or --dry-run to count only".into(),
         ));
     }
-    let (sum, broken) = to_the_end(client, wish, true).await?;
+    let (sum, broken) = to_the_end(client, args, true).await?;
     if let Some(why) = broken {
         return Err(Error::Broken(why));
     }
-    complain(told(&sum));
+    complain(summary(&sum));
     write!(io::stderr(), "continue? [y/N] ").map_err(Error::Terminal)?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer).map_err(Error::Terminal)?;
@@ -126,19 +128,19 @@ async fn is_meant(client: &Client, wish: &Wish) -> Result<bool, Error> {
 }
 
 /// Sends request after request. Returns the sum of the answers, and the reason if it stopped before the end.
-async fn to_the_end(client: &Client, wish: &Wish, dry_run: bool) -> Result<(BulkAnswer, Option<String>), Error> {
+async fn to_the_end(client: &Client, args: &Args, dry_run: bool) -> Result<(BulkAnswer, Option<String>), Error> {
     let progress = progress::of_tasks();
     let mut sum: Option<BulkAnswer> = None;
     let broken = loop {
         let cursor = match &sum {
             Some(sum) => sum.next_cursor.as_ref().map(BulkCursor::to_string),
-            None => wish.cursor.clone(),
+            None => args.cursor.clone(),
         };
-        let answer: BulkAnswer = match (asked(client, wish, dry_run, cursor).await, &sum) {
+        let answer: BulkAnswer = match (send(client, args, dry_run, cursor).await, &sum) {
             (Ok(answer), _) => answer,
             (Err(error), None) => return Err(error),
             // The work done so far is reported all the same.
-            (Err(error), Some(_)) => break Some(super::explained(&error)),
+            (Err(error), Some(_)) => break Some(explained(&error)),
         };
         let interrupted = answer.interrupted.as_ref().map(sentence);
         let next = add(sum, answer);
@@ -153,19 +155,19 @@ async fn to_the_end(client: &Client, wish: &Wish, dry_run: bool) -> Result<(Bulk
     Ok((sum.expect("the first answer is there"), broken))
 }
 
-async fn asked(client: &Client, wish: &Wish, dry_run: bool, cursor: Option<String>) -> Result<BulkAnswer, Error> {
+async fn send(client: &Client, args: &Args, dry_run: bool, cursor: Option<String>) -> Result<BulkAnswer, Error> {
     let body = Body {
-        action: wish.action,
-        filter: &wish.filter,
-        all: wish.all,
+        action: args.action,
+        filter: &args.filter,
+        all: args.all,
         dry_run,
-        delay_ms: wish.due.delay,
-        due_at: wish.due.at,
-        shift_ms: wish.shift,
+        delay_ms: args.due.delay,
+        due_at: args.due.at,
+        shift_ms: args.shift,
         cursor,
     };
     let body = serde_json::to_string(&body).map_err(Error::Unwritable)?;
-    Ok(client.ask(&Request::post(&["v1", "tasks", "bulk"]).body(body)).await?.read()?)
+    Ok(client.send(&Request::post(&["v1", "tasks", "bulk"]).body(body)).await?.read()?)
 }
 
 fn add(sum: Option<BulkAnswer>, answer: BulkAnswer) -> BulkAnswer {
@@ -183,7 +185,7 @@ fn add(sum: Option<BulkAnswer>, answer: BulkAnswer) -> BulkAnswer {
     }
 }
 
-fn told(sum: &BulkAnswer) -> String {
+fn summary(sum: &BulkAnswer) -> String {
     let done = if sum.dry_run { "could be done" } else { "done" };
     let mut text = format!("{}: {} found, {} {done}", sum.action, HumanCount(sum.matched), HumanCount(sum.done));
     if sum.no_further_attempts > 0 {
@@ -209,11 +211,11 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Bulked {
         #[command(flatten)]
-        wish: Wish,
+        args: Args,
     }
 
-    fn wish(words: &[&str]) -> Result<Wish, clap::Error> {
-        Bulked::try_parse_from([&["bulk"], words].concat()).map(|bulked| bulked.wish)
+    fn args(words: &[&str]) -> Result<Args, clap::Error> {
+        Bulked::try_parse_from([&["bulk"], words].concat()).map(|bulked| bulked.args)
     }
 
     #[test]
@@ -225,21 +227,21 @@ mod tests {
             &["move", "--all", "--shift", "-5m"],
             &["move", "--all", "--delay", "5m", "--dry-run", "--yes"],
         ] {
-            let wish = wish(words).expect("understood");
+            let args = args(words).expect("understood");
             let body = Body {
-                action: wish.action,
-                filter: &wish.filter,
-                all: wish.all,
-                dry_run: wish.dry_run,
-                delay_ms: wish.due.delay,
-                due_at: wish.due.at,
-                shift_ms: wish.shift,
+                action: args.action,
+                filter: &args.filter,
+                all: args.all,
+                dry_run: args.dry_run,
+                delay_ms: args.due.delay,
+                due_at: args.due.at,
+                shift_ms: args.shift,
                 cursor: None,
             };
             let body = serde_json::to_string(&body).expect("JSON");
             BulkRequest::parse(&body).and_then(|request| request.validate(UnixMicros::new(0))).expect(&body);
         }
-        assert_eq!(wish(&["move", "--all", "--shift", "-5m"]).expect("understood").shift, Some(-300_000));
+        assert_eq!(args(&["move", "--all", "--shift", "-5m"]).expect("understood").shift, Some(-300_000));
     }
 
     #[test]
@@ -251,7 +253,7 @@ mod tests {
             &["move", "--all", "--shift", "soon"],
             &["cancel", "--state", "asleep"],
         ] {
-            assert_eq!(wish(words).expect_err("refused").exit_code(), 2, "{words:?}");
+            assert_eq!(args(words).expect_err("refused").exit_code(), 2, "{words:?}");
         }
     }
 
@@ -271,7 +273,7 @@ mod tests {
         };
         let sum = add(Some(answer.clone()), BulkAnswer { matched: 1, done: 1, ..answer });
         assert_eq!(
-            told(&sum),
+            summary(&sum),
             "cancel: 2,501 found, 1,301 done (14 of them between two attempts), 2,400 left: in flight"
         );
     }

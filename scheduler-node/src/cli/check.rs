@@ -6,7 +6,12 @@ use futures::future::join_all;
 use prometheus::Registry;
 use serde_json::json;
 
-use super::{Checked, Error, Form, explained, say};
+use super::{
+    config_file::ConfigArgs,
+    error::Error,
+    output::{Form, say},
+};
+use crate::causes::explained;
 use crate::{
     broker::{Broker, BrokerMetrics, BrokerState},
     config::{self, Config, Database},
@@ -35,13 +40,13 @@ enum Fault {
 }
 
 /// Checks everything before printing anything. The check does not disturb a running node.
-pub async fn check(wish: &Checked) -> Result<(), Error> {
-    let findings = match wish.file.load() {
+pub async fn check(args: &ConfigArgs) -> Result<(), Error> {
+    let findings = match args.file.load() {
         Ok(config) => look(&config).await,
         Err(error) => mistakes(&error),
     };
     for finding in &findings {
-        match wish.output.output {
+        match args.output.output {
             Form::Text => say(finding.line()),
             Form::Json | Form::Jsonl => say(finding.json()),
         }

@@ -1,6 +1,7 @@
 //! Sends requests to a node over HTTP. The outcome is an answer, a refusal, or unknown; the client never guesses
 //! which.
 
+mod failure;
 mod pieces;
 
 use std::{
@@ -8,93 +9,22 @@ use std::{
     time::Duration,
 };
 
-use common::wire::Problem;
 use reqwest::{
-    Method, StatusCode, Url,
+    Method, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
 };
 use serde::de::DeserializeOwned;
 
+use self::failure::ProblemResponse;
+pub(super) use self::failure::{Failure, sentence};
 use self::pieces::Pieces;
+use crate::causes::explained;
 
 /// The client tries the next node when one has not accepted the connection within this time.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 
 /// A streamed answer is bounded piece by piece; in total it may take a week.
 const LONGEST_ANSWER: Duration = Duration::from_secs(7 * 86_400);
-
-/// The longest excerpt shown of an answer that does not come from Duetime.
-const SHOWN_CHARS: usize = 200;
-
-/// Why a request got no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// A node refused the request: repeating it will not help.
-    #[error("{0}")]
-    Refused(Box<Said>),
-    /// A node cannot serve the request now, or failed while serving it. Its answer tells whether the request may have
-    /// taken effect.
-    #[error("{0}")]
-    Failed(Box<Said>),
-    #[error("the outcome is unknown, the request may have taken effect: {node} did not answer: {why}")]
-    Unknown { node: Url, why: String },
-    /// No request was sent.
-    #[error("no node can be reached: {0}; is `--url` right?")]
-    Unreachable(String),
-    #[error("the answer of {node} cannot be read; is it a Duetime node of this version? {why}")]
-    Unreadable { node: Url, why: String },
-}
-
-impl Failure {
-    /// Whether a node has decided, which makes asking other nodes pointless.
-    pub(super) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_))
-    }
-
-    /// The problem document as the node wrote it.
-    pub(super) fn problem(&self) -> Option<&str> {
-        match self {
-            Self::Refused(said) | Self::Failed(said) => said.problem.is_some().then_some(&said.text),
-            _ => None,
-        }
-    }
-}
-
-/// A node's answer that reports a problem.
-#[derive(Debug)]
-pub struct Said {
-    node: Url,
-    status: StatusCode,
-    problem: Option<Problem>,
-    /// The body, byte for byte.
-    text: String,
-}
-
-impl std::fmt::Display for Said {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some(problem) = &self.problem else {
-            let start: String = self.text.trim().chars().take(SHOWN_CHARS).collect();
-            return write!(
-                f,
-                "{} answered {}, which is not an answer of a Duetime node: {start}",
-                self.node, self.status
-            );
-        };
-        f.write_str(&sentence(problem))?;
-        match self.status {
-            StatusCode::UNAUTHORIZED => f.write_str("; give one with --token-file or DUETIME_TOKEN"),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A problem as one line: the field to blame, and what is wrong with it.
-pub(super) fn sentence(problem: &Problem) -> String {
-    match &problem.field {
-        Some(field) if !problem.detail.contains(&format!("`{field}`")) => format!("`{field}`: {}", problem.detail),
-        _ => problem.detail.clone(),
-    }
-}
 
 /// One HTTP request.
 #[derive(Clone, Debug)]
@@ -140,15 +70,15 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A node's successful answer.
+/// A node's successful response.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Response {
     node: Url,
     /// The body, byte for byte.
     pub(super) text: String,
 }
 
-impl Answer {
+impl Response {
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         let refuse = |error: serde_json::Error| Failure::Unreadable { node: self.node.clone(), why: error.to_string() };
         serde_json::from_str(&self.text).map_err(refuse)
@@ -192,12 +122,12 @@ impl Client {
     }
 
     /// Asks the nodes in turn until one answers or may have carried out the request.
-    pub(super) async fn ask(&self, request: &Request<'_>) -> Result<Answer, Failure> {
-        self.in_turn(async |node| self.ask_at(node, request).await).await
+    pub(super) async fn send(&self, request: &Request<'_>) -> Result<Response, Failure> {
+        self.in_turn(async |node| self.send_to(node, request).await).await
     }
 
     /// Like `ask`, for an answer that is too long to hold in memory.
-    pub(super) async fn ask_for_pieces(&self, request: &Request<'_>) -> Result<Pieces, Failure> {
+    pub(super) async fn stream(&self, request: &Request<'_>) -> Result<Pieces, Failure> {
         self.in_turn(async |node| {
             let sent = self.sent(node, request).timeout(LONGEST_ANSWER).send();
             let response = match tokio::time::timeout(self.timeout, sent).await {
@@ -229,7 +159,7 @@ impl Client {
     }
 
     /// Asks this node and no other.
-    pub(super) async fn ask_at(&self, node: &Url, request: &Request<'_>) -> Result<Answer, Failure> {
+    pub(super) async fn send_to(&self, node: &Url, request: &Request<'_>) -> Result<Response, Failure> {
         let response = self.sent(node, request).send().await.map_err(|error| lost(node, &request.method, error))?;
         read(node, request, response).await
     }
@@ -246,34 +176,28 @@ impl Client {
     }
 }
 
-async fn read(node: &Url, request: &Request<'_>, response: reqwest::Response) -> Result<Answer, Failure> {
+async fn read(node: &Url, request: &Request<'_>, response: reqwest::Response) -> Result<Response, Failure> {
     let status = response.status();
     let text = response.text().await.map_err(|error| lost(node, &request.method, error))?;
     if status.is_success() {
-        return Ok(Answer { node: node.clone(), text });
+        return Ok(Response { node: node.clone(), text });
     }
     let problem = serde_json::from_str(&text).ok();
-    let said = Box::new(Said { node: node.clone(), status, problem, text });
+    let answer = Box::new(ProblemResponse { node: node.clone(), status, problem, text });
     // A redirect is not an answer of a node either.
-    Err(if status.is_client_error() { Failure::Refused(said) } else { Failure::Failed(said) })
+    Err(if status.is_client_error() { Failure::Refused(answer) } else { Failure::Failed(answer) })
 }
 
 /// A read-only request has no effect, whatever happened to it, so it counts as not sent.
 fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
     let not_sent = error.is_connect() || error.is_builder() || method == Method::GET;
-    let why = super::explained(&error.without_url());
+    let why = explained(&error.without_url());
     if not_sent { Failure::Unreachable(format!("{node}: {why}")) } else { Failure::Unknown { node: node.clone(), why } }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn said(status: u16, text: &str) -> Said {
-        let status = StatusCode::from_u16(status).expect("a status");
-        let node = Url::parse("http://node:1").expect("an address");
-        Said { node, status, problem: serde_json::from_str(text).ok(), text: text.to_owned() }
-    }
 
     #[test]
     fn a_path_is_put_together_from_its_parts_and_nothing_breaks_out_of_them() {
@@ -285,23 +209,5 @@ mod tests {
         let query = Request::get(&["v1", "tasks"]).query(vec![("partition_key", "a b&c".to_owned())]);
         let url = query.url(&Url::parse("http://a:1").expect("an address"));
         assert_eq!(url.as_str(), "http://a:1/v1/tasks?partition_key=a+b%26c");
-    }
-
-    #[test]
-    fn a_problem_is_one_line_that_names_the_field() {
-        let problem = Problem::invalid_field("priority", "must be 1 to 5");
-        let text = serde_json::to_string(&problem).expect("JSON");
-        assert_eq!(said(422, &text).to_string(), "`priority`: must be 1 to 5");
-        let problem = Problem::invalid_field("priority", "`priority` must be 1 to 5");
-        assert_eq!(sentence(&problem), "`priority` must be 1 to 5");
-        let text = serde_json::to_string(&Problem::unauthorized("send a token")).expect("JSON");
-        assert!(said(401, &text).to_string().contains("DUETIME_TOKEN"));
-    }
-
-    #[test]
-    fn what_is_no_answer_of_a_node_is_said_to_be_none() {
-        let shown = said(502, "<html>bad gateway</html>").to_string();
-        assert!(shown.contains("502 Bad Gateway") && shown.contains("http://node:1"), "{shown}");
-        assert_eq!(Failure::Failed(Box::new(said(502, "<html>"))).problem(), None);
     }
 }

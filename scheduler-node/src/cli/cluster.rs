@@ -4,7 +4,7 @@ mod drain;
 
 use std::collections::BTreeMap;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use common::{
     time::UnixMicros,
     wire::{
@@ -13,17 +13,17 @@ use common::{
     },
 };
 
-use super::{Error, ask::Asked, client::Request, moment, print};
+use super::{client::Request, error::Error, invocation::Invocation, moment, print};
 use crate::clock;
 
 /// The subcommand; without one, the cluster is shown.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Wish {
+pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    show: Asked<Show>,
+    show: Invocation<Show>,
 }
 
 /// The subcommands that act on a node.
@@ -31,31 +31,31 @@ pub struct Wish {
 enum Command {
     /// Move a node's shards to the others, and give it no more until it is undrained or starts again.
     #[command(after_help = "Example:\n  duetime cluster drain node-2 --wait")]
-    Drain(Asked<drain::Drain>),
+    Drain(Invocation<drain::Drain>),
     /// Let a drained node have shards again.
     #[command(after_help = "Example:\n  duetime cluster undrain node-2")]
-    Undrain(Asked<drain::One>),
+    Undrain(Invocation<drain::One>),
 }
 
 /// How much to show.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct Show {
     /// Show every shard, not only those whose owner differs from their assignment.
     #[arg(long)]
     shards: bool,
 }
 
-pub(super) async fn cluster(wish: &Wish) -> Result<(), Error> {
-    match &wish.command {
-        None => show(&wish.show).await,
-        Some(Command::Drain(asked)) => drain::drain(asked).await,
-        Some(Command::Undrain(asked)) => drain::undrain(asked).await,
+pub(super) async fn cluster(args: &Args) -> Result<(), Error> {
+    match &args.command {
+        None => show(&args.show).await,
+        Some(Command::Drain(invocation)) => drain::drain(invocation).await,
+        Some(Command::Undrain(invocation)) => drain::undrain(invocation).await,
     }
 }
 
-async fn show(asked: &Asked<Show>) -> Result<(), Error> {
-    let answer = asked.client()?.ask(&Request::get(&["v1", "cluster"])).await?;
-    asked.print(&answer, |answer| Ok(picture(&answer.read()?, asked.wish.shards, clock::now())))
+async fn show(invocation: &Invocation<Show>) -> Result<(), Error> {
+    let answer = invocation.client()?.send(&Request::get(&["v1", "cluster"])).await?;
+    invocation.print(&answer, |answer| Ok(picture(&answer.read()?, invocation.args.shards, clock::now())))
 }
 
 fn picture(report: &ClusterReport, all_shards: bool, now: UnixMicros) -> String {

@@ -2,25 +2,24 @@
 
 use std::io::{self, Write};
 
-use clap::Args;
 use common::wire::ExportEnd;
 
-use super::{Error, ask::Asked, client::Request, filter::Filter, progress};
+use super::{client::Request, error::Error, filter::Filter, invocation::Invocation, progress};
 
 /// The last line is shorter than this.
 const END_BYTES: usize = 64;
 
 /// Which tasks to export; all of them without a filter.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     #[command(flatten)]
     filter: Filter,
 }
 
-pub(super) async fn export(asked: &Asked<Wish>) -> Result<(), Error> {
-    let client = asked.client()?;
-    let request = Request::get(&["v1", "tasks", "export"]).query(asked.wish.filter.query());
-    let mut pieces = client.ask_for_pieces(&request).await?;
+pub(super) async fn export(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let client = invocation.client()?;
+    let request = Request::get(&["v1", "tasks", "export"]).query(invocation.args.filter.query());
+    let mut pieces = client.stream(&request).await?;
     let progress = progress::of_tasks();
     let mut tail = Vec::new();
     while let Some(piece) = pieces.next().await.map_err(|failure| Error::Broken(cut_off(&failure.to_string())))? {

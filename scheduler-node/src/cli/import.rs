@@ -1,40 +1,38 @@
 //! `duetime import`: submits exported tasks again, several batches at a time. Each line gets its own answer.
 
+mod chunk;
+mod import_counts;
 mod line;
-mod tally;
 
 use std::path::PathBuf;
 
-use clap::Args;
-use common::wire::{ExportEnd, Problem, batch::MAX_TASKS};
+use common::wire::ExportEnd;
 use futures::TryStreamExt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use self::{
+    chunk::Chunk,
+    import_counts::{ImportCounts, Outcome},
     line::{Choice, Line},
-    tally::{Outcome, Tally},
 };
 use super::{
-    Error, Form,
-    ask::Asked,
     client::{Client, Request},
-    complain, progress,
+    error::Error,
+    invocation::Invocation,
+    output::{Form, complain},
+    progress,
 };
 
-/// Half of what a node holds of all batches at one time, divided by the chunks in flight.
-const CHUNK_BYTES: usize = 8 << 20;
-/// A tenth of a node's limit for one request, so that several may be in flight.
-const CHUNK_TASKS: usize = MAX_TASKS / 10;
 /// Chunks in flight at one time: the command reads the next ones while a node commits one.
 const IN_FLIGHT: usize = 4;
 /// Longer than any exported task: payload and result of 1 MiB each in base64, the history, and the JSON around them.
 const LINE_BYTES: usize = 16 << 20;
 
 /// Which exported tasks to submit again, and how.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// File that `duetime export` wrote; `-` for standard input.
     file: PathBuf,
     /// Give each task without a key its old id as its key, so that importing it twice makes one task.
@@ -49,35 +47,6 @@ pub struct Wish {
     /// Start at this line: where an earlier import broke off.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     from_line: u64,
-}
-
-/// Tasks that share one request, with the number and the text of each line.
-#[derive(Debug, Default)]
-struct Chunk {
-    body: String,
-    lines: Vec<(u64, String)>,
-    /// Lines that the command refuses without asking a node.
-    refused: Vec<(u64, String, Problem)>,
-    skipped: u64,
-}
-
-impl Chunk {
-    fn is_full(&self) -> bool {
-        self.lines.len() + self.refused.len() >= CHUNK_TASKS || self.body.len() >= CHUNK_BYTES
-    }
-
-    fn add(&mut self, number: u64, text: String, line: Line) {
-        match line {
-            Line::Task(request) => {
-                self.body.push(if self.lines.is_empty() { '[' } else { ',' });
-                self.body.push_str(&request);
-                self.lines.push((number, text));
-            }
-            Line::Finished => self.skipped += 1,
-            Line::Refused(problem) => self.refused.push((number, text, *problem)),
-            Line::End(_) | Line::Blank => {}
-        }
-    }
 }
 
 /// The input, read line by line.
@@ -143,20 +112,20 @@ impl<R: AsyncBufRead + Unpin> Source<R> {
     }
 }
 
-pub(super) async fn import(asked: &Asked<Wish>) -> Result<(), Error> {
-    let (client, wish) = (asked.client()?, &asked.wish);
-    let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", wish.file.display()));
-    if wish.file.as_os_str() == "-" {
-        return send_all(asked.form(), &client, wish, BufReader::new(tokio::io::stdin())).await;
+pub(super) async fn import(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let (client, args) = (invocation.client()?, &invocation.args);
+    let unreadable = |error| Error::Usage(format!("`{}` cannot be read: {error}", args.file.display()));
+    if args.file.as_os_str() == "-" {
+        return send_all(invocation.form(), &client, args, BufReader::new(tokio::io::stdin())).await;
     }
-    let opened = tokio::fs::File::open(&wish.file).await.map_err(unreadable)?;
-    send_all(asked.form(), &client, wish, BufReader::new(opened)).await
+    let opened = tokio::fs::File::open(&args.file).await.map_err(unreadable)?;
+    send_all(invocation.form(), &client, args, BufReader::new(opened)).await
 }
 
-async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
-    let mut tally = Tally::new(wish.refused.as_deref())?;
-    let choice = Choice::new(wish.key_from_id, wish.all_states);
-    let source = Source { lines, choice, from_line: wish.from_line, number: 0, tasks: 0, end: None, over: false };
+async fn send_all(form: Form, client: &Client, args: &Args, lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
+    let mut counts = ImportCounts::new(args.refused.as_deref())?;
+    let choice = Choice::new(args.key_from_id, args.all_states);
+    let source = Source { lines, choice, from_line: args.from_line, number: 0, tasks: 0, end: None, over: false };
     let chunks = futures::stream::try_unfold(source, async |mut source| {
         Ok::<_, Error>(source.chunk().await?.map(|chunk| (chunk, source)))
     });
@@ -166,13 +135,13 @@ async fn send_all(form: Form, client: &Client, wish: &Wish, lines: impl AsyncBuf
     let broken = loop {
         match answered.try_next().await {
             Ok(None) => break None,
-            Ok(Some((chunk, outcomes))) => progress.suspend(|| tally.note(&chunk, outcomes))?,
+            Ok(Some((chunk, outcomes))) => progress.suspend(|| counts.note(&chunk, outcomes))?,
             Err(error) => break Some(error),
         }
-        progress.set_position(tally.lines());
+        progress.set_position(counts.lines());
     };
     progress.finish_and_clear();
-    tally.end(form, broken)
+    counts.end(form, broken)
 }
 
 async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Error> {
@@ -190,7 +159,7 @@ async fn send(client: &Client, chunk: Chunk) -> Result<(Chunk, Vec<Outcome>), Er
         ))
     };
     let request = Request::post(&["v1", "tasks", "batch"]).body(format!("{}]", chunk.body));
-    let answer = client.ask(&request).await.map_err(|failure| broken(failure.to_string()))?;
+    let answer = client.send(&request).await.map_err(|failure| broken(failure.to_string()))?;
     let Results { results } = answer.read()?;
     if results.len() != chunk.lines.len() {
         return Err(broken(format!("the node sent {} answers for {} tasks", results.len(), chunk.lines.len())));

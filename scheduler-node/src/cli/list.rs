@@ -1,6 +1,6 @@
 //! `duetime list`: lists the tasks that a filter matches.
 
-use clap::{Args, builder::PossibleValuesParser};
+use clap::builder::PossibleValuesParser;
 use common::{
     task::TaskState,
     time::UnixMicros,
@@ -10,18 +10,18 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    Error, Form,
-    ask::Asked,
-    client::{Answer, Request},
-    complain, moment,
+    client::{Request, Response},
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::{Form, complain, say},
     print::{self, Listing},
-    say,
 };
 use crate::clock;
 
 /// Which tasks. All filters given must match.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
     #[arg(long, value_parser = PossibleValuesParser::new(TaskState::ALL.map(TaskState::text)))]
@@ -45,7 +45,7 @@ pub struct Wish {
     all: bool,
 }
 
-impl Wish {
+impl Args {
     fn query(&self, cursor: Option<&str>) -> Vec<(&'static str, String)> {
         let limit = if self.all { self.limit.or(Some(MAX_LIMIT)) } else { self.limit };
         [
@@ -70,28 +70,28 @@ struct Page {
     next_cursor: Option<String>,
 }
 
-pub(super) async fn list(asked: &Asked<Wish>) -> Result<(), Error> {
-    let (client, wish) = (asked.client()?, &asked.wish);
-    let request = |cursor: Option<&str>| Request::get(&["v1", "tasks"]).query(wish.query(cursor));
-    let first = client.ask(&request(wish.cursor.as_deref())).await?;
-    if !wish.all && asked.form() == Form::Json {
+pub(super) async fn list(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let (client, args) = (invocation.client()?, &invocation.args);
+    let request = |cursor: Option<&str>| Request::get(&["v1", "tasks"]).query(args.query(cursor));
+    let first = client.send(&request(args.cursor.as_deref())).await?;
+    if !args.all && invocation.form() == Form::Json {
         say(&first.text);
         return Ok(());
     }
     let mut page: Page = first.read()?;
-    let mut listing = Listing::open(asked.form(), "tasks");
+    let mut listing = Listing::open(invocation.form(), "tasks");
     let (mut answer, mut with_head) = (first, true);
     loop {
-        match asked.form() {
+        match invocation.form() {
             Form::Text => say(rows(&answer, with_head)?),
             Form::Json | Form::Jsonl => page.tasks.iter().for_each(|task| listing.add(task.get())),
         }
         let Some(cursor) = page.next_cursor else { break };
-        if !wish.all {
+        if !args.all {
             complain(format_args!("there may be more: --all shows them, --cursor {cursor} the next ones"));
             break;
         }
-        answer = client.ask(&request(Some(&cursor))).await?;
+        answer = client.send(&request(Some(&cursor))).await?;
         page = answer.read()?;
         with_head = false;
     }
@@ -99,7 +99,7 @@ pub(super) async fn list(asked: &Asked<Wish>) -> Result<(), Error> {
     Ok(())
 }
 
-fn rows(page: &Answer, with_head: bool) -> Result<String, Error> {
+fn rows(page: &Response, with_head: bool) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Tasks {
         tasks: Vec<TaskView>,
@@ -131,19 +131,19 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Listed {
         #[command(flatten)]
-        wish: Wish,
+        args: Args,
     }
 
     fn query(words: &[&str]) -> Result<Vec<(&'static str, String)>, clap::Error> {
-        Listed::try_parse_from([&["list"], words].concat()).map(|listed| listed.wish.query(None))
+        Listed::try_parse_from([&["list"], words].concat()).map(|listed| listed.args.query(None))
     }
 
     #[test]
     fn only_what_is_asked_for_is_in_the_query() {
         assert_eq!(query(&[]).expect("understood"), []);
-        let asked = ["--queue", "mails", "--state", "dead", "--due-after", "1700000000000", "--limit", "7"];
+        let words = ["--queue", "mails", "--state", "dead", "--due-after", "1700000000000", "--limit", "7"];
         assert_eq!(
-            query(&asked).expect("understood"),
+            query(&words).expect("understood"),
             [
                 ("queue", "mails".to_owned()),
                 ("state", "dead".to_owned()),

@@ -2,7 +2,11 @@
 
 use serde_json::json;
 
-use super::{Checked, Error, Form, say};
+use super::{
+    config_file::ConfigArgs,
+    error::Error,
+    output::{Form, say},
+};
 use crate::{settings, store::migrate::Migrated};
 
 /// The warning when the role for submitting in SQL could not be created.
@@ -10,14 +14,14 @@ const NO_PRODUCER: &str =
     "; for submitting in SQL run `CREATE ROLE duetime_producer NOLOGIN` as an administrator, then migrate again";
 
 /// Migrates one database after the other and prints a line for each. Stops at the first failure.
-pub async fn migrate(wish: &Checked) -> Result<(), Error> {
-    let config = wish.file.load()?;
+pub async fn migrate(args: &ConfigArgs) -> Result<(), Error> {
+    let config = args.file.load()?;
     for database in &config.databases {
         let options = settings::database(database, "migrate");
         let migrated = crate::store::migrate::migrate(&database.name, database.shards, config.shard_count(), &options)
             .await
             .map_err(Error::Migrate)?;
-        match wish.output.output {
+        match args.output.output {
             Form::Text => say(line(&migrated)),
             Form::Json | Form::Jsonl => say(json!({
                 "database": migrated.database.as_str(),

@@ -5,18 +5,22 @@
 //! outcome unknown.
 
 mod access;
-mod ask;
 mod audit;
 mod bulk;
 mod check;
 mod client;
 mod cluster;
+mod config_file;
+mod error;
 mod export;
 mod filter;
 mod import;
+mod invocation;
 mod list;
 mod migrate;
 mod moment;
+mod node_command;
+mod output;
 mod print;
 mod progress;
 mod queue;
@@ -28,29 +32,23 @@ mod task;
 mod token;
 mod top;
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{
-    causes::explained,
-    config::{self, Config, keys},
-    settings, store, telemetry,
-};
+use self::output::{complain, say};
 
 pub use self::{
-    ask::{Ask, ask},
     check::check,
+    config_file::{ConfigArgs, ConfigFile},
+    error::Error,
     migrate::migrate,
+    node_command::NodeCommand,
     relay::relay,
     signals::stop_on_signal,
     token::token,
 };
+use crate::config::keys;
 
 /// Holds tasks until they are due and hands each one to RabbitMQ, exactly on time.
 #[derive(Debug, Parser)]
@@ -67,144 +65,24 @@ pub enum Command {
     #[command(after_long_help = keys::table())]
     Node(ConfigFile),
     /// Bring the schema of every configured database to this version; safe to run again at any time.
-    Migrate(Checked),
+    Migrate(ConfigArgs),
     /// Check the configuration and every connection, one line each.
-    Check(Checked),
+    Check(ConfigArgs),
     /// Turn a queue's tasks into HTTP calls or runs of a command, and report how each ended.
     #[command(after_help = "Examples:\n  \
         duetime relay --queue orders --to https://shop.example/hooks --secret-file hooks.secret\n  \
         duetime relay --queue reports --command /usr/local/bin/report -- --format pdf")]
-    Relay(Box<relay::Wish>),
+    Relay(Box<relay::Args>),
     /// Tokens: for the configuration, or made and revoked while the cluster runs.
-    Token(Box<token::Wish>),
+    Token(Box<token::Args>),
     #[command(flatten)]
-    Ask(Box<Ask>),
+    OnNode(Box<NodeCommand>),
     /// Print the completion script of a shell.
     #[command(after_help = "Example:\n  duetime completions bash > /etc/bash_completion.d/duetime")]
     Completions {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
-}
-
-/// Where the configuration comes from.
-#[derive(Debug, Args)]
-pub struct ConfigFile {
-    /// TOML file with the configuration; without it, only variables `DUETIME_SECTION__NAME` are read.
-    #[arg(long, value_name = "FILE", env = "DUETIME_CONFIG")]
-    pub config: Option<PathBuf>,
-}
-
-/// A command that reads the configuration and prints its findings.
-#[derive(Debug, Args)]
-pub struct Checked {
-    #[command(flatten)]
-    pub file: ConfigFile,
-    #[command(flatten)]
-    pub output: Output,
-}
-
-/// The form in which results are printed.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct Output {
-    /// Form of the output.
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Text)]
-    pub output: Form,
-}
-
-/// Output for a person or for a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
-    Text,
-    Json,
-    /// One JSON value a line, for lists.
-    Jsonl,
-}
-
-/// Why a command failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The message is complete by itself and may have several lines.
-    #[error("the configuration is refused")]
-    Config(#[source] config::Error),
-    /// The configuration's own rules accept the URL, but the database driver does not.
-    #[error("the configuration is refused: `database[{index}].url` cannot be used")]
-    DatabaseUrl {
-        index: usize,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    #[error("cannot start logging")]
-    Telemetry(#[from] telemetry::Error),
-    #[error("cannot listen for SIGTERM and SIGINT")]
-    Signals(#[source] std::io::Error),
-    #[error("cannot listen on {address} (`http.listen`)")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the node stopped")]
-    Node(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("cannot migrate")]
-    Migrate(#[source] store::migrate::Misfit),
-    /// Every line of the check has been printed.
-    #[error("a required server refused the check")]
-    CheckRefused,
-    #[error("a required server cannot be reached")]
-    CheckUnreachable,
-    /// A mistake of the caller that shows only after the arguments were parsed.
-    #[error("{0}")]
-    Usage(String),
-    #[error("cannot create an HTTP client")]
-    Client(#[source] reqwest::Error),
-    #[error(transparent)]
-    Call(Box<client::Failure>),
-    /// Each refusal has been reported.
-    #[error("{refused} of {all} were refused")]
-    SomeRefused { refused: usize, all: usize },
-    /// A node refused everything that was left of a longer operation.
-    #[error("{0}")]
-    Refused(String),
-    /// During a longer operation no node answered any more, or the outcome of the rest is unknown.
-    #[error("{0}")]
-    Broken(String),
-    #[error("cannot be written as JSON")]
-    Unwritable(#[source] serde_json::Error),
-    #[error("cannot draw on the terminal")]
-    Terminal(#[source] io::Error),
-}
-
-impl Error {
-    fn exit_code(&self) -> u8 {
-        match self {
-            Self::Usage(_) => 2,
-            Self::CheckUnreachable | Self::Broken(_) => 3,
-            Self::Migrate(misfit) if misfit.is_unreachable() => 3,
-            Self::Call(failure) if !failure.is_refusal() => 3,
-            _ => 1,
-        }
-    }
-
-    fn explained(&self) -> String {
-        match self {
-            // One mistake a line, not one sentence.
-            Self::Config(mistakes) => format!("{self}:\n{}", explained(mistakes)),
-            _ => explained(self),
-        }
-    }
-}
-
-impl ConfigFile {
-    /// Reads the configuration; the error lists everything that is wrong with it.
-    pub fn load(&self) -> Result<Config, Error> {
-        let config = Config::load(self.config.as_deref()).map_err(Error::Config)?;
-        for (index, database) in config.databases.iter().enumerate() {
-            let checked = settings::database(database, config.node.name.as_str()).check();
-            checked.map_err(|source| Error::DatabaseUrl { index, source: source.into() })?;
-        }
-        Ok(config)
-    }
 }
 
 /// Prints an error, if any, to standard error and returns the matching exit code.
@@ -218,26 +96,6 @@ pub fn end(done: Result<(), Error>) -> ExitCode {
     }
 }
 
-/// Prints one line of a result. Ends the process when the reader has closed the pipe.
-fn say(line: impl std::fmt::Display) {
-    if writeln!(io::stdout(), "{line}").is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        std::process::exit(0);
-    }
-}
-
-/// Prints to standard error that part of the operation failed.
-fn complain(line: impl std::fmt::Display) {
-    #[expect(clippy::print_stderr, reason = "this is where a command tells a person what went wrong")]
-    {
-        eprintln!("duetime: {line}");
-    }
-}
-
-/// Prints a warning about an operation that succeeded.
-fn warn(line: impl std::fmt::Display) {
-    complain(format_args!("warning: {line}"));
-}
-
 /// Prints the completion script of `shell`.
 pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
     let mut script = Vec::new();
@@ -248,6 +106,8 @@ pub fn completions(shell: clap_complete::Shell) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use comfy_table::{Table, presets};
 
-use super::{Form, say};
+use super::output::{Form, say};
 
 /// A table: one line for each row, with the column names on top.
 pub(super) fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {

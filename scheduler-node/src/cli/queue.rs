@@ -12,10 +12,12 @@ use reqwest::Method;
 use serde_json::{Map, Value};
 
 use super::{
-    Error, Form,
-    ask::Asked,
-    client::{Answer, Failure, Request},
-    moment, print, say,
+    client::{Failure, Request, Response},
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::{Form, say},
+    print,
 };
 use crate::clock;
 
@@ -24,23 +26,23 @@ use crate::clock;
 pub enum Command {
     /// List queues by name, with the number of tasks in each state.
     #[command(after_help = "Example:\n  duetime queue list")]
-    List(Asked<All>),
+    List(Invocation<All>),
     /// Show a queue's policy and counts.
     #[command(after_help = "Example:\n  duetime queue get mails")]
-    Get(Asked<One>),
+    Get(Invocation<One>),
     /// Change fields of a queue's policy and show the difference; the other fields stay.
     #[command(after_help = "Examples:\n  duetime queue set mails settle=result max_attempts=5\n  \
                             duetime queue set mails retry='{\"kind\":\"fixed\",\"delay_ms\":1000}' timeout_ms=null")]
-    Set(Asked<Set>),
+    Set(Invocation<Set>),
     /// Forget a queue that has no unfinished task.
     #[command(after_help = "Example:\n  duetime queue delete mails")]
-    Delete(Asked<One>),
+    Delete(Invocation<One>),
     /// Stop dispatch; tasks that come due wait as `ready`.
     #[command(after_help = "Example:\n  duetime queue pause mails")]
-    Pause(Asked<One>),
+    Pause(Invocation<One>),
     /// Start dispatch again.
     #[command(after_help = "Example:\n  duetime queue resume mails")]
-    Resume(Asked<One>),
+    Resume(Invocation<One>),
 }
 
 /// Which page of queues.
@@ -84,38 +86,38 @@ fn change(text: &str) -> Result<(String, Value), String> {
 
 pub(super) async fn queue(command: &Command) -> Result<(), Error> {
     match command {
-        Command::List(asked) => {
-            let mut query = vec![("limit", asked.wish.limit.to_string())];
-            query.extend(asked.wish.cursor.clone().map(|cursor| ("cursor", cursor)));
-            let answer = asked.client()?.ask(&Request::get(&["v1", "queues"]).query(query)).await?;
-            asked.print(&answer, |answer| {
+        Command::List(invocation) => {
+            let mut query = vec![("limit", invocation.args.limit.to_string())];
+            query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
+            let answer = invocation.client()?.send(&Request::get(&["v1", "queues"]).query(query)).await?;
+            invocation.print(&answer, |answer| {
                 let list: QueueList = answer.read()?;
                 let more = list.next_cursor.map(|cursor| format!("\n\nmore: --cursor {cursor}")).unwrap_or_default();
                 Ok(format!("{}{more}", table(&list.queues)))
             })
         }
-        Command::Get(asked) => {
-            let answer = asked.client()?.ask(&Request::get(&["v1", "queues", &asked.wish.name])).await?;
-            asked.print(&answer, shown)
+        Command::Get(invocation) => {
+            let answer = invocation.client()?.send(&Request::get(&["v1", "queues", &invocation.args.name])).await?;
+            invocation.print(&answer, shown)
         }
-        Command::Set(asked) => set(asked).await,
-        Command::Delete(asked) => {
-            let name = &asked.wish.name;
-            asked.client()?.ask(&Request::new(Method::DELETE, &["v1", "queues", name])).await?;
+        Command::Set(invocation) => set(invocation).await,
+        Command::Delete(invocation) => {
+            let name = &invocation.args.name;
+            invocation.client()?.send(&Request::new(Method::DELETE, &["v1", "queues", name])).await?;
             // The API's answer has no body, so JSON output prints nothing either.
-            if asked.form() == Form::Text {
+            if invocation.form() == Form::Text {
                 say(format_args!("{name}  deleted"));
             }
             Ok(())
         }
-        Command::Pause(asked) => turn(asked, "pause").await,
-        Command::Resume(asked) => turn(asked, "resume").await,
+        Command::Pause(invocation) => turn(invocation, "pause").await,
+        Command::Resume(invocation) => turn(invocation, "resume").await,
     }
 }
 
-async fn turn(asked: &Asked<One>, verb: &str) -> Result<(), Error> {
-    let answer = asked.client()?.ask(&Request::post(&["v1", "queues", &asked.wish.name, verb])).await?;
-    asked.print(&answer, |answer| {
+async fn turn(invocation: &Invocation<One>, verb: &str) -> Result<(), Error> {
+    let answer = invocation.client()?.send(&Request::post(&["v1", "queues", &invocation.args.name, verb])).await?;
+    invocation.print(&answer, |answer| {
         let queue: QueueView = answer.read()?;
         Ok(format!("{}  {}", queue.name, if queue.paused { "paused" } else { "dispatching" }))
     })
@@ -123,17 +125,17 @@ async fn turn(asked: &Asked<One>, verb: &str) -> Result<(), Error> {
 
 /// Reads the policy, applies the changes and writes it back, because the API sets a policy as a whole. A write of the
 /// same queue in between is overwritten.
-async fn set(asked: &Asked<Set>) -> Result<(), Error> {
-    let (client, wish) = (asked.client()?, &asked.wish);
-    let path = ["v1", "queues", wish.queue.name.as_str()];
-    let before = match client.ask(&Request::get(&path)).await {
+async fn set(invocation: &Invocation<Set>) -> Result<(), Error> {
+    let (client, args) = (invocation.client()?, &invocation.args);
+    let path = ["v1", "queues", args.queue.name.as_str()];
+    let before = match client.send(&Request::get(&path)).await {
         Ok(answer) => fields(&answer.read()?),
         Err(failure) if is_not_found(&failure) => Map::new(),
         Err(failure) => return Err(failure.into()),
     };
-    let body = Value::from(merged(before.clone(), &wish.changes)).to_string();
-    let answer = client.ask(&Request::new(Method::PUT, &path).body(body)).await?;
-    asked.print(&answer, |answer| Ok(difference(&before, &fields(&answer.read()?))))
+    let body = Value::from(merged(before.clone(), &args.changes)).to_string();
+    let answer = client.send(&Request::new(Method::PUT, &path).body(body)).await?;
+    invocation.print(&answer, |answer| Ok(difference(&before, &fields(&answer.read()?))))
 }
 
 fn is_not_found(failure: &Failure) -> bool {
@@ -182,7 +184,7 @@ fn table(queues: &[QueueView]) -> String {
     print::table(&head, queues.iter().map(row).collect())
 }
 
-fn shown(answer: &Answer) -> Result<String, Error> {
+fn shown(answer: &Response) -> Result<String, Error> {
     let queue: QueueView = answer.read()?;
     let view: Value = answer.read()?;
     let now = clock::now();

@@ -2,12 +2,11 @@
 
 use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
-use clap::Args;
 use common::{ids::QueueName, queue};
 use ipnet::IpNet;
 use reqwest::Url;
 
-use super::{ConfigFile, Error, stop_on_signal};
+use super::{config_file::ConfigFile, error::Error, signals::stop_on_signal};
 use crate::{
     config::{self, Config},
     relay::{self, Callback, Command, Identity, Secret, Settings, Target},
@@ -15,8 +14,8 @@ use crate::{
 };
 
 /// The queue, and what to do with each of its tasks.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Queue to take tasks from.
     #[arg(long, value_parser = name)]
     queue: QueueName,
@@ -81,7 +80,7 @@ fn target(text: &str) -> Result<Url, String> {
     Err("it must begin with http:// or https://".to_owned())
 }
 
-impl Wish {
+impl Args {
     fn target(&self) -> Result<Target, Error> {
         let timeout = Duration::from_millis(self.timeout_ms);
         match (&self.command, &self.to) {
@@ -117,16 +116,16 @@ impl Wish {
 }
 
 /// Runs until SIGTERM or SIGINT; a second signal exits at once.
-pub async fn relay(wish: &Wish) -> Result<(), Error> {
-    let (amqp, telemetry) = Config::load_for_consumer(wish.file.config.as_deref()).map_err(Error::Config)?;
+pub async fn relay(args: &Args) -> Result<(), Error> {
+    let (amqp, telemetry) = Config::load_for_consumer(args.file.config.as_deref()).map_err(Error::Config)?;
     let of = Settings {
         amqp: settings::login(&amqp),
-        queue: wish.queue.clone(),
-        target: wish.target()?,
-        concurrency: wish.concurrency,
-        break_after: wish.break_after,
-        heartbeat: Duration::from_millis(wish.heartbeat_ms),
-        grace: Duration::from_millis(wish.grace_ms),
+        queue: args.queue.clone(),
+        target: args.target()?,
+        concurrency: args.concurrency,
+        break_after: args.break_after,
+        heartbeat: Duration::from_millis(args.heartbeat_ms),
+        grace: Duration::from_millis(args.grace_ms),
     };
     telemetry::start(&telemetry, config::Node::default().name.as_str())?;
     if let Some(warning) = amqp.warning() {

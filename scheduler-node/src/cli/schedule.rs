@@ -11,7 +11,14 @@ use common::{
 use reqwest::Method;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::{Error, Form, ask::Asked, client::Request, moment, print, say};
+use super::{
+    client::Request,
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::{Form, say},
+    print,
+};
 use crate::clock;
 
 /// The subcommands that act on schedules.
@@ -19,31 +26,31 @@ use crate::clock;
 pub enum Command {
     /// List schedules by name.
     #[command(after_help = "Example:\n  duetime schedule list")]
-    List(Asked<Page>),
+    List(Invocation<Page>),
     /// Show a schedule.
     #[command(after_help = "Example:\n  duetime schedule get nightly")]
-    Get(Asked<One>),
+    Get(Invocation<One>),
     /// Set a schedule as a whole: omitted fields get their defaults.
     #[command(
         after_help = "Examples:\n  duetime schedule put nightly queue=reports cron='0 3 * * *' time_zone=Europe/Berlin\n  \
                             duetime schedule put pulse queue=health every_ms=5000 overlap=allow payload='{\"deep\":true}'"
     )]
-    Put(Asked<Put>),
+    Put(Invocation<Put>),
     /// Forget a schedule; tasks already made stay.
     #[command(after_help = "Example:\n  duetime schedule delete nightly")]
-    Delete(Asked<One>),
+    Delete(Invocation<One>),
     /// Stop a schedule; fire times during the pause are not made up.
     #[command(after_help = "Example:\n  duetime schedule pause nightly")]
-    Pause(Asked<One>),
+    Pause(Invocation<One>),
     /// Start a schedule again.
     #[command(after_help = "Example:\n  duetime schedule resume nightly")]
-    Resume(Asked<One>),
+    Resume(Invocation<One>),
     /// Make a task of a schedule now, outside its calendar.
     #[command(after_help = "Example:\n  duetime schedule run nightly")]
-    Run(Asked<One>),
+    Run(Invocation<One>),
     /// Show when a schedule fires next.
     #[command(after_help = "Example:\n  duetime schedule next nightly --count 20")]
-    Next(Asked<Next>),
+    Next(Invocation<Next>),
 }
 
 /// One schedule.
@@ -99,30 +106,30 @@ fn field(text: &str) -> Result<(String, Box<RawValue>), String> {
 
 pub(super) async fn schedule(command: &Command) -> Result<(), Error> {
     match command {
-        Command::List(asked) => list(asked).await,
-        Command::Get(asked) => {
-            let answer = asked.client()?.ask(&Request::get(&path(&asked.wish))).await?;
-            asked.print(&answer, |answer| Ok(sheet(&answer.read()?)))
+        Command::List(invocation) => list(invocation).await,
+        Command::Get(invocation) => {
+            let answer = invocation.client()?.send(&Request::get(&path(&invocation.args))).await?;
+            invocation.print(&answer, |answer| Ok(sheet(&answer.read()?)))
         }
-        Command::Put(asked) => put(asked).await,
-        Command::Delete(asked) => {
-            asked.client()?.ask(&Request::new(Method::DELETE, &path(&asked.wish))).await?;
+        Command::Put(invocation) => put(invocation).await,
+        Command::Delete(invocation) => {
+            invocation.client()?.send(&Request::new(Method::DELETE, &path(&invocation.args))).await?;
             // The API's answer has no body, so JSON output prints nothing either.
-            if asked.form() == Form::Text {
-                say(format_args!("{}  deleted", asked.wish.name));
+            if invocation.form() == Form::Text {
+                say(format_args!("{}  deleted", invocation.args.name));
             }
             Ok(())
         }
-        Command::Pause(asked) => turn(asked, "pause").await,
-        Command::Resume(asked) => turn(asked, "resume").await,
-        Command::Run(asked) => {
-            let answer = asked.client()?.ask(&Request::post(&verb(&asked.wish, "run"))).await?;
-            asked.print(&answer, |answer| {
+        Command::Pause(invocation) => turn(invocation, "pause").await,
+        Command::Resume(invocation) => turn(invocation, "resume").await,
+        Command::Run(invocation) => {
+            let answer = invocation.client()?.send(&Request::post(&verb(&invocation.args, "run"))).await?;
+            invocation.print(&answer, |answer| {
                 let task: TaskView = answer.read()?;
                 Ok(format!("{}  {}", task.id, task.state))
             })
         }
-        Command::Next(asked) => next(asked).await,
+        Command::Next(invocation) => next(invocation).await,
     }
 }
 
@@ -134,37 +141,38 @@ fn verb<'a>(one: &'a One, verb: &'a str) -> [&'a str; 4] {
     ["v1", "schedules", &one.name, verb]
 }
 
-async fn list(asked: &Asked<Page>) -> Result<(), Error> {
-    let mut query = vec![("limit", asked.wish.limit.to_string())];
-    query.extend(asked.wish.cursor.clone().map(|cursor| ("cursor", cursor)));
-    let answer = asked.client()?.ask(&Request::get(&["v1", "schedules"]).query(query)).await?;
-    asked.print(&answer, |answer| {
+async fn list(invocation: &Invocation<Page>) -> Result<(), Error> {
+    let mut query = vec![("limit", invocation.args.limit.to_string())];
+    query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
+    let answer = invocation.client()?.send(&Request::get(&["v1", "schedules"]).query(query)).await?;
+    invocation.print(&answer, |answer| {
         let list: ScheduleList = answer.read()?;
         let more = list.next_cursor.map(|cursor| format!("\n\nmore: --cursor {cursor}")).unwrap_or_default();
         Ok(format!("{}{more}", table(&list.schedules, clock::now())))
     })
 }
 
-async fn put(asked: &Asked<Put>) -> Result<(), Error> {
+async fn put(invocation: &Invocation<Put>) -> Result<(), Error> {
     let fields: BTreeMap<&str, &RawValue> =
-        asked.wish.fields.iter().map(|(field, value)| (field.as_str(), value.as_ref())).collect();
+        invocation.args.fields.iter().map(|(field, value)| (field.as_str(), value.as_ref())).collect();
     let body = serde_json::to_string(&fields).map_err(Error::Unwritable)?;
-    let answer = asked.client()?.ask(&Request::new(Method::PUT, &path(&asked.wish.schedule)).body(body)).await?;
-    asked.print(&answer, |answer| Ok(sheet(&answer.read()?)))
+    let answer =
+        invocation.client()?.send(&Request::new(Method::PUT, &path(&invocation.args.schedule)).body(body)).await?;
+    invocation.print(&answer, |answer| Ok(sheet(&answer.read()?)))
 }
 
-async fn turn(asked: &Asked<One>, word: &str) -> Result<(), Error> {
-    let answer = asked.client()?.ask(&Request::post(&verb(&asked.wish, word))).await?;
-    asked.print(&answer, |answer| {
+async fn turn(invocation: &Invocation<One>, word: &str) -> Result<(), Error> {
+    let answer = invocation.client()?.send(&Request::post(&verb(&invocation.args, word))).await?;
+    invocation.print(&answer, |answer| {
         let schedule: ScheduleView = answer.read()?;
         Ok(format!("{}  {}", schedule.name, standing(&schedule, clock::now())))
     })
 }
 
-async fn next(asked: &Asked<Next>) -> Result<(), Error> {
-    let query = vec![("next", asked.wish.count.to_string())];
-    let answer = asked.client()?.ask(&Request::get(&path(&asked.wish.schedule)).query(query)).await?;
-    asked.print(&answer, |answer| {
+async fn next(invocation: &Invocation<Next>) -> Result<(), Error> {
+    let query = vec![("next", invocation.args.count.to_string())];
+    let answer = invocation.client()?.send(&Request::get(&path(&invocation.args.schedule)).query(query)).await?;
+    invocation.print(&answer, |answer| {
         let (schedule, now): (ScheduleView, _) = (answer.read()?, clock::now());
         let times: Vec<String> = schedule.next_fire_times.iter().map(|at| moment::shown(*at, now)).collect();
         Ok(if times.is_empty() { standing(&schedule, now) } else { times.join("\n") })

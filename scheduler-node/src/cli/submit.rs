@@ -5,16 +5,15 @@ mod batch;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use clap::Args;
 use common::{time::UnixMicros, wire::check::JSON};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::io::AsyncReadExt;
 
 use super::{
-    Error,
-    ask::Asked,
     client::Request,
+    error::Error,
+    invocation::Invocation,
     moment,
     task::{Due, json_text, moved},
 };
@@ -23,8 +22,8 @@ use super::{
 const READ_BYTES: u64 = 2 << 20;
 
 /// The task, or the file with many.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Queue of the task.
     #[arg(required_unless_present = "batch")]
     queue: Option<String>,
@@ -141,22 +140,22 @@ struct Body {
     content_type: Option<String>,
 }
 
-pub(super) async fn submit(asked: &Asked<Wish>) -> Result<(), Error> {
-    let wish = &asked.wish;
-    if let Some(file) = &wish.batch {
-        return batch::submit(asked, file).await;
+pub(super) async fn submit(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let args = &invocation.args;
+    if let Some(file) = &args.batch {
+        return batch::submit(&invocation.client()?, invocation.form(), file).await;
     }
-    let body = body(wish).await?;
-    let request = Request::post(&["v1", "tasks"]).body(written(wish, body)?);
-    asked.print(&asked.client()?.ask(&request).await?, moved)
+    let body = body(args).await?;
+    let request = Request::post(&["v1", "tasks"]).body(written(args, body)?);
+    invocation.print(&invocation.client()?.send(&request).await?, moved)
 }
 
-async fn body(wish: &Wish) -> Result<Body, Error> {
-    let content_type = wish.content_type.clone();
-    if let Some(file) = &wish.payload_file {
+async fn body(args: &Args) -> Result<Body, Error> {
+    let content_type = args.content_type.clone();
+    if let Some(file) = &args.payload_file {
         return of_bytes(read(file).await?, content_type);
     }
-    Ok(Body { payload: wish.payload.clone(), payload_base64: wish.data_base64.clone(), content_type })
+    Ok(Body { payload: args.payload.clone(), payload_base64: args.data_base64.clone(), content_type })
 }
 
 fn of_bytes(bytes: Vec<u8>, content_type: Option<String>) -> Result<Body, Error> {
@@ -180,22 +179,22 @@ async fn read(file: &PathBuf) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn written(wish: &Wish, body: Body) -> Result<String, Error> {
+fn written(args: &Args, body: Body) -> Result<String, Error> {
     let task = Task {
-        queue: wish.queue.as_deref().unwrap_or_default(),
+        queue: args.queue.as_deref().unwrap_or_default(),
         body,
-        delay_ms: wish.due.delay,
-        due_at: wish.due.at,
-        priority: wish.priority,
-        partition_key: wish.partition_key.as_deref(),
-        key: wish.key.as_deref(),
-        version: wish.key_version,
-        on_duplicate: wish.on_duplicate.as_deref(),
-        depends_on: wish.depends_on.iter().map(|other| Other::of(other)).collect(),
-        max_attempts: wish.max_attempts,
-        timeout_ms: wish.attempt_timeout,
-        expires_after_ms: wish.expires_in,
-        headers: wish.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect(),
+        delay_ms: args.due.delay,
+        due_at: args.due.at,
+        priority: args.priority,
+        partition_key: args.partition_key.as_deref(),
+        key: args.key.as_deref(),
+        version: args.key_version,
+        on_duplicate: args.on_duplicate.as_deref(),
+        depends_on: args.depends_on.iter().map(|other| Other::of(other)).collect(),
+        max_attempts: args.max_attempts,
+        timeout_ms: args.attempt_timeout,
+        expires_after_ms: args.expires_in,
+        headers: args.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect(),
     };
     serde_json::to_string(&task).map_err(Error::Unwritable)
 }
@@ -211,17 +210,17 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Submitted {
         #[command(flatten)]
-        wish: Wish,
+        args: Args,
     }
 
-    fn wish(words: &[&str]) -> Result<Wish, clap::Error> {
-        Submitted::try_parse_from([&["submit"], words].concat()).map(|submitted| submitted.wish)
+    fn args(words: &[&str]) -> Result<Args, clap::Error> {
+        Submitted::try_parse_from([&["submit"], words].concat()).map(|submitted| submitted.args)
     }
 
     async fn sent(words: &[&str]) -> String {
-        let wish = wish(words).expect("understood");
-        let body = body(&wish).await.expect("a body");
-        written(&wish, body).expect("a task")
+        let args = args(words).expect("understood");
+        let body = body(&args).await.expect("a body");
+        written(&args, body).expect("a task")
     }
 
     #[tokio::test]
@@ -291,7 +290,7 @@ mod tests {
             &["mails", "--batch", "-"],
             &["--batch", "-", "--delay", "1s"],
         ] {
-            assert_eq!(wish(words).expect_err("refused").exit_code(), 2, "{words:?}");
+            assert_eq!(args(words).expect_err("refused").exit_code(), 2, "{words:?}");
         }
     }
 }

@@ -14,12 +14,12 @@ use serde_json::{json, value::RawValue};
 
 pub(super) use self::sheet::sheet;
 use super::{
-    Error, Form,
-    ask::Asked,
-    client::{Answer, Client, Failure, Request},
-    complain, moment,
+    client::{Client, Request, Response},
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::{Form, complain, say},
     print::Listing,
-    say,
 };
 use crate::clock;
 
@@ -35,7 +35,7 @@ pub struct One {
 
 /// One task or more, each with its own answer.
 #[derive(Debug, Args)]
-pub struct Many {
+pub struct TaskIds {
     /// Ids of the tasks.
     #[arg(required_unless_present = "key", conflicts_with = "key", value_name = "ID")]
     ids: Vec<TaskId>,
@@ -66,7 +66,7 @@ impl ByKey {
 
     /// Looks up the id of the task that has the key now.
     async fn find(&self, client: &Client) -> Result<TaskId, Error> {
-        Ok(client.ask(&self.request()).await?.read::<TaskView>()?.id)
+        Ok(client.send(&self.request()).await?.read::<TaskView>()?.id)
     }
 }
 
@@ -148,31 +148,31 @@ pub(super) fn json_text(text: &str) -> Result<Box<RawValue>, String> {
     RawValue::from_string(text.to_owned()).map_err(|error| format!("not JSON: {error}; write a string with its quotes"))
 }
 
-pub(super) async fn get(asked: &Asked<One>) -> Result<(), Error> {
-    let One { id, key } = &asked.wish;
+pub(super) async fn get(invocation: &Invocation<One>) -> Result<(), Error> {
+    let One { id, key } = &invocation.args;
     let id = id.map(|id| id.to_string());
     let request = id.as_deref().map_or_else(|| key.request(), |id| Request::get(&["v1", "tasks", id]));
-    asked.print(&asked.client()?.ask(&request).await?, shown)
+    invocation.print(&invocation.client()?.send(&request).await?, shown)
 }
 
-pub(super) async fn cancel(asked: &Asked<Many>) -> Result<(), Error> {
-    each(asked, |id| Request::new(Method::DELETE, &["v1", "tasks", id]), cancelled).await
+pub(super) async fn cancel(invocation: &Invocation<TaskIds>) -> Result<(), Error> {
+    each(invocation, |id| Request::new(Method::DELETE, &["v1", "tasks", id]), cancelled).await
 }
 
-pub(super) async fn stop(asked: &Asked<Many>) -> Result<(), Error> {
-    each(asked, |id| Request::post(&["v1", "tasks", id, "stop"]), cancelled).await
+pub(super) async fn stop(invocation: &Invocation<TaskIds>) -> Result<(), Error> {
+    each(invocation, |id| Request::post(&["v1", "tasks", id, "stop"]), cancelled).await
 }
 
-pub(super) async fn run(asked: &Asked<Many>) -> Result<(), Error> {
-    each(asked, |id| Request::post(&["v1", "tasks", id, "run"]), moved).await
+pub(super) async fn run(invocation: &Invocation<TaskIds>) -> Result<(), Error> {
+    each(invocation, |id| Request::post(&["v1", "tasks", id, "run"]), moved).await
 }
 
-pub(super) async fn retry(asked: &Asked<Many>) -> Result<(), Error> {
-    each(asked, |id| Request::post(&["v1", "tasks", id, "retry"]), moved).await
+pub(super) async fn retry(invocation: &Invocation<TaskIds>) -> Result<(), Error> {
+    each(invocation, |id| Request::post(&["v1", "tasks", id, "retry"]), moved).await
 }
 
-pub(super) async fn shift(asked: &Asked<Move>) -> Result<(), Error> {
-    let Move { task, due } = &asked.wish;
+pub(super) async fn shift(invocation: &Invocation<Move>) -> Result<(), Error> {
+    let Move { task, due } = &invocation.args;
     let change = match (due.delay, due.at) {
         (Some(delay_ms), _) => json!({ "delay_ms": delay_ms }),
         (None, Some(due_at)) => json!({ "due_at": due_at }),
@@ -180,18 +180,18 @@ pub(super) async fn shift(asked: &Asked<Move>) -> Result<(), Error> {
             return Err(Error::Usage("give the new due time: --delay 30m, or --at 2030-01-31T09:00:00Z".into()));
         }
     };
-    let client = asked.client()?;
+    let client = invocation.client()?;
     let id = task.id(&client).await?;
     let request = Request::new(Method::PATCH, &["v1", "tasks", &id]).body(change.to_string());
-    asked.print(&client.ask(&request).await?, moved)
+    invocation.print(&client.send(&request).await?, moved)
 }
 
-pub(super) async fn report(asked: &Asked<Report>) -> Result<(), Error> {
-    let client = asked.client()?;
-    let id = asked.wish.task.id(&client).await?;
-    let body = serde_json::to_string(&Body::of(&asked.wish)).map_err(Error::Unwritable)?;
+pub(super) async fn report(invocation: &Invocation<Report>) -> Result<(), Error> {
+    let client = invocation.client()?;
+    let id = invocation.args.task.id(&client).await?;
+    let body = serde_json::to_string(&Body::of(&invocation.args)).map_err(Error::Unwritable)?;
     let request = Request::post(&["v1", "tasks", &id, "result"]).body(body);
-    asked.print(&client.ask(&request).await?, moved)
+    invocation.print(&client.send(&request).await?, moved)
 }
 
 /// The body of a report.
@@ -231,22 +231,22 @@ impl<'a> Body<'a> {
 /// Sends one request for each task in turn. After a refusal it goes on with the next task; it stops when no node can
 /// be reached.
 async fn each(
-    asked: &Asked<Many>,
+    invocation: &Invocation<TaskIds>,
     request: impl for<'i> Fn(&'i str) -> Request<'i>,
-    line: impl Fn(&Answer) -> Result<String, Error>,
+    line: impl Fn(&Response) -> Result<String, Error>,
 ) -> Result<(), Error> {
-    let client = asked.client()?;
-    let Many { ids, key } = &asked.wish;
+    let client = invocation.client()?;
+    let TaskIds { ids, key } = &invocation.args;
     let ids = if ids.is_empty() { vec![key.find(&client).await?] } else { ids.clone() };
     if let [id] = ids.as_slice() {
-        return asked.print(&client.ask(&request(&id.to_string())).await?, line);
+        return invocation.print(&client.send(&request(&id.to_string())).await?, line);
     }
-    let mut listing = Listing::open(asked.form(), "results");
+    let mut listing = Listing::open(invocation.form(), "results");
     let mut refused = 0;
     let mut broken = None;
     for id in &ids {
-        match client.ask(&request(&id.to_string())).await {
-            Ok(answer) if asked.form() == Form::Text => say(line(&answer)?),
+        match client.send(&request(&id.to_string())).await {
+            Ok(answer) if invocation.form() == Form::Text => say(line(&answer)?),
             Ok(answer) => listing.add(&answer.text),
             Err(failure) => {
                 complain(format_args!("{id}: {failure}"));
@@ -270,18 +270,18 @@ async fn each(
     }
 }
 
-fn shown(answer: &Answer) -> Result<String, Error> {
+fn shown(answer: &Response) -> Result<String, Error> {
     Ok(sheet(&answer.read::<TaskView>()?, clock::now()))
 }
 
-fn cancelled(answer: &Answer) -> Result<String, Error> {
+fn cancelled(answer: &Response) -> Result<String, Error> {
     let CancelAnswer { id, outcome } = answer.read()?;
     let outcome = serde_json::to_value(outcome).map_err(Error::Unwritable)?;
     Ok(format!("{id}  {}", outcome.as_str().unwrap_or_default()))
 }
 
 /// One line about the task as the action left it.
-pub(super) fn moved(answer: &Answer) -> Result<String, Error> {
+pub(super) fn moved(answer: &Response) -> Result<String, Error> {
     let task: TaskView = answer.read()?;
     Ok(receipt(&task, clock::now()))
 }
@@ -292,11 +292,5 @@ fn receipt(task: &TaskView, now: UnixMicros) -> String {
         format!("{id}  {state}")
     } else {
         format!("{id}  {state}  due {}", moment::shown(*due_at, now))
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        Self::Call(Box::new(failure))
     }
 }

@@ -1,6 +1,6 @@
 //! `duetime token`: makes tokens, for the configuration or over the API, and lists and revokes them.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 use common::{
     access::Role,
     limit::TokenLimits,
@@ -15,17 +15,19 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Error, Form, Output,
-    ask::Asked,
-    client::{Answer, Request},
-    complain, moment, print, say,
+    client::{Request, Response},
+    error::Error,
+    invocation::Invocation,
+    moment,
+    output::{Form, Output, complain, say},
+    print,
 };
 use crate::{access::fresh_token, clock};
 
 /// The subcommand; without one, `new`.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Wish {
+pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -42,17 +44,17 @@ enum Command {
     #[command(after_help = "Examples:\n  duetime token create shop --role producer --queue 'shop.*'\n  \
                             duetime token create visitor --role viewer --expires-after 8h\n  \
                             duetime token create tenant --role producer --queue 'tenant.*' --max-pending 100000")]
-    Create(Asked<Create>),
+    Create(Invocation<Create>),
     /// List tokens, newest first; the secrets themselves are never shown.
     #[command(after_help = "Example:\n  duetime token list")]
-    List(Asked<Page>),
+    List(Invocation<Page>),
     /// Revoke a token; within a second every node refuses it.
     #[command(after_help = "Example:\n  duetime token revoke shop")]
-    Revoke(Asked<One>),
+    Revoke(Invocation<One>),
 }
 
 /// A token for the configuration.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct New {
     /// Who will hold the token; default: the role.
     #[arg(long)]
@@ -65,7 +67,7 @@ struct New {
 }
 
 /// A token made over the API.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct Create {
     #[command(flatten)]
     token: One,
@@ -83,7 +85,7 @@ struct Create {
 }
 
 /// Limits of a token. All but the first count everything in its queues, no matter which caller made it.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct LimitArgs {
     /// Most requests a second that each node accepts with it.
     #[arg(long, value_name = "COUNT")]
@@ -115,14 +117,14 @@ impl LimitArgs {
 }
 
 /// One token.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct One {
     #[arg(value_parser = name)]
     name: String,
 }
 
 /// Which page of tokens.
-#[derive(Debug, Args)]
+#[derive(Debug, clap::Args)]
 struct Page {
     /// At most this many, up to 1000.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
@@ -171,27 +173,27 @@ fn name(text: &str) -> Result<String, String> {
     if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
 }
 
-pub async fn token(wish: &Wish) -> Result<(), Error> {
-    match &wish.command {
-        None => new(&wish.new),
-        Some(Command::New(wish)) => new(wish),
-        Some(Command::Create(asked)) => create(asked).await,
-        Some(Command::List(asked)) => list(asked).await,
-        Some(Command::Revoke(asked)) => {
-            let path = ["v1", "tokens", asked.wish.name.as_str()];
-            let answer = asked.client()?.ask(&Request::new(Method::DELETE, &path)).await?;
-            asked.print(&answer, |_| Ok(format!("{}  revoked", asked.wish.name)))
+pub async fn token(args: &Args) -> Result<(), Error> {
+    match &args.command {
+        None => new(&args.new),
+        Some(Command::New(args)) => new(args),
+        Some(Command::Create(invocation)) => create(invocation).await,
+        Some(Command::List(invocation)) => list(invocation).await,
+        Some(Command::Revoke(invocation)) => {
+            let path = ["v1", "tokens", invocation.args.name.as_str()];
+            let answer = invocation.client()?.send(&Request::new(Method::DELETE, &path)).await?;
+            invocation.print(&answer, |_| Ok(format!("{}  revoked", invocation.args.name)))
         }
     }
 }
 
 /// Prints a new token, which is stored nowhere.
-fn new(wish: &New) -> Result<(), Error> {
+fn new(args: &New) -> Result<(), Error> {
     let token = fresh_token();
     let sha256: String = Sha256::digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();
-    let role = Role::from(wish.role);
-    let name = wish.name.as_deref().unwrap_or_else(|| role.text());
-    match wish.output.output {
+    let role = Role::from(args.role);
+    let name = args.name.as_deref().unwrap_or_else(|| role.text());
+    match args.output.output {
         Form::Json | Form::Jsonl => say(json!({ "token": token, "name": name, "role": role.text(), "sha256": sha256 })),
         Form::Text => {
             say(format!("token: {token}\n"));
@@ -202,8 +204,8 @@ fn new(wish: &New) -> Result<(), Error> {
     Ok(())
 }
 
-async fn create(asked: &Asked<Create>) -> Result<(), Error> {
-    let Create { token, role, queues, expires_after, limits } = &asked.wish;
+async fn create(invocation: &Invocation<Create>) -> Result<(), Error> {
+    let Create { token, role, queues, expires_after, limits } = &invocation.args;
     let mut body = json!({ "name": token.name, "role": Role::from(*role) });
     if !queues.is_empty() {
         body["queues"] = json!(queues);
@@ -214,21 +216,21 @@ async fn create(asked: &Asked<Create>) -> Result<(), Error> {
     if !limits.limits().is_none() {
         body["limits"] = json!(limits.limits());
     }
-    let answer = asked.client()?.ask(&Request::post(&["v1", "tokens"]).body(body.to_string())).await?;
-    asked.print(&answer, |answer| {
+    let answer = invocation.client()?.send(&Request::post(&["v1", "tokens"]).body(body.to_string())).await?;
+    invocation.print(&answer, |answer| {
         let token = answer.read::<TokenView>()?.token.unwrap_or_default();
         Ok(format!("token: {token}\n\nKeep it: it is stored nowhere and shown only once. It is in force."))
     })
 }
 
-async fn list(asked: &Asked<Page>) -> Result<(), Error> {
-    let mut query = vec![("limit", asked.wish.limit.to_string())];
-    query.extend(asked.wish.cursor.clone().map(|cursor| ("cursor", cursor)));
-    let answer = asked.client()?.ask(&Request::get(&["v1", "tokens"]).query(query)).await?;
-    asked.print(&answer, page)
+async fn list(invocation: &Invocation<Page>) -> Result<(), Error> {
+    let mut query = vec![("limit", invocation.args.limit.to_string())];
+    query.extend(invocation.args.cursor.clone().map(|cursor| ("cursor", cursor)));
+    let answer = invocation.client()?.send(&Request::get(&["v1", "tokens"]).query(query)).await?;
+    invocation.print(&answer, page)
 }
 
-fn page(answer: &Answer) -> Result<String, Error> {
+fn page(answer: &Response) -> Result<String, Error> {
     let list: TokenList = answer.read()?;
     if let Some(cursor) = &list.next_cursor {
         complain(format_args!("there are more: --cursor {}", cursor.0));

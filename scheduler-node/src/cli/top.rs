@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Args;
 use common::wire::ClusterReport;
 use futures::future::join_all;
 use reqwest::Url;
@@ -21,11 +20,11 @@ use self::{
     screen::Screen,
 };
 use super::{
-    Error, Form,
     access::{is_readable_on_the_way, node},
-    ask::Asked,
     client::{Client, Request},
-    say,
+    error::Error,
+    invocation::Invocation,
+    output::{Form, say},
 };
 use crate::clock;
 
@@ -37,8 +36,8 @@ const LOOKS: usize = 6;
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// How to watch.
-#[derive(Debug, Args)]
-pub struct Wish {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Print one picture, of the second that follows, and end.
     #[arg(long)]
     once: bool,
@@ -63,11 +62,11 @@ struct Watch {
     notes: Vec<String>,
 }
 
-pub(super) async fn top(asked: &Asked<Wish>) -> Result<(), Error> {
-    let client = asked.access.client_within(ANSWER_WITHIN)?;
+pub(super) async fn top(invocation: &Invocation<Args>) -> Result<(), Error> {
+    let client = invocation.access.client_within(ANSWER_WITHIN)?;
     let mut watch = Watch { client, names: BTreeMap::new(), looks: VecDeque::new(), notes: Vec::new() };
-    match asked.form() {
-        form if asked.wish.once => {
+    match invocation.form() {
+        form if invocation.args.once => {
             watch.look().await?;
             tokio::time::sleep(EVERY).await;
             let picture = watch.look().await?;
@@ -117,7 +116,7 @@ async fn live(mut watch: Watch) -> Result<(), Error> {
 impl Watch {
     async fn look(&mut self) -> Result<Picture, Error> {
         self.notes.clear();
-        let report: ClusterReport = self.client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
+        let report: ClusterReport = self.client.send(&Request::get(&["v1", "cluster"])).await?.read()?;
         let nodes = self.nodes(&report).await;
         let answers = join_all(nodes.iter().map(|(_, url)| figures_of(&self.client, url))).await;
         let mut figures = BTreeMap::new();
@@ -165,11 +164,11 @@ impl Watch {
     async fn given(&mut self) -> Vec<(String, Url)> {
         let unknown = self.client.nodes().iter().filter(|url| !self.names.contains_key(url));
         let request = Request::get(&["v1", "cluster"]);
-        let asked = unknown.map(async |url| {
-            let report = self.client.ask_at(url, &request).await.and_then(|answer| answer.read::<ClusterReport>());
+        let reports = unknown.map(async |url| {
+            let report = self.client.send_to(url, &request).await.and_then(|answer| answer.read::<ClusterReport>());
             (url.clone(), report)
         });
-        for (url, report) in join_all(asked).await {
+        for (url, report) in join_all(reports).await {
             match report {
                 Ok(report) => drop(self.names.insert(url, report.node.name.to_string())),
                 Err(failure) => self.notes.push(failure.to_string()),
@@ -180,7 +179,7 @@ impl Watch {
 }
 
 async fn figures_of(client: &Client, url: &Url) -> Result<Figures, Error> {
-    Ok(Figures::read(&client.ask_at(url, &Request::get(&["metrics"])).await?.text))
+    Ok(Figures::read(&client.send_to(url, &Request::get(&["metrics"])).await?.text))
 }
 
 /// The growth on all nodes since each node's oldest sample.

@@ -21,11 +21,11 @@ pub struct Amqp {
     pub key_file: Option<PathBuf>,
     /// Whether reports and submissions may use the default exchange, by queue name, instead of the exchange
     /// `duetime.in`.
-    #[serde(default = "open")]
-    pub default_door: bool,
+    #[serde(rename = "default_door", default = "yes")]
+    pub default_exchange: bool,
 }
 
-const fn open() -> bool {
+const fn yes() -> bool {
     true
 }
 

@@ -12,6 +12,7 @@ use super::{
     complaint::Complaints,
     oidc::{self, Oidc},
     read,
+    scope::scope,
 };
 
 /// Tokens and the identity provider. With neither, every caller is let in unauthenticated, which is allowed on
@@ -43,14 +44,14 @@ pub struct Token {
 /// The section as the file has it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Written {
-    token: Vec<WrittenToken>,
-    oidc: Option<oidc::Written>,
+pub(super) struct RawAuth {
+    token: Vec<RawToken>,
+    oidc: Option<oidc::RawOidc>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenToken {
+struct RawToken {
     name: String,
     role: Role,
     /// Absent: all queues.
@@ -63,38 +64,38 @@ struct WrittenToken {
 }
 
 /// Checks the tokens. The result may be used only when there is no complaint.
-pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
-    let mut token: Vec<Token> = Vec::with_capacity(written.token.len());
-    for (index, written) in written.token.into_iter().enumerate() {
+pub(super) fn settle(raw: RawAuth, complaints: &mut Complaints) -> Auth {
+    let mut token: Vec<Token> = Vec::with_capacity(raw.token.len());
+    for (index, raw) in raw.token.into_iter().enumerate() {
         let key = |name: &str| format!("auth.token[{index}].{name}");
-        complaints.unless(!written.name.trim().is_empty(), key("name"), "is empty; name the holder of the token");
+        complaints.unless(!raw.name.trim().is_empty(), key("name"), "is empty; name the holder of the token");
         complaints.unless(
-            token.iter().all(|other| other.name != written.name),
+            token.iter().all(|other| other.name != raw.name),
             key("name"),
-            format!("is {:?}, the name of another token; give each a name of its own", written.name),
+            format!("is {:?}, the name of another token; give each a name of its own", raw.name),
         );
         complaints.unless(
-            written.name != Caller::ANONYMOUS,
+            raw.name != Caller::ANONYMOUS,
             key("name"),
             "is the name of callers without a token; choose another name",
         );
         complaints.unless(
-            !written.name.starts_with(Caller::SUBJECT),
+            !raw.name.starts_with(Caller::SUBJECT),
             key("name"),
             format!(
                 "begins with {:?}, as the names of people signed in by the provider do; choose another name",
                 Caller::SUBJECT
             ),
         );
-        let queues = scope(written.queues, key("queues"), complaints);
-        if let Err(error) = written.role.check_scope(&queues) {
+        let queues = scope(raw.queues, key("queues"), complaints);
+        if let Err(error) = raw.role.check_scope(&queues) {
             complaints.add(key("queues"), error.detail);
         }
-        let limits = written.limits.validate().unwrap_or_else(|error| {
+        let limits = raw.limits.validate().unwrap_or_else(|error| {
             complaints.add(key(&error.field), error.detail);
             TokenLimits::NONE
         });
-        match digest(&written.sha256) {
+        match digest(&raw.sha256) {
             Some(sha256) => {
                 complaints.unless(
                     token.iter().all(|other| other.sha256 != sha256),
@@ -106,7 +107,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
                     key("sha256"),
                     "is the SHA-256 of an empty text; `duetime token` makes a token and prints its sha256",
                 );
-                token.push(Token { name: written.name, role: written.role, queues, limits, sha256 });
+                token.push(Token { name: raw.name, role: raw.role, queues, limits, sha256 });
             }
             None => complaints.add(
                 key("sha256"),
@@ -114,15 +115,7 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Auth {
             ),
         }
     }
-    Auth { token, oidc: written.oidc.map(|written| oidc::settle(written, complaints)) }
-}
-
-/// Parses the queue patterns under `key`.
-pub(super) fn scope(written: Option<Vec<String>>, key: String, complaints: &mut Complaints) -> Scope {
-    Scope::of(written).unwrap_or_else(|error| {
-        complaints.add(key, error.detail);
-        Scope::ALL
-    })
+    Auth { token, oidc: raw.oidc.map(|raw| oidc::settle(raw, complaints)) }
 }
 
 /// The SHA-256 of the empty text, which a script computes when its variable was not set.

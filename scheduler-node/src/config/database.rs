@@ -33,7 +33,7 @@ impl Database {
 /// The section as the file has it. The default of an omitted field depends on the number of databases.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawDatabase {
     #[serde(default = "main")]
     name: String,
     #[serde(deserialize_with = "read::secret")]
@@ -56,27 +56,27 @@ const fn twenty() -> u32 {
 const CONNECTIONS_LEAST: u32 = 4;
 
 /// Checks each database, and all of them together. The result may be used only when there is no complaint.
-pub(super) fn settle(written: Vec<Written>, complaints: &mut Complaints) -> Vec<Database> {
-    if written.is_empty() && !complaints.about("database") {
+pub(super) fn settle(raw: Vec<RawDatabase>, complaints: &mut Complaints) -> Vec<Database> {
+    if raw.is_empty() && !complaints.about("database") {
         complaints.add("database", "is missing; add a [[database]] with a url");
     }
-    let alone = written.len() == 1;
-    let mut databases: Vec<Database> = Vec::with_capacity(written.len());
+    let alone = raw.len() == 1;
+    let mut databases: Vec<Database> = Vec::with_capacity(raw.len());
     let mut complete = true;
-    for (index, written) in written.into_iter().enumerate() {
+    for (index, raw) in raw.into_iter().enumerate() {
         let key = |name: &str| format!("database[{index}].{name}");
-        check_one(&written, &databases, key, complaints);
-        let shards = match (&written.shards, alone) {
+        check_one(&raw, &databases, key, complaints);
+        let shards = match (&raw.shards, alone) {
             (Some(text), _) => read_shards(text),
             (None, true) => Ok(ShardRange::all(SHARD_COUNT)),
             (None, false) => Err("is missing; with several databases, each must name its shards".to_owned()),
         };
         match shards {
             Ok(shards) => databases.push(Database {
-                name: DatabaseName::new(&written.name),
-                url: written.url,
+                name: DatabaseName::new(&raw.name),
+                url: raw.url,
                 shards,
-                max_connections: written.max_connections,
+                max_connections: raw.max_connections,
             }),
             Err(problem) => {
                 complete = false;
@@ -99,26 +99,26 @@ fn read_shards(text: &str) -> Result<ShardRange, String> {
     }
 }
 
-fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> String, complaints: &mut Complaints) {
+fn check_one(raw: &RawDatabase, before: &[Database], key: impl Fn(&str) -> String, complaints: &mut Complaints) {
     complaints.unless(
-        is_plain_name(&written.name),
+        is_plain_name(&raw.name),
         key("name"),
-        format!("is {:?}; it must be 1 to 64 characters from A-Z a-z 0-9 . _ -", written.name),
+        format!("is {:?}; it must be 1 to 64 characters from A-Z a-z 0-9 . _ -", raw.name),
     );
     complaints.unless(
-        before.iter().all(|other| other.name.as_str() != written.name),
+        before.iter().all(|other| other.name.as_str() != raw.name),
         key("name"),
-        format!("is {:?}, the name of another database; give each a name of its own", written.name),
+        format!("is {:?}, the name of another database; give each a name of its own", raw.name),
     );
-    if let Some(fault) = Link::fault(written.url.expose_secret(), &["postgres", "postgresql"]) {
+    if let Some(fault) = Link::fault(raw.url.expose_secret(), &["postgres", "postgresql"]) {
         complaints.add(key("url"), fault);
-    } else if before.iter().any(|other| other.url.expose_secret() == written.url.expose_secret()) {
+    } else if before.iter().any(|other| other.url.expose_secret() == raw.url.expose_secret()) {
         complaints.add(key("url"), "belongs to another database; each needs a PostgreSQL database of its own");
     }
     complaints.unless(
-        (CONNECTIONS_LEAST..=1_000).contains(&written.max_connections),
+        (CONNECTIONS_LEAST..=1_000).contains(&raw.max_connections),
         key("max_connections"),
-        format!("is {}; it must be between {CONNECTIONS_LEAST} and 1000", written.max_connections),
+        format!("is {}; it must be between {CONNECTIONS_LEAST} and 1000", raw.max_connections),
     );
 }
 
@@ -126,7 +126,7 @@ fn check_one(written: &Written, before: &[Database], key: impl Fn(&str) -> Strin
 fn check_cover(databases: &[Database], complaints: &mut Complaints) {
     let ranges: Vec<_> = databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
     let count = ranges.iter().map(|(_, range)| u32::from(range.last().number()) + 1).max().unwrap_or(0);
-    let at = |wanted: &dyn Fn(&Database) -> bool| match databases.iter().position(wanted) {
+    let at = |is_it: &dyn Fn(&Database) -> bool| match databases.iter().position(is_it) {
         Some(index) => format!("database[{index}].shards"),
         None => "database".to_owned(),
     };

@@ -45,11 +45,11 @@ impl Link {
 
     /// The mistake in `url` as one of `schemes`, as the end of a sentence that begins with its key.
     pub(super) fn fault(url: &str, schemes: &[&str]) -> Option<String> {
-        let wanted = schemes.iter().map(|scheme| format!("{scheme}://")).collect::<Vec<_>>().join(" or ");
+        let prefixes = schemes.iter().map(|scheme| format!("{scheme}://")).collect::<Vec<_>>().join(" or ");
         match Self::parse(url) {
-            None => Some(format!("is not a URL; it must begin with {wanted}")),
+            None => Some(format!("is not a URL; it must begin with {prefixes}")),
             Some(link) if !schemes.contains(&link.scheme.as_str()) => {
-                Some(format!("begins with {}://; it must begin with {wanted}", link.scheme))
+                Some(format!("begins with {}://; it must begin with {prefixes}", link.scheme))
             }
             Some(link) if link.port().is_some_and(|port| port.parse::<u16>().is_err()) => {
                 Some("has a port that is not a number between 0 and 65535".to_owned())

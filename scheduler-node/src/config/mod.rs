@@ -22,16 +22,15 @@ pub mod queues;
 pub mod scheduler;
 pub mod telemetry;
 
+mod error;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod read;
+mod scope;
 mod tls;
 mod tree;
 
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write, path::Path};
 
 use figment::{Figment, error::Kind, providers::Serialized};
 use serde::Deserialize;
@@ -45,6 +44,7 @@ pub use self::{
     console::Console,
     database::Database,
     delay_exchange::DelayExchange,
+    error::Error,
     etcd::Etcd,
     http::Http,
     link::Link,
@@ -76,39 +76,23 @@ pub struct Config {
     pub telemetry: Telemetry,
 }
 
-/// Why there is no valid configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot read the configuration file {}", path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the configuration file {} is not TOML: {reason}", path.display())]
-    Syntax { path: PathBuf, reason: String },
-    /// Every mistake, one a line.
-    #[error("{0}")]
-    Refused(Complaints),
-}
-
-/// All sections as the file has them.
+/// The file, before its values are checked and its defaults settled.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct RawConfig {
     #[serde(default)]
     node: Node,
     #[serde(default)]
     etcd: Etcd,
     #[serde(default)]
-    database: Vec<database::Written>,
+    database: Vec<database::RawDatabase>,
     amqp: Amqp,
     #[serde(default)]
     delay_exchange: Vec<DelayExchange>,
     #[serde(default)]
     http: Http,
     #[serde(default)]
-    auth: auth::Written,
+    auth: auth::RawAuth,
     #[serde(default)]
     audit: Audit,
     #[serde(default)]
@@ -132,14 +116,14 @@ impl Config {
         let mut complaints = Complaints::default();
         let mut tree = Tree::of(file, environment(), &mut complaints)?;
         tree.root.retain(|section, _| ["amqp", "telemetry"].contains(&section.as_str()));
-        let written = shape(&mut tree, &mut complaints);
-        if let Some(written) = &written {
-            written.amqp.check(&mut complaints);
-            written.telemetry.check(&mut complaints);
+        let raw = shape(&mut tree, &mut complaints);
+        if let Some(raw) = &raw {
+            raw.amqp.check(&mut complaints);
+            raw.telemetry.check(&mut complaints);
         }
         complaints.name_variables(&tree.variables);
-        match written {
-            Some(written) if complaints.is_empty() => Ok((written.amqp, written.telemetry)),
+        match raw {
+            Some(raw) if complaints.is_empty() => Ok((raw.amqp, raw.telemetry)),
             _ => Err(Error::Refused(complaints)),
         }
     }
@@ -152,7 +136,7 @@ impl Config {
     }
 
     fn of_tree(mut tree: Tree, mut complaints: Complaints) -> Result<Self, Error> {
-        let config = shape(&mut tree, &mut complaints).map(|written| validate(written, &mut complaints));
+        let config = shape(&mut tree, &mut complaints).map(|raw| validate(raw, &mut complaints));
         complaints.name_variables(&tree.variables);
         match config {
             Some(config) if complaints.is_empty() => Ok(config),
@@ -208,32 +192,32 @@ fn environment() -> impl Iterator<Item = (String, String)> {
 
 /// Gives the values their types. A value that does not fit its type becomes a complaint and is dropped, so that the
 /// next mistake comes to light as well.
-fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<Written> {
+fn shape(tree: &mut Tree, complaints: &mut Complaints) -> Option<RawConfig> {
     for _ in 0..MISTAKES_MAX {
         // Lossy, because a variable holds text even where a number or a boolean is expected.
-        let error = match Figment::from(Serialized::defaults(&tree.root)).extract_lossy::<Written>() {
-            Ok(written) => return Some(written),
+        let error = match Figment::from(Serialized::defaults(&tree.root)).extract_lossy::<RawConfig>() {
+            Ok(raw) => return Some(raw),
             Err(error) => error,
         };
         let mut path = error.path.clone();
         match &error.kind {
             Kind::UnknownField(_, known) => {
                 // The path ends with the unknown name.
-                let section = tree::written(&path[..path.len().saturating_sub(1)]);
+                let section = tree::key_path(&path[..path.len().saturating_sub(1)]);
                 let section = if section.is_empty() { "the file".to_owned() } else { format!("[{section}]") };
-                complaints.add(tree::written(&path), format!("is unknown; {section} has {}", known.join(", ")));
+                complaints.add(tree::key_path(&path), format!("is unknown; {section} has {}", known.join(", ")));
                 tree.remove(&path);
             }
             Kind::MissingField(name) => {
                 path.push(name.to_string());
-                let key = tree::written(&path);
+                let key = tree::key_path(&path);
                 if !complaints.about(&format!("{key}_file")) {
                     complaints.add(key, "is missing; it has no default");
                 }
                 tree.stand_in(&path);
             }
             kind => {
-                complaints.add(tree::written(&path), mismatch(&path, kind));
+                complaints.add(tree::key_path(&path), mismatch(&path, kind));
                 tree.remove(&path);
             }
         }
@@ -246,8 +230,8 @@ fn mismatch(path: &[String], kind: &Kind) -> String {
     let secret = path.last().is_some_and(|name| keys::SECRETS.iter().any(|key| key.rsplit('.').next() == Some(name)));
     match kind {
         Kind::InvalidType(..) | Kind::InvalidValue(..) if secret => "must be text in quotes".to_owned(),
-        Kind::InvalidType(found, wanted) | Kind::InvalidValue(found, wanted) => {
-            format!("is {found}; it must be {}", plain(wanted))
+        Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
+            format!("is {found}; it must be {}", plain(expected))
         }
         Kind::UnknownVariant(found, known) => format!("is {found:?}; it must be one of {}", known.join(", ")),
         Kind::Message(problem) => problem.clone(),
@@ -256,44 +240,44 @@ fn mismatch(path: &[String], kind: &Kind) -> String {
 }
 
 /// The name of a type in plain words.
-fn plain(wanted: &str) -> &str {
-    match wanted {
+fn plain(expected: &str) -> &str {
+    match expected {
         "u32" | "u64" | "usize" => "a whole number, not negative",
         "a string" | "a borrowed string" | "path string" => "text in quotes",
         "f64" => "a number",
         "a boolean" => "true or false",
         "a sequence" => "a list",
-        _ if wanted.starts_with("struct") => "a section",
-        _ => wanted,
+        _ if expected.starts_with("struct") => "a section",
+        _ => expected,
     }
 }
 
 /// Checks the meaning of the values, each alone and in relation to the others.
-fn validate(written: Written, complaints: &mut Complaints) -> Config {
-    written.node.check(complaints);
-    written.etcd.check(complaints);
-    let databases = database::settle(written.database, complaints);
-    written.amqp.check(complaints);
-    delay_exchange::check(&written.delay_exchange, complaints);
-    let auth = auth::settle(written.auth, complaints);
-    written.http.check(&auth, complaints);
-    written.audit.check(complaints);
-    written.scheduler.check(complaints);
-    written.queues.check(complaints);
-    written.telemetry.check(complaints);
+fn validate(raw: RawConfig, complaints: &mut Complaints) -> Config {
+    raw.node.check(complaints);
+    raw.etcd.check(complaints);
+    let databases = database::settle(raw.database, complaints);
+    raw.amqp.check(complaints);
+    delay_exchange::check(&raw.delay_exchange, complaints);
+    let auth = auth::settle(raw.auth, complaints);
+    raw.http.check(&auth, complaints);
+    raw.audit.check(complaints);
+    raw.scheduler.check(complaints);
+    raw.queues.check(complaints);
+    raw.telemetry.check(complaints);
     Config {
-        node: written.node,
-        etcd: written.etcd,
+        node: raw.node,
+        etcd: raw.etcd,
         databases,
-        amqp: written.amqp,
-        delay_exchanges: written.delay_exchange,
-        http: written.http,
+        amqp: raw.amqp,
+        delay_exchanges: raw.delay_exchange,
+        http: raw.http,
         auth,
-        audit: written.audit,
-        console: written.console,
-        scheduler: written.scheduler,
-        queues: written.queues,
-        telemetry: written.telemetry,
+        audit: raw.audit,
+        console: raw.console,
+        scheduler: raw.scheduler,
+        queues: raw.queues,
+        telemetry: raw.telemetry,
     }
 }
 

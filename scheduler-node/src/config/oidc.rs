@@ -9,7 +9,7 @@ use common::{
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{auth::scope, complaint::Complaints, link::Link, read};
+use super::{complaint::Complaints, link::Link, read, scope::scope};
 
 /// The path that the provider sends browsers back to; there is no other.
 pub const CALLBACK: &str = "/console/sign-in/oidc/callback";
@@ -45,7 +45,7 @@ impl Oidc {
 /// The section as the file has it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawOidc {
     issuer: String,
     client_id: String,
     #[serde(deserialize_with = "read::secret")]
@@ -56,12 +56,12 @@ pub(super) struct Written {
     #[serde(default = "roles_claim")]
     roles_claim: String,
     #[serde(default)]
-    role: Vec<WrittenRole>,
+    role: Vec<RawRole>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenRole {
+struct RawRole {
     value: String,
     role: Role,
     /// Absent: all queues.
@@ -78,24 +78,23 @@ fn roles_claim() -> String {
 }
 
 /// Checks the section. The result may be used only when there is no complaint.
-pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Oidc {
-    for (key, url) in [("auth.oidc.issuer", &written.issuer), ("auth.oidc.redirect_url", &written.redirect_url)] {
+pub(super) fn settle(raw: RawOidc, complaints: &mut Complaints) -> Oidc {
+    for (key, url) in [("auth.oidc.issuer", &raw.issuer), ("auth.oidc.redirect_url", &raw.redirect_url)] {
         if let Some(fault) = fault(url) {
             complaints.add(key, fault);
         }
     }
-    complaints.unless(!written.issuer.contains('?'), "auth.oidc.issuer", "has a query; an issuer has none");
+    complaints.unless(!raw.issuer.contains('?'), "auth.oidc.issuer", "has a query; an issuer has none");
     complaints.unless(
-        written
-            .redirect_url
+        raw.redirect_url
             .split_once("://")
             .is_some_and(|(_, rest)| rest.find('/').is_some_and(|at| &rest[at..] == CALLBACK)),
         "auth.oidc.redirect_url",
         format!("must be the address of the console as browsers reach it, with the path {CALLBACK}"),
     );
-    complaints.unless(!written.client_id.trim().is_empty(), "auth.oidc.client_id", "is empty; the provider issues it");
+    complaints.unless(!raw.client_id.trim().is_empty(), "auth.oidc.client_id", "is empty; the provider issues it");
     complaints.unless(
-        written.client_secret.expose_secret().len() >= SECRET_CHARS,
+        raw.client_secret.expose_secret().len() >= SECRET_CHARS,
         "auth.oidc.client_secret",
         format!(
             "has less than {SECRET_CHARS} characters; sessions are sealed with a key derived from it, so let the \
@@ -103,33 +102,33 @@ pub(super) fn settle(written: Written, complaints: &mut Complaints) -> Oidc {
         ),
     );
     complaints.unless(
-        written.scopes.iter().any(|scope| scope == OPENID),
+        raw.scopes.iter().any(|scope| scope == OPENID),
         "auth.oidc.scopes",
         format!("lacks {OPENID:?}, which a provider requires for signing in"),
     );
-    complaints.unless(!written.roles_claim.trim().is_empty(), "auth.oidc.roles_claim", "is empty; name a claim");
+    complaints.unless(!raw.roles_claim.trim().is_empty(), "auth.oidc.roles_claim", "is empty; name a claim");
     Oidc {
-        issuer: written.issuer,
-        client_id: written.client_id,
-        client_secret: written.client_secret,
-        scopes: written.scopes,
-        redirect_url: written.redirect_url,
-        grants: Grants { claim: written.roles_claim, grants: settle_roles(written.role, complaints) },
+        issuer: raw.issuer,
+        client_id: raw.client_id,
+        client_secret: raw.client_secret,
+        scopes: raw.scopes,
+        redirect_url: raw.redirect_url,
+        grants: Grants { claim: raw.roles_claim, grants: settle_roles(raw.role, complaints) },
     }
 }
 
-fn settle_roles(written: Vec<WrittenRole>, complaints: &mut Complaints) -> Vec<Grant> {
+fn settle_roles(raw: Vec<RawRole>, complaints: &mut Complaints) -> Vec<Grant> {
     complaints.unless(
-        (1..=MAX_GRANTS).contains(&written.len()),
+        (1..=MAX_GRANTS).contains(&raw.len()),
         "auth.oidc.role",
         format!(
             "has {} entries; it must have 1 to {MAX_GRANTS}, because people can sign in only with one: \
              [[auth.oidc.role]] with `value` and `role`",
-            written.len()
+            raw.len()
         ),
     );
-    let mut grants: Vec<Grant> = Vec::with_capacity(written.len());
-    for (index, WrittenRole { value, role, queues }) in written.into_iter().enumerate() {
+    let mut grants: Vec<Grant> = Vec::with_capacity(raw.len());
+    for (index, RawRole { value, role, queues }) in raw.into_iter().enumerate() {
         let key = |name: &str| format!("auth.oidc.role[{index}].{name}");
         complaints.unless(!value.trim().is_empty(), key("value"), "is empty; name a value of the claim");
         complaints.unless(

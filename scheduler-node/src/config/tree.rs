@@ -8,7 +8,7 @@ use figment::{
     value::{Dict, Value},
 };
 
-use super::{Error, complaint::Complaints, keys};
+use super::{complaint::Complaints, error::Error, keys};
 
 const PREFIX: &str = "DUETIME_";
 
@@ -109,7 +109,7 @@ impl Tree {
             },
             None => (steps.to_vec(), text),
         };
-        let key = written(&steps);
+        let key = key_path(&steps);
         if let Some(other) = self.variables.get(&key) {
             return complaints.add(variable, format!("is set, but so is {other}; set one of them"));
         }
@@ -182,7 +182,7 @@ fn shape(steps: &[String]) -> String {
 }
 
 /// `database`, `0`, `url` as a person writes it: `database[0].url`.
-pub(super) fn written(steps: &[String]) -> String {
+pub(super) fn key_path(steps: &[String]) -> String {
     join(steps, |index| format!("[{index}]"))
 }
 

@@ -7,7 +7,7 @@ use super::{Coordination, Error, EtcdOp, LeaseId};
 
 /// The outcome of the master's write of an assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum AssignmentWrite {
     Done,
     /// Not written: the writer is no longer master of that term.
     Deposed,
@@ -22,7 +22,7 @@ impl Coordination {
         previous: Option<&AssignmentRecord>,
         next: &AssignmentRecord,
         lease: LeaseId,
-    ) -> Result<Written, Error> {
+    ) -> Result<AssignmentWrite, Error> {
         let op = EtcdOp::AssignmentWrite;
         let key = self.keys.assignment();
         let seen = self.record_read(op, &key).await?;
@@ -30,10 +30,10 @@ impl Coordination {
         let standing: Option<AssignmentRecord> =
             seen.as_ref().and_then(|seen| serde_json::from_slice(&seen.value).ok());
         if standing.as_ref() == Some(next) {
-            return Ok(Written::Done);
+            return Ok(AssignmentWrite::Done);
         }
         if standing.as_ref() != previous {
-            return Ok(Written::Moved);
+            return Ok(AssignmentWrite::Moved);
         }
         let value = serde_json::to_vec(next).expect("an assignment lists its nodes as text");
         let unchanged = seen.map_or(0, |seen| seen.mod_revision);
@@ -41,7 +41,7 @@ impl Coordination {
             .when([self.is_master(next.term, lease), Compare::mod_revision(key.clone(), CompareOp::Equal, unchanged)])
             .and_then([TxnOp::put(key.clone(), value, None)]);
         if self.transact(op, txn).await?.succeeded() {
-            return Ok(Written::Done);
+            return Ok(AssignmentWrite::Done);
         }
         self.why_refused(next, lease).await
     }
@@ -56,13 +56,13 @@ impl Coordination {
         Compare::create_revision(self.keys.candidate(lease), CompareOp::Equal, term.revision())
     }
 
-    async fn why_refused(&self, next: &AssignmentRecord, lease: LeaseId) -> Result<Written, Error> {
+    async fn why_refused(&self, next: &AssignmentRecord, lease: LeaseId) -> Result<AssignmentWrite, Error> {
         // An earlier copy of this request, whose answer was lost, may have written it.
         if self.assignment_read().await?.as_ref() == Some(next) {
-            return Ok(Written::Done);
+            return Ok(AssignmentWrite::Done);
         }
         let txn = Txn::new().when([self.is_master(next.term, lease)]);
         let is_master = self.transact(EtcdOp::AssignmentWrite, txn).await?.succeeded();
-        Ok(if is_master { Written::Moved } else { Written::Deposed })
+        Ok(if is_master { AssignmentWrite::Moved } else { AssignmentWrite::Deposed })
     }
 }

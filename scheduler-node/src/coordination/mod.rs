@@ -39,7 +39,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use secrecy::SecretString;
 
-pub use assignment::Written;
+pub use assignment::AssignmentWrite;
 pub use drained::Drained;
 pub use error::{Error, EtcdOp};
 pub use metrics::CoordinationMetrics;

@@ -2,10 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use common::{
-    cluster::Member,
-    ids::{NodeId, NodeName},
-};
+use common::{cluster::Member, ids::NodeId};
 use etcd_client::{Client, LeaseGrantOptions};
 
 use super::{
@@ -113,12 +110,6 @@ impl Coordination {
     pub async fn member_remove(&self, node: &NodeId) -> Result<(), Error> {
         let is_ours = |value: &[u8]| registered_by(value).is_some_and(|by| by == *node);
         self.record_remove(EtcdOp::MemberRemove, &self.keys.node(&node.name), is_ours).await
-    }
-
-    /// The start of the node that holds the name now.
-    pub async fn member_read(&self, name: &NodeName) -> Result<Option<NodeId>, Error> {
-        let seen = self.record_read(EtcdOp::MemberPut, &self.keys.node(name)).await?;
-        Ok(seen.and_then(|seen| registered_by(&seen.value)))
     }
 
     /// A frozen endpoint must leave time to ask another before the lease expires.

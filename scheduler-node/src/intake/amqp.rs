@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     audit::{Audit, Deed},
-    broker::{Broker, Door, Received},
+    broker::{Broker, IntakeSource, Received},
     desk::{Desk, Taken},
     metrics::Metrics,
     store::Store,
@@ -49,7 +49,7 @@ pub struct AmqpIntake {
     /// The settings of the delay exchanges, in the order of the configuration.
     pub ways: Arc<[DelayWay]>,
     /// Whether messages may arrive by the names of their queues.
-    pub default_door: bool,
+    pub default_exchange: bool,
     pub audit: Audit,
     pub metrics: Arc<Metrics>,
     pub set_aside: SetAside,
@@ -105,9 +105,9 @@ impl AmqpIntake {
             self.audit.note(Deed::refused_message(user, SUBMIT.to_owned(), BY_NAME));
             self.refuse(received, BY_NAME, &mut again).await;
         }
-        let way = |received: &Received| match received.door {
-            Door::Submit => None,
-            Door::Delay(place) => self.ways.get(place),
+        let way = |received: &Received| match received.source {
+            IntakeSource::Submit => None,
+            IntakeSource::Delay(place) => self.ways.get(place),
         };
         let messages: Vec<_> = batch.iter().map(|received| (way(received), &received.message)).collect();
         let taken = self.desk.receive(&messages).await;
@@ -126,12 +126,12 @@ impl AmqpIntake {
     /// delivered again.
     async fn set_troubled_aside(&self, received: Received) -> Option<(Received, String)> {
         let trouble = received.trouble.clone()?;
-        self.set_aside.note(trouble.kind.into(), &format!("{:?}", received.door), &trouble.reason);
+        self.set_aside.note(trouble.kind.into(), &format!("{:?}", received.source), &trouble.reason);
         if trouble.is_cut {
             // Only the broker has the whole message. After a reject it moves the message to the queue where
             // set-aside messages go.
             let reason = trouble.reason;
-            tracing::warn!(door = ?received.door, reason, "rejected a message that cannot be a task; the broker sets \
+            tracing::warn!(door = ?received.source, reason, "rejected a message that cannot be a task; the broker sets \
                                                            it aside");
             self.metrics.submissions_invalid.inc();
             received.ack.reject().await;
@@ -144,10 +144,10 @@ impl AmqpIntake {
         None
     }
 
-    /// Whether the door allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
-    /// delay exchange is a door of its own.
+    /// Whether the source allows the message. Without `amqp.default_door` a task must come through `duetime.in`; a
+    /// delay exchange is a source of its own.
     fn may_come(&self, received: &Received) -> bool {
-        self.default_door || received.door != Door::Submit || received.message.addressed_to.is_some()
+        self.default_exchange || received.source != IntakeSource::Submit || received.message.addressed_to.is_some()
     }
 
     async fn refuse(&self, received: Received, why: &str, again: &mut Vec<(Received, String)>) {
@@ -159,7 +159,7 @@ impl AmqpIntake {
 
     async fn set_aside(&self, received: &Received, reason: &str) -> Result<(), String> {
         self.broker.set_aside(received, reason).await?;
-        tracing::warn!(door = ?received.door, reason, "set aside a message that cannot be a task");
+        tracing::warn!(door = ?received.source, reason, "set aside a message that cannot be a task");
         self.metrics.submissions_invalid.inc();
         Ok(())
     }

@@ -115,7 +115,7 @@ impl Loops {
             metrics: Arc::clone(&self.metrics),
             traces: Traces::default(),
             receipts: self.keys.subscribe(),
-            default_door: true,
+            default_exchange: true,
             audit: Audit::new(AuditMetrics::register(&Registry::new()).unwrap()).0,
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use prometheus::core::Collector;
 
-use super::Metrics;
+use super::families::Metrics;
 
 /// The lateness of this node's publishes over all queues since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

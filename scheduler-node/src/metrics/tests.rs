@@ -11,7 +11,7 @@ use prometheus::{
     proto::{MetricFamily, MetricType},
 };
 
-use super::*;
+use super::{families::LATENESS_BUCKETS_S, *};
 use crate::{
     broker::BrokerMetrics,
     coordination::CoordinationMetrics,

@@ -53,7 +53,7 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
             traces: self.traces.clone(),
             receipts: keys.clone(),
-            default_door: self.config.amqp.default_door,
+            default_exchange: self.config.amqp.default_exchange,
             audit: audit.clone(),
         }
     }

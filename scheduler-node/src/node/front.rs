@@ -36,7 +36,7 @@ impl Shared {
             broker: broker.clone(),
             store: self.store.clone(),
             ways: self.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
-            default_door: self.config.amqp.default_door,
+            default_exchange: self.config.amqp.default_exchange,
             audit,
             metrics: Arc::clone(&self.metrics),
             set_aside: self.set_aside.clone(),

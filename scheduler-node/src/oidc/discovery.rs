@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use super::{Refusal, ask::Asker};
+use super::{provider_client::ProviderClient, refusal::Refusal};
 use crate::config::oidc::is_safe;
 
 const PATH: &str = "/.well-known/openid-configuration";
@@ -88,23 +88,28 @@ impl Discovery {
         Self { issuer: issuer.to_owned(), last: Mutex::default() }
     }
 
-    pub(super) async fn found(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
-        self.found_since(asker, KEPT_FOR, now).await
+    pub(super) async fn found(&self, client: &ProviderClient, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(client, KEPT_FOR, now).await
     }
 
     /// Discovers again, for a caller that needs a newer result.
-    pub(super) async fn found_anew(&self, asker: &Asker, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
-        self.found_since(asker, LOOK_AGAIN, now).await
+    pub(super) async fn found_anew(&self, client: &ProviderClient, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+        self.found_since(client, LOOK_AGAIN, now).await
     }
 
-    async fn found_since(&self, asker: &Asker, kept_for: Duration, now: UnixMicros) -> Result<Arc<Found>, Refusal> {
+    async fn found_since(
+        &self,
+        client: &ProviderClient,
+        kept_for: Duration,
+        now: UnixMicros,
+    ) -> Result<Arc<Found>, Refusal> {
         let mut last = self.last.lock().await;
         if let Some(Look { at, came_to }) = &*last
             && now.since(*at) < if came_to.is_ok() { kept_for } else { LOOK_AGAIN }
         {
             return came_to.clone().map_err(Refusal::Away);
         }
-        let came_to = self.look(asker).await.map(Arc::new);
+        let came_to = self.look(client).await.map(Arc::new);
         let was_away = last.as_ref().is_some_and(|look| look.came_to.is_err());
         match &came_to {
             Err(reason) if !was_away => {
@@ -121,14 +126,14 @@ impl Discovery {
         came_to.map_err(Refusal::Away)
     }
 
-    async fn look(&self, asker: &Asker) -> Result<Found, String> {
+    async fn look(&self, client: &ProviderClient) -> Result<Found, String> {
         let url = format!("{}{PATH}", self.issuer.trim_end_matches('/'));
-        let (status, metadata): (_, Metadata) = asker.ask(asker.http.get(url)).await?;
+        let (status, metadata): (_, Metadata) = client.send(client.http.get(url)).await?;
         if !status.is_success() {
             return Err(format!("it answered {status}"));
         }
         metadata.check(&self.issuer)?;
-        let (status, keys): (_, Keys) = asker.ask(asker.http.get(&metadata.jwks_uri)).await?;
+        let (status, keys): (_, Keys) = client.send(client.http.get(&metadata.jwks_uri)).await?;
         if !status.is_success() {
             return Err(format!("it answered {status} for its keys"));
         }

@@ -12,8 +12,8 @@ use serde::Deserialize;
 
 use super::{
     Refusal,
-    ask::{self, Asker},
     discovery::Metadata,
+    provider_client::{self, ProviderClient},
 };
 use crate::config::Oidc;
 
@@ -21,38 +21,38 @@ const IN_HEADER: &str = "client_secret_basic";
 const IN_BODY: &str = "client_secret_post";
 
 #[derive(Deserialize)]
-struct Answer {
+struct TokenResponse {
     id_token: Option<String>,
     error: Option<String>,
 }
 
 /// Returns the id token. The secret proves that this cluster asks, and the verifier proves that it began the sign-in.
 pub(super) async fn exchange(
-    asker: &Asker,
+    client: &ProviderClient,
     config: &Oidc,
     metadata: &Metadata,
     code: &str,
     verifier: &str,
     from: Option<IpAddr>,
 ) -> Result<String, Refusal> {
-    let place = asker.room.enter(from).await;
+    let place = client.limit.enter(from).await;
     let _place = place.ok_or_else(|| Refusal::Away("too many sign-ins at once".to_owned()))?;
-    let request = request(asker, config, metadata, code, verifier);
-    let (status, answer): (_, Answer) = asker.ask(request).await.map_err(Refusal::Away)?;
+    let request = request(client, config, metadata, code, verifier);
+    let (status, answer): (_, TokenResponse) = client.send(request).await.map_err(Refusal::Away)?;
     match answer {
-        Answer { error: Some(error), .. } => Err(refused(&error)),
-        Answer { id_token: Some(token), .. } if status.is_success() => Ok(token),
+        TokenResponse { error: Some(error), .. } => Err(refused(&error)),
+        TokenResponse { id_token: Some(token), .. } if status.is_success() => Ok(token),
         _ => Err(Refusal::Untrusted(format!("it answered {status} without an id token"))),
     }
 }
 
-fn request(asker: &Asker, config: &Oidc, metadata: &Metadata, code: &str, verifier: &str) -> RequestBuilder {
+fn request(client: &ProviderClient, config: &Oidc, metadata: &Metadata, code: &str, verifier: &str) -> RequestBuilder {
     let mut form = form_urlencoded::Serializer::new(String::new());
     form.append_pair("grant_type", "authorization_code")
         .append_pair("code", code)
         .append_pair("redirect_uri", &config.redirect_url)
         .append_pair("code_verifier", verifier);
-    let mut request = asker.http.post(&metadata.token_endpoint);
+    let mut request = client.http.post(&metadata.token_endpoint);
     let methods = metadata.token_endpoint_auth_methods_supported.as_deref();
     let takes = |method: &str| methods.is_none_or(|methods| methods.iter().any(|taken| taken == method));
     if takes(IN_HEADER) || !takes(IN_BODY) {
@@ -65,7 +65,7 @@ fn request(asker: &Asker, config: &Oidc, metadata: &Metadata, code: &str, verifi
 }
 
 fn refused(error: &str) -> Refusal {
-    let error = ask::code(error);
+    let error = provider_client::code(error);
     if error == "invalid_grant" {
         return Refusal::Refused("the code was used before, or is too old (invalid_grant); sign in again".to_owned());
     }

@@ -50,7 +50,7 @@ pub(super) fn verified(token: &str, keys: &[Jwk], config: &Oidc) -> Result<Value
         let Ok(key) = DecodingKey::from_jwk(key) else { continue };
         match decode::<Value>(token, &key, &validation) {
             Ok(decoded) => return for_us(decoded.claims, config),
-            Err(error) => fault = Fault::Bad(said(error.kind())),
+            Err(error) => fault = Fault::Bad(reason(error.kind())),
         }
     }
     Err(fault)
@@ -65,16 +65,16 @@ fn fits(key: &Jwk, header: &Header) -> bool {
 
 /// Checks that a token for several audiences was issued to this client.
 fn for_us(claims: Value, config: &Oidc) -> Result<Value, Fault> {
-    let many = claims["aud"].as_array().is_some_and(|audience| audience.len() > 1);
-    let asked = claims.get("azp").and_then(Value::as_str);
-    if asked.map_or(many, |asked| asked != config.client_id) {
+    let has_several = claims["aud"].as_array().is_some_and(|audience| audience.len() > 1);
+    let authorized_party = claims.get("azp").and_then(Value::as_str);
+    if authorized_party.map_or(has_several, |party| party != config.client_id) {
         return Err(Fault::Bad("was given to another client".to_owned()));
     }
     Ok(claims)
 }
 
 /// The reason in words, without any content of the token.
-fn said(kind: &ErrorKind) -> String {
+fn reason(kind: &ErrorKind) -> String {
     match kind {
         ErrorKind::InvalidSignature => "has a wrong signature".to_owned(),
         ErrorKind::InvalidIssuer => "is from another issuer".to_owned(),

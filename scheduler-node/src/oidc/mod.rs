@@ -4,25 +4,27 @@
 //! sealed ([`crate::seal`]) with a key that is derived from the client's secret. That secret must not leak in any
 //! case: its holder can pose as this cluster before the provider. So the browser may come back to any node.
 
-mod ask;
 mod discovery;
 mod exchange;
+mod exchange_limit;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod id_token;
-mod room;
+mod provider_client;
+mod refusal;
 
 use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use common::{access::Caller, limit::TokenLimits, time::UnixMicros, wire::Problem};
+use common::{access::Caller, limit::TokenLimits, time::UnixMicros};
 use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use self::{ask::Asker, discovery::Discovery};
+pub use self::refusal::Refusal;
+use self::{discovery::Discovery, provider_client::ProviderClient};
 use crate::{config::Oidc, seal::Seal};
 
 /// How long a person may take to sign in with the provider, time for a second factor included. After that they begin
@@ -40,38 +42,6 @@ const SUBJECT_CHARS: usize = 255;
 
 /// The longest name or address of a person from the provider; it helps people tell subjects apart.
 const KNOWN_AS_CHARS: usize = 100;
-
-/// Why a person is not signed in, in words for that person.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    #[error("the identity provider cannot be reached: {0}; try again, or sign in with a token")]
-    Away(String),
-    #[error(
-        "this sign-in has ended: it was started more than 10 minutes ago, in another browser, or again in another \
-         tab; sign in again"
-    )]
-    Over,
-    #[error("the identity provider refused: {0}")]
-    Refused(String),
-    #[error("the identity provider's answer cannot be trusted: {0}")]
-    Untrusted(String),
-    #[error(
-        "you are {who}, but no value of the claim `{claim}` in your id token has a role here; ask an operator of this \
-         cluster for one"
-    )]
-    NoRole { who: String, claim: String },
-}
-
-impl Refusal {
-    pub fn problem(&self) -> Problem {
-        let detail = self.to_string();
-        match self {
-            Self::Away(_) => Problem::unavailable(detail),
-            Self::Over => Problem::malformed(detail),
-            Self::Refused(_) | Self::Untrusted(_) | Self::NoRole { .. } => Problem::forbidden(detail),
-        }
-    }
-}
 
 /// The HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -98,11 +68,11 @@ pub struct Returned {
 impl Returned {
     /// Parses the query of the browser's request.
     pub fn of(query: &str) -> Self {
-        let said = |wanted: &str| {
+        let parameter = |name: &str| {
             let mut pairs = form_urlencoded::parse(query.as_bytes());
-            pairs.find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
+            pairs.find(|(found, _)| found == name).map(|(_, value)| value.into_owned())
         };
-        Self { code: said("code"), state: said("state"), error: said("error"), iss: said("iss") }
+        Self { code: parameter("code"), state: parameter("state"), error: parameter("error"), iss: parameter("iss") }
     }
 }
 
@@ -140,7 +110,7 @@ struct Session {
 #[derive(Debug)]
 pub struct Provider {
     config: Oidc,
-    asker: Asker,
+    client: ProviderClient,
     discovery: Discovery,
     flows: Seal,
     sessions: Seal,
@@ -148,7 +118,7 @@ pub struct Provider {
 
 impl Provider {
     pub fn new(config: Oidc) -> Result<Self, Error> {
-        let asker = Asker::new(&config.issuer)?;
+        let client = ProviderClient::new(&config.issuer)?;
         let secret = config.client_secret.expose_secret().as_bytes();
         let grants = config.grants.fingerprint();
         let context = [config.issuer.as_bytes(), config.client_id.as_bytes(), &grants];
@@ -156,7 +126,7 @@ impl Provider {
             flows: Seal::new(secret, "duetime console sign-in", &context),
             sessions: Seal::new(secret, "duetime console session", &context),
             discovery: Discovery::new(&config.issuer),
-            asker,
+            client,
             config,
         })
     }
@@ -174,7 +144,7 @@ impl Provider {
 
     /// Begins a sign-in: the URL at the provider, and the flow that returns to `next`.
     pub async fn begin(&self, next: &str, now: UnixMicros) -> Result<Begun, Refusal> {
-        let found = self.discovery.found(&self.asker, now).await?;
+        let found = self.discovery.found(&self.client, now).await?;
         let flow = Flow { state: fresh(), nonce: fresh(), verifier: fresh(), next: next.to_owned() };
         let challenge = URL_SAFE_NO_PAD.encode(Sha256::digest(&flow.verifier));
         let query = form_urlencoded::Serializer::new(String::new())
@@ -208,16 +178,16 @@ impl Provider {
         if !bool::from(state.as_bytes().ct_eq(flow.state.as_bytes())) {
             return Err(Refusal::Over);
         }
-        let found = self.discovery.found(&self.asker, now).await?;
+        let found = self.discovery.found(&self.client, now).await?;
         let speaks = returned.iss.as_ref().map_or(!found.metadata.says_issuer, |iss| *iss == self.config.issuer);
         if !speaks {
             return Err(Refusal::Untrusted("the answer comes from another provider".to_owned()));
         }
         if let Some(error) = &returned.error {
-            return Err(Refusal::Refused(ask::code(error)));
+            return Err(Refusal::Refused(provider_client::code(error)));
         }
         let code = returned.code.as_deref().ok_or_else(|| Refusal::Untrusted("the answer has no code".to_owned()))?;
-        let token = exchange::exchange(&self.asker, &self.config, &found.metadata, code, &flow.verifier, from).await?;
+        let token = exchange::exchange(&self.client, &self.config, &found.metadata, code, &flow.verifier, from).await?;
         let claims = self.verified(&token, found, &flow.nonce, now).await?;
         self.let_in(&claims, flow.next, now)
     }
@@ -240,14 +210,14 @@ impl Provider {
     ) -> Result<Value, Refusal> {
         let claims = match id_token::verified(token, &found.keys, &self.config) {
             Err(id_token::Fault::UnknownKey) => {
-                let found = self.discovery.found_anew(&self.asker, now).await?;
+                let found = self.discovery.found_anew(&self.client, now).await?;
                 id_token::verified(token, &found.keys, &self.config)
             }
             known => known,
         };
         let claims = claims.map_err(|fault| Refusal::Untrusted(fault.to_string()))?;
-        let said = claims["nonce"].as_str().unwrap_or_default();
-        if !bool::from(said.as_bytes().ct_eq(nonce.as_bytes())) {
+        let nonce_of_token = claims["nonce"].as_str().unwrap_or_default();
+        if !bool::from(nonce_of_token.as_bytes().ct_eq(nonce.as_bytes())) {
             return Err(Refusal::Untrusted("its token was made for another sign-in (nonce)".to_owned()));
         }
         Ok(claims)
@@ -280,8 +250,8 @@ impl Provider {
 
 /// A readable name, because subjects are often numbers. It proves nothing: people may choose it.
 fn known_as(claims: &Value) -> String {
-    let said = ["email", "preferred_username", "name"].into_iter().find_map(|claim| claims[claim].as_str());
-    said.unwrap_or_default().chars().filter(|c| !c.is_control()).take(KNOWN_AS_CHARS).collect()
+    let name = ["email", "preferred_username", "name"].into_iter().find_map(|claim| claims[claim].as_str());
+    name.unwrap_or_default().chars().filter(|c| !c.is_control()).take(KNOWN_AS_CHARS).collect()
 }
 
 /// 256 random bits, which an attacker cannot guess, in characters that a URL allows.

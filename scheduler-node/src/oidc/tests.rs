@@ -210,8 +210,8 @@ fn stranger(number: usize) -> Option<IpAddr> {
 async fn a_stranger_who_takes_the_places_of_its_address_keeps_nobody_else_out() {
     let (node, _idp) = pair().await;
     let mut taken = Vec::new();
-    for _ in 0..room::OF_ADDRESS {
-        taken.push(node.asker.room.enter(stranger(1)).await.expect("a place"));
+    for _ in 0..exchange_limit::OF_ADDRESS {
+        taken.push(node.client.limit.enter(stranger(1)).await.expect("a place"));
     }
     sign_in_from(&node, stranger(2), clock::now()).await.expect("let in");
     let refusal = sign_in_from(&node, stranger(1), clock::now()).await.expect_err("refused").to_string();
@@ -224,8 +224,8 @@ async fn a_stranger_who_takes_the_places_of_its_address_keeps_nobody_else_out() 
 async fn a_return_that_nobody_began_needs_no_place_and_neither_does_a_look_at_the_provider() {
     let (node, idp) = pair().await;
     let mut taken = Vec::new();
-    for number in 0..room::AT_ONCE {
-        taken.push(node.asker.room.enter(stranger(number)).await.expect("a place"));
+    for number in 0..exchange_limit::AT_ONCE {
+        taken.push(node.client.limit.enter(stranger(number)).await.expect("a place"));
     }
     for query in ["", "state=guessed&code=x"] {
         let refused = node.finish("guessed", &Returned::of(query), stranger(200), clock::now()).await;

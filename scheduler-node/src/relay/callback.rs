@@ -17,7 +17,7 @@ use reqwest::{
 use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 
-use super::{Ended, guard::Guard};
+use super::{call_outcome::CallOutcome, guard::Guard};
 use crate::{broker::Task, causes, clock};
 
 /// The longest wait for a connection. A target that has not accepted one by then counts as down.
@@ -81,11 +81,11 @@ impl Callback {
         Ok(Self { http, to, secrets })
     }
 
-    pub(super) async fn call(&self, queue: &str, handed: &Task) -> Ended {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> CallOutcome {
         let headers = self.headers(queue, handed, clock::now().millis() / 1_000);
         match self.http.post(self.to.clone()).headers(headers).body(handed.body.clone()).send().await {
             Ok(response) => read(response).await,
-            Err(error) => Ended::not_called(explained(error)),
+            Err(error) => CallOutcome::not_called(explained(error)),
         }
     }
 
@@ -118,7 +118,7 @@ impl Callback {
     }
 }
 
-async fn read(mut response: Response) -> Ended {
+async fn read(mut response: Response) -> CallOutcome {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let answer = answer::of_status(status, retry_after, clock::now());
@@ -129,13 +129,13 @@ async fn read(mut response: Response) -> Ended {
     {
         output.extend_from_slice(&chunk);
     }
-    let mut ended = Ended::new(answer);
+    let mut ended = CallOutcome::new(answer);
     ended.report.status_code = Some(status.into());
     match answer.status {
         ReportStatus::Succeeded => ended.report.result = answer::result(&output),
         _ => {
-            let said = answer::text(&output, SHOWN_BYTES);
-            ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", said.trim())), ..ended.report };
+            let body = answer::text(&output, SHOWN_BYTES);
+            ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", body.trim())), ..ended.report };
         }
     }
     ended

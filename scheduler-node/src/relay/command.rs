@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Ended, identity::Identity};
+use super::{call_outcome::CallOutcome, identity::Identity};
 use crate::broker::Task;
 
 /// The time between the signal to terminate and the kill of a command that takes too long.
@@ -70,15 +70,15 @@ impl Drop for Group {
 }
 
 impl Command {
-    pub(super) async fn call(&self, queue: &str, handed: &Task) -> Ended {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> CallOutcome {
         let mut child = match self.spawn(queue, handed) {
             Ok(child) => child,
-            Err(error) => return Ended::not_called(format!("{} cannot be run: {error}", self.program.display())),
+            Err(error) => return CallOutcome::not_called(format!("{} cannot be run: {error}", self.program.display())),
         };
         let mut group = Group::of(&child);
-        let (mut output, mut said) = (Vec::new(), Vec::new());
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
         let ends = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let talk = talk(ends, &handed.body, &mut output, &mut said);
+        let talk = talk(ends, &handed.body, &mut output, &mut errors);
         let exited = CancellationToken::new();
         let talk = async {
             tokio::select! {
@@ -96,7 +96,7 @@ impl Command {
             // No process is left, and the system may soon give the group's number to another.
             group.0 = None;
         }
-        ended(status, self.timeout, &output, &said)
+        ended(status, self.timeout, &output, &errors)
     }
 
     fn spawn(&self, queue: &str, handed: &Task) -> std::io::Result<Child> {
@@ -147,7 +147,7 @@ impl Command {
 }
 
 /// Hands the command the payload and reads its output, until it has closed all three streams.
-async fn talk(ends: Ends, payload: &[u8], output: &mut Vec<u8>, said: &mut Vec<u8>) {
+async fn talk(ends: Ends, payload: &[u8], output: &mut Vec<u8>, errors: &mut Vec<u8>) {
     let (stdin, stdout, stderr) = ends;
     let give = async {
         if let Some(mut stdin) = stdin {
@@ -161,8 +161,8 @@ async fn talk(ends: Ends, payload: &[u8], output: &mut Vec<u8>, said: &mut Vec<u
         output.extend_from_slice(&bytes[..bytes.len().min(room)]);
     });
     let last = take(stderr, |bytes| {
-        said.extend_from_slice(bytes);
-        said.drain(..said.len().saturating_sub(SHOWN_BYTES));
+        errors.extend_from_slice(bytes);
+        errors.drain(..errors.len().saturating_sub(SHOWN_BYTES));
     });
     tokio::join!(give, first, last);
 }
@@ -175,23 +175,23 @@ async fn take(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8]))
     }
 }
 
-fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], said: &[u8]) -> Ended {
-    let said = answer::text(said, SHOWN_BYTES);
+fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], errors: &[u8]) -> CallOutcome {
+    let errors = answer::text(errors, SHOWN_BYTES);
     let failed = |why: String| {
-        let status_msg = Some(format!("{why}: {}", said.trim()));
+        let status_msg = Some(format!("{why}: {}", errors.trim()));
         let answer = Answer { status: ReportStatus::Failed, retry_in_ms: None, is_well: true };
-        Ended { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_well: answer.is_well }
+        CallOutcome { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_well: answer.is_well }
     };
     let status = match status {
         Some(Ok(status)) => status,
         Some(Err(error)) => return failed(format!("its outcome is unknown: {error}")),
         None => return failed(format!("it took longer than {} ms", timeout.as_millis())),
     };
-    let mut ended = Ended::new(answer::of_exit(status.code()));
+    let mut ended = CallOutcome::new(answer::of_exit(status.code()));
     ended.report.status_code = status.code().map(i64::from);
     match ended.report.status {
         ReportStatus::Succeeded => ended.report.result = answer::result(output),
-        _ => ended.report.status_msg = Some(format!("{status}: {}", said.trim())),
+        _ => ended.report.status_msg = Some(format!("{status}: {}", errors.trim())),
     }
     ended
 }

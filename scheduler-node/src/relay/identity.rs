@@ -48,9 +48,9 @@ impl Identity {
 }
 
 /// The fields of the line with the name or number `wanted`.
-fn entry<'a>(lines: &'a str, wanted: &str) -> Option<Vec<&'a str>> {
+fn entry<'a>(lines: &'a str, key: &str) -> Option<Vec<&'a str>> {
     let mut entries = lines.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    entries.find(|fields| fields.first() == Some(&wanted) || fields.get(2) == Some(&wanted))
+    entries.find(|fields| fields.first() == Some(&key) || fields.get(2) == Some(&key))
 }
 
 /// Closes this process to others of its user. From here on they cannot read its memory, environment or files,

@@ -5,6 +5,7 @@
 //! down. The end of a call is kept until the broker has confirmed the report ([`works`]): the relay repeats the
 //! report of finished work, never the work. `common::relay` decides what an end means.
 
+mod call_outcome;
 mod callback;
 mod command;
 mod guard;
@@ -18,10 +19,7 @@ use std::{
 
 use common::{
     ids::QueueName,
-    relay::{
-        answer::Answer,
-        breaker::{Breaker, Room},
-    },
+    relay::breaker::{Breaker, Room},
     wire::report::{ReportStatus, ResultBody},
 };
 use tokio::{
@@ -30,7 +28,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::works::{Key, Known, Works};
+use self::{
+    call_outcome::CallOutcome,
+    works::{Key, Known, Works},
+};
 use crate::broker::{Handed, Login, Reports, Subject, Task, Worker};
 
 pub use self::{
@@ -69,27 +70,6 @@ pub struct Settings {
     pub grace: Duration,
 }
 
-/// The outcome of one call.
-#[derive(Debug)]
-struct Ended {
-    report: ResultBody,
-    /// Whether the outcome gives no sign of a fault of the target.
-    is_well: bool,
-}
-
-impl Ended {
-    fn new(answer: Answer) -> Self {
-        let report = ResultBody { retry_in_ms: answer.retry_in_ms, ..ResultBody::new(answer.status) };
-        Self { report, is_well: answer.is_well }
-    }
-
-    /// The outcome of a call that could not be made.
-    fn not_called(why: String) -> Self {
-        let report = ResultBody { status_msg: Some(why), ..ResultBody::new(Answer::NONE.status) };
-        Self { report, is_well: Answer::NONE.is_well }
-    }
-}
-
 /// Runs until told to stop. Reconnects whenever the connection or the subscription is lost.
 pub async fn run(settings: Settings, stop: CancellationToken) {
     let mut relay = Relay::new(settings);
@@ -117,7 +97,7 @@ struct Relay {
     settings: Arc<Settings>,
     breaker: Breaker,
     works: Works,
-    calls: JoinSet<(Key, Ended, Room)>,
+    calls: JoinSet<(Key, CallOutcome, Room)>,
     /// Limits the calls at a time, also when tasks are taken again after the loss of a connection.
     places: Arc<Semaphore>,
     /// Reports on their way. Each ends when it is confirmed.
@@ -183,23 +163,23 @@ impl Relay {
 
     /// Sets the prefetch to the room that the breaker leaves.
     async fn subscribe(&self, worker: &mut Worker, room: Room, prefetch: &mut u16) -> Result<(), String> {
-        let wanted = match room {
+        let calls = match room {
             Room::All => self.settings.concurrency,
             Room::Probe => 1,
             Room::NoneUntil(_) => 0,
         };
         // With a concurrency of 1, full service and a probe have the same prefetch.
-        if wanted == *prefetch {
+        if calls == *prefetch {
             return Ok(());
         }
         let queue = &self.settings.queue;
         match room {
-            Room::All => tracing::info!(%queue, calls = wanted, "receiving tasks"),
+            Room::All => tracing::info!(%queue, calls, "receiving tasks"),
             Room::Probe => tracing::info!(%queue, "probing the target with one task"),
             Room::NoneUntil(_) => tracing::warn!(%queue, "the target is down; its tasks wait in RabbitMQ"),
         }
-        *prefetch = wanted;
-        if wanted == 0 { worker.unsubscribe().await } else { worker.subscribe(wanted).await }
+        *prefetch = calls;
+        if calls == 0 { worker.unsubscribe().await } else { worker.subscribe(calls).await }
     }
 
     async fn begin(&mut self, handed: Handed, room: Room) {
@@ -227,7 +207,7 @@ impl Relay {
         });
     }
 
-    async fn ended(&mut self, key: Key, ended: Ended) {
+    async fn ended(&mut self, key: Key, ended: CallOutcome) {
         if let Some(subject) = self.works.ended(&key, ended.report.status).await {
             self.answers.spawn(answer(key, subject, ended.report, self.reports.subscribe()));
         }
@@ -276,7 +256,7 @@ impl Relay {
 }
 
 /// Calls the target, and reports at regular intervals that the call is still running.
-async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> Ended {
+async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> CallOutcome {
     let called = async {
         match &settings.target {
             Target::Callback(callback) => callback.call(settings.queue.as_str(), handed).await,
@@ -304,7 +284,7 @@ async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Opti
 
 /// Sends a report over the present connection, again and again until it is confirmed.
 async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::Receiver<Option<Reports>>) -> Key {
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         let current = reports.borrow().clone();
         let sent = match current {
@@ -312,7 +292,7 @@ async fn answer(key: Key, subject: Subject, report: ResultBody, reports: watch::
             None => Err("there is no connection".to_owned()),
         };
         let Err(reason) = sent else { return key };
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!(task = key.0, attempt = key.1, reason, "a report is unconfirmed; retrying");
         }
         tokio::time::sleep(REPORT_AGAIN).await;

@@ -27,7 +27,6 @@ ops! {
     ShardAcquire = "shard_acquire",
     ShardHeld = "shard_held",
     ShardRead = "shard_read",
-    ShardRelease = "shard_release",
     TaskSubmit = "task_submit",
     TaskPut = "task_put",
     TaskFind = "task_find",

@@ -47,7 +47,7 @@ impl StoreOp {
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
-            Ping | SchemaRead | ShardAcquire | ShardHeld | ShardRelease => PoolKind::Fire,
+            Ping | SchemaRead | ShardAcquire | ShardHeld => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
             TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge => PoolKind::Fire,

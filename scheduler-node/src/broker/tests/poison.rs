@@ -12,7 +12,7 @@ use rand::{SeedableRng, rngs::StdRng};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::bench::{Bench, LONG};
-use crate::broker::{Door, Received, hold::HELD_BYTES};
+use crate::broker::{IntakeSource, Received, hold::HELD_BYTES};
 
 /// Properties that no client can parse.
 fn poisons() -> Vec<Vec<u8>> {
@@ -50,12 +50,12 @@ async fn a_message_that_no_client_can_parse_costs_the_others_nothing() {
         assert_eq!((trouble.kind, back.body.as_slice()), (TroubleKind::Unreadable, &b"{}"[..]));
         back.ack.ack().await;
     }
-    let mut doors = [0, 0];
+    let mut counts = [0, 0];
     for _ in 0..=2 * sent {
         let message = next(&mut received).await;
-        doors[usize::from(message.door != Door::Submit)] += 1;
+        counts[usize::from(message.source != IntakeSource::Submit)] += 1;
         let trouble = message.trouble.as_ref().expect("it cannot be read");
-        if message.door != Door::Submit {
+        if message.source != IntakeSource::Submit {
             assert_eq!(trouble.routing_key.as_deref(), Some(&b"caf\xe9"[..]));
         }
         if trouble.is_cut {
@@ -66,7 +66,7 @@ async fn a_message_that_no_client_can_parse_costs_the_others_nothing() {
             message.ack.ack().await;
         }
     }
-    assert_eq!(doors, [sent, sent + 1]);
+    assert_eq!(counts, [sent, sent + 1]);
     // A valid message arrives, and the connections are still the first ones.
     let hand = bench.hand().await;
     hand.publish(SUBMIT, b"good", BasicProperties::default()).await;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use reqwest::Url;
 
-use super::Failure;
-use crate::cli::explained;
+use super::failure::Failure;
+use crate::causes::explained;
 
 /// A streamed answer. Each piece is bounded in time, the whole is not.
 #[derive(Debug)]

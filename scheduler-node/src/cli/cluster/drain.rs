@@ -9,11 +9,12 @@ use common::{
 };
 use indicatif::ProgressBar;
 
-use super::super::{
-    Error, Form,
-    ask::Asked,
+use crate::cli::{
     client::{Client, Request},
-    progress, say,
+    error::Error,
+    invocation::Invocation,
+    output::{Form, say},
+    progress,
 };
 
 /// Shards move within a second or two; this interval lets a person watch them go.
@@ -46,25 +47,25 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) async fn drain(asked: &Asked<Drain>) -> Result<(), Error> {
-    let (client, wish) = (asked.client()?, &asked.wish);
-    let node = turned(&client, &wish.one.node, "drain").await?;
-    if !wish.wait {
-        return print(asked.form(), &node);
+pub(super) async fn drain(invocation: &Invocation<Drain>) -> Result<(), Error> {
+    let (client, args) = (invocation.client()?, &invocation.args);
+    let node = turned(&client, &args.one.node, "drain").await?;
+    if !args.wait {
+        return print(invocation.form(), &node);
     }
     let progress = progress::of_shards();
     let emptied = emptied(&client, node, &progress).await;
     progress.finish_and_clear();
-    print(asked.form(), &emptied?)
+    print(invocation.form(), &emptied?)
 }
 
-pub(super) async fn undrain(asked: &Asked<One>) -> Result<(), Error> {
-    let node = turned(&asked.client()?, &asked.wish.node, "undrain").await?;
-    print(asked.form(), &node)
+pub(super) async fn undrain(invocation: &Invocation<One>) -> Result<(), Error> {
+    let node = turned(&invocation.client()?, &invocation.args.node, "undrain").await?;
+    print(invocation.form(), &node)
 }
 
 async fn turned(client: &Client, node: &str, verb: &str) -> Result<NodeReport, Error> {
-    Ok(client.ask(&Request::post(&["v1", "cluster", "nodes", node, verb])).await?.read()?)
+    Ok(client.send(&Request::post(&["v1", "cluster", "nodes", node, verb])).await?.read()?)
 }
 
 fn print(form: Form, node: &NodeReport) -> Result<(), Error> {
@@ -84,7 +85,7 @@ fn shown(node: &NodeReport) -> String {
 /// Waits until the node has no shard left, and returns its last report.
 async fn emptied(client: &Client, node: NodeReport, progress: &ProgressBar) -> Result<NodeReport, Error> {
     loop {
-        let report: ClusterReport = client.ask(&Request::get(&["v1", "cluster"])).await?.read()?;
+        let report: ClusterReport = client.send(&Request::get(&["v1", "cluster"])).await?.read()?;
         match left(&report, &node) {
             Left::Nothing => return Ok(NodeReport { shards_owned: 0, ..node }),
             Left::Some(count) => progress.set_position(count),
@@ -138,30 +139,30 @@ mod tests {
         })
     }
 
-    fn told(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
+    fn left_in(nodes: &[Value], shard: (&str, &str), notes: &[&str]) -> Left {
         let report = json!({
             "node": { "name": "b", "incarnation": "0199f3a0-0000-7000-8000-000000000009" }, "nodes": nodes, "master": null,
             "shards": [{ "shard": 0, "database": "main", "assigned": shard.0, "owner": shard.1, "epoch": 4 }],
             "frozen_until": null, "lag": {}, "notes": notes,
         });
-        let asked = serde_json::from_value(node(1, true)).expect("a node");
-        left(&serde_json::from_value(report).expect("a report"), &asked)
+        let drained = serde_json::from_value(node(1, true)).expect("a node");
+        left(&serde_json::from_value(report).expect("a report"), &drained)
     }
 
     #[test]
     fn a_node_is_empty_when_nothing_is_with_it_or_meant_for_it_and_everybody_tells() {
         let there = [node(1, true)];
-        assert_eq!(told(&there, ("a", "a"), &[]), Left::Some(1));
-        assert_eq!(told(&there, ("b", "a"), &[]), Left::Some(1));
-        assert_eq!(told(&there, ("a", "b"), &[]), Left::Some(1));
-        assert_eq!(told(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
-        assert_eq!(told(&there, ("b", "b"), &[]), Left::Nothing);
-        assert_eq!(told(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
+        assert_eq!(left_in(&there, ("a", "a"), &[]), Left::Some(1));
+        assert_eq!(left_in(&there, ("b", "a"), &[]), Left::Some(1));
+        assert_eq!(left_in(&there, ("a", "b"), &[]), Left::Some(1));
+        assert_eq!(left_in(&there, ("b", "b"), &["database `x` cannot be reached"]), Left::NotKnown);
+        assert_eq!(left_in(&there, ("b", "b"), &[]), Left::Nothing);
+        assert_eq!(left_in(&[], ("b", "b"), &[]), Left::Nothing, "it has left, and owns no shard");
     }
 
     #[test]
     fn a_node_that_was_put_back_or_has_started_again_is_not_waited_for() {
-        assert_eq!(told(&[node(1, false)], ("b", "a"), &[]), Left::Undrained);
-        assert_eq!(told(&[node(2, false)], ("b", "b"), &[]), Left::Undrained);
+        assert_eq!(left_in(&[node(1, false)], ("b", "a"), &[]), Left::Undrained);
+        assert_eq!(left_in(&[node(2, false)], ("b", "b"), &[]), Left::Undrained);
     }
 }

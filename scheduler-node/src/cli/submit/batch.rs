@@ -8,14 +8,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
 
-use super::Wish;
 use crate::cli::{
-    Error, Form,
-    ask::Asked,
     client::{Client, Failure, Request, sentence},
-    complain,
+    error::Error,
+    output::{Form, complain, say},
     print::Listing,
-    progress, say,
+    progress,
 };
 
 /// Half of a node's limit for one request, so that one more line never exceeds it.
@@ -23,7 +21,7 @@ const BATCH_BYTES: usize = 32 << 20;
 /// Longer than any task: 1 MiB in base64 and the JSON around it.
 const LINE_BYTES: usize = 4 << 20;
 /// This many refusals are reported one by one; the rest is only counted.
-const TOLD: usize = 100;
+const MAX_REPORTED: usize = 100;
 
 /// Lines that share one request, each with its number, because blank lines are skipped.
 #[derive(Debug, Default)]
@@ -57,7 +55,7 @@ struct Outcome {
 
 /// The outcomes of the lines so far.
 #[derive(Debug)]
-struct Tally {
+struct BatchCounts {
     listing: Listing,
     accepted: usize,
     refused: usize,
@@ -65,7 +63,7 @@ struct Tally {
     failed: usize,
 }
 
-impl Tally {
+impl BatchCounts {
     fn accept(&mut self, json: &str) {
         self.accepted += 1;
         self.listing.add(json);
@@ -77,14 +75,14 @@ impl Tally {
         } else {
             self.failed += 1
         }
-        let told = self.refused + self.failed;
-        if told <= TOLD {
+        let reported = self.refused + self.failed;
+        if reported <= MAX_REPORTED {
             complain(format_args!("line {number}: {}", sentence(&problem)));
         }
-        if told == TOLD + 1 {
+        if reported == MAX_REPORTED + 1 {
             complain("more lines were refused; --output jsonl has every answer");
         }
-        let index = self.accepted + told - 1;
+        let index = self.accepted + reported - 1;
         let error = serde_json::json!({ "error": problem.at(index) });
         self.listing.add(&error.to_string());
     }
@@ -94,18 +92,17 @@ impl Tally {
     }
 }
 
-pub(super) async fn submit(asked: &Asked<Wish>, file: &Path) -> Result<(), Error> {
+pub(super) async fn submit(client: &Client, form: Form, file: &Path) -> Result<(), Error> {
     let refuse = |error| Error::Usage(format!("`--batch {}` cannot be read: {error}", file.display()));
-    let client = asked.client()?;
     if file.as_os_str() == "-" {
-        return send_all(asked.form(), &client, BufReader::new(tokio::io::stdin())).await;
+        return send_all(form, client, BufReader::new(tokio::io::stdin())).await;
     }
     let opened = tokio::fs::File::open(file).await.map_err(refuse)?;
-    send_all(asked.form(), &client, BufReader::new(opened)).await
+    send_all(form, client, BufReader::new(opened)).await
 }
 
 async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Unpin) -> Result<(), Error> {
-    let mut tally = Tally { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
+    let mut counts = BatchCounts { listing: Listing::open(form, "results"), accepted: 0, refused: 0, failed: 0 };
     let progress = progress::of_tasks();
     let mut number = 0;
     let sent = loop {
@@ -114,17 +111,17 @@ async fn send_all(form: Form, client: &Client, mut lines: impl AsyncBufRead + Un
             Err(error) => break Err(error),
         };
         if !batch.lines.is_empty()
-            && let Err(error) = send(client, batch, &mut tally, &progress).await
+            && let Err(error) = send(client, batch, &mut counts, &progress).await
         {
             break Err(error);
         }
-        progress.set_position(tally.all() as u64);
+        progress.set_position(counts.all() as u64);
         if ended {
             break Ok(());
         }
     };
     progress.finish_and_clear();
-    close(form, tally, sent)
+    close(form, counts, sent)
 }
 
 /// Reads the next batch, and whether it is the last.
@@ -160,11 +157,11 @@ fn json(line: &[u8]) -> Option<&str> {
     (text.is_empty() || serde_json::from_str::<&RawValue>(text).is_ok()).then_some(text)
 }
 
-async fn send(client: &Client, batch: Batch, tally: &mut Tally, progress: &ProgressBar) -> Result<(), Error> {
+async fn send(client: &Client, batch: Batch, counts: &mut BatchCounts, progress: &ProgressBar) -> Result<(), Error> {
     let Batch { body, lines } = batch;
     let of_lines = || format!("lines {} to {}", lines[0], lines[lines.len() - 1]);
     let request = Request::post(&["v1", "tasks", "batch"]).body(body + "]");
-    let answer = client.ask(&request).await.map_err(|failure| match failure {
+    let answer = client.send(&request).await.map_err(|failure| match failure {
         Failure::Refused(_) => {
             Error::Refused(format!("{}: {failure}; the lines after these were not sent", of_lines()))
         }
@@ -177,15 +174,15 @@ async fn send(client: &Client, batch: Batch, tally: &mut Tally, progress: &Progr
     }
     for (number, result) in lines.iter().zip(results) {
         match serde_json::from_str::<Outcome>(result.get()).map(|outcome| outcome.error) {
-            Ok(Some(problem)) => progress.suspend(|| tally.refuse(*number, problem)),
-            _ => tally.accept(result.get()),
+            Ok(Some(problem)) => progress.suspend(|| counts.refuse(*number, problem)),
+            _ => counts.accept(result.get()),
         }
     }
     Ok(())
 }
 
-fn close(form: Form, tally: Tally, sent: Result<(), Error>) -> Result<(), Error> {
-    let Tally { listing, accepted, refused, failed } = tally;
+fn close(form: Form, counts: BatchCounts, sent: Result<(), Error>) -> Result<(), Error> {
+    let BatchCounts { listing, accepted, refused, failed } = counts;
     let all = accepted + refused + failed;
     listing.close("");
     let summary = format!(

@@ -87,11 +87,11 @@ impl Growth {
 
 /// `counts`: upper bounds, each with its cumulative count. Values are taken as evenly spread within a bucket.
 fn interpolated(counts: &[(f64, f64)], share: f64) -> Option<f64> {
-    let wanted = share * counts.last().map(|(_, count)| *count)?;
+    let rank = share * counts.last().map(|(_, count)| *count)?;
     let mut below = (0.0, 0.0);
     for (bound, count) in counts {
-        if *count >= wanted && *count > below.1 {
-            let part = (wanted - below.1) / (count - below.1);
+        if *count >= rank && *count > below.1 {
+            let part = (rank - below.1) / (count - below.1);
             return Some(if bound.is_finite() { below.0 + part * (bound - below.0) } else { below.0 });
         }
         below = (*bound, *count);

@@ -16,7 +16,7 @@ use common::{
 use serde::Serialize;
 
 use super::figures::{Figures, Growth};
-use crate::cli::{Error, cluster::standing, moment, print};
+use crate::cli::{cluster::standing, error::Error, moment, print};
 
 /// Only the busiest queues are shown, as many as fit on a screen.
 const SHOWN_QUEUES: usize = 20;

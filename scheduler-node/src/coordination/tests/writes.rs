@@ -5,7 +5,7 @@ use common::{
 };
 
 use super::*;
-use crate::coordination::{LeaseId, Written};
+use crate::coordination::{AssignmentWrite, LeaseId};
 
 fn record(term: Term, owner: &NodeId) -> AssignmentRecord {
     AssignmentRecord { term, assignment: Assignment { owners: vec![Some(owner.clone())] } }
@@ -37,16 +37,16 @@ async fn an_old_term_cannot_write_the_assignment() {
     let (one, two) = (node("one"), node("two"));
     let (old, old_lease) = candidate(&coordination, &one).await;
     let by_old = record(old, &one);
-    assert_eq!(coordination.assignment_write(None, &by_old, old_lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_write(None, &by_old, old_lease).await.unwrap(), AssignmentWrite::Done);
     coordination.candidate_remove(old_lease).await.unwrap();
     let late = record(old, &two);
-    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
+    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), AssignmentWrite::Deposed);
     // The write is refused even after the node has queued up again: that is another term.
     coordination.candidate_put(&one, old_lease).await.unwrap();
-    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), Written::Deposed);
+    assert_eq!(coordination.assignment_write(Some(&by_old), &late, old_lease).await.unwrap(), AssignmentWrite::Deposed);
     let (new, new_lease) = candidate(&coordination, &two).await;
     let by_new = record(new, &two);
-    assert_eq!(coordination.assignment_write(Some(&by_old), &by_new, new_lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_write(Some(&by_old), &by_new, new_lease).await.unwrap(), AssignmentWrite::Done);
     assert_eq!(coordination.assignment_read().await.unwrap(), Some(by_new));
 }
 
@@ -57,10 +57,10 @@ async fn an_assignment_is_written_only_over_the_one_it_was_derived_from_and_may_
     let (one, two) = (node("one"), node("two"));
     let (term, lease) = candidate(&coordination, &one).await;
     let (first, second) = (record(term, &one), record(term, &two));
-    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), Written::Done);
-    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), Written::Done);
-    assert_eq!(coordination.assignment_write(None, &second, lease).await.unwrap(), Written::Moved);
-    assert_eq!(coordination.assignment_write(Some(&first), &second, lease).await.unwrap(), Written::Done);
+    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), AssignmentWrite::Done);
+    assert_eq!(coordination.assignment_write(None, &first, lease).await.unwrap(), AssignmentWrite::Done);
+    assert_eq!(coordination.assignment_write(None, &second, lease).await.unwrap(), AssignmentWrite::Moved);
+    assert_eq!(coordination.assignment_write(Some(&first), &second, lease).await.unwrap(), AssignmentWrite::Done);
     assert_eq!(coordination.assignment_read().await.unwrap(), Some(second));
 }
 

@@ -32,7 +32,7 @@ use super::{Desk, Parts};
 use crate::{
     access::Access,
     audit::{Audit, AuditMetrics, Noted},
-    broker::{BrokerState, DoorTroubles},
+    broker::{BrokerState, ExchangeTroubles},
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
@@ -147,7 +147,7 @@ fn counter_in(
         metrics: Arc::clone(&metrics),
         traces: Traces::default(),
         receipts: watch::channel(None).1,
-        default_door: true,
+        default_exchange: true,
         audit: audit.clone(),
     };
     let joined = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
@@ -156,7 +156,7 @@ fn counter_in(
         watch::channel(BrokerState::Up { blocked: false }).1,
         watch::channel(joined).1,
         CancellationToken::new(),
-        DoorTroubles::default(),
+        ExchangeTroubles::default(),
         SetAside::default(),
         crate::supervise::Pulse::default(),
     );

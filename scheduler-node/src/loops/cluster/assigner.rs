@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{elector::Mastership, session_keeper::Session};
 use crate::{
     clock,
-    coordination::{Coordination, Error, Views, Written},
+    coordination::{AssignmentWrite, Coordination, Error, Views},
     supervise::at_work,
 };
 
@@ -225,15 +225,15 @@ impl Assigner {
         let lease = self.session.borrow().lease?;
         let next = AssignmentRecord { term, assignment: next };
         match self.coordination.assignment_write(previous, &next, lease).await {
-            Ok(Written::Done) => {
+            Ok(AssignmentWrite::Done) => {
                 tracing::info!(%term, moves = diff.len(), "wrote an assignment: {}", diff.to_string().replace('\n', "; "));
                 self.settled = Some((problem, Some(next.clone())));
                 self.written = Some((next, Instant::now()));
                 Some(Instant::now() + SHOWN_WITHIN)
             }
             // The stored assignment is not the one this decision was based on. The mirror is about to show it.
-            Ok(Written::Moved) => Some(Instant::now() + GATHER),
-            Ok(Written::Deposed) => {
+            Ok(AssignmentWrite::Moved) => Some(Instant::now() + GATHER),
+            Ok(AssignmentWrite::Deposed) => {
                 tracing::info!(%term, "assignment refused: another node is the master now");
                 Some(Instant::now() + RETRY)
             }

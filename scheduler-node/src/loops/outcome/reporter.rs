@@ -142,7 +142,7 @@ pub struct Reporter {
     pub traces: Traces,
     pub receipts: Receipts,
     /// Whether messages may arrive by the names of their queues.
-    pub default_door: bool,
+    pub default_exchange: bool,
     pub audit: Audit,
 }
 

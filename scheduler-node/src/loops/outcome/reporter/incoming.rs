@@ -73,7 +73,7 @@ impl Reporter {
             return;
         }
         while let Some(message) = incoming.recv().await {
-            if !self.default_door && !message.is_by_exchange {
+            if !self.default_exchange && !message.is_by_exchange {
                 self.note_refused(&message, BY_NAME);
                 drop(aside.send((message, BY_NAME.to_owned())).await);
                 continue;

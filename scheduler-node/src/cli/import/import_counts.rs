@@ -11,15 +11,19 @@ use indicatif::HumanCount;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Chunk, line};
-use crate::cli::{Error, Form, client::sentence, complain, say};
+use super::{chunk::Chunk, line};
+use crate::cli::{
+    client::sentence,
+    error::Error,
+    output::{Form, complain, say},
+};
 
 /// This many refusals are reported one by one; the rest is only counted.
-const TOLD: usize = 100;
+const MAX_REPORTED: usize = 100;
 
 /// The outcomes of the lines so far.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ImportCounts {
     accepted: u64,
     duplicates: u64,
     skipped: u64,
@@ -37,7 +41,7 @@ pub(super) struct Outcome {
     duplicate: bool,
 }
 
-impl Tally {
+impl ImportCounts {
     /// `refused`: the file for refused lines; it must not exist yet.
     pub(super) fn new(refused: Option<&Path>) -> Result<Self, Error> {
         let create = |file: &Path| {
@@ -75,11 +79,11 @@ impl Tally {
         } else {
             self.failed += 1;
         }
-        let told = usize::try_from(self.refused + self.failed).unwrap_or(usize::MAX);
-        if told <= TOLD {
+        let reported = usize::try_from(self.refused + self.failed).unwrap_or(usize::MAX);
+        if reported <= MAX_REPORTED {
             complain(format_args!("line {number}: {}", sentence(problem)));
         }
-        if told == TOLD + 1 {
+        if reported == MAX_REPORTED + 1 {
             complain("more lines were refused; --refused keeps them all");
         }
         let Some(file) = &mut self.file else { return Ok(()) };

@@ -1,64 +1,61 @@
-//! The commands that ask a running node, and the parts they share.
+//! The commands that a running node answers.
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::{
-    Error, Form, Output,
-    access::Access,
-    audit, bulk,
-    client::{Answer, Client},
-    cluster, export, import, list, queue, say, schedule, submit, task, top,
+    audit, bulk, cluster, error::Error, export, import, invocation::Invocation, list, queue, schedule, submit, task,
+    top,
 };
 
-/// The commands that are answered by a running node.
+/// The commands that a running node answers.
 #[derive(Debug, Subcommand)]
-pub enum Ask {
+pub enum NodeCommand {
     /// Submit a task, or many from a file.
     #[command(after_help = "Examples:\n  duetime submit mails --payload '{\"to\":\"ann\"}' --delay 30m\n  \
                             duetime submit --batch tasks.jsonl")]
-    Submit(Asked<submit::Wish>),
+    Submit(Invocation<submit::Args>),
     /// Show a task with its attempts and its result.
     #[command(
         after_help = "Example:\n  duetime get 0199f3a0-0000-7000-8000-000000000005\n  duetime get --queue mails --key order-7"
     )]
-    Get(Asked<task::One>),
+    Get(Invocation<task::One>),
     /// List tasks, a page at a time or all of them.
     #[command(after_help = "Example:\n  duetime list --queue mails --state dead --all --output jsonl")]
-    List(Asked<list::Wish>),
+    List(Invocation<list::Args>),
     /// Cancel tasks. `cancelled`: nothing is delivered afterwards.
     #[command(after_help = "Example:\n  duetime cancel 0199f3a0-0000-7000-8000-000000000005")]
-    Cancel(Asked<task::Many>),
+    Cancel(Invocation<task::TaskIds>),
     /// Cancel tasks, and ask the consumers of those in flight to stop. `stopping`: the consumer learns of it with its
     /// next heartbeat.
     #[command(after_help = "Example:\n  duetime stop 0199f3a0-0000-7000-8000-000000000005")]
-    Stop(Asked<task::Many>),
+    Stop(Invocation<task::TaskIds>),
     /// Move a task to another due time.
     #[command(after_help = "Example:\n  duetime move 0199f3a0-0000-7000-8000-000000000005 --at 2030-01-31T09:00:00Z")]
-    Move(Asked<task::Move>),
+    Move(Invocation<task::Move>),
     /// Make tasks due now.
     #[command(after_help = "Example:\n  duetime run 0199f3a0-0000-7000-8000-000000000005")]
-    Run(Asked<task::Many>),
+    Run(Invocation<task::TaskIds>),
     /// Try dead tasks again, with a new budget of attempts.
     #[command(after_help = "Example:\n  duetime retry 0199f3a0-0000-7000-8000-000000000005")]
-    Retry(Asked<task::Many>),
+    Retry(Invocation<task::TaskIds>),
     /// Report the outcome of an attempt, as its consumer would.
     #[command(
         after_help = "Example:\n  duetime result 0199f3a0-0000-7000-8000-000000000005 --attempt 1 --status succeeded"
     )]
-    Result(Asked<task::Report>),
+    Result(Invocation<task::Report>),
     /// Apply one action to all tasks that a filter matches.
     #[command(
         after_help = "Examples:\n  duetime bulk cancel --queue mails --due-before 2030-01-01T00:00:00Z --dry-run\n  \
                             duetime bulk move --queue mails --shift 2h --yes\n  \
                             duetime bulk retry --queue mails --error 'no route' --yes"
     )]
-    Bulk(Asked<bulk::Wish>),
+    Bulk(Invocation<bulk::Args>),
     /// Print whole tasks, one a line, for `import`.
     #[command(after_help = "Example:\n  duetime export --queue mails > mails.jsonl")]
-    Export(Asked<export::Wish>),
+    Export(Invocation<export::Args>),
     /// Submit exported tasks again, here or to another cluster.
     #[command(after_help = "Example:\n  duetime import mails.jsonl --refused refused.jsonl")]
-    Import(Asked<import::Wish>),
+    Import(Invocation<import::Args>),
     /// Queues: their policies and counts, pause and resume.
     #[command(subcommand)]
     Queue(queue::Command),
@@ -67,70 +64,38 @@ pub enum Ask {
     Schedule(schedule::Command),
     /// Show who did what, newest first.
     #[command(after_help = "Example:\n  duetime audit --what queue.pause --after 2030-01-31T00:00:00Z")]
-    Audit(Asked<audit::Wish>),
+    Audit(Invocation<audit::Args>),
     /// Show the nodes, the master and the owner of each shard; drain a node.
     #[command(
         after_help = "Examples:\n  duetime cluster --url http://10.0.0.5:8080\n  duetime cluster drain node-2 --wait"
     )]
-    Cluster(cluster::Wish),
+    Cluster(cluster::Args),
     /// Watch the cluster at work; q ends it.
     #[command(after_help = "Examples:\n  duetime top\n  duetime top --once --output json")]
-    Top(Asked<top::Wish>),
+    Top(Invocation<top::Args>),
 }
 
-/// A command's own options, the nodes it asks, and the form of its output.
-#[derive(Debug, Args)]
-pub struct Asked<W: Args> {
-    #[command(flatten)]
-    pub(super) wish: W,
-    #[command(flatten)]
-    pub(super) access: Access,
-    #[command(flatten)]
-    output: Output,
-}
-
-impl<W: Args> Asked<W> {
-    pub(super) fn client(&self) -> Result<Client, Error> {
-        self.access.client()
-    }
-
-    pub(super) fn form(&self) -> Form {
-        self.output.output
-    }
-
-    /// Prints an answer: unchanged as JSON, or rendered by `text` for a person.
-    pub(super) fn print(
-        &self,
-        answer: &Answer,
-        text: impl FnOnce(&Answer) -> Result<String, Error>,
-    ) -> Result<(), Error> {
-        match self.form() {
-            Form::Text => say(text(answer)?),
-            Form::Json | Form::Jsonl => say(&answer.text),
+impl NodeCommand {
+    /// Runs the command against a node and prints the answer.
+    pub async fn run(&self) -> Result<(), Error> {
+        match self {
+            Self::Submit(invocation) => submit::submit(invocation).await,
+            Self::Get(invocation) => task::get(invocation).await,
+            Self::List(invocation) => list::list(invocation).await,
+            Self::Cancel(invocation) => task::cancel(invocation).await,
+            Self::Stop(invocation) => task::stop(invocation).await,
+            Self::Move(invocation) => task::shift(invocation).await,
+            Self::Run(invocation) => task::run(invocation).await,
+            Self::Retry(invocation) => task::retry(invocation).await,
+            Self::Result(invocation) => task::report(invocation).await,
+            Self::Bulk(invocation) => bulk::bulk(invocation).await,
+            Self::Export(invocation) => export::export(invocation).await,
+            Self::Import(invocation) => import::import(invocation).await,
+            Self::Queue(command) => queue::queue(command).await,
+            Self::Schedule(command) => schedule::schedule(command).await,
+            Self::Audit(invocation) => audit::audit(invocation).await,
+            Self::Cluster(args) => cluster::cluster(args).await,
+            Self::Top(invocation) => top::top(invocation).await,
         }
-        Ok(())
-    }
-}
-
-/// Runs the command against a node and prints the answer.
-pub async fn ask(question: &Ask) -> Result<(), Error> {
-    match question {
-        Ask::Submit(asked) => submit::submit(asked).await,
-        Ask::Get(asked) => task::get(asked).await,
-        Ask::List(asked) => list::list(asked).await,
-        Ask::Cancel(asked) => task::cancel(asked).await,
-        Ask::Stop(asked) => task::stop(asked).await,
-        Ask::Move(asked) => task::shift(asked).await,
-        Ask::Run(asked) => task::run(asked).await,
-        Ask::Retry(asked) => task::retry(asked).await,
-        Ask::Result(asked) => task::report(asked).await,
-        Ask::Bulk(asked) => bulk::bulk(asked).await,
-        Ask::Export(asked) => export::export(asked).await,
-        Ask::Import(asked) => import::import(asked).await,
-        Ask::Queue(command) => queue::queue(command).await,
-        Ask::Schedule(command) => schedule::schedule(command).await,
-        Ask::Audit(asked) => audit::audit(asked).await,
-        Ask::Cluster(wish) => cluster::cluster(wish).await,
-        Ask::Top(asked) => top::top(asked).await,
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use reqwest::{RequestBuilder, StatusCode, redirect};
 use serde::de::DeserializeOwned;
 
-use super::room::Room;
+use super::exchange_limit::ExchangeLimit;
 use crate::causes;
 
 /// Short, because a person waits for the answer.
-pub(super) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Metadata and keys take some kilobytes; an id token with the groups of a large company takes some more.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -19,13 +19,13 @@ const CODE_CHARS: usize = 60;
 
 /// A client for one provider.
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(super) struct ProviderClient {
     pub(super) http: reqwest::Client,
     /// Limits exchanges of codes. Discovery needs no place, because only one runs at a time.
-    pub(super) room: Room,
+    pub(super) limit: ExchangeLimit,
 }
 
-impl Asker {
+impl ProviderClient {
     pub(super) fn new(issuer: &str) -> reqwest::Result<Self> {
         let mut http = reqwest::Client::builder()
             .user_agent(concat!("duetime/", env!("CARGO_PKG_VERSION")))
@@ -36,11 +36,11 @@ impl Asker {
             // A machine without CA certificates can still use plain http.
             http = http.tls_certs_only([]);
         }
-        Ok(Self { http: http.build()?, room: Room::new() })
+        Ok(Self { http: http.build()?, limit: ExchangeLimit::new(ANSWERED_WITHIN) })
     }
 
     /// The status and the JSON of the answer, or the reason why there is none.
-    pub(super) async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<(StatusCode, T), String> {
+    pub(super) async fn send<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<(StatusCode, T), String> {
         let mut response = request.send().await.map_err(explained)?;
         let status = response.status();
         let mut body = Vec::new();

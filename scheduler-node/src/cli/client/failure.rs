@@ -1,0 +1,106 @@
+//! Why a request got no answer.
+
+use common::wire::Problem;
+use reqwest::{StatusCode, Url};
+
+/// The longest excerpt shown of an answer that does not come from Duetime.
+const SHOWN_CHARS: usize = 200;
+
+/// Why a request got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A node refused the request: repeating it will not help.
+    #[error("{0}")]
+    Refused(Box<ProblemResponse>),
+    /// A node cannot serve the request now, or failed while serving it. Its answer tells whether the request may have
+    /// taken effect.
+    #[error("{0}")]
+    Failed(Box<ProblemResponse>),
+    #[error("the outcome is unknown, the request may have taken effect: {node} did not answer: {why}")]
+    Unknown { node: Url, why: String },
+    /// No request was sent.
+    #[error("no node can be reached: {0}; is `--url` right?")]
+    Unreachable(String),
+    #[error("the answer of {node} cannot be read; is it a Duetime node of this version? {why}")]
+    Unreadable { node: Url, why: String },
+}
+
+impl Failure {
+    /// Whether a node has decided, which makes asking other nodes pointless.
+    pub(in crate::cli) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+
+    /// The problem document as the node wrote it.
+    pub(in crate::cli) fn problem(&self) -> Option<&str> {
+        match self {
+            Self::Refused(response) | Self::Failed(response) => response.problem.is_some().then_some(&response.text),
+            _ => None,
+        }
+    }
+}
+
+/// A node's answer that reports a problem.
+#[derive(Debug)]
+pub struct ProblemResponse {
+    pub(super) node: Url,
+    pub(super) status: StatusCode,
+    pub(super) problem: Option<Problem>,
+    /// The body, byte for byte.
+    pub(super) text: String,
+}
+
+impl std::fmt::Display for ProblemResponse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(problem) = &self.problem else {
+            let start: String = self.text.trim().chars().take(SHOWN_CHARS).collect();
+            return write!(
+                f,
+                "{} answered {}, which is not an answer of a Duetime node: {start}",
+                self.node, self.status
+            );
+        };
+        f.write_str(&sentence(problem))?;
+        match self.status {
+            StatusCode::UNAUTHORIZED => f.write_str("; give one with --token-file or DUETIME_TOKEN"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A problem as one line: the field to blame, and what is wrong with it.
+pub(in crate::cli) fn sentence(problem: &Problem) -> String {
+    match &problem.field {
+        Some(field) if !problem.detail.contains(&format!("`{field}`")) => format!("`{field}`: {}", problem.detail),
+        _ => problem.detail.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(status: u16, text: &str) -> ProblemResponse {
+        let status = StatusCode::from_u16(status).expect("a status");
+        let node = Url::parse("http://node:1").expect("an address");
+        ProblemResponse { node, status, problem: serde_json::from_str(text).ok(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn a_problem_is_one_line_that_names_the_field() {
+        let problem = Problem::invalid_field("priority", "must be 1 to 5");
+        let text = serde_json::to_string(&problem).expect("JSON");
+        assert_eq!(response(422, &text).to_string(), "`priority`: must be 1 to 5");
+        let problem = Problem::invalid_field("priority", "`priority` must be 1 to 5");
+        assert_eq!(sentence(&problem), "`priority` must be 1 to 5");
+        let text = serde_json::to_string(&Problem::unauthorized("send a token")).expect("JSON");
+        assert!(response(401, &text).to_string().contains("DUETIME_TOKEN"));
+    }
+
+    #[test]
+    fn what_is_no_answer_of_a_node_is_said_to_be_none() {
+        let shown = response(502, "<html>bad gateway</html>").to_string();
+        assert!(shown.contains("502 Bad Gateway") && shown.contains("http://node:1"), "{shown}");
+        assert_eq!(Failure::Failed(Box::new(response(502, "<html>"))).problem(), None);
+    }
+}
