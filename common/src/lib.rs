@@ -8,7 +8,8 @@
 //! - [`queue`]: a named kind of task with its policy.
 //! - [`access`]: the caller and the queues the caller may know; [`grant`]: the role that a claim of an identity
 //!   provider gives; [`limit`]: how many tasks, bytes and requests are allowed.
-//! - [`task`]: a task's content and its deliveries; [`task::state`], the one table of states; [`task::retry`], when a
+//! - [`task`]: a task's content and its deliveries; [`task::state`], its states, with [`task::oracle`], the table that the
+//!   tests check every statement against; [`task::retry`], when a
 //!   failed attempt is tried again; [`task::verdict`], what a confirm, a silence, a rejection or a report means.
 //! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::turn`], which fire times get a task.
 //! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it;

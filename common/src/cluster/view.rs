@@ -83,13 +83,6 @@ impl ClusterView {
         self.candidates.first()
     }
 
-    /// The candidate right before `me`, the only one that `me` has to watch. `None` when `me` is master, or not a
-    /// candidate.
-    pub fn predecessor(&self, me: &NodeId) -> Option<&Candidate> {
-        let place = self.candidates.iter().position(|candidate| candidate.node == *me)?;
-        self.candidates.get(place.checked_sub(1)?)
-    }
-
     /// The member that is exactly this start of the node.
     pub fn member(&self, node: &NodeId) -> Option<&Member> {
         self.members.get(&node.name).filter(|member| member.node == *node)

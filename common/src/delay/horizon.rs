@@ -100,11 +100,6 @@ impl Horizon {
         *self = Self::new(self.reach);
     }
 
-    /// Whether a row that wakes at `wake_at` belongs into the heap at once.
-    pub fn covers(&self, wake_at: UnixMicros, now: UnixMicros) -> bool {
-        wake_at <= now.plus(self.reach.horizon)
-    }
-
     /// The read to do at `now`, if any. `has_room`: the heap is at most half full, so that an ahead read is worth it.
     pub fn next(&self, now: UnixMicros, has_room: bool) -> Option<Window> {
         let edge = now.plus(self.reach.horizon);

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_may_be_done_to_one_task_may_be_done_to_many_and_nothing_else() {
-        use crate::task::state::{Event, transition};
+        use crate::task::oracle::{Event, transition};
         for state in TaskState::ALL {
             for (act, event) in ACTS.into_iter().zip([Event::Cancel, Event::Revive, Event::Move, Event::Move]) {
                 let allowed = act.check(&seen(state), NOW);

@@ -3,6 +3,7 @@
 pub mod bulk;
 pub mod dependency;
 pub mod envelope;
+pub mod oracle;
 pub mod pick;
 pub mod rate;
 pub mod retry;

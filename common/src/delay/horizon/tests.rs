@@ -145,10 +145,3 @@ fn a_reset_begins_from_the_beginning() {
     horizon.reset();
     assert_eq!(horizon.next(at(100), false).unwrap().pass, Pass::Full);
 }
-
-#[test]
-fn the_horizon_covers_what_wakes_before_it() {
-    let horizon = read_at(at(100));
-    assert!(horizon.covers(at(110), at(100)) && horizon.covers(at(0), at(100)));
-    assert!(!horizon.covers(at_ms(110_001), at(100)));
-}

@@ -194,7 +194,7 @@ fn what_the_task_says_for_itself_goes_before_its_queue() {
 
 #[test]
 fn every_verdict_is_a_transition_that_the_table_allows() {
-    use crate::task::state::{Event, transition};
+    use crate::task::oracle::{Event, transition};
     for settle in SETTLES {
         let policy = policy(settle);
         for (state, attempt) in TaskState::ALL.into_iter().flat_map(|state| [(state, 1), (state, 2)]) {

@@ -10,7 +10,8 @@ use common::{
     task::{
         TaskState,
         bulk::{Act, Seen, Target},
-        state::{CancelOutcome, Event, cancel_outcome},
+        oracle::Event,
+        state::{CancelOutcome, cancel_outcome},
     },
     time::UnixMicros,
     wire::ValidChange,
