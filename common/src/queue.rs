@@ -52,6 +52,25 @@ pub enum Settle {
     Result,
 }
 
+impl Settle {
+    pub const ALL: [Self; 3] = [Self::Confirm, Self::Reject, Self::Result];
+
+    /// Whether the task succeeds with the broker's confirm.
+    pub const fn finishes_on_confirm(self) -> bool {
+        matches!(self, Self::Confirm)
+    }
+
+    /// Whether the outcome is the consumer's report, so that silence is a failure.
+    pub const fn needs_report(self) -> bool {
+        matches!(self, Self::Result)
+    }
+
+    /// Whether a rejection fails the attempt. A queue that settles by confirms has no retries.
+    pub const fn heeds_rejection(self) -> bool {
+        !self.finishes_on_confirm()
+    }
+}
+
 /// Which shards the tasks of a queue live on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -234,14 +253,14 @@ impl QueuePolicy {
             }
         }
         if self.ordered {
-            needs("ordered", self.settle == Settle::Result, "`settle` = `result`")?;
+            needs("ordered", self.settle.needs_report(), "`settle` = `result`")?;
         }
         if let Some(most) = self.max_running {
             FieldError::within("max_running", most, 1, MAX_RUNNING)?;
-            needs("max_running", self.settle == Settle::Result, "`settle` = `result`")?;
+            needs("max_running", self.settle.needs_report(), "`settle` = `result`")?;
             needs("max_running", self.placement == Placement::Single, "`placement` = `single`")?;
         }
-        if self.settle == Settle::Result && self.format == Format::Celery {
+        if self.settle.needs_report() && self.format == Format::Celery {
             let detail = "a Celery worker does not report: `settle` = `result` does not go with `format` = `celery`, set \
                           `reject` or `confirm`";
             return Err(FieldError::new("settle", detail));
@@ -268,6 +287,11 @@ impl QueuePolicy {
             }
         }
         Ok(())
+    }
+
+    /// The rule for returned messages. Duetime declares a missing queue of its own again, so those wait.
+    pub const fn unroutable(&self) -> Unroutable {
+        if self.exchange.is_some() { self.unroutable } else { Unroutable::Wait }
     }
 
     /// The limits of pending tasks and of their bytes.

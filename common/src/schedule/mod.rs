@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::{QueueName, ScheduleName, TaskId},
-    queue::MAX_NAME_CHARS,
-    task::{Content, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
+    queue::{MAX_NAME_CHARS, Settle},
+    task::{Content, Keyed, NewTask, OnDuplicate, TaskState, retry::RetryPolicy},
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};
@@ -68,6 +68,12 @@ pub struct Fire {
     pub at: UnixMicros,
     /// The fire time waited for the previous task: its task is due when it is made.
     pub buffered: bool,
+}
+
+/// Whether a new task of a schedule would overlap the last one, which is open as `last`. Without reports a task is over
+/// once the broker has it, because what its consumer does is unknown.
+pub fn overlaps(last: TaskState, settle: Settle) -> bool {
+    last != TaskState::Delivered || settle.needs_report()
 }
 
 /// The business key of a fire time's task: at most one task has it.

@@ -2,7 +2,6 @@
 
 use common::{
     ids::{Attempt, TaskId},
-    queue::Settle,
     task::{
         TaskState,
         state::{CancelOutcome, cancel_outcome},
@@ -91,7 +90,7 @@ impl Desk {
                 answer => return answer,
             };
             let task = desk.get(id).await?;
-            if desk.parts().books.load().get(&task.queue).policy.settle != Settle::Result {
+            if !desk.parts().books.load().get(&task.queue).policy.settle.needs_report() {
                 let detail = "it is out, and its queue settles without reports: its consumer cannot be told to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
             }

@@ -190,3 +190,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_delivered_task_overlaps_only_while_a_report_is_due() {
+    use crate::{queue::Settle, schedule::overlaps, task::TaskState};
+    for settle in Settle::ALL {
+        for state in TaskState::ALL.into_iter().filter(|state| !state.is_final()) {
+            let expected = state != TaskState::Delivered || settle == Settle::Result;
+            assert_eq!(overlaps(state, settle), expected, "{settle:?} {state}");
+        }
+    }
+}

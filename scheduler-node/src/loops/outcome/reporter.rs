@@ -15,10 +15,10 @@ use std::{
 
 use common::{
     ids::{Attempt, TaskId},
-    queue::{Settle, Unroutable},
+    queue::Unroutable,
     task::{
         TaskState,
-        verdict::{Standing, Verdict},
+        verdict::TaskSnapshot,
         voucher::Voucher,
     },
     wire::report::ResultBody,
@@ -257,7 +257,7 @@ impl Reporter {
     /// Decides on a happening. Returns whether there is something to write.
     fn decide(&self, row: &StandingRow, happening: &Happening, writes: &mut Writes) -> bool {
         let queue = self.books.load().get(&row.queue);
-        let standing = Standing {
+        let task = TaskSnapshot {
             state: row.state,
             attempt: row.attempt,
             attempts_base: row.attempts_base,
@@ -269,13 +269,10 @@ impl Reporter {
         };
         let dice: f64 = rand::random();
         let verdict = match happening {
-            Happening::Deadline if row.wake_at > row.now => Verdict::Ignore,
-            Happening::Deadline => standing.after_deadline(row.now, dice),
-            // A queue that settles by confirms has no retries.
-            Happening::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
-            Happening::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
-            Happening::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
-            Happening::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
+            Happening::Deadline => task.after_deadline(row.wake_at, row.now, dice),
+            Happening::Rejected { attempt, .. } => task.after_rejection(*attempt, row.now, dice),
+            Happening::Reported { attempt, body, .. } => task.after_report(*attempt, body, row.now, dice),
+            Happening::Returned { attempt, rule, .. } => task.after_return(*attempt, *rule),
         };
         let traced = self.traced(row, happening);
         writes.add(row, happening, verdict, &queue, traced)

@@ -17,10 +17,9 @@ use std::{
 
 use common::{
     ids::TaskId,
-    queue::Settle,
-    schedule::{Fire, Overlap, Turn},
+    schedule::{Fire, Overlap, Turn, overlaps},
     shard::route::bound_to,
-    task::{NewTask, TaskState},
+    task::NewTask,
     time::UnixMicros,
 };
 use futures::StreamExt;
@@ -209,8 +208,7 @@ impl Firer {
         turn.wake_at
     }
 
-    /// Whether a new task would overlap the last one. Without reports, a task is over once the broker has it,
-    /// because what its consumer does is unknown.
+    /// Whether a new task would overlap the last one.
     async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, Unheard> {
         let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
             return Ok(false);
@@ -222,8 +220,7 @@ impl Firer {
         let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(&[last])).await;
         let standing = standing.map_err(|_| Unheard::Away)??;
         let book = self.books.load();
-        let reported = |queue| book.get(queue).policy.settle == Settle::Result;
-        Ok(standing.iter().any(|task| task.state != TaskState::Delivered || reported(&task.queue)))
+        Ok(standing.iter().any(|task| overlaps(task.state, book.get(&task.queue).policy.settle)))
     }
 
     /// The database of a task, if the prober finds that it answers.
