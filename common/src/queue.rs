@@ -13,7 +13,8 @@ use crate::{
     field::FieldError,
     ids::QueueName,
     limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, Pending},
-    task::{pick::LEVELS, retry::RetryPolicy},
+    priority::LEVELS,
+    retry::RetryPolicy,
 };
 
 /// The longest name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
@@ -128,7 +129,7 @@ pub enum ReceiptPolicy {
 }
 
 /// How a queue treats its tasks. A stored field that is absent takes its default, so that a policy of an older
-/// version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
+/// version can always be read; requests are checked more strictly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueuePolicy {
@@ -157,7 +158,7 @@ pub struct QueuePolicy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_alert_threshold: Option<i64>,
     /// The share of each priority while tasks wait for room; priorities beyond the last weight use the last weight.
-    /// The default draws mostly the highest priority and sometimes the lowest ([`crate::task::pick`]).
+    /// The default draws mostly the highest priority and sometimes the lowest ([`crate::priority`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_weights: Option<Vec<u32>>,
     /// The most tasks that are started and have no outcome yet.

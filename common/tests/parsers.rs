@@ -5,14 +5,15 @@
 //! configuration in `config/tests.rs`.
 
 use common::{
-    ids::TaskId,
+    ids::{MessageId, TaskId},
     queue::Placement,
     schedule::When,
     shard::ShardRange,
+    task::report::ResultBody,
     time::UnixMicros,
     wire::{
-        BulkCursor, BulkRequest, ChangeRequest, Cursor, Limits, QueueRequest, ResultBody, ScheduleRequest, TaskRequest,
-        amqp::MessageId, check::MAX_KEY_CHARS,
+        BulkCursor, BulkRequest, ChangeRequest, Cursor, Limits, QueueRequest, ScheduleRequest, TaskRequest,
+        check::MAX_KEY_CHARS,
     },
 };
 use proptest::prelude::*;

@@ -4,14 +4,13 @@
 //! on every toolchain. The targets of the node are in `scheduler-node/src/fuzz.rs`.
 
 use common::{
-    ids::TaskId,
+    ids::{MessageId, TaskId},
     schedule::When,
-    task::{envelope::Envelope, trace::TraceContext},
+    task::{envelope::Envelope, report::ResultBody, trace::TraceContext},
     time::UnixMicros,
     wire::{
         BatchRequest, BulkCursor, BulkRequest, ChangeRequest, Cursor, KeyQuery, Limits, ListFilter, Message,
-        QueueRequest, ResultBody, ScheduleRequest, TaskRequest, TokenRequest,
-        amqp::MessageId,
+        QueueRequest, ScheduleRequest, TaskRequest, TokenRequest,
         screen::{MAX_FRAME_BYTES, Screen},
         submission::DelayWay,
     },

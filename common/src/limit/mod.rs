@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, task::Content};
+use crate::field::FieldError;
 pub use bucket::Bucket;
 pub use tally::{Extent, Ruling, Tally};
 
@@ -130,13 +130,6 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// An estimate for one new task. PostgreSQL writes headers as `{"a": "b", "c": "d"}`.
-    pub fn of(content: &Content) -> Self {
-        let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
-        let headers: usize = content.headers.iter().map(pair).sum();
-        Self { tasks: 1, bytes: i64::try_from(content.payload.len() + headers).unwrap_or(i64::MAX) }
-    }
-
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self { tasks: self.tasks.saturating_add(other.tasks), bytes: self.bytes.saturating_add(other.bytes) }

@@ -6,8 +6,8 @@ use chrono::DateTime;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{
+    task::report::{ReportStatus, keepable},
     time::UnixMicros,
-    wire::report::{ReportStatus, keepable},
 };
 
 /// The longest pause that a target may ask for. A longer one is taken for a mistake: the queue's policy has its own
@@ -88,7 +88,7 @@ pub fn text(output: &[u8], most_bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ResultBody;
+    use crate::task::report::ResultBody;
 
     const NOW: UnixMicros = UnixMicros::new(1_445_412_420_000_000); // Wed, 21 Oct 2015 07:27:00 GMT
 

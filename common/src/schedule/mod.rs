@@ -12,7 +12,8 @@ use crate::{
     field::FieldError,
     ids::{QueueName, ScheduleName, TaskId},
     queue::{MAX_NAME_CHARS, Settle},
-    task::{Content, Keyed, NewTask, OnDuplicate, TaskState, retry::RetryPolicy},
+    retry::RetryPolicy,
+    task::{Content, Keyed, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};

@@ -4,9 +4,8 @@ pub mod bulk;
 pub mod dependency;
 pub mod envelope;
 pub mod oracle;
-pub mod pick;
 pub mod rate;
-pub mod retry;
+pub mod report;
 pub mod state;
 pub mod trace;
 pub mod verdict;
@@ -17,12 +16,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::{
-    ids::{Attempt, QueueName, TaskId},
+    ids::{Attempt, MessageId, QueueName, TaskId},
+    limit::Usage,
+    retry::RetryPolicy,
     time::UnixMicros,
 };
 pub use dependency::Dependency;
 pub use envelope::Envelope;
-use retry::RetryPolicy;
 pub use state::TaskState;
 pub use trace::TraceContext;
 
@@ -111,6 +111,16 @@ pub struct Content {
     pub headers: BTreeMap<String, String>,
 }
 
+impl Content {
+    /// The usage of one new task with this content, as an estimate. PostgreSQL writes headers as
+    /// `{"a": "b", "c": "d"}`.
+    pub fn usage(&self) -> Usage {
+        let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
+        let headers: usize = self.headers.iter().map(pair).sum();
+        Usage { tasks: 1, bytes: i64::try_from(self.payload.len() + headers).unwrap_or(i64::MAX) }
+    }
+}
+
 /// One claimed attempt on its way to the broker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delivery {
@@ -131,4 +141,22 @@ pub struct Delivery {
     /// A copy of this attempt may have been published before.
     pub redelivered: bool,
     pub envelope: Option<Box<Envelope>>,
+}
+
+impl Delivery {
+    pub fn message_id(&self) -> MessageId {
+        MessageId { id: self.id, attempt: self.attempt }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_as_large_as_its_payload_and_headers() {
+        let headers = BTreeMap::from([("a".to_owned(), "bc".to_owned())]);
+        let content = Content { payload: vec![0; 1_000], content_type: "x".to_owned(), headers };
+        assert_eq!(content.usage(), Usage { tasks: 1, bytes: 1_011 });
+    }
 }

@@ -12,12 +12,12 @@ use std::fmt;
 use crate::{
     ids::Attempt,
     queue::{QueuePolicy, Unroutable},
+    retry::{Fate, RetryPolicy},
     task::{
         Delivery, TaskState,
-        retry::{Fate, RetryPolicy},
+        report::{ReportStatus, ResultBody},
     },
     time::UnixMicros,
-    wire::report::{ReportStatus, ResultBody},
 };
 
 /// The states in which a confirm applies.

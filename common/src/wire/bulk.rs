@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
-    queue,
+    json, queue,
     task::{
         TaskState,
         bulk::{Act, Left, Target},
@@ -94,24 +94,24 @@ impl fmt::Display for Action {
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     pub action: Action,
-    #[serde(default, deserialize_with = "read::object_or_default")]
+    #[serde(default, deserialize_with = "json::object_or_default")]
     pub filter: TaskFilter,
     /// Confirms that an empty filter is meant to match every task.
-    #[serde(default, deserialize_with = "read::or_default")]
+    #[serde(default, deserialize_with = "json::or_default")]
     pub all: bool,
     /// Counts the tasks, and changes nothing.
-    #[serde(default, deserialize_with = "read::or_default")]
+    #[serde(default, deserialize_with = "json::or_default")]
     pub dry_run: bool,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub limit: Option<u32>,
     /// Continues where the previous answer ended; all other fields must be as in that request.
     #[serde(default)]
     pub cursor: Option<String>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub shift_ms: Option<i64>,
 }
 

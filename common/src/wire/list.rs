@@ -9,10 +9,11 @@ use uuid::Uuid;
 use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
+    json::Whole,
     queue,
     task::TaskState,
     time::UnixMicros,
-    wire::{Problem, TaskView, check::check_key, read::Whole},
+    wire::{Problem, TaskView, check::check_key},
 };
 
 pub const DEFAULT_LIMIT: u32 = 100;

@@ -8,17 +8,14 @@ use serde_json::value::RawValue;
 use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
-    queue,
-    task::{
-        Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate,
-        dependency::{DependencyRequest, check_dependencies},
-        retry::RetryPolicy,
-        trace::Upstream,
-    },
+    json, queue,
+    retry::RetryPolicy,
+    task::{Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate, trace::Upstream},
     time::UnixMicros,
     wire::{
         Limits, Problem,
         check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry},
+        dependency::{DependencyRequest, check_dependencies},
         read,
     },
 };
@@ -35,29 +32,29 @@ pub struct TaskRequest {
     pub payload_base64: Option<String>,
     #[serde(default)]
     pub content_type: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
     #[serde(default)]
     pub partition_key: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub priority: Option<i16>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub max_attempts: Option<i32>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub timeout_ms: Option<i64>,
     #[serde(default)]
     pub retry: Option<RetryPolicy>,
     #[serde(default)]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
     #[serde(default)]
     pub headers: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub key: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub version: Option<i64>,
     #[serde(default)]
     pub on_duplicate: Option<OnDuplicate>,

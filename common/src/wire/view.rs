@@ -8,9 +8,10 @@ use serde_json::value::RawValue;
 
 use crate::{
     ids::{Attempt, QueueName, ShardId, TaskId},
+    json::present,
     task::{NewTask, TaskState, state::CancelOutcome},
     time::UnixMicros,
-    wire::{check::JSON, read::present},
+    wire::check::JSON,
 };
 
 /// One task with its attempts and its result. Fields that do not apply are left out.

@@ -127,7 +127,7 @@ impl Desk {
             let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
             let bounds: Vec<Bound> = of_queue.into_iter().chain(&of_token).cloned().collect();
             if !bounds.is_empty() || matches!(verdict, Verdict::Refused(..)) {
-                cases.push(Case { place, size: Usage::of(&task.content), bounds, verdict });
+                cases.push(Case { place, size: task.content.usage(), bounds, verdict });
             }
         }
         cases

@@ -4,9 +4,10 @@ use common::{
     ids::{Attempt, TaskId},
     task::{
         TaskState,
+        report::ResultBody,
         state::{CancelOutcome, cancel_outcome},
     },
-    wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange, format},
+    wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
 use super::{Desk, refusal::failed, to_its_end};

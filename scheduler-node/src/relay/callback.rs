@@ -5,7 +5,7 @@ use std::time::Duration;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
     relay::answer::{self, MAX_OUTPUT_BYTES},
-    wire::report::{ReportStatus, ResultBody},
+    task::report::{ReportStatus, ResultBody},
 };
 use hmac::{Hmac, Mac};
 use ipnet::IpNet;

@@ -9,7 +9,7 @@ use std::{
 
 use common::{
     relay::answer::{self, Answer, MAX_OUTPUT_BYTES},
-    wire::report::{ReportStatus, ResultBody},
+    task::report::{ReportStatus, ResultBody},
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{

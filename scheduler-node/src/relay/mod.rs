@@ -22,7 +22,7 @@ use common::{
         answer::Answer,
         breaker::{Breaker, Room},
     },
-    wire::report::{ReportStatus, ResultBody},
+    task::report::{ReportStatus, ResultBody},
 };
 use tokio::{
     sync::{Semaphore, watch},

@@ -152,7 +152,7 @@ async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     let keyed = r#"{"queue":"a","key":"k","on_duplicate":"version"}"#;
     let id = submitted(&counter, keyed).await;
     let attempt = claim(&counter, id).await;
-    let discard = common::wire::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
+    let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
     counter.desk.report(id, attempt, discard).await.expect("applied");
     // A new task takes the key of a dead task of the same version.
     let newer = submitted(&counter, keyed).await;

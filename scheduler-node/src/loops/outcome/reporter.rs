@@ -16,12 +16,7 @@ use std::{
 use common::{
     ids::{Attempt, TaskId},
     queue::Unroutable,
-    task::{
-        TaskState,
-        verdict::TaskSnapshot,
-        voucher::Voucher,
-    },
-    wire::report::ResultBody,
+    task::{TaskState, report::ResultBody, verdict::TaskSnapshot, voucher::Voucher},
 };
 
 use self::write::Writes;

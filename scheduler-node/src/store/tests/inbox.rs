@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use common::{
     ids::{QueueName, ShardId, TaskId},
     queue::Placement,
+    retry::RetryPolicy,
     shard::route::bound_to,
-    task::{NewTask, OnDuplicate, retry::RetryPolicy},
+    task::{NewTask, OnDuplicate},
     time::UnixMicros,
     wire::{Limits, TaskRequest, ValidTask},
 };

@@ -44,7 +44,8 @@ use std::{
 
 use common::{
     ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
-    task::{Content, NewTask, pick::shares},
+    priority::shares,
+    task::{Content, NewTask},
     time::UnixMicros,
 };
 use sqlx::{PgPool, Postgres, pool::PoolConnection};

@@ -6,8 +6,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
+    priority::Levels,
     queue::{Placement, QueuePolicy},
-    task::{Keyed, OnDuplicate, pick::Levels},
+    task::{Keyed, OnDuplicate},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 

@@ -1,6 +1,6 @@
 //! The hop of a report in its task's trace.
 
-use common::wire::amqp::MessageId;
+use common::ids::MessageId;
 
 use super::{Happening, Reporter, write::Fact};
 use crate::{
