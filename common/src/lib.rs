@@ -14,7 +14,7 @@
 //! - [`task`]: a task's content and its deliveries; [`task::state`], its states; [`task::report`], what a consumer
 //!   reports; [`task::verdict`], what a confirm, a silence, a rejection or a report means; [`task::oracle`], the table
 //!   that the tests check every statement against.
-//! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::turn`], which fire times get a task.
+//! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::decision`], which fire times get a task.
 //! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it;
 //!   [`shard::assign`], which node should own it.
 //! - [`cluster`]: [`cluster::view`], what etcd holds at one moment; [`cluster::membership`], when not to trust it;

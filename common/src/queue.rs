@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
-    limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, Pending},
+    limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, PendingLimits},
     priority::LEVELS,
     retry::RetryPolicy,
 };
@@ -296,8 +296,8 @@ impl QueuePolicy {
     }
 
     /// The limits of pending tasks and of their bytes.
-    pub const fn pending(&self) -> Pending {
-        Pending { tasks: self.max_pending, bytes: self.max_pending_bytes }
+    pub const fn pending(&self) -> PendingLimits {
+        PendingLimits { tasks: self.max_pending, bytes: self.max_pending_bytes }
     }
 
     /// Whether a limit of the queue can refuse a submission.
@@ -376,7 +376,7 @@ pub struct QueueBook {
     /// The queues that limit submissions; most clusters have none.
     limited: BTreeSet<QueueName>,
     /// The retention of successes, for queues that differ from the default. Every cancel reads it.
-    kept_otherwise: Arc<[(QueueName, i64)]>,
+    retention_overrides: Arc<[(QueueName, i64)]>,
 }
 
 /// The book of a node that has read nothing yet.
@@ -387,7 +387,7 @@ impl Default for QueueBook {
             queues: BTreeMap::new(),
             held: BTreeSet::new(),
             limited: BTreeSet::new(),
-            kept_otherwise: Arc::default(),
+            retention_overrides: Arc::default(),
         }
     }
 }
@@ -395,7 +395,7 @@ impl Default for QueueBook {
 /// One change of a queue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum QueueChange {
-    Written(Arc<Queue>),
+    Stored(Arc<Queue>),
     Deleted(QueueName),
 }
 
@@ -407,7 +407,7 @@ impl QueueBook {
 
     pub fn new(revision: i64, queues: impl IntoIterator<Item = Queue>) -> Self {
         Self { revision, ..Self::default() }
-            .with(revision, queues.into_iter().map(|queue| QueueChange::Written(Arc::new(queue))))
+            .with(revision, queues.into_iter().map(|queue| QueueChange::Stored(Arc::new(queue))))
     }
 
     /// Returns the book after these changes, applied in order.
@@ -416,7 +416,7 @@ impl QueueBook {
         self.revision = revision;
         for change in changes {
             match change {
-                QueueChange::Written(queue) => {
+                QueueChange::Stored(queue) => {
                     note(&mut self.held, &queue.name, queue.is_held());
                     note(&mut self.limited, &queue.name, queue.policy.limits_submissions());
                     self.queues.insert(queue.name.clone(), queue);
@@ -430,7 +430,7 @@ impl QueueBook {
         }
         let default_ms = QueuePolicy::default().keep_succeeded_ms;
         let others = self.iter().filter(|queue| queue.policy.keep_succeeded_ms != default_ms);
-        self.kept_otherwise = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
+        self.retention_overrides = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
         self
     }
 
@@ -453,8 +453,8 @@ impl QueueBook {
     }
 
     /// The retention of successes, for queues that differ from the default. Computed once for each book.
-    pub fn kept_otherwise(&self) -> &Arc<[(QueueName, i64)]> {
-        &self.kept_otherwise
+    pub fn retention_overrides(&self) -> &Arc<[(QueueName, i64)]> {
+        &self.retention_overrides
     }
 
     /// The queues after that name, in the byte order of names.

@@ -28,7 +28,7 @@ pub enum RetryPolicy {
 
 /// The result of a failed attempt for the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RetryDecision {
     Retry { at: UnixMicros },
     Bury,
 }
@@ -60,15 +60,15 @@ impl RetryPolicy {
         now: UnixMicros,
         rand01: f64,
         retry_in_ms: Option<i64>,
-    ) -> Fate {
+    ) -> RetryDecision {
         if attempt_in_budget >= max_attempts {
-            return Fate::Bury;
+            return RetryDecision::Bury;
         }
         let wait = match retry_in_ms {
             Some(wished_ms) => Duration::from_millis(wished_ms.max(0).unsigned_abs()),
             None => self.delay(u32::try_from(attempt_in_budget - 1).unwrap_or(0), rand01),
         };
-        Fate::Retry { at: now.plus(wait) }
+        RetryDecision::Retry { at: now.plus(wait) }
     }
 
     /// Checks the parameters. Separate from reading, so that a stored policy can always be read.

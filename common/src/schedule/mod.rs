@@ -1,7 +1,7 @@
 //! A schedule: a calendar and the task it makes at each of its fire times.
 
 pub mod calendar;
-pub mod turn;
+pub mod decision;
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::{
     ids::{QueueName, ScheduleName, TaskId},
     queue::{MAX_NAME_CHARS, Settle},
     retry::RetryPolicy,
-    task::{Content, Keyed, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, Content, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};
-pub use turn::{Standing, Turn};
+pub use decision::{FireDecision, ScheduleState};
 
 /// The largest payload of a schedule: it is read at each fire time, and written once more for each task.
 pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
@@ -86,13 +86,13 @@ impl Rules {
     /// The task of one fire time.
     pub fn task(&self, schedule: &ScheduleName, payload: Vec<u8>, fire: Fire, id: TaskId) -> NewTask {
         let key = key_of(schedule, fire.at);
-        let keyed = Keyed { key, version: 0, on_duplicate: OnDuplicate::Keep };
+        let keyed = BusinessKey { key, version: 0, on_duplicate: OnDuplicate::Keep };
         let wait_ms = self.expires_after_ms.map(|wait_ms| u64::try_from(wait_ms).unwrap_or(0));
         NewTask {
             id,
             queue: self.queue.clone(),
             due_at: fire.at,
-            asked_now: fire.buffered,
+            due_now: fire.buffered,
             content: Content { payload, content_type: self.content_type.clone(), headers: self.headers.clone() },
             priority: self.priority,
             keyed: Some(keyed),

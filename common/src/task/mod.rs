@@ -33,10 +33,10 @@ pub struct NewTask {
     pub queue: QueueName,
     pub due_at: UnixMicros,
     /// The task is due at once: the database's time of the insert becomes its due time.
-    pub asked_now: bool,
+    pub due_now: bool,
     pub content: Content,
     pub priority: i16,
-    pub keyed: Option<Keyed>,
+    pub keyed: Option<BusinessKey>,
     pub partition_key: Option<String>,
     /// The tasks that have to succeed first; empty when there are none.
     pub depends_on: Vec<Dependency>,
@@ -61,15 +61,15 @@ impl NewTask {
         TraceContext::carried(&self.content.headers, self.envelope.as_deref()).filter(TraceContext::is_sampled)
     }
 
-    /// The due time, if the database wrote the task at `asked_at`.
-    pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
-        if self.asked_now { asked_at } else { self.due_at }
+    /// The due time, if the database wrote the task at `written_at`.
+    pub const fn due_at_when(&self, written_at: UnixMicros) -> UnixMicros {
+        if self.due_now { written_at } else { self.due_at }
     }
 }
 
 /// A business key: at most one unfinished task has it, in its queue and partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keyed {
+pub struct BusinessKey {
     pub key: String,
     pub version: i64,
     pub on_duplicate: OnDuplicate,

@@ -12,7 +12,7 @@ use std::fmt;
 use crate::{
     ids::Attempt,
     queue::{QueuePolicy, Unroutable},
-    retry::{Fate, RetryPolicy},
+    retry::{RetryDecision, RetryPolicy},
     task::{
         Delivery, TaskState,
         report::{ReportStatus, ResultBody},
@@ -218,8 +218,8 @@ impl TaskSnapshot<'_> {
         let in_budget = self.attempt.number().saturating_sub(self.attempts_base.number());
         let policy = self.retry.unwrap_or(self.policy.retry);
         match policy.decide(in_budget, self.max_attempts(), now, rand01, retry_in_ms) {
-            Fate::Retry { at } => Verdict::RetryAt { at, reason },
-            Fate::Bury => Verdict::Archive { state: TaskState::Dead, reason: Some(reason) },
+            RetryDecision::Retry { at } => Verdict::RetryAt { at, reason },
+            RetryDecision::Bury => Verdict::Archive { state: TaskState::Dead, reason: Some(reason) },
         }
     }
 }

@@ -17,12 +17,12 @@ use crate::{
 pub enum DependencyRequest {
     Key(String),
     #[serde(deserialize_with = "json::only_object")]
-    Named(Named),
+    Named(NamedDependency),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Named {
+pub struct NamedDependency {
     pub queue: String,
     pub key: String,
 }

@@ -36,7 +36,7 @@ pub use list::{Cursor, KeyQuery, ListAnswer, ListFilter};
 pub use problem::Problem;
 pub use queue::{QueueRequest, QueueView};
 pub use schedule::{NextQuery, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView};
-pub use submission::{DelayWay, Message};
+pub use submission::{DelayRoute, Message};
 pub use task::{TaskRequest, ValidTask};
 pub use token::{TokenList, TokenPage, TokenRequest, TokenView};
 pub use view::{AttemptView, CancelAnswer, DependencyView, TaskReceipt, TaskView};

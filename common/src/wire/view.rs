@@ -233,7 +233,7 @@ mod tests {
             id: TaskId::from_uuid(uuid::Uuid::from_u128(0x0abc_0005)),
             queue: QueueName::new("q"),
             due_at: UnixMicros::new(1),
-            asked_now: false,
+            due_now: false,
             content: Content {
                 payload: payload.to_vec(),
                 content_type: content_type.to_owned(),

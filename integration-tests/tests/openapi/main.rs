@@ -102,7 +102,7 @@ const TYPES: [(&str, &str, &str); 27] = [
     ("task/dependency.rs", "Dependency", "Dependency"),
     ("task/report.rs", "ResultBody", "Report"),
     ("wire/audit.rs", "AuditList", "AuditList"),
-    ("wire/audit.rs", "DeedView", "Deed"),
+    ("wire/audit.rs", "AuditEventView", "Deed"),
     ("wire/bulk.rs", "BulkAnswer", "BulkAnswer"),
     ("wire/bulk.rs", "BulkRequest", "BulkRequest"),
     ("wire/bulk.rs", "TaskFilter", "Filter"),

@@ -5,7 +5,7 @@ use common::{
     time::UnixMicros,
     wire::{
         AuditList,
-        audit::DeedView,
+        audit::AuditEventView,
         list::{DEFAULT_LIMIT, MAX_LIMIT},
     },
 };
@@ -74,8 +74,8 @@ fn page(answer: &Answer) -> Result<String, Error> {
     Ok(table(&list.deeds, clock::now()))
 }
 
-fn table(deeds: &[DeedView], now: UnixMicros) -> String {
-    let row = |deed: &DeedView| {
+fn table(deeds: &[AuditEventView], now: UnixMicros) -> String {
+    let row = |deed: &AuditEventView| {
         vec![
             moment::shown(deed.at, now),
             deed.who.clone(),

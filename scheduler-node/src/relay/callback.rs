@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
-    relay::answer::{self, MAX_OUTPUT_BYTES},
+    relay::call::{self, MAX_OUTPUT_BYTES},
     task::report::{ReportStatus, ResultBody},
 };
 use hmac::{Hmac, Mac};
@@ -121,7 +121,7 @@ impl Callback {
 async fn read(mut response: Response) -> Ended {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-    let answer = answer::of_status(status, retry_after, clock::now());
+    let answer = call::of_status(status, retry_after, clock::now());
     let mut output = Vec::new();
     // One byte more shows that the answer exceeds the limit. If the body breaks off now, the status still counts.
     while output.len() <= MAX_OUTPUT_BYTES
@@ -132,9 +132,9 @@ async fn read(mut response: Response) -> Ended {
     let mut ended = Ended::new(answer);
     ended.report.status_code = Some(status.into());
     match answer.status {
-        ReportStatus::Succeeded => ended.report.result = answer::result(&output),
+        ReportStatus::Succeeded => ended.report.result = call::result(&output),
         _ => {
-            let said = answer::text(&output, SHOWN_BYTES);
+            let said = call::text(&output, SHOWN_BYTES);
             ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", said.trim())), ..ended.report };
         }
     }

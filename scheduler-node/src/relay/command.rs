@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    relay::answer::{self, Answer, MAX_OUTPUT_BYTES},
+    relay::call::{self, CallOutcome, MAX_OUTPUT_BYTES},
     task::report::{ReportStatus, ResultBody},
 };
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -176,21 +176,21 @@ async fn take(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8]))
 }
 
 fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], said: &[u8]) -> Ended {
-    let said = answer::text(said, SHOWN_BYTES);
+    let said = call::text(said, SHOWN_BYTES);
     let failed = |why: String| {
         let status_msg = Some(format!("{why}: {}", said.trim()));
-        let answer = Answer { status: ReportStatus::Failed, retry_in_ms: None, is_well: true };
-        Ended { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_well: answer.is_well }
+        let answer = CallOutcome { status: ReportStatus::Failed, retry_in_ms: None, is_healthy: true };
+        Ended { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_healthy: answer.is_healthy }
     };
     let status = match status {
         Some(Ok(status)) => status,
         Some(Err(error)) => return failed(format!("nobody knows how it ended: {error}")),
         None => return failed(format!("it took longer than {} ms", timeout.as_millis())),
     };
-    let mut ended = Ended::new(answer::of_exit(status.code()));
+    let mut ended = Ended::new(call::of_exit(status.code()));
     ended.report.status_code = status.code().map(i64::from);
     match ended.report.status {
-        ReportStatus::Succeeded => ended.report.result = answer::result(output),
+        ReportStatus::Succeeded => ended.report.result = call::result(output),
         _ => ended.report.status_msg = Some(format!("{status}: {}", said.trim())),
     }
     ended

@@ -19,8 +19,8 @@ use std::{
 use common::{
     ids::QueueName,
     relay::{
-        answer::Answer,
         breaker::{Breaker, Room},
+        call::CallOutcome,
     },
     task::report::{ReportStatus, ResultBody},
 };
@@ -74,19 +74,19 @@ pub struct Settings {
 struct Ended {
     report: ResultBody,
     /// Whether the outcome gives no sign of a fault of the target.
-    is_well: bool,
+    is_healthy: bool,
 }
 
 impl Ended {
-    fn new(answer: Answer) -> Self {
+    fn new(answer: CallOutcome) -> Self {
         let report = ResultBody { retry_in_ms: answer.retry_in_ms, ..ResultBody::new(answer.status) };
-        Self { report, is_well: answer.is_well }
+        Self { report, is_healthy: answer.is_healthy }
     }
 
     /// The outcome of a call that could not be made.
     fn not_called(why: String) -> Self {
-        let report = ResultBody { status_msg: Some(why), ..ResultBody::new(Answer::NONE.status) };
-        Self { report, is_well: Answer::NONE.is_well }
+        let report = ResultBody { status_msg: Some(why), ..ResultBody::new(CallOutcome::UNREACHED.status) };
+        Self { report, is_healthy: CallOutcome::UNREACHED.is_healthy }
     }
 }
 
@@ -167,7 +167,7 @@ impl Relay {
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
-                    self.breaker.ended(begun_as, ended.is_well, now);
+                    self.breaker.ended(begun_as, ended.is_healthy, now);
                     // The subscription changes before the answer makes room for the next task.
                     self.subscribe(worker, self.breaker.room(now), &mut prefetch).await?;
                     self.ended(key, ended).await;
@@ -241,7 +241,7 @@ impl Relay {
                 () = &mut over => return,
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
-                    self.breaker.ended(begun_as, ended.is_well, Instant::now());
+                    self.breaker.ended(begun_as, ended.is_healthy, Instant::now());
                     self.ended(key, ended).await;
                 }
                 Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {

@@ -64,7 +64,7 @@ fn drain(mut view: ClusterView, names: &[&str]) -> ClusterView {
 }
 
 /// The problem of one database with twelve shards.
-fn asked(view: &ClusterView) -> Problem {
+fn asked(view: &ClusterView) -> AssignmentProblem {
     view.problem(&[(DatabaseName::new("main"), ShardRange::all(12))])
 }
 

@@ -17,7 +17,7 @@ use std::{
 
 use common::{
     ids::TaskId,
-    schedule::{Fire, Overlap, Turn, overlaps},
+    schedule::{Fire, FireDecision, Overlap, overlaps},
     shard::route::bound_to,
     task::NewTask,
     time::UnixMicros,
@@ -203,7 +203,7 @@ impl Firer {
             }
         };
         let now = now.plus(arrived.elapsed());
-        let turn = Turn::take(&due.record.rules, &calendar, due.record.standing, unfinished, now);
+        let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
         self.write(due.record, &turn).await;
         turn.wake_at
     }
@@ -229,7 +229,7 @@ impl Firer {
     }
 
     /// Writes a decision, and makes its tasks at once.
-    async fn write(&self, record: ScheduleRecord, turn: &Turn) {
+    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) {
         let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire)).collect();
         let name = &record.name;
         match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
@@ -265,7 +265,7 @@ impl Firer {
         self.make(fires.collect());
     }
 
-    fn note(&self, record: &ScheduleRecord, turn: &Turn) {
+    fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
         let made = u64::try_from(turn.fires.len()).unwrap_or(u64::MAX);
         for (outcome, count) in [("made", made), ("skipped", turn.skipped), ("missed", turn.missed)] {
             self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);

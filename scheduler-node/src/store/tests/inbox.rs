@@ -42,7 +42,7 @@ fn valid(row: &InboxRow) -> ValidTask {
 }
 
 fn task_of(row: &InboxRow) -> NewTask {
-    NewTask { asked_now: false, ..valid(row).into_new(row.id) }
+    NewTask { due_now: false, ..valid(row).into_new(row.id) }
 }
 
 /// The tasks that wait in the inbox, as a node would read them.

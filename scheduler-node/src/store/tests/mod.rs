@@ -64,7 +64,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         id,
         queue: QueueName::new("orders"),
         due_at: UnixMicros::new(0),
-        asked_now: true,
+        due_now: true,
         content: Content { payload: b"{}".to_vec(), content_type: "application/json".into(), headers: BTreeMap::new() },
         priority: 3,
         keyed: None,
