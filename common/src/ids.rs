@@ -3,7 +3,7 @@
 //! `Display` adds a letter where a number alone would not say what it counts: `s12` is a shard, `e5` an epoch, `t3` a
 //! term. A log line is thus clear on its own.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -238,6 +238,37 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// The name of one attempt, `<task id>:<attempt>`: the same in every copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId {
+    pub id: TaskId,
+    pub attempt: Attempt,
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.id, self.attempt)
+    }
+}
+
+/// The text does not name an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a message id of the form <task id>:<attempt>")]
+pub struct NotAMessageId(String);
+
+impl FromStr for MessageId {
+    type Err = NotAMessageId;
+
+    fn from_str(text: &str) -> Result<Self, NotAMessageId> {
+        let parts = || {
+            let (id, attempt) = text.split_once(':')?;
+            let attempt = Attempt::new(attempt.parse().ok()?);
+            (attempt > Attempt::NONE).then_some(Self { id: id.parse().ok()?, attempt })
+        };
+        parts().ok_or_else(|| NotAMessageId(text.to_owned()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,5 +303,29 @@ mod tests {
         assert_eq!(serde_json::to_string(&name).unwrap(), "\"mail\"");
         assert_eq!(serde_json::from_str::<QueueName>("\"ma\\u0069l\"").unwrap(), name);
         assert!(serde_json::from_str::<QueueName>("5").is_err());
+    }
+
+    #[test]
+    fn a_message_id_reads_back_as_its_attempt() {
+        let id = MessageId { id: TaskId::mint(Uuid::nil(), ShardId::new(1)), attempt: Attempt::new(2) };
+        assert_eq!(id.to_string(), "00000000-0000-0000-0000-000000000001:2");
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+
+    #[test]
+    fn what_does_not_name_an_attempt_is_not_a_message_id() {
+        let task = "00000000-0000-0000-0000-000000000001";
+        for text in [
+            "",
+            ":",
+            task,
+            &format!("{task}:"),
+            &format!("{task}:0"),
+            &format!("{task}:-1"),
+            "x:1",
+            &format!("{task}:1:2"),
+        ] {
+            assert!(text.parse::<MessageId>().is_err(), "{text}");
+        }
     }
 }

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
-    limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, Pending},
-    task::{pick::LEVELS, retry::RetryPolicy},
+    limit::{MAX_BYTES, MAX_COUNT, MAX_PER_SECOND, PendingLimits},
+    priority::LEVELS,
+    retry::RetryPolicy,
 };
 
 /// The longest name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
@@ -50,6 +51,25 @@ pub enum Settle {
     Reject,
     /// The consumer reports; silence past the deadline is a failed attempt.
     Result,
+}
+
+impl Settle {
+    pub const ALL: [Self; 3] = [Self::Confirm, Self::Reject, Self::Result];
+
+    /// Whether the task succeeds with the broker's confirm.
+    pub const fn finishes_on_confirm(self) -> bool {
+        matches!(self, Self::Confirm)
+    }
+
+    /// Whether the outcome is the consumer's report, so that silence is a failure.
+    pub const fn needs_report(self) -> bool {
+        matches!(self, Self::Result)
+    }
+
+    /// Whether a rejection fails the attempt. A queue that settles by confirms has no retries.
+    pub const fn heeds_rejection(self) -> bool {
+        !self.finishes_on_confirm()
+    }
 }
 
 /// Which shards the tasks of a queue live on.
@@ -109,7 +129,7 @@ pub enum ReceiptPolicy {
 }
 
 /// How a queue treats its tasks. A stored field that is absent takes its default, so that a policy of an older
-/// version can always be read; requests are checked more strictly ([`crate::wire::QueueRequest`]).
+/// version can always be read; requests are checked more strictly.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueuePolicy {
@@ -138,7 +158,7 @@ pub struct QueuePolicy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_alert_threshold: Option<i64>,
     /// The share of each priority while tasks wait for room; priorities beyond the last weight use the last weight.
-    /// The default draws mostly the highest priority and sometimes the lowest ([`crate::task::pick`]).
+    /// The default draws mostly the highest priority and sometimes the lowest ([`crate::priority`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_weights: Option<Vec<u32>>,
     /// The most tasks that are started and have no outcome yet.
@@ -234,14 +254,14 @@ impl QueuePolicy {
             }
         }
         if self.ordered {
-            needs("ordered", self.settle == Settle::Result, "`settle` = `result`")?;
+            needs("ordered", self.settle.needs_report(), "`settle` = `result`")?;
         }
         if let Some(most) = self.max_running {
             FieldError::within("max_running", most, 1, MAX_RUNNING)?;
-            needs("max_running", self.settle == Settle::Result, "`settle` = `result`")?;
+            needs("max_running", self.settle.needs_report(), "`settle` = `result`")?;
             needs("max_running", self.placement == Placement::Single, "`placement` = `single`")?;
         }
-        if self.settle == Settle::Result && self.format == Format::Celery {
+        if self.settle.needs_report() && self.format == Format::Celery {
             let detail = "a Celery worker does not report results: with `format` = `celery`, set `settle` to `reject` \
                           or `confirm`";
             return Err(FieldError::new("settle", detail));
@@ -270,9 +290,14 @@ impl QueuePolicy {
         Ok(())
     }
 
+    /// The rule for returned messages. Duetime declares a missing queue of its own again, so those wait.
+    pub const fn unroutable(&self) -> Unroutable {
+        if self.exchange.is_some() { self.unroutable } else { Unroutable::Wait }
+    }
+
     /// The limits of pending tasks and of their bytes.
-    pub const fn pending(&self) -> Pending {
-        Pending { tasks: self.max_pending, bytes: self.max_pending_bytes }
+    pub const fn pending(&self) -> PendingLimits {
+        PendingLimits { tasks: self.max_pending, bytes: self.max_pending_bytes }
     }
 
     /// Whether a limit of the queue can refuse a submission.
@@ -351,7 +376,7 @@ pub struct QueueBook {
     /// The queues that limit submissions; most clusters have none.
     limited: BTreeSet<QueueName>,
     /// The retention of successes, for queues that differ from the default. Every cancel reads it.
-    kept_otherwise: Arc<[(QueueName, i64)]>,
+    retention_overrides: Arc<[(QueueName, i64)]>,
 }
 
 /// The book of a node that has read nothing yet.
@@ -362,7 +387,7 @@ impl Default for QueueBook {
             queues: BTreeMap::new(),
             held: BTreeSet::new(),
             limited: BTreeSet::new(),
-            kept_otherwise: Arc::default(),
+            retention_overrides: Arc::default(),
         }
     }
 }
@@ -370,7 +395,7 @@ impl Default for QueueBook {
 /// One change of a queue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum QueueChange {
-    Written(Arc<Queue>),
+    Stored(Arc<Queue>),
     Deleted(QueueName),
 }
 
@@ -382,7 +407,7 @@ impl QueueBook {
 
     pub fn new(revision: i64, queues: impl IntoIterator<Item = Queue>) -> Self {
         Self { revision, ..Self::default() }
-            .with(revision, queues.into_iter().map(|queue| QueueChange::Written(Arc::new(queue))))
+            .with(revision, queues.into_iter().map(|queue| QueueChange::Stored(Arc::new(queue))))
     }
 
     /// Returns the book after these changes, applied in order.
@@ -391,7 +416,7 @@ impl QueueBook {
         self.revision = revision;
         for change in changes {
             match change {
-                QueueChange::Written(queue) => {
+                QueueChange::Stored(queue) => {
                     note(&mut self.held, &queue.name, queue.is_held());
                     note(&mut self.limited, &queue.name, queue.policy.limits_submissions());
                     self.queues.insert(queue.name.clone(), queue);
@@ -405,7 +430,7 @@ impl QueueBook {
         }
         let default_ms = QueuePolicy::default().keep_succeeded_ms;
         let others = self.iter().filter(|queue| queue.policy.keep_succeeded_ms != default_ms);
-        self.kept_otherwise = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
+        self.retention_overrides = others.map(|queue| (queue.name.clone(), queue.policy.keep_succeeded_ms)).collect();
         self
     }
 
@@ -428,8 +453,8 @@ impl QueueBook {
     }
 
     /// The retention of successes, for queues that differ from the default. Computed once for each book.
-    pub fn kept_otherwise(&self) -> &Arc<[(QueueName, i64)]> {
-        &self.kept_otherwise
+    pub fn retention_overrides(&self) -> &Arc<[(QueueName, i64)]> {
+        &self.retention_overrides
     }
 
     /// The queues after that name, in the byte order of names.

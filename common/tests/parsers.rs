@@ -5,14 +5,15 @@
 //! configuration in `config/tests.rs`.
 
 use common::{
-    ids::TaskId,
-    queue::{Placement, Settle},
+    ids::{MessageId, TaskId},
+    queue::Placement,
     schedule::When,
     shard::ShardRange,
+    task::report::ResultBody,
     time::UnixMicros,
     wire::{
-        BulkCursor, BulkRequest, ChangeRequest, Cursor, Limits, QueueRequest, ResultBody, ScheduleRequest, TaskRequest,
-        amqp::MessageId, check::MAX_KEY_CHARS,
+        BulkCursor, BulkRequest, ChangeRequest, Cursor, Limits, QueueRequest, ScheduleRequest, TaskRequest,
+        check::MAX_KEY_CHARS,
     },
 };
 use proptest::prelude::*;
@@ -228,9 +229,9 @@ proptest! {
     fn a_policy_that_is_accepted_is_valid(text in text(QUEUES)) {
         if let Ok(policy) = QueueRequest::parse(&text).and_then(QueueRequest::into_policy) {
             prop_assert!(policy.max_attempts >= 1 && policy.timeout_ms >= 1 && policy.max_length >= 1);
-            prop_assert!(policy.max_running.is_none() || (policy.settle == Settle::Result && policy.placement == Placement::Single));
+            prop_assert!(policy.max_running.is_none() || (policy.settle.needs_report() && policy.placement == Placement::Single));
             prop_assert!(policy.max_pending.is_none_or(|most| most >= 0) && policy.max_submits_per_second != Some(0));
-            prop_assert!(!policy.ordered || policy.settle == Settle::Result);
+            prop_assert!(!policy.ordered || policy.settle.needs_report());
             prop_assert!(policy.rate_per_second.is_none_or(|rate| rate.is_finite() && rate > 0.0));
         }
     }

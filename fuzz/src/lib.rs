@@ -4,16 +4,15 @@
 //! on every toolchain. The targets of the node are in `scheduler-node/src/fuzz.rs`.
 
 use common::{
-    ids::TaskId,
+    ids::{MessageId, TaskId},
     schedule::When,
-    task::{envelope::Envelope, trace::TraceContext},
+    task::{envelope::Envelope, report::ResultBody, trace::TraceContext},
     time::UnixMicros,
     wire::{
         BatchRequest, BulkCursor, BulkRequest, ChangeRequest, Cursor, KeyQuery, Limits, ListFilter, Message,
-        QueueRequest, ResultBody, ScheduleRequest, TaskRequest, TokenRequest,
-        amqp::MessageId,
+        QueueRequest, ScheduleRequest, TaskRequest, TokenRequest,
         screen::{MAX_FRAME_BYTES, Screen},
-        submission::DelayWay,
+        submission::DelayRoute,
     },
 };
 
@@ -163,7 +162,7 @@ pub fn envelope(data: &[u8]) {
 pub fn message(data: &[u8]) {
     let Ok(properties) = serde_json::from_slice(data) else { return };
     let message = Message { routing_key: "key".to_owned(), addressed_to: None, properties, body: data.to_vec() };
-    let (limits, way) = (Limits::default(), DelayWay::new("late", "orders"));
+    let (limits, way) = (Limits::default(), DelayRoute::new("late", "orders"));
     for task in [message.submitted(NOW, &limits), message.delayed(&way, NOW, &limits)].into_iter().flatten() {
         assert!(task.due_at >= NOW && task.due_at.is_writable() && (1..=5).contains(&task.priority));
         if let Some(kept) = task.envelope {

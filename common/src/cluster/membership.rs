@@ -19,12 +19,6 @@ pub enum Pace {
     },
 }
 
-impl Pace {
-    pub fn is_frozen(&self) -> bool {
-        matches!(self, Self::Frozen { .. })
-    }
-}
-
 /// Records which members vanished, and when.
 ///
 /// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays

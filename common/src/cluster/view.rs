@@ -8,7 +8,7 @@ use crate::{
     ids::{DatabaseName, Epoch, NodeId, NodeName, ShardId, Term},
     shard::{
         ShardRange,
-        assign::{Assignment, Group, Problem},
+        assign::{Assignment, AssignmentProblem, ShardGroup},
     },
     time::UnixMicros,
 };
@@ -83,13 +83,6 @@ impl ClusterView {
         self.candidates.first()
     }
 
-    /// The candidate right before `me`, the only one that `me` has to watch. `None` when `me` is master, or not a
-    /// candidate.
-    pub fn predecessor(&self, me: &NodeId) -> Option<&Candidate> {
-        let place = self.candidates.iter().position(|candidate| candidate.node == *me)?;
-        self.candidates.get(place.checked_sub(1)?)
-    }
-
     /// The member that is exactly this start of the node.
     pub fn member(&self, node: &NodeId) -> Option<&Member> {
         self.members.get(&node.name).filter(|member| member.node == *node)
@@ -103,7 +96,7 @@ impl ClusterView {
     /// The problem that the master has to solve, given the shards of each database.
     ///
     /// Drained members are left out, unless a database has no others: its shards must never be without an owner.
-    pub fn problem(&self, databases: &[(DatabaseName, ShardRange)]) -> Problem {
+    pub fn problem(&self, databases: &[(DatabaseName, ShardRange)]) -> AssignmentProblem {
         let fit = |database: &DatabaseName| {
             let fit = || self.members.values().filter(|member| member.is_fit_for(database)).map(|member| &member.node);
             let staying: BTreeSet<NodeId> = fit().filter(|node| !self.drained.contains(*node)).cloned().collect();
@@ -111,9 +104,9 @@ impl ClusterView {
         };
         let groups = databases
             .iter()
-            .map(|(database, shards)| Group { database: database.clone(), shards: *shards, fit: fit(database) })
+            .map(|(database, shards)| ShardGroup { database: database.clone(), shards: *shards, fit: fit(database) })
             .collect();
-        Problem { groups }
+        AssignmentProblem { groups }
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Entry {
 
 /// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub enum PushOutcome {
     /// The entry is the next one due: a loop that sleeps until the head must wake up.
     Head,
     /// The entry is in, behind others.
@@ -80,12 +80,12 @@ impl DelayHeap {
     /// Adds an entry. Of two entries with the same id the earlier one stays, because the later one may come from a
     /// stale read. A task that was moved to a later moment gets a new entry from the claim that comes too early. At
     /// equal moments the newer entry's kind counts.
-    pub fn push(&mut self, entry: Entry) -> Pushed {
+    pub fn push(&mut self, entry: Entry) -> PushOutcome {
         if let Some(slot) = self.slot_of(entry.id) {
             return self.advance(slot, entry);
         }
         if self.order.len() >= self.budget && !self.make_room(entry.wake_at) {
-            return Pushed::Full;
+            return PushOutcome::Full;
         }
         let slot = self.occupy(entry);
         self.order.insert((entry.wake_at, slot));
@@ -160,13 +160,13 @@ impl DelayHeap {
     }
 
     /// Moves the entry in `slot` to an earlier moment; a later moment changes nothing.
-    fn advance(&mut self, slot: u32, entry: Entry) -> Pushed {
+    fn advance(&mut self, slot: u32, entry: Entry) -> PushOutcome {
         let known = &mut self.slots[slot as usize];
         if entry.wake_at == known.wake_at {
             known.kind = entry.kind;
         }
         if entry.wake_at >= known.wake_at {
-            return Pushed::Known;
+            return PushOutcome::Known;
         }
         self.order.remove(&(known.wake_at, slot));
         *known = entry;
@@ -174,8 +174,12 @@ impl DelayHeap {
         self.place_of(slot)
     }
 
-    fn place_of(&self, slot: u32) -> Pushed {
-        if self.order.first().is_some_and(|(_, first)| *first == slot) { Pushed::Head } else { Pushed::Behind }
+    fn place_of(&self, slot: u32) -> PushOutcome {
+        if self.order.first().is_some_and(|(_, first)| *first == slot) {
+            PushOutcome::Head
+        } else {
+            PushOutcome::Behind
+        }
     }
 
     /// Pushes the latest entry out if it is later than `wake_at`. Either way an entry is missing from now on.

@@ -15,7 +15,7 @@ use crate::time::UnixMicros;
 
 /// How often and how far the preloader reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct ReadIntervals {
     /// How far ahead the heap is filled.
     pub horizon: Duration,
     /// The time between two repairs. A row whose nudge was lost is found within this time.
@@ -30,7 +30,7 @@ pub struct Reach {
     pub look_back: Duration,
 }
 
-impl Reach {
+impl ReadIntervals {
     /// The usual intervals for that horizon: repairs every second, slow ones every 3 s, full reads every 30 s, 10 s
     /// of look back.
     pub const fn of(horizon: Duration) -> Self {
@@ -47,13 +47,13 @@ impl Reach {
 /// One read: every row that wakes after `after` (`None`: from the beginning) and not after `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    pub pass: Pass,
+    pub pass: ReadKind,
     pub after: Option<UnixMicros>,
     pub until: UnixMicros,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Pass {
+pub enum ReadKind {
     Ahead,
     Repair,
     Full,
@@ -61,7 +61,7 @@ pub enum Pass {
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ReadResult {
     /// The earliest row in the window.
     pub earliest: Option<UnixMicros>,
     /// The moment from which rows are missing: the heap was full, or the read was cut short.
@@ -71,7 +71,7 @@ pub struct Found {
 /// How much of the future is in the heap, and what to read next. Shards that are read together share one horizon.
 #[derive(Clone, Debug)]
 pub struct Horizon {
-    reach: Reach,
+    reach: ReadIntervals,
     /// Everything up to this moment has been read once. `None`: nothing has been read yet.
     read_until: Option<UnixMicros>,
     /// The low-water mark: no unclaimed row that the reads found wakes before it.
@@ -83,7 +83,7 @@ pub struct Horizon {
 }
 
 impl Horizon {
-    pub fn new(reach: Reach) -> Self {
+    pub fn new(reach: ReadIntervals) -> Self {
         let never = UnixMicros::new(i64::MIN);
         Self {
             reach,
@@ -100,19 +100,14 @@ impl Horizon {
         *self = Self::new(self.reach);
     }
 
-    /// Whether a row that wakes at `wake_at` belongs into the heap at once.
-    pub fn covers(&self, wake_at: UnixMicros, now: UnixMicros) -> bool {
-        wake_at <= now.plus(self.reach.horizon)
-    }
-
     /// The read to do at `now`, if any. `has_room`: the heap is at most half full, so that an ahead read is worth it.
     pub fn next(&self, now: UnixMicros, has_room: bool) -> Option<Window> {
         let edge = now.plus(self.reach.horizon);
         let Some(read_until) = self.read_until else {
-            return Some(Window { pass: Pass::Full, after: None, until: edge });
+            return Some(Window { pass: ReadKind::Full, after: None, until: edge });
         };
         if has_room && now >= self.full_at {
-            return Some(Window { pass: Pass::Full, after: None, until: edge });
+            return Some(Window { pass: ReadKind::Full, after: None, until: edge });
         }
         // Repairs come before ahead reads, which may find rows to read again and again.
         if now >= self.repair_at {
@@ -120,11 +115,11 @@ impl Horizon {
             // Twice the wait, so that at least one repair sees every row before it is due. Rows past `read_until`
             // found no room before.
             let until = now.plus(self.repair_gap * 2).min(edge).min(read_until);
-            return Some(Window { pass: Pass::Repair, after, until });
+            return Some(Window { pass: ReadKind::Repair, after, until });
         }
         // Read ahead when an eighth of the horizon is used up, or when there is room for rows that were left out.
         if has_room && edge.since(read_until) > self.reach.horizon / 8 {
-            return Some(Window { pass: Pass::Ahead, after: Some(read_until), until: edge });
+            return Some(Window { pass: ReadKind::Ahead, after: Some(read_until), until: edge });
         }
         None
     }
@@ -135,15 +130,15 @@ impl Horizon {
     }
 
     /// Records a read that was decided at `started` and done at `ended`. Slow repairs and full reads become rarer, so
-    /// that they use at most a tenth of the time, as far as the bounds of [`Reach`] allow.
-    pub fn note(&mut self, window: Window, found: Found, started: UnixMicros, ended: UnixMicros) {
+    /// that they use at most a tenth of the time, as far as the bounds of [`ReadIntervals`] allow.
+    pub fn note(&mut self, window: Window, found: ReadResult, started: UnixMicros, ended: UnixMicros) {
         let read_until = found.complete_until.map_or(window.until, |until| until.min(window.until));
-        if window.pass != Pass::Repair {
+        if window.pass != ReadKind::Repair {
             self.read_until = Some(read_until);
         } else if found.complete_until.is_some() {
             self.read_until = self.read_until.map(|until| until.min(read_until));
         }
-        if window.pass == Pass::Ahead {
+        if window.pass == ReadKind::Ahead {
             return;
         }
         // The mark never passes the start of the read: a row inserted since then may be due at once.
@@ -151,7 +146,7 @@ impl Horizon {
         let rest = ended.since(started) * 9;
         self.repair_gap = rest.clamp(self.reach.repair_every, self.reach.repair_at_least_every);
         self.repair_at = ended.plus(self.repair_gap);
-        if window.pass == Pass::Full {
+        if window.pass == ReadKind::Full {
             self.full_at = ended.plus(self.reach.full_every.max(rest));
         }
     }

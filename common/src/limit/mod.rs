@@ -1,15 +1,15 @@
 //! Limits of a queue and of a token, and a node's estimate of how much of each is used.
 
 pub mod bucket;
-pub mod tally;
+pub mod usage_counter;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, task::Content};
+use crate::field::FieldError;
 pub use bucket::Bucket;
-pub use tally::{Extent, Ruling, Tally};
+pub use usage_counter::{CountCoverage, LimitDecision, UsageCounter};
 
 /// The highest limit of tasks, queues and schedules: beyond every real cluster, so that sums never overflow.
 pub const MAX_COUNT: i64 = 1_000_000_000;
@@ -85,8 +85,8 @@ impl TokenLimits {
         *self == Self::NONE
     }
 
-    pub const fn pending(&self) -> Pending {
-        Pending { tasks: self.pending, bytes: self.pending_bytes }
+    pub const fn pending(&self) -> PendingLimits {
+        PendingLimits { tasks: self.pending, bytes: self.pending_bytes }
     }
 
     /// Refuses values out of range; the error names the field.
@@ -130,13 +130,6 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// An estimate for one new task. PostgreSQL writes headers as `{"a": "b", "c": "d"}`.
-    pub fn of(content: &Content) -> Self {
-        let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
-        let headers: usize = content.headers.iter().map(pair).sum();
-        Self { tasks: 1, bytes: i64::try_from(content.payload.len() + headers).unwrap_or(i64::MAX) }
-    }
-
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self { tasks: self.tasks.saturating_add(other.tasks), bytes: self.bytes.saturating_add(other.bytes) }
@@ -151,12 +144,12 @@ impl Usage {
 
 /// The most tasks and bytes that may be pending. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingLimits {
     pub tasks: Option<i64>,
     pub bytes: Option<i64>,
 }
 
-impl Pending {
+impl PendingLimits {
     pub const fn is_none(&self) -> bool {
         self.tasks.is_none() && self.bytes.is_none()
     }

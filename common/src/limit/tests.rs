@@ -1,12 +1,9 @@
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::*;
 
-const TEN: Pending = Pending { tasks: Some(10), bytes: None };
-const ALL: Extent = Extent { whole: true, bytes: true };
+const TEN: PendingLimits = PendingLimits { tasks: Some(10), bytes: None };
+const ALL: CountCoverage = CountCoverage { whole: true, bytes: true };
 const ONE: Usage = Usage { tasks: 1, bytes: 100 };
 
 fn ms(ms: u64) -> Duration {
@@ -18,7 +15,7 @@ fn tasks(tasks: i64) -> Usage {
 }
 
 /// Records a count that ended at `now` and took `cost`.
-fn counted(tally: &mut Tally, usage: Usage, now: Instant, cost: Duration) {
+fn counted(tally: &mut UsageCounter, usage: Usage, now: Instant, cost: Duration) {
     tally.count_begins(now.checked_sub(cost).expect("the clock is older"));
     tally.counted(usage, ALL, now);
 }
@@ -29,18 +26,18 @@ fn start() -> Instant {
 
 #[test]
 fn nothing_is_decided_before_the_first_count() {
-    let (mut tally, now) = (Tally::default(), start());
-    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::CountFirst);
+    let (mut tally, now) = (UsageCounter::default(), start());
+    assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::CountFirst);
     assert_eq!(tally.used(), Usage::default(), "and no room is taken");
     counted(&mut tally, tasks(9), now, ms(1));
-    assert_eq!(tally.admit(TEN, ONE, now, true), Ruling::Fits);
+    assert_eq!(tally.admit(TEN, ONE, now, true), LimitDecision::Fits);
     let full = Excess { by: Measure::Tasks, most: 10, used: 10 };
-    assert_eq!(tally.admit(TEN, ONE, now, true), Ruling::Exceeds(full));
+    assert_eq!(tally.admit(TEN, ONE, now, true), LimitDecision::Exceeds(full));
 }
 
 #[test]
 fn what_is_admitted_takes_room_until_a_later_count_sees_it() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     counted(&mut tally, tasks(0), now, ms(1));
     tally.admit(TEN, tasks(4), now, false);
     tally.admit(TEN, tasks(5), now, false);
@@ -59,72 +56,75 @@ fn what_is_admitted_takes_room_until_a_later_count_sees_it() {
 
 #[test]
 fn a_refusal_stands_on_a_fresh_count_and_counting_stays_cheap() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     counted(&mut tally, tasks(10), now, ms(1));
-    assert!(matches!(tally.admit(TEN, ONE, now + ms(100), false), Ruling::Exceeds(_)));
-    assert_eq!(tally.admit(TEN, ONE, now + ms(101), false), Ruling::CountFirst);
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(100), false), LimitDecision::Exceeds(_)));
+    assert_eq!(tally.admit(TEN, ONE, now + ms(101), false), LimitDecision::CountFirst);
     counted(&mut tally, tasks(10), now, ms(50));
-    assert!(matches!(tally.admit(TEN, ONE, now + ms(1_000), false), Ruling::Exceeds(_)), "twenty times its cost");
-    assert_eq!(tally.admit(TEN, ONE, now + ms(1_001), false), Ruling::CountFirst);
+    assert!(
+        matches!(tally.admit(TEN, ONE, now + ms(1_000), false), LimitDecision::Exceeds(_)),
+        "twenty times its cost"
+    );
+    assert_eq!(tally.admit(TEN, ONE, now + ms(1_001), false), LimitDecision::CountFirst);
 }
 
 #[test]
 fn an_admission_stands_on_a_count_that_is_not_outdated() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     counted(&mut tally, tasks(0), now, ms(1));
     for (age, ruling) in [
-        (ms(1_000), Ruling::Fits),
-        (ms(1_001), Ruling::FitsButCount),
-        (ms(10_000), Ruling::FitsButCount),
-        (ms(10_001), Ruling::CountFirst),
+        (ms(1_000), LimitDecision::Fits),
+        (ms(1_001), LimitDecision::FitsButCount),
+        (ms(10_000), LimitDecision::FitsButCount),
+        (ms(10_001), LimitDecision::CountFirst),
     ] {
         assert_eq!(tally.clone().admit(TEN, ONE, now + age, false), ruling, "{age:?}");
     }
-    assert_eq!(tally.admit(TEN, ONE, now + ms(10_001), true), Ruling::FitsButCount, "no better figure is known");
+    assert_eq!(tally.admit(TEN, ONE, now + ms(10_001), true), LimitDecision::FitsButCount, "no better figure is known");
 }
 
 #[test]
 fn a_count_that_stopped_at_a_lower_limit_does_not_decide_about_a_higher_one() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     tally.count_begins(now);
-    tally.counted(tasks(11), Extent { whole: false, ..ALL }, now);
-    assert!(matches!(tally.admit(TEN, ONE, now, false), Ruling::Exceeds(_)));
-    let more = Pending { tasks: Some(1_000), ..TEN };
-    assert_eq!(tally.admit(more, ONE, now, false), Ruling::CountFirst);
+    tally.counted(tasks(11), CountCoverage { whole: false, ..ALL }, now);
+    assert!(matches!(tally.admit(TEN, ONE, now, false), LimitDecision::Exceeds(_)));
+    let more = PendingLimits { tasks: Some(1_000), ..TEN };
+    assert_eq!(tally.admit(more, ONE, now, false), LimitDecision::CountFirst);
 }
 
 #[test]
 fn a_count_of_tasks_does_not_decide_about_bytes() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     tally.count_begins(now);
-    tally.counted(tasks(1), Extent { bytes: false, ..ALL }, now);
-    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::Fits);
-    let most = Pending { bytes: Some(1_000), ..TEN };
-    assert_eq!(tally.admit(most, ONE, now, false), Ruling::CountFirst);
+    tally.counted(tasks(1), CountCoverage { bytes: false, ..ALL }, now);
+    assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::Fits);
+    let most = PendingLimits { bytes: Some(1_000), ..TEN };
+    assert_eq!(tally.admit(most, ONE, now, false), LimitDecision::CountFirst);
 }
 
 #[test]
 fn while_nothing_can_be_counted_what_is_known_decides() {
-    let (mut tally, now) = (Tally::default(), start());
+    let (mut tally, now) = (UsageCounter::default(), start());
     tally.count_begins(now);
     tally.count_failed(now);
     assert!(!tally.is_counting());
-    assert_eq!(tally.admit(TEN, ONE, now, false), Ruling::Fits);
-    assert_eq!(tally.admit(TEN, ONE, now + ms(1_000), false), Ruling::CountFirst, "it is tried again");
+    assert_eq!(tally.admit(TEN, ONE, now, false), LimitDecision::Fits);
+    assert_eq!(tally.admit(TEN, ONE, now + ms(1_000), false), LimitDecision::CountFirst, "it is tried again");
     counted(&mut tally, tasks(10), now, ms(1));
     tally.count_begins(now + ms(5_000));
     tally.count_failed(now + ms(5_000));
-    assert!(matches!(tally.admit(TEN, ONE, now + ms(5_000), false), Ruling::Exceeds(_)));
+    assert!(matches!(tally.admit(TEN, ONE, now + ms(5_000), false), LimitDecision::Exceeds(_)));
 }
 
 #[test]
 fn tasks_and_bytes_are_limited_apart() {
-    let most = Pending { tasks: Some(10), bytes: Some(500) };
+    let most = PendingLimits { tasks: Some(10), bytes: Some(500) };
     assert_eq!(most.exceeded(tasks(4), ONE), None);
     assert_eq!(most.exceeded(tasks(5), ONE), Some(Excess { by: Measure::Bytes, most: 500, used: 500 }));
     let small = Usage { tasks: 10, bytes: 10 };
     assert_eq!(most.exceeded(small, ONE), Some(Excess { by: Measure::Tasks, most: 10, used: 10 }));
-    assert_eq!(Pending::default().exceeded(tasks(MAX_COUNT), ONE), None);
+    assert_eq!(PendingLimits::default().exceeded(tasks(MAX_COUNT), ONE), None);
 }
 
 #[test]
@@ -135,13 +135,6 @@ fn a_bucket_holds_the_requests_of_one_second() {
     assert_eq!(passed(now + ms(500), 50), 5);
     assert_eq!(passed(now + ms(60_000), 50), 10, "nothing is saved up beyond a second");
     assert!(!bucket.is_full(now + ms(60_000)) && bucket.is_full(now + ms(61_000)));
-}
-
-#[test]
-fn a_task_is_as_large_as_its_payload_and_headers() {
-    let headers = BTreeMap::from([("a".to_owned(), "bc".to_owned())]);
-    let content = Content { payload: vec![0; 1_000], content_type: "x".to_owned(), headers };
-    assert_eq!(Usage::of(&content), Usage { tasks: 1, bytes: 1_011 });
 }
 
 #[test]

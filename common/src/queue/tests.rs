@@ -111,9 +111,9 @@ fn a_book_with_changes_is_the_book_that_is_read_anew() {
     let changes = [
         QueueChange::Deleted(QueueName::new("b")),
         QueueChange::Deleted(QueueName::new("a")),
-        QueueChange::Written(queue("a", true).into()),
-        QueueChange::Written(queue("c", false).into()),
-        QueueChange::Written(queue("d", false).into()),
+        QueueChange::Stored(queue("a", true).into()),
+        QueueChange::Stored(queue("c", false).into()),
+        QueueChange::Stored(queue("d", false).into()),
     ];
     let after = before.clone().with(5, changes);
     let anew = QueueBook::new(5, [queue("a", true), queue("c", false), queue("d", false)]);

@@ -49,8 +49,8 @@ impl Breaker {
 
     /// Records the end of a call that was begun with this room. A call from before the breaker opened says nothing
     /// about the target now.
-    pub fn ended(&mut self, begun_as: Room, is_well: bool, now: Instant) {
-        match (self.open, is_well) {
+    pub fn ended(&mut self, begun_as: Room, is_healthy: bool, now: Instant) {
+        match (self.open, is_healthy) {
             (None, true) => self.failures = 0,
             (None, false) => {
                 self.failures += 1;

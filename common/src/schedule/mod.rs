@@ -1,7 +1,7 @@
 //! A schedule: a calendar and the task it makes at each of its fire times.
 
 pub mod calendar;
-pub mod turn;
+pub mod decision;
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::{QueueName, ScheduleName, TaskId},
-    queue::MAX_NAME_CHARS,
-    task::{Content, Keyed, NewTask, OnDuplicate, retry::RetryPolicy},
+    queue::{MAX_NAME_CHARS, Settle},
+    retry::RetryPolicy,
+    task::{BusinessKey, Content, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};
-pub use turn::{Standing, Turn};
+pub use decision::{FireDecision, ScheduleState};
 
 /// The largest payload of a schedule: it is read at each fire time, and written once more for each task.
 pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
@@ -70,6 +71,12 @@ pub struct Fire {
     pub buffered: bool,
 }
 
+/// Whether a new task of a schedule would overlap the last one, which is open as `last`. Without reports a task is over
+/// once the broker has it, because what its consumer does is unknown.
+pub fn overlaps(last: TaskState, settle: Settle) -> bool {
+    last != TaskState::Delivered || settle.needs_report()
+}
+
 /// The business key of a fire time's task: at most one task has it.
 pub fn key_of(schedule: &ScheduleName, fire_at: UnixMicros) -> String {
     format!("{schedule}@{}", fire_at.to_utc().to_rfc3339_opts(SecondsFormat::AutoSi, true))
@@ -79,13 +86,13 @@ impl Rules {
     /// The task of one fire time.
     pub fn task(&self, schedule: &ScheduleName, payload: Vec<u8>, fire: Fire, id: TaskId) -> NewTask {
         let key = key_of(schedule, fire.at);
-        let keyed = Keyed { key, version: 0, on_duplicate: OnDuplicate::Keep };
+        let keyed = BusinessKey { key, version: 0, on_duplicate: OnDuplicate::Keep };
         let wait_ms = self.expires_after_ms.map(|wait_ms| u64::try_from(wait_ms).unwrap_or(0));
         NewTask {
             id,
             queue: self.queue.clone(),
             due_at: fire.at,
-            asked_now: fire.buffered,
+            due_now: fire.buffered,
             content: Content { payload, content_type: self.content_type.clone(), headers: self.headers.clone() },
             priority: self.priority,
             keyed: Some(keyed),

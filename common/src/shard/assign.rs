@@ -14,13 +14,13 @@ use crate::{
 
 /// The nodes that could own shards, by database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Problem {
-    pub groups: Vec<Group>,
+pub struct AssignmentProblem {
+    pub groups: Vec<ShardGroup>,
 }
 
 /// The shards of one database, and the nodes that can reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
+pub struct ShardGroup {
     pub database: DatabaseName,
     pub shards: ShardRange,
     pub fit: BTreeSet<NodeId>,
@@ -58,8 +58,8 @@ impl Assignment {
 /// The same problem always has the same answer, in whatever order the groups are listed. Solving again with the
 /// answer as `previous` changes nothing. Between choices with equally many moves, the node with the least load in all
 /// groups goes first, then the first by name.
-pub fn solve(problem: &Problem, previous: &Assignment) -> Assignment {
-    let mut groups: Vec<&Group> = problem.groups.iter().collect();
+pub fn solve(problem: &AssignmentProblem, previous: &Assignment) -> Assignment {
+    let mut groups: Vec<&ShardGroup> = problem.groups.iter().collect();
     groups.sort_by_key(|group| group.shards);
     let shard_count = groups.iter().map(|group| usize::from(group.shards.last().number()) + 1).max().unwrap_or(0);
     let mut solution = Assignment { owners: vec![None; shard_count] };
@@ -76,13 +76,17 @@ pub fn solve(problem: &Problem, previous: &Assignment) -> Assignment {
     solution
 }
 
-fn kept<'a>(group: &Group, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
+fn kept<'a>(group: &ShardGroup, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
     group.shards.iter().map(|shard| previous.owner(shard)).collect()
 }
 
 /// Divides one group's shards among its fit nodes: each node keeps shards up to its quota, and the rest goes where
 /// room is.
-fn divided<'a>(group: &'a Group, previous: &Assignment, load: &BTreeMap<&'a NodeId, usize>) -> Vec<Option<&'a NodeId>> {
+fn divided<'a>(
+    group: &'a ShardGroup,
+    previous: &Assignment,
+    load: &BTreeMap<&'a NodeId, usize>,
+) -> Vec<Option<&'a NodeId>> {
     let held = |shard| previous.owner(shard).and_then(|node| group.fit.get(node));
     let mut room = quotas(group, &held, load);
     let mut owners: Vec<Option<&NodeId>> = group
@@ -106,7 +110,7 @@ fn divided<'a>(group: &'a Group, previous: &Assignment, load: &BTreeMap<&'a Node
 /// The number of shards for each fit node. The remainder of an uneven division goes first to nodes that already hold
 /// more than the even share, because every other choice would move one shard more.
 fn quotas<'a>(
-    group: &'a Group,
+    group: &'a ShardGroup,
     held: &impl Fn(ShardId) -> Option<&'a NodeId>,
     load: &BTreeMap<&'a NodeId, usize>,
 ) -> BTreeMap<&'a NodeId, usize> {

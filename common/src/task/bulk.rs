@@ -9,7 +9,7 @@ use crate::{ids::TaskId, task::TaskState, time::UnixMicros};
 
 /// The action on each task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum BulkAction {
     Cancel,
     /// Gives a dead task new attempts.
     Retry,
@@ -28,7 +28,7 @@ pub enum Target {
 
 /// A task as the walk found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct BulkCandidate {
     pub id: TaskId,
     pub state: TaskState,
     pub due_at: UnixMicros,
@@ -40,7 +40,7 @@ pub struct Seen {
 /// Why a found task stays unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Left {
+pub enum SkipReason {
     /// The task is claimed, or it has finished.
     InFlight,
     /// The task would expire before it is due.
@@ -49,17 +49,17 @@ pub enum Left {
     KeyTaken,
 }
 
-impl Act {
+impl BulkAction {
     /// Checks whether the action may apply to the task in the state it was found in.
-    pub fn check(self, seen: &Seen, now: UnixMicros) -> Result<(), Left> {
+    pub fn check(self, seen: &BulkCandidate, now: UnixMicros) -> Result<(), SkipReason> {
         match self {
-            Self::Retry if seen.state != TaskState::Dead => Err(Left::InFlight),
-            Self::Retry if seen.key_taken => Err(Left::KeyTaken),
+            Self::Retry if seen.state != TaskState::Dead => Err(SkipReason::InFlight),
+            Self::Retry if seen.key_taken => Err(SkipReason::KeyTaken),
             Self::Retry => Ok(()),
-            Self::Cancel if !seen.state.may_be_cancelled() => Err(Left::InFlight),
-            Self::Run | Self::Move(_) if !seen.state.may_be_changed() => Err(Left::InFlight),
+            Self::Cancel if !seen.state.may_be_cancelled() => Err(SkipReason::InFlight),
+            Self::Run | Self::Move(_) if !seen.state.may_be_changed() => Err(SkipReason::InFlight),
             Self::Move(target) => match seen.expires_at {
-                Some(expires_at) if expires_at <= target.of(seen.due_at, now) => Err(Left::WouldExpire),
+                Some(expires_at) if expires_at <= target.of(seen.due_at, now) => Err(SkipReason::WouldExpire),
                 _ => Ok(()),
             },
             Self::Cancel | Self::Run => Ok(()),
@@ -83,20 +83,27 @@ mod tests {
     use super::*;
 
     const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
-    const ACTS: [Act; 4] = [Act::Cancel, Act::Retry, Act::Run, Act::Move(Target::At(NOW))];
+    const ACTS: [BulkAction; 4] =
+        [BulkAction::Cancel, BulkAction::Retry, BulkAction::Run, BulkAction::Move(Target::At(NOW))];
 
-    fn seen(state: TaskState) -> Seen {
-        Seen { id: TaskId::from_uuid(uuid::Uuid::nil()), state, due_at: NOW, expires_at: None, key_taken: false }
+    fn seen(state: TaskState) -> BulkCandidate {
+        BulkCandidate {
+            id: TaskId::from_uuid(uuid::Uuid::nil()),
+            state,
+            due_at: NOW,
+            expires_at: None,
+            key_taken: false,
+        }
     }
 
     #[test]
     fn what_may_be_done_to_one_task_may_be_done_to_many_and_nothing_else() {
-        use crate::task::state::{Event, transition};
+        use crate::task::oracle::{Event, transition};
         for state in TaskState::ALL {
             for (act, event) in ACTS.into_iter().zip([Event::Cancel, Event::Revive, Event::Move, Event::Move]) {
                 let allowed = act.check(&seen(state), NOW);
                 assert_eq!(allowed.is_ok(), transition(state, event).is_ok(), "{act:?} of a {state} task");
-                assert!(matches!(allowed, Ok(()) | Err(Left::InFlight)));
+                assert!(matches!(allowed, Ok(()) | Err(SkipReason::InFlight)));
             }
         }
     }
@@ -104,19 +111,19 @@ mod tests {
     #[test]
     fn a_move_may_not_lead_past_the_expiry_and_a_retry_not_to_a_key_that_is_taken() {
         let later = |ms| NOW.shifted(ms);
-        let expiring = Seen { expires_at: Some(later(1_000)), ..seen(TaskState::Scheduled) };
+        let expiring = BulkCandidate { expires_at: Some(later(1_000)), ..seen(TaskState::Scheduled) };
         for (target, allowed) in [
             (Target::At(later(999)), Ok(())),
-            (Target::At(later(1_000)), Err(Left::WouldExpire)),
+            (Target::At(later(1_000)), Err(SkipReason::WouldExpire)),
             (Target::By { shift_ms: 999 }, Ok(())),
-            (Target::By { shift_ms: 1_000 }, Err(Left::WouldExpire)),
+            (Target::By { shift_ms: 1_000 }, Err(SkipReason::WouldExpire)),
             (Target::By { shift_ms: -5 }, Ok(())),
         ] {
-            assert_eq!(Act::Move(target).check(&expiring, NOW), allowed, "{target:?}");
+            assert_eq!(BulkAction::Move(target).check(&expiring, NOW), allowed, "{target:?}");
         }
-        assert_eq!(Act::Run.check(&expiring, NOW), Ok(()));
-        let taken = Seen { key_taken: true, ..seen(TaskState::Dead) };
-        assert_eq!(Act::Retry.check(&taken, NOW), Err(Left::KeyTaken));
+        assert_eq!(BulkAction::Run.check(&expiring, NOW), Ok(()));
+        let taken = BulkCandidate { key_taken: true, ..seen(TaskState::Dead) };
+        assert_eq!(BulkAction::Retry.check(&taken, NOW), Err(SkipReason::KeyTaken));
     }
 
     #[test]

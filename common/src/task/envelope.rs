@@ -123,7 +123,7 @@ impl From<&str> for Text {
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written<'a> {
+enum TextForm<'a> {
     Plain(std::borrow::Cow<'a, str>),
     Encoded { base64: String },
 }
@@ -131,8 +131,8 @@ enum Written<'a> {
 impl Serialize for Text {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.as_str().filter(|text| !text.contains('\0')) {
-            Some(text) => Written::Plain(text.into()),
-            None => Written::Encoded { base64: STANDARD.encode(&self.0) },
+            Some(text) => TextForm::Plain(text.into()),
+            None => TextForm::Encoded { base64: STANDARD.encode(&self.0) },
         }
         .serialize(serializer)
     }
@@ -140,9 +140,9 @@ impl Serialize for Text {
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Written::deserialize(deserializer)? {
-            Written::Plain(text) => Ok(Self(text.into_owned().into_bytes())),
-            Written::Encoded { base64 } => STANDARD.decode(base64).map(Self).map_err(serde::de::Error::custom),
+        match TextForm::deserialize(deserializer)? {
+            TextForm::Plain(text) => Ok(Self(text.into_owned().into_bytes())),
+            TextForm::Encoded { base64 } => STANDARD.decode(base64).map(Self).map_err(serde::de::Error::custom),
         }
     }
 }

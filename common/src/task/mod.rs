@@ -3,9 +3,9 @@
 pub mod bulk;
 pub mod dependency;
 pub mod envelope;
-pub mod pick;
+pub mod oracle;
 pub mod rate;
-pub mod retry;
+pub mod report;
 pub mod state;
 pub mod trace;
 pub mod verdict;
@@ -16,12 +16,13 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::{
-    ids::{Attempt, QueueName, TaskId},
+    ids::{Attempt, MessageId, QueueName, TaskId},
+    limit::Usage,
+    retry::RetryPolicy,
     time::UnixMicros,
 };
 pub use dependency::Dependency;
 pub use envelope::Envelope;
-use retry::RetryPolicy;
 pub use state::TaskState;
 pub use trace::TraceContext;
 
@@ -32,10 +33,10 @@ pub struct NewTask {
     pub queue: QueueName,
     pub due_at: UnixMicros,
     /// The task is due at once: the database's time of the insert becomes its due time.
-    pub asked_now: bool,
+    pub due_now: bool,
     pub content: Content,
     pub priority: i16,
-    pub keyed: Option<Keyed>,
+    pub keyed: Option<BusinessKey>,
     pub partition_key: Option<String>,
     /// The tasks that have to succeed first; empty when there are none.
     pub depends_on: Vec<Dependency>,
@@ -60,15 +61,15 @@ impl NewTask {
         TraceContext::carried(&self.content.headers, self.envelope.as_deref()).filter(TraceContext::is_sampled)
     }
 
-    /// The due time, if the database wrote the task at `asked_at`.
-    pub const fn due_at_when(&self, asked_at: UnixMicros) -> UnixMicros {
-        if self.asked_now { asked_at } else { self.due_at }
+    /// The due time, if the database wrote the task at `written_at`.
+    pub const fn due_at_when(&self, written_at: UnixMicros) -> UnixMicros {
+        if self.due_now { written_at } else { self.due_at }
     }
 }
 
 /// A business key: at most one unfinished task has it, in its queue and partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keyed {
+pub struct BusinessKey {
     pub key: String,
     pub version: i64,
     pub on_duplicate: OnDuplicate,
@@ -110,6 +111,16 @@ pub struct Content {
     pub headers: BTreeMap<String, String>,
 }
 
+impl Content {
+    /// The usage of one new task with this content, as an estimate. PostgreSQL writes headers as
+    /// `{"a": "b", "c": "d"}`.
+    pub fn usage(&self) -> Usage {
+        let pair = |(name, value): (&String, &String)| name.len() + value.len() + r#""": "", "#.len();
+        let headers: usize = self.headers.iter().map(pair).sum();
+        Usage { tasks: 1, bytes: i64::try_from(self.payload.len() + headers).unwrap_or(i64::MAX) }
+    }
+}
+
 /// One claimed attempt on its way to the broker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delivery {
@@ -130,4 +141,22 @@ pub struct Delivery {
     /// A copy of this attempt may have been published before.
     pub redelivered: bool,
     pub envelope: Option<Box<Envelope>>,
+}
+
+impl Delivery {
+    pub fn message_id(&self) -> MessageId {
+        MessageId { id: self.id, attempt: self.attempt }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_as_large_as_its_payload_and_headers() {
+        let headers = BTreeMap::from([("a".to_owned(), "bc".to_owned())]);
+        let content = Content { payload: vec![0; 1_000], content_type: "x".to_owned(), headers };
+        assert_eq!(content.usage(), Usage { tasks: 1, bytes: 1_011 });
+    }
 }

@@ -1,4 +1,4 @@
-//! The one table of task states and their transitions.
+//! The states of a task, and the promise of a cancel. The table of transitions is [`super::oracle`].
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Attempt;
 
-/// The state of a task. Only [`transition`] leads from one state to another.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
@@ -98,144 +98,6 @@ impl fmt::Display for TaskState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text())
     }
-}
-
-/// An event in a task's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Event {
-    /// Everything that the task depends on has succeeded.
-    Unblock,
-    /// The task is due, but there is no room: from now on it waits for room instead of a moment.
-    Hold,
-    /// A caller changed its due time or its content, or wants it to run now.
-    Move,
-    /// An owner claims it, to publish it.
-    Claim,
-    /// The publish was not confirmed, or its owner is gone: it is published again in place, same attempt.
-    Rescue,
-    /// The broker confirmed, and the outcome stays open.
-    Deliver,
-    /// A consumer reports that it works on the task.
-    Start,
-    /// The attempt succeeded; with `settle = confirm`, by the confirm itself.
-    Succeed,
-    /// The attempt failed and another one is left.
-    Retry,
-    /// The attempt failed and none is left, or it was discarded.
-    Bury,
-    /// The task is cancelled before any claim of this attempt.
-    Cancel,
-    /// The consumer that ran the task stopped on request.
-    Stop,
-    /// A newer version replaced the task.
-    Supersede,
-    /// The task expired before a claim.
-    Expire,
-    /// A caller gives a dead task new attempts.
-    Revive,
-}
-
-impl Event {
-    pub const ALL: [Self; 15] = [
-        Self::Unblock,
-        Self::Hold,
-        Self::Move,
-        Self::Claim,
-        Self::Rescue,
-        Self::Deliver,
-        Self::Start,
-        Self::Succeed,
-        Self::Retry,
-        Self::Bury,
-        Self::Cancel,
-        Self::Stop,
-        Self::Supersede,
-        Self::Expire,
-        Self::Revive,
-    ];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Unblock => "unblock",
-            Self::Hold => "hold",
-            Self::Move => "move",
-            Self::Claim => "claim",
-            Self::Rescue => "rescue",
-            Self::Deliver => "deliver",
-            Self::Start => "start",
-            Self::Succeed => "succeed",
-            Self::Retry => "retry",
-            Self::Bury => "bury",
-            Self::Cancel => "cancel",
-            Self::Stop => "stop",
-            Self::Supersede => "supersede",
-            Self::Expire => "expire",
-            Self::Revive => "revive",
-        }
-    }
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text())
-    }
-}
-
-/// The event is not allowed in the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a {state} task does not allow `{event}`")]
-pub struct Refused {
-    pub state: TaskState,
-    pub event: Event,
-}
-
-/// The state after `event`.
-///
-/// | state | meaning | next |
-/// |---|---|---|
-/// | `waiting` | depends on tasks that have not succeeded | scheduled, cancelled, superseded, expired |
-/// | `scheduled` | waits for its due time | dispatching, ready, cancelled, superseded, expired |
-/// | `ready` | due, waits for room | dispatching, scheduled (moved by hand), cancelled, superseded, expired |
-/// | `dispatching` | claimed, publish not confirmed | delivered, succeeded, running, scheduled, dead, cancelled |
-/// | `delivered` | outcome open until the deadline | running, succeeded, scheduled (retry), dead, cancelled |
-/// | `running` | heartbeats move the deadline | succeeded, scheduled (retry), dead, cancelled |
-/// | `succeeded` `dead` `cancelled` `superseded` `expired` | final | `dead` -> scheduled by hand |
-///
-/// - `scheduled` also covers the time between retries.
-/// - `ready`: the queue is paused, full or at its limit.
-/// - `dispatching`: an owner has claimed the task. It stays here, published again in place, until the publish is
-///   confirmed. An early result or rejection leads to `running`, `scheduled`, `dead` or `cancelled`, as it would
-///   after the confirm.
-/// - `delivered`: the broker confirmed. `running`: a consumer reported that it started.
-/// - A final state is kept for the retention time, then dropped.
-///
-/// The late success of an earlier attempt also finishes a task that is `scheduled` or `ready` for its next one. No
-/// transition leads from a claimed state to one where the task could be cancelled as if it had never been claimed.
-/// [`cancel_outcome`] decides by the attempt what a cancel may promise then.
-pub fn transition(state: TaskState, event: Event) -> Result<TaskState, Refused> {
-    use Event as E;
-    use TaskState as S;
-    let next = match (state, event) {
-        (S::Waiting, E::Unblock) => S::Scheduled,
-        (S::Waiting, E::Move) => S::Waiting,
-        (S::Scheduled, E::Hold) => S::Ready,
-        (S::Scheduled | S::Ready, E::Move) => S::Scheduled,
-        (S::Scheduled | S::Ready, E::Claim) => S::Dispatching,
-        (S::Waiting | S::Scheduled | S::Ready, E::Supersede) => S::Superseded,
-        (S::Scheduled | S::Ready, E::Succeed) => S::Succeeded,
-        (S::Waiting | S::Scheduled | S::Ready, E::Cancel) => S::Cancelled,
-        (S::Waiting | S::Scheduled | S::Ready, E::Expire) => S::Expired,
-        (S::Dispatching, E::Rescue) => S::Dispatching,
-        (S::Dispatching, E::Deliver) => S::Delivered,
-        (S::Dispatching | S::Delivered | S::Running, E::Start) => S::Running,
-        (S::Dispatching | S::Delivered | S::Running, E::Succeed) => S::Succeeded,
-        (S::Dispatching | S::Delivered | S::Running, E::Retry) => S::Scheduled,
-        (S::Dispatching | S::Delivered | S::Running, E::Bury) => S::Dead,
-        (S::Dispatching | S::Delivered | S::Running, E::Stop) => S::Cancelled,
-        (S::Dead, E::Revive) => S::Scheduled,
-        _ => return Err(Refused { state, event }),
-    };
-    Ok(next)
 }
 
 /// The promise of a successful cancel.

@@ -6,7 +6,11 @@ use std::{collections::BTreeMap, fmt};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::envelope::{Envelope, Field};
-use crate::wire::amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE, MessageId};
+use crate::ids::MessageId;
+
+/// The place in a trace, and the additions of tracing systems: W3C Trace Context.
+pub const HEADER_TRACEPARENT: &str = "traceparent";
+pub const HEADER_TRACESTATE: &str = "tracestate";
 
 /// The longest `tracestate` that is kept: the standard lets any system cut off a longer one.
 const MAX_TRACESTATE_BYTES: usize = 512;

@@ -2,23 +2,74 @@
 //! rejection, a consumer's report.
 //!
 //! Events come late, twice and out of order. Each names its attempt; an event that no longer applies is ignored.
+//!
+//! Between the decision and its write another event may change the task. Each write is therefore a compare-and-set on
+//! the attempt and on the states in which the decision holds: [`CONFIRMED_FROM`], [`TIMED_OUT_FROM`], [`FAILED_FROM`]
+//! and [`SUCCEEDED_FROM`].
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use crate::{
     ids::Attempt,
-    queue::{QueuePolicy, Settle, Unroutable},
+    queue::{QueuePolicy, Unroutable},
+    retry::{RetryDecision, RetryPolicy},
     task::{
-        TaskState,
-        retry::{Fate, RetryPolicy},
+        Delivery, TaskState,
+        report::{ReportStatus, ResultBody},
     },
     time::UnixMicros,
-    wire::report::{ReportStatus, ResultBody},
 };
+
+/// The states in which a confirm applies.
+pub const CONFIRMED_FROM: &[TaskState] = &[TaskState::Dispatching];
+/// The states in which a deadline applies.
+pub const TIMED_OUT_FROM: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
+/// The states in which a failure of the newest attempt applies.
+pub const FAILED_FROM: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
+/// The states in which a success applies. That of an earlier attempt may come while the task waits for its next one.
+pub const SUCCEEDED_FROM: &[TaskState] =
+    &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
+
+/// The change that a confirm leads to. It applies in [`CONFIRMED_FROM`], and only to the confirmed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterConfirm {
+    /// The task succeeded and is kept for `keep_ms`.
+    Succeed { keep_ms: i64 },
+    /// The message is with the broker. The outcome is open for `timeout_ms`, counted from the write.
+    Deliver { timeout_ms: i64 },
+}
+
+/// Decides what the confirm of a publish leads to. A message forwarded as it came has no consumer that reports, so its
+/// confirm finishes it under every policy.
+pub fn after_confirm(delivery: &Delivery, policy: &QueuePolicy) -> AfterConfirm {
+    if policy.settle.finishes_on_confirm() || delivery.envelope.is_some() {
+        return AfterConfirm::Succeed { keep_ms: keep_ms(TaskState::Succeeded, policy) };
+    }
+    AfterConfirm::Deliver { timeout_ms: timeout_ms(delivery.timeout_ms, policy) }
+}
+
+/// How long a task that finished as `state` is kept.
+pub const fn keep_ms(state: TaskState, policy: &QueuePolicy) -> i64 {
+    match state {
+        TaskState::Dead => policy.keep_dead_ms,
+        _ => policy.keep_succeeded_ms,
+    }
+}
+
+/// How long a consumer may be silent: the task's own timeout, or its queue's.
+fn timeout_ms(own: Option<i64>, policy: &QueuePolicy) -> i64 {
+    own.unwrap_or(policy.timeout_ms)
+}
+
+/// The rule for a returned message that was forwarded as it came. `delay_exchange` is the rule of its delay exchange;
+/// one that is no longer configured has the default rule.
+pub fn forwarded_unroutable(delay_exchange: Option<Unroutable>) -> Unroutable {
+    delay_exchange.unwrap_or(Unroutable::SetAside)
+}
 
 /// A task at the moment of an event: its row, and its queue's policy for what the row leaves open.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing<'a> {
+pub struct TaskSnapshot<'a> {
     pub state: TaskState,
     /// The newest attempt.
     pub attempt: Attempt,
@@ -74,10 +125,9 @@ pub enum Verdict {
     Archive { state: TaskState, reason: Option<FailureReason> },
     /// The attempt failed; the next one is due `at`.
     RetryAt { at: UnixMicros, reason: FailureReason },
-    /// The message is with the broker; the outcome is open until `deadline`.
-    Deliver { deadline: UnixMicros },
-    /// A consumer works on the task; the outcome is open until `deadline`. A field that is `None` stays unchanged.
-    Extend { deadline: UnixMicros, progress: Option<i16>, worker: Option<String> },
+    /// A consumer works on the task; the outcome is open for `timeout_ms`, counted from the write. A field that is
+    /// `None` stays unchanged.
+    Extend { timeout_ms: i64, progress: Option<i16>, worker: Option<String> },
     /// The event does not apply to the task as it stands: it came late, early or twice.
     Ignore,
 }
@@ -86,43 +136,26 @@ impl Verdict {
     const SUCCEEDED: Self = Self::Archive { state: TaskState::Succeeded, reason: None };
 }
 
-impl Standing<'_> {
-    pub fn max_attempts(&self) -> i32 {
+impl TaskSnapshot<'_> {
+    fn max_attempts(&self) -> i32 {
         self.max_attempts.unwrap_or(self.policy.max_attempts)
     }
 
-    /// The moment until which a consumer may be silent, counted from `now`.
-    pub fn deadline(&self, now: UnixMicros) -> UnixMicros {
-        let timeout_ms = self.timeout_ms.unwrap_or(self.policy.timeout_ms);
-        now.plus(Duration::from_millis(timeout_ms.max(0).unsigned_abs()))
-    }
-
-    /// The broker has confirmed the publish of `attempt`.
-    pub fn after_confirm(&self, attempt: Attempt, now: UnixMicros) -> Verdict {
-        if self.state != TaskState::Dispatching || attempt != self.attempt {
+    /// The consumer was silent until `deadline`. A deadline that a heartbeat has moved past `now` is ignored.
+    pub fn after_deadline(&self, deadline: UnixMicros, now: UnixMicros, rand01: f64) -> Verdict {
+        if deadline > now || !TIMED_OUT_FROM.contains(&self.state) {
             return Verdict::Ignore;
         }
-        match self.policy.settle {
-            Settle::Confirm => Verdict::SUCCEEDED,
-            Settle::Reject | Settle::Result => Verdict::Deliver { deadline: self.deadline(now) },
+        if self.policy.settle.needs_report() {
+            return self.failed(FailureReason::Timeout, now, rand01, None);
         }
-    }
-
-    /// The deadline passed without a report.
-    pub fn after_deadline(&self, now: UnixMicros, rand01: f64) -> Verdict {
-        if !matches!(self.state, TaskState::Delivered | TaskState::Running) {
-            return Verdict::Ignore;
-        }
-        match self.policy.settle {
-            // No consumer rejected the message. `Confirm` occurs here when the policy changed after the publish.
-            Settle::Confirm | Settle::Reject => Verdict::SUCCEEDED,
-            Settle::Result => self.failed(FailureReason::Timeout, now, rand01, None),
-        }
+        // No consumer rejected the message. The policy may have changed to `confirm` after the publish.
+        Verdict::SUCCEEDED
     }
 
     /// A consumer rejected a copy of `attempt` without requeue, or the broker dead-lettered it.
     pub fn after_rejection(&self, attempt: Attempt, now: UnixMicros, rand01: f64) -> Verdict {
-        if !self.is_current(attempt) {
+        if !self.policy.settle.heeds_rejection() || !self.is_current(attempt) {
             return Verdict::Ignore;
         }
         self.failed(FailureReason::Rejected, now, rand01, None)
@@ -131,7 +164,7 @@ impl Standing<'_> {
     /// The broker has returned the publish of `attempt`: no queue is bound for it. Nothing of this copy was
     /// delivered. An earlier copy had no report or rejection either, for then the task would not be `dispatching`.
     pub fn after_return(&self, attempt: Attempt, rule: Unroutable) -> Verdict {
-        if self.state != TaskState::Dispatching || attempt != self.attempt {
+        if !CONFIRMED_FROM.contains(&self.state) || attempt != self.attempt {
             return Verdict::Ignore;
         }
         match rule {
@@ -157,7 +190,7 @@ impl Standing<'_> {
                 Verdict::Archive { state: TaskState::Dead, reason: Some(FailureReason::Discarded) }
             }
             ReportStatus::Running => Verdict::Extend {
-                deadline: self.deadline(now),
+                timeout_ms: timeout_ms(self.timeout_ms, self.policy),
                 progress: report.progress,
                 worker: report.worker.clone(),
             },
@@ -166,12 +199,12 @@ impl Standing<'_> {
 
     /// Whether `attempt` is the newest one and is in flight.
     fn is_current(&self, attempt: Attempt) -> bool {
-        self.state.is_in_flight() && attempt == self.attempt
+        FAILED_FROM.contains(&self.state) && attempt == self.attempt
     }
 
     fn may_still_succeed(&self, attempt: Attempt) -> bool {
         let was_claimed = attempt > Attempt::NONE && attempt <= self.attempt;
-        was_claimed && (self.state.is_in_flight() || self.state.may_be_claimed())
+        was_claimed && SUCCEEDED_FROM.contains(&self.state)
     }
 
     fn stopped(&self, reason: FailureReason) -> Verdict {
@@ -185,8 +218,8 @@ impl Standing<'_> {
         let in_budget = self.attempt.number().saturating_sub(self.attempts_base.number());
         let policy = self.retry.unwrap_or(self.policy.retry);
         match policy.decide(in_budget, self.max_attempts(), now, rand01, retry_in_ms) {
-            Fate::Retry { at } => Verdict::RetryAt { at, reason },
-            Fate::Bury => Verdict::Archive { state: TaskState::Dead, reason: Some(reason) },
+            RetryDecision::Retry { at } => Verdict::RetryAt { at, reason },
+            RetryDecision::Bury => Verdict::Archive { state: TaskState::Dead, reason: Some(reason) },
         }
     }
 }

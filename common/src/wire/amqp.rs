@@ -1,11 +1,8 @@
-//! The AMQP names, the message id and the headers of messages.
+//! The AMQP names, and the headers of messages.
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::borrow::Cow;
 
-use crate::{
-    ids::{Attempt, TaskId},
-    task::Delivery,
-};
+use crate::task::Delivery;
 
 /// The exchange that every queue is bound to.
 pub const EXCHANGE: &str = "duetime";
@@ -55,10 +52,6 @@ pub const HEADER_RECEIPT: &str = "duetime-receipt";
 pub const HEADER_ERROR: &str = "duetime-error";
 /// The original properties of a message that no client can parse, in base64.
 pub const HEADER_PROPERTIES: &str = "duetime-properties";
-/// The place in a trace, and the additions of tracing systems: W3C Trace Context.
-pub const HEADER_TRACEPARENT: &str = "traceparent";
-pub const HEADER_TRACESTATE: &str = "tracestate";
-
 /// The type that publishers to an exchange expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,37 +60,6 @@ pub enum ExchangeType {
     Direct,
     Fanout,
     Headers,
-}
-
-/// The name of one attempt, `<task id>:<attempt>`: the same in every copy of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MessageId {
-    pub id: TaskId,
-    pub attempt: Attempt,
-}
-
-impl fmt::Display for MessageId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.id, self.attempt)
-    }
-}
-
-/// The text does not name an attempt.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a message id of the form <task id>:<attempt>")]
-pub struct NotAMessageId(String);
-
-impl FromStr for MessageId {
-    type Err = NotAMessageId;
-
-    fn from_str(text: &str) -> Result<Self, NotAMessageId> {
-        let parts = || {
-            let (id, attempt) = text.split_once(':')?;
-            let attempt = Attempt::new(attempt.parse().ok()?);
-            (attempt > Attempt::NONE).then_some(Self { id: id.parse().ok()?, attempt })
-        };
-        parts().ok_or_else(|| NotAMessageId(text.to_owned()))
-    }
 }
 
 /// The three types of header values that every client reads.
@@ -111,10 +73,6 @@ pub enum HeaderValue {
 pub type Header = (Cow<'static, str>, HeaderValue);
 
 impl Delivery {
-    pub fn message_id(&self) -> MessageId {
-        MessageId { id: self.id, attempt: self.attempt }
-    }
-
     /// All headers of the message. `max_attempts` is the task's effective budget: its own, or its queue's. The header
     /// holds the number of the last attempt, which is higher for a task that was given a new budget by hand.
     pub fn headers(&self, max_attempts: i32) -> Vec<Header> {
@@ -155,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        ids::{QueueName, ShardId},
+        ids::{Attempt, QueueName, ShardId, TaskId},
         task::Content,
         time::UnixMicros,
     };
@@ -180,30 +138,6 @@ mod tests {
             timeout_ms: None,
             redelivered: true,
             envelope: None,
-        }
-    }
-
-    #[test]
-    fn a_message_id_reads_back_as_its_attempt() {
-        let id = delivery().message_id();
-        assert_eq!(id.to_string(), "00000000-0000-0000-0000-000000000001:2");
-        assert_eq!(id.to_string().parse(), Ok(id));
-    }
-
-    #[test]
-    fn what_does_not_name_an_attempt_is_not_a_message_id() {
-        let task = "00000000-0000-0000-0000-000000000001";
-        for text in [
-            "",
-            ":",
-            task,
-            &format!("{task}:"),
-            &format!("{task}:0"),
-            &format!("{task}:-1"),
-            "x:1",
-            &format!("{task}:1:2"),
-        ] {
-            assert!(text.parse::<MessageId>().is_err(), "{text}");
         }
     }
 

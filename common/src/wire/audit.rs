@@ -58,7 +58,7 @@ impl AuditFilter {
 
 /// One action, done or refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeedView {
+pub struct AuditEventView {
     pub at: UnixMicros,
     /// The name of the token, or `anonymous`.
     pub who: String,
@@ -123,7 +123,7 @@ impl<'de> Deserialize<'de> for AuditCursor {
 /// One page, newest first. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuditList {
-    pub deeds: Vec<DeedView>,
+    pub deeds: Vec<AuditEventView>,
     pub next_cursor: Option<AuditCursor>,
 }
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
-    queue,
+    json, queue,
     task::{
         TaskState,
-        bulk::{Act, Left, Target},
+        bulk::{BulkAction, SkipReason, Target},
     },
     time::UnixMicros,
     wire::{
@@ -94,24 +94,24 @@ impl fmt::Display for Action {
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     pub action: Action,
-    #[serde(default, deserialize_with = "read::object_or_default")]
+    #[serde(default, deserialize_with = "json::object_or_default")]
     pub filter: TaskFilter,
     /// Confirms that an empty filter is meant to match every task.
-    #[serde(default, deserialize_with = "read::or_default")]
+    #[serde(default, deserialize_with = "json::or_default")]
     pub all: bool,
     /// Counts the tasks, and changes nothing.
-    #[serde(default, deserialize_with = "read::or_default")]
+    #[serde(default, deserialize_with = "json::or_default")]
     pub dry_run: bool,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub limit: Option<u32>,
     /// Continues where the previous answer ended; all other fields must be as in that request.
     #[serde(default)]
     pub cursor: Option<String>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub shift_ms: Option<i64>,
 }
 
@@ -119,7 +119,7 @@ pub struct BulkRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidBulk {
     pub action: Action,
-    pub act: Act,
+    pub act: BulkAction,
     pub filter: TaskFilter,
     pub dry_run: bool,
     /// The most tasks that it may find.
@@ -175,7 +175,7 @@ impl BulkRequest {
 
     /// The action to apply. A delay counts from the first request of the series, so that all tasks move to one
     /// moment.
-    fn act(&self, began_at: UnixMicros) -> Result<Act, Problem> {
+    fn act(&self, began_at: UnixMicros) -> Result<BulkAction, Problem> {
         let target = match (due(self.due_at, self.delay_ms, began_at)?, self.shift_ms) {
             (None, None) => None,
             (Some((due_at, _)), None) => Some(Target::At(due_at)),
@@ -188,7 +188,7 @@ impl BulkRequest {
             }
         };
         match (self.action, target) {
-            (Action::Move, Some(target)) => Ok(Act::Move(target)),
+            (Action::Move, Some(target)) => Ok(BulkAction::Move(target)),
             (Action::Move, None) => {
                 Err(Problem::invalid_field("due_at", "give the new due time: `due_at`, `delay_ms` or `shift_ms`"))
             }
@@ -197,9 +197,9 @@ impl BulkRequest {
                 let field = given.into_iter().find(|(_, given)| *given).map_or("shift_ms", |(field, _)| field);
                 Err(Problem::invalid_field(field, format!("`{field}` applies only to the action `move`")))
             }
-            (Action::Cancel, None) => Ok(Act::Cancel),
-            (Action::Retry, None) => Ok(Act::Retry),
-            (Action::Run, None) => Ok(Act::Run),
+            (Action::Cancel, None) => Ok(BulkAction::Cancel),
+            (Action::Retry, None) => Ok(BulkAction::Retry),
+            (Action::Run, None) => Ok(BulkAction::Run),
         }
     }
 }
@@ -230,7 +230,7 @@ pub struct BulkAnswer {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub no_further_attempts: u64,
     /// The numbers of unchanged tasks, by reason.
-    pub refused: BTreeMap<Left, u64>,
+    pub refused: BTreeMap<SkipReason, u64>,
     /// Set when there may be more tasks. `None`: the walk is complete.
     pub next_cursor: Option<BulkCursor>,
     /// The problem that ended the request early. The cursor continues with the batch that failed.

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
+    json,
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -20,18 +21,18 @@ use crate::{
 #[serde(deny_unknown_fields, default)]
 pub struct ChangeRequest {
     pub due_at: Option<UnixMicros>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
-    #[serde(deserialize_with = "read::present")]
+    #[serde(deserialize_with = "json::present")]
     pub payload: Option<Box<RawValue>>,
     pub payload_base64: Option<String>,
     pub content_type: Option<String>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub priority: Option<i16>,
     pub headers: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "read::present")]
+    #[serde(deserialize_with = "json::present")]
     pub expires_at: Option<Option<UnixMicros>>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
 }
 

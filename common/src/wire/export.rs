@@ -7,9 +7,11 @@ use serde_json::value::RawValue;
 
 use crate::{
     ids::{Attempt, QueueName, TaskId},
-    task::{Dependency, Envelope, TaskState, retry::RetryPolicy},
+    json::present,
+    retry::RetryPolicy,
+    task::{Dependency, Envelope, TaskState},
     time::UnixMicros,
-    wire::{AttemptView, read::present},
+    wire::AttemptView,
 };
 
 /// One exported task. Fields that do not apply are left out.

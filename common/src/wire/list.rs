@@ -9,10 +9,11 @@ use uuid::Uuid;
 use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
+    json::Whole,
     queue,
     task::TaskState,
     time::UnixMicros,
-    wire::{Problem, TaskView, check::check_key, read::Whole},
+    wire::{Problem, TaskView, check::check_key},
 };
 
 pub const DEFAULT_LIMIT: u32 = 100;
@@ -72,15 +73,16 @@ impl ListFilter {
 /// Reads a moment in JSON or in a query string: RFC 3339, or digits.
 pub(super) fn moment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<UnixMicros>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
+    // Clients see this text, which names the type as it was first called.
+    #[serde(untagged, expecting = "data did not match any variant of untagged enum Written")]
+    enum MomentForm {
         Millis(Whole<i64>),
         Text(String),
     }
-    let Some(written) = Option::<Written>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(written) = Option::<MomentForm>::deserialize(deserializer)? else { return Ok(None) };
     let (read, text) = match written {
-        Written::Millis(Whole(millis)) => (UnixMicros::from_millis(millis), millis.to_string()),
-        Written::Text(text) => (of_text(&text), text),
+        MomentForm::Millis(Whole(millis)) => (UnixMicros::from_millis(millis), millis.to_string()),
+        MomentForm::Text(text) => (of_text(&text), text),
     };
     let refused =
         || serde::de::Error::custom(format!("`{text}` is neither an RFC 3339 time nor integer Unix milliseconds"));

@@ -8,10 +8,7 @@ use crate::{
     field::FieldError,
     ids::TaskId,
     limit::Limit,
-    task::{
-        TaskState,
-        state::{InFlight, Refused},
-    },
+    task::{TaskState, state::InFlight},
 };
 
 /// The media type of a problem.
@@ -221,12 +218,6 @@ impl From<InFlight> for Problem {
     }
 }
 
-impl From<Refused> for Problem {
-    fn from(error: Refused) -> Self {
-        Self::conflict(error.to_string()).with_state(error.state)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,9 +269,6 @@ mod tests {
 
     #[test]
     fn errors_of_other_rooms_become_problems_that_keep_what_they_know() {
-        let refused = crate::task::state::transition(TaskState::Running, crate::task::state::Event::Move).unwrap_err();
-        let problem = Problem::from(refused);
-        assert_eq!((problem.status, problem.state), (409, Some(TaskState::Running)));
         let problem = Problem::from(FieldError::new("a.b", "bad"));
         assert_eq!((problem.field.as_deref(), problem.to_string().as_str()), (Some("a.b"), "bad"));
         assert_eq!(Problem::from(InFlight { state: TaskState::Dead }).state, Some(TaskState::Dead));

@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     field::FieldError,
     ids::QueueName,
+    json,
     queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable, check_name},
-    task::{TaskState, retry::RetryPolicy},
+    retry::RetryPolicy,
+    task::TaskState,
     time::UnixMicros,
     wire::{
         Problem,
@@ -22,42 +24,42 @@ pub struct QueueRequest {
     /// Absent: stays unchanged.
     pub paused: Option<bool>,
     pub settle: Option<Settle>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_attempts: Option<i32>,
     pub retry: Option<RetryPolicy>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub timeout_ms: Option<i64>,
     pub placement: Option<Placement>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_length: Option<i64>,
     pub exchange: Option<String>,
     pub routing_key: Option<String>,
     pub unroutable: Option<Unroutable>,
     pub use_existing: Option<bool>,
     pub receipt: Option<ReceiptPolicy>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub dedup_window_ms: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub keep_succeeded_ms: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub keep_dead_ms: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub failure_alert_threshold: Option<i64>,
-    #[serde(deserialize_with = "read::wholes")]
+    #[serde(deserialize_with = "json::wholes")]
     pub priority_weights: Option<Vec<u32>>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_running: Option<i64>,
     pub rate_per_second: Option<f64>,
     pub ordered: Option<bool>,
     pub retry_priority_drop: Option<bool>,
     pub format: Option<Format>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_pending: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_pending_bytes: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_schedules: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_submits_per_second: Option<u32>,
 }
 

@@ -1,11 +1,8 @@
 //! Reads JSON and explains errors in the sender's terms: by field, not by column.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap};
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{self, Visitor},
-};
+use serde::Deserialize;
 use serde_json::{error::Category, value::RawValue};
 
 use crate::wire::Problem;
@@ -30,130 +27,6 @@ pub fn explain_text(message: &str) -> Problem {
     match named(message) {
         Some(field) => Problem::invalid_field(field.to_owned(), message),
         None => Problem::malformed(message),
-    }
-}
-
-/// For `deserialize_with`: reads a struct from an object only. Serde would also read its fields from an array, in
-/// their order.
-pub(crate) fn only_object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    deserializer.deserialize_map(ObjectVisitor(PhantomData))
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(de::value::MapAccessDeserializer::new(map))
-    }
-}
-
-/// A struct inside a request that is read from an object only: see [`only_object`].
-pub(crate) struct Object<T>(pub(crate) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        only_object(deserializer).map(Self)
-    }
-}
-
-/// For `deserialize_with`: like [`only_object`], with `null` read as absent.
-pub(crate) fn object_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de> + Default,
-{
-    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|Object(read)| read).unwrap_or_default())
-}
-
-/// For `deserialize_with`: distinguishes `null` from absent.
-pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    T::deserialize(deserializer).map(Some)
-}
-
-/// For `deserialize_with`: reads a whole number, absent or `null`. JSON has one kind of number, and some languages
-/// write `72` as `72.0`, so both are read.
-pub(crate) fn whole<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: TryFrom<i64>,
-{
-    Ok(Option::<Whole<T>>::deserialize(deserializer)?.map(|Whole(number)| number))
-}
-
-/// Like [`whole`], but `null` is refused.
-pub(crate) fn whole_present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: TryFrom<i64>,
-{
-    Whole::deserialize(deserializer).map(|Whole(number)| Some(number))
-}
-
-/// Like [`whole`], for a list of numbers.
-pub(crate) fn wholes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u32>>, D::Error> {
-    let numbers = Option::<Vec<Whole<u32>>>::deserialize(deserializer)?;
-    Ok(numbers.map(|numbers| numbers.into_iter().map(|Whole(number)| number).collect()))
-}
-
-/// For `deserialize_with`: reads `null` as absent.
-pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de> + Default,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-/// A number without a fraction, in any spelling. A number that does not fit into `T` is refused while it is read,
-/// because a later error would not know the field.
-pub(crate) struct Whole<T>(pub(crate) T);
-
-/// The largest bound below which a float holds every whole number exactly.
-const LAST_EXACT: f64 = 9_007_199_254_740_992.0;
-
-impl<'de, T: TryFrom<i64>> Deserialize<'de> for Whole<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WholeVisitor(PhantomData))
-    }
-}
-
-struct WholeVisitor<T>(PhantomData<T>);
-
-impl<T: TryFrom<i64>> Visitor<'_> for WholeVisitor<T> {
-    type Value = Whole<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a whole number")
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole<T>, E> {
-        T::try_from(number).map(Whole).map_err(|_| E::custom(format!("{number} is out of range")))
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole<T>, E> {
-        let fits = i64::try_from(number).map_err(|_| E::custom(format!("{number} is out of range")))?;
-        self.visit_i64(fits)
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole<T>, E> {
-        if number.fract() != 0.0 || number.abs() > LAST_EXACT {
-            return Err(E::custom(format!("{number} is not a whole number, or out of range")));
-        }
-        self.visit_i64(number as i64)
     }
 }
 
@@ -246,9 +119,9 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     struct Numbers {
-        #[serde(default, deserialize_with = "whole")]
+        #[serde(default, deserialize_with = "crate::json::whole")]
         small: Option<i16>,
-        #[serde(default, deserialize_with = "whole_present")]
+        #[serde(default, deserialize_with = "crate::json::whole_present")]
         large: Option<i64>,
     }
 
@@ -290,7 +163,7 @@ mod tests {
     }
 
     /// The problem that refuses a request with this body.
-    fn refused<T: de::DeserializeOwned>(raw: &str) -> Option<Problem> {
+    fn refused<T: serde::de::DeserializeOwned>(raw: &str) -> Option<Problem> {
         object::<T>(raw).err()
     }
 

@@ -8,13 +8,14 @@ use serde_json::value::RawValue;
 use crate::{
     field::FieldError,
     ids::{ScheduleName, TaskId},
+    json::{self, present},
+    retry::RetryPolicy,
     schedule::{Calendar, MAX_PAYLOAD_BYTES, Overlap, Rules, When, calendar::DEFAULT_TIME_ZONE, check_name},
-    task::retry::RetryPolicy,
     time::UnixMicros,
     wire::{
         Limits, Problem, TaskRequest,
         list::{DEFAULT_LIMIT, MAX_LIMIT, number},
-        read::{self, present},
+        read,
         view::Body,
     },
 };
@@ -37,25 +38,25 @@ pub struct ScheduleRequest {
     pub paused: Option<bool>,
     pub queue: String,
     pub cron: Option<String>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub every_ms: Option<i64>,
     pub time_zone: Option<String>,
     pub overlap: Option<Overlap>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub catch_up_ms: Option<i64>,
     pub payload: Option<Box<RawValue>>,
     pub payload_base64: Option<String>,
     pub content_type: Option<String>,
     pub headers: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub priority: Option<i16>,
     pub partition_key: Option<String>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub max_attempts: Option<i32>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub timeout_ms: Option<i64>,
     pub retry: Option<RetryPolicy>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
 }
 

@@ -40,14 +40,14 @@ pub struct Message {
 
 /// The route of messages that are published to a delay exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DelayWay {
+pub struct DelayRoute {
     /// The queue that lists the message while it waits.
     pub queue: QueueName,
     /// The exchange that receives the message afterwards.
     pub deliver_to: String,
 }
 
-impl DelayWay {
+impl DelayRoute {
     /// Creates the route. The queue takes the exchange's name, as far as a queue's name allows.
     pub fn new(exchange: &str, deliver_to: &str) -> Self {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -100,7 +100,7 @@ impl Message {
     }
 
     /// The task that is this very message, on its way to another exchange.
-    pub fn delayed(&self, way: &DelayWay, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
+    pub fn delayed(&self, way: &DelayRoute, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         check_size(self.body.len(), limits)?;
         let mut properties = self.properties.clone();
         let due_at = match properties.headers.as_mut() {
@@ -127,7 +127,7 @@ impl Message {
         Ok(ValidTask {
             queue: way.queue.clone(),
             due_at: due_at.unwrap_or(now),
-            asked_now: due_at.is_none(),
+            due_now: due_at.is_none(),
             content: Content { payload: self.body.clone(), content_type, headers: BTreeMap::new() },
             priority: DEFAULT_PRIORITY,
             keyed: None,

@@ -8,17 +8,14 @@ use serde_json::value::RawValue;
 use crate::{
     field::FieldError,
     ids::{QueueName, TaskId},
-    queue,
-    task::{
-        Content, Dependency, Envelope, Keyed, NewTask, OnDuplicate,
-        dependency::{DependencyRequest, check_dependencies},
-        retry::RetryPolicy,
-        trace::Upstream,
-    },
+    json, queue,
+    retry::RetryPolicy,
+    task::{BusinessKey, Content, Dependency, Envelope, NewTask, OnDuplicate, trace::Upstream},
     time::UnixMicros,
     wire::{
         Limits, Problem,
         check::{DEFAULT_PRIORITY, JSON, body, check_headers, check_key, check_priority, due, expiry},
+        dependency::{DependencyRequest, check_dependencies},
         read,
     },
 };
@@ -35,29 +32,29 @@ pub struct TaskRequest {
     pub payload_base64: Option<String>,
     #[serde(default)]
     pub content_type: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
     #[serde(default)]
     pub due_at: Option<UnixMicros>,
     #[serde(default)]
     pub partition_key: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub priority: Option<i16>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub max_attempts: Option<i32>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub timeout_ms: Option<i64>,
     #[serde(default)]
     pub retry: Option<RetryPolicy>,
     #[serde(default)]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
     #[serde(default)]
     pub headers: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub key: Option<String>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub version: Option<i64>,
     #[serde(default)]
     pub on_duplicate: Option<OnDuplicate>,
@@ -75,10 +72,10 @@ pub struct ValidTask {
     /// The due time, never before the moment of the check: a past due time means now.
     pub due_at: UnixMicros,
     /// The task is due at once.
-    pub asked_now: bool,
+    pub due_now: bool,
     pub content: Content,
     pub priority: i16,
-    pub keyed: Option<Keyed>,
+    pub keyed: Option<BusinessKey>,
     pub partition_key: Option<String>,
     pub depends_on: Vec<Dependency>,
     pub max_attempts: Option<i32>,
@@ -98,7 +95,7 @@ impl TaskRequest {
     /// Checks everything that needs no look-up. `now` is the moment of the submission.
     pub fn validate(self, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         queue::check_name(&self.queue)?;
-        let (due_at, asked_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
+        let (due_at, due_now) = due(self.due_at, self.delay_ms, now)?.unwrap_or((now, true));
         let expires_at = expiry(self.expires_at, self.expires_after_ms, now)?;
         if let Some(expires_at) = expires_at.filter(|expires_at| *expires_at <= due_at) {
             let field = if self.expires_at.is_some() { "expires_at" } else { "expires_after_ms" };
@@ -133,7 +130,7 @@ impl TaskRequest {
         Ok(ValidTask {
             queue,
             due_at,
-            asked_now,
+            due_now,
             content: Content { payload, content_type, headers },
             priority,
             keyed,
@@ -153,7 +150,7 @@ fn keyed(
     key: Option<String>,
     version: Option<i64>,
     on_duplicate: Option<OnDuplicate>,
-) -> Result<Option<Keyed>, Problem> {
+) -> Result<Option<BusinessKey>, Problem> {
     let Some(key) = key else {
         let alone = [("version", version.is_some()), ("on_duplicate", on_duplicate.is_some())];
         return match alone.into_iter().find(|(_, given)| *given) {
@@ -166,7 +163,7 @@ fn keyed(
     check_key("key", &key)?;
     let version = version.unwrap_or(0);
     FieldError::within("version", version, 0, i64::MAX)?;
-    Ok(Some(Keyed { key, version, on_duplicate: on_duplicate.unwrap_or_default() }))
+    Ok(Some(BusinessKey { key, version, on_duplicate: on_duplicate.unwrap_or_default() }))
 }
 
 impl ValidTask {
@@ -175,7 +172,7 @@ impl ValidTask {
             id,
             queue: self.queue,
             due_at: self.due_at,
-            asked_now: self.asked_now,
+            due_now: self.due_now,
             content: self.content,
             priority: self.priority,
             keyed: self.keyed,

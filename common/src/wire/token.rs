@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     access::{Caller, Role, Scope},
     field::FieldError,
+    json,
     limit::TokenLimits,
     queue::MAX_NAME_CHARS,
     time::UnixMicros,
@@ -26,10 +27,10 @@ pub struct TokenRequest {
     pub queues: Option<Vec<String>>,
     #[serde(default, deserialize_with = "super::list::moment")]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default, deserialize_with = "read::whole")]
+    #[serde(default, deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
     /// Absent: no limits of its own.
-    #[serde(default, deserialize_with = "read::object_or_default")]
+    #[serde(default, deserialize_with = "json::object_or_default")]
     pub limits: LimitsRequest,
 }
 
@@ -37,15 +38,15 @@ pub struct TokenRequest {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsRequest {
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub requests_per_second: Option<u32>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub pending: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub pending_bytes: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub queues: Option<i64>,
-    #[serde(deserialize_with = "read::whole")]
+    #[serde(deserialize_with = "json::whole")]
     pub schedules: Option<i64>,
 }
 

@@ -8,9 +8,10 @@ use serde_json::value::RawValue;
 
 use crate::{
     ids::{Attempt, QueueName, ShardId, TaskId},
+    json::present,
     task::{NewTask, TaskState, state::CancelOutcome},
     time::UnixMicros,
-    wire::{check::JSON, read::present},
+    wire::check::JSON,
 };
 
 /// One task with its attempts and its result. Fields that do not apply are left out.
@@ -232,7 +233,7 @@ mod tests {
             id: TaskId::from_uuid(uuid::Uuid::from_u128(0x0abc_0005)),
             queue: QueueName::new("q"),
             due_at: UnixMicros::new(1),
-            asked_now: false,
+            due_now: false,
             content: Content {
                 payload: payload.to_vec(),
                 content_type: content_type.to_owned(),

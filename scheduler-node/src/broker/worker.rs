@@ -5,11 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use common::wire::{
-    ResultBody,
-    amqp::{
-        HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_RECEIPT, HEADER_TRACEPARENT, IN,
-        RESULTS, result_key,
+use common::{
+    task::{report::ResultBody, trace::HEADER_TRACEPARENT},
+    wire::amqp::{
+        HEADER_ATTEMPT, HEADER_DUE_MS, HEADER_KEY, HEADER_PARTITION_KEY, HEADER_RECEIPT, IN, RESULTS, result_key,
     },
 };
 use futures::{FutureExt, StreamExt};

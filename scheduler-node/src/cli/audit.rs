@@ -4,7 +4,7 @@ use common::{
     time::UnixMicros,
     wire::{
         AuditList,
-        audit::DeedView,
+        audit::AuditEventView,
         list::{DEFAULT_LIMIT, MAX_LIMIT},
     },
 };
@@ -75,8 +75,8 @@ fn page(answer: &Response) -> Result<String, Error> {
     Ok(table(&list.deeds, clock::now()))
 }
 
-fn table(deeds: &[DeedView], now: UnixMicros) -> String {
-    let row = |deed: &DeedView| {
+fn table(deeds: &[AuditEventView], now: UnixMicros) -> String {
+    let row = |deed: &AuditEventView| {
         vec![
             moment::shown(deed.at, now),
             deed.who.clone(),

@@ -204,7 +204,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use clap::Parser;
-    use common::{task::bulk::Left, wire::BulkRequest};
+    use common::{task::bulk::SkipReason, wire::BulkRequest};
 
     use super::*;
 
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_person_reads_what_was_left_and_why() {
         let action = common::wire::bulk::Action::Cancel;
-        let refused = BTreeMap::from([(Left::InFlight, 1_200)]);
+        let refused = BTreeMap::from([(SkipReason::InFlight, 1_200)]);
         let answer = BulkAnswer {
             action,
             dry_run: false,

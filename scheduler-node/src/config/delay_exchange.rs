@@ -2,7 +2,7 @@
 
 use common::{
     queue::Unroutable,
-    wire::{DelayWay, amqp::ExchangeType},
+    wire::{DelayRoute, amqp::ExchangeType},
 };
 use serde::Deserialize;
 
@@ -37,8 +37,8 @@ const fn topic() -> ExchangeType {
 }
 
 impl DelayExchange {
-    pub fn way(&self) -> DelayWay {
-        DelayWay::new(&self.name, &self.deliver_to)
+    pub fn way(&self) -> DelayRoute {
+        DelayRoute::new(&self.name, &self.deliver_to)
     }
 }
 

@@ -352,7 +352,7 @@ fn delay_exchanges_that_cannot_work_are_refused() {
     };
     let fine = format!("{SMALLEST}{}{}", pair("orders.delayed", "orders"), pair("mails.delayed", "mails"));
     let config = read(&fine, &[("DUETIME_DELAY_EXCHANGE__1__DELIVER_TO", "letters")]).expect("accepted");
-    assert_eq!(config.delay_exchanges[1].way(), common::wire::DelayWay::new("mails.delayed", "letters"));
+    assert_eq!(config.delay_exchanges[1].way(), common::wire::DelayRoute::new("mails.delayed", "letters"));
     for (toml, key) in [
         (pair("duetime", "orders"), "delay_exchange[0].name"),
         (pair("amq.topic", "orders"), "delay_exchange[0].name"),

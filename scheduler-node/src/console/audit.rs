@@ -8,7 +8,7 @@ use axum::{
 use common::{
     access::Permission,
     time::UnixMicros,
-    wire::{AuditFilter, Problem, audit::DeedView},
+    wire::{AuditFilter, Problem, audit::AuditEventView},
 };
 
 use super::{
@@ -34,7 +34,7 @@ struct AuditPage {
 
 struct Row {
     at: When,
-    deed: DeedView,
+    deed: AuditEventView,
 }
 
 pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
@@ -76,6 +76,6 @@ fn filter(uri: &Uri) -> Result<AuditFilter, Problem> {
     })
 }
 
-fn row(deed: DeedView, now: UnixMicros) -> Row {
+fn row(deed: AuditEventView, now: UnixMicros) -> Row {
     Row { at: when(deed.at, now), deed }
 }

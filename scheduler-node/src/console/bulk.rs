@@ -12,7 +12,7 @@ use axum::{
 use common::{
     ids::TaskId,
     task::{
-        bulk::{Act, Left, Seen, Target},
+        bulk::{BulkAction, BulkCandidate, SkipReason, Target},
         state::CancelOutcome,
     },
     time::UnixMicros,
@@ -82,7 +82,7 @@ struct Tally {
     matched: u64,
     done: u64,
     no_further_attempts: u64,
-    left: BTreeMap<Left, u64>,
+    left: BTreeMap<SkipReason, u64>,
     cursor: Option<String>,
     interrupted: Option<Problem>,
 }
@@ -136,12 +136,12 @@ impl Wish {
         Ok(Self { action, target, selected, wanted })
     }
 
-    fn act(&self) -> Act {
+    fn act(&self) -> BulkAction {
         match (self.action, self.target) {
-            (Action::Move, Some(target)) => Act::Move(target),
-            (Action::Run | Action::Move, _) => Act::Run,
-            (Action::Cancel, _) => Act::Cancel,
-            (Action::Retry, _) => Act::Retry,
+            (Action::Move, Some(target)) => BulkAction::Move(target),
+            (Action::Run | Action::Move, _) => BulkAction::Run,
+            (Action::Cancel, _) => BulkAction::Cancel,
+            (Action::Retry, _) => BulkAction::Retry,
         }
     }
 
@@ -236,9 +236,9 @@ async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> 
                 tally.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
             }
             Err(problem) if problem.status >= 500 => return Err(problem),
-            Err(problem) if problem.status == 422 => *tally.left.entry(Left::WouldExpire).or_default() += 1,
-            Err(problem) if problem.slug() == "duplicate" => *tally.left.entry(Left::KeyTaken).or_default() += 1,
-            Err(_) => *tally.left.entry(Left::InFlight).or_default() += 1,
+            Err(problem) if problem.status == 422 => *tally.left.entry(SkipReason::WouldExpire).or_default() += 1,
+            Err(problem) if problem.slug() == "duplicate" => *tally.left.entry(SkipReason::KeyTaken).or_default() += 1,
+            Err(_) => *tally.left.entry(SkipReason::InFlight).or_default() += 1,
         }
     }
     Ok(tally)
@@ -246,10 +246,10 @@ async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> 
 
 async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     match wish.act() {
-        Act::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
-        Act::Run => drop(desk.run(id).await?),
-        Act::Retry => drop(desk.retry(id).await?),
-        Act::Move(target) => move_to(desk, id, target).await?,
+        BulkAction::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
+        BulkAction::Run => drop(desk.run(id).await?),
+        BulkAction::Retry => drop(desk.retry(id).await?),
+        BulkAction::Move(target) => move_to(desk, id, target).await?,
     }
     Ok(None)
 }
@@ -263,9 +263,9 @@ pub(super) async fn move_to(desk: &Desk, id: TaskId, target: Target) -> Result<(
 async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     let task = desk.get(id).await?;
     let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
-    match wish.act().check(&Seen { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
+    match wish.act().check(&BulkCandidate { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
         Ok(()) => Ok(None),
-        Err(Left::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
+        Err(SkipReason::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
         Err(_) => Err(Problem::in_flight(task.state)),
     }
 }
@@ -274,11 +274,11 @@ fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
     let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
     // A dry run that stopped early has counted only a part.
     let more = tally.cursor.is_some() && stage == Stage::Confirm;
-    let left = |(why, tasks): (&Left, &u64)| {
+    let left = |(why, tasks): (&SkipReason, &u64)| {
         let why = match why {
-            Left::InFlight => "are in flight, or have finished",
-            Left::WouldExpire => "would expire before they are due",
-            Left::KeyTaken => "have a key that another task now has",
+            SkipReason::InFlight => "are in flight, or have finished",
+            SkipReason::WouldExpire => "would expire before they are due",
+            SkipReason::KeyTaken => "have a key that another task now has",
         };
         (why, *tasks)
     };

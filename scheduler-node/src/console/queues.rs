@@ -9,7 +9,7 @@ use common::{
     access::Permission,
     ids::QueueName,
     queue::{Format, Placement, QueuePolicy, Settle, check_name},
-    task::retry::RetryPolicy,
+    retry::RetryPolicy,
     wire::{
         QueueView,
         queue::{Counts, QueuePage},

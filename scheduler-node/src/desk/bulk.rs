@@ -13,7 +13,7 @@ use common::{
     ids::TaskId,
     task::{
         TaskState,
-        bulk::{Act, Left, Target},
+        bulk::{BulkAction, SkipReason, Target},
         state::CancelOutcome,
     },
     wire::{
@@ -38,11 +38,11 @@ struct Tally {
     matched: u64,
     done: u64,
     no_further_attempts: u64,
-    refused: BTreeMap<Left, u64>,
+    refused: BTreeMap<SkipReason, u64>,
 }
 
 impl Tally {
-    fn refuse(&mut self, why: Left) {
+    fn refuse(&mut self, why: SkipReason) {
         *self.refused.entry(why).or_default() += 1;
     }
 
@@ -141,7 +141,7 @@ impl Desk {
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
     /// to the rest.
-    async fn act(&self, database: &Database, act: Act, batch: Vec<Found>) -> Result<Tally, Problem> {
+    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<Found>) -> Result<Tally, Problem> {
         let keep = Keep::of(&self.parts().books.load());
         let done = database.bulk_act(act, &batch, &keep).await.map_err(|error| failed(&error))?;
         let mut tally = self.noted(&done);
@@ -180,13 +180,13 @@ impl Desk {
     }
 
     /// Does what a request about this task alone would do.
-    async fn act_singly(&self, act: Act, found: &Found) -> Result<Option<CancelOutcome>, Problem> {
+    async fn act_singly(&self, act: BulkAction, found: &Found) -> Result<Option<CancelOutcome>, Problem> {
         let id = found.seen.id;
         match act {
-            Act::Cancel => return Ok(Some(self.cancel(id).await?.outcome)),
-            Act::Run => drop(self.run(id).await?),
-            Act::Retry => drop(self.retry(id).await?),
-            Act::Move(target) => {
+            BulkAction::Cancel => return Ok(Some(self.cancel(id).await?.outcome)),
+            BulkAction::Run => drop(self.run(id).await?),
+            BulkAction::Retry => drop(self.retry(id).await?),
+            BulkAction::Move(target) => {
                 let due_at = match target {
                     Target::At(moment) => moment,
                     Target::By { shift_ms } => found.seen.due_at.shifted(shift_ms),
@@ -199,11 +199,11 @@ impl Desk {
 }
 
 /// The reason for which one task was refused.
-fn why(problem: &Problem) -> Left {
+fn why(problem: &Problem) -> SkipReason {
     match (problem.status, problem.slug()) {
-        (422, _) => Left::WouldExpire,
-        (_, "duplicate") => Left::KeyTaken,
+        (422, _) => SkipReason::WouldExpire,
+        (_, "duplicate") => SkipReason::KeyTaken,
         // The task has finished, or its row was even dropped, since the walk found it.
-        _ => Left::InFlight,
+        _ => SkipReason::InFlight,
     }
 }

@@ -24,7 +24,7 @@ impl Desk {
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
             self.check_shard(row, &task)?;
-            Ok(NewTask { asked_now: false, ..task.into_new(row.id) })
+            Ok(NewTask { due_now: false, ..task.into_new(row.id) })
         };
         (rows.iter().zip(read).map(judged).collect(), room)
     }

@@ -8,7 +8,7 @@ use std::{
 
 use common::{
     ids::QueueName,
-    limit::{Excess, Limit, Measure, Pending, Ruling, Usage},
+    limit::{Excess, Limit, LimitDecision, Measure, PendingLimits, Usage},
     queue::QueueBook,
     task::TaskState,
     wire::{Problem, ValidTask},
@@ -55,7 +55,7 @@ enum Whose {
 struct Bound {
     whose: Whose,
     meter: Arc<Meter>,
-    most: Pending,
+    most: PendingLimits,
 }
 
 enum Verdict {
@@ -127,7 +127,7 @@ impl Desk {
             let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
             let bounds: Vec<Bound> = of_queue.into_iter().chain(&of_token).cloned().collect();
             if !bounds.is_empty() || matches!(verdict, Verdict::Refused(..)) {
-                cases.push(Case { place, size: Usage::of(&task.content), bounds, verdict });
+                cases.push(Case { place, size: task.content.usage(), bounds, verdict });
             }
         }
         cases
@@ -153,16 +153,16 @@ impl Desk {
             let mut taken = Vec::with_capacity(case.bounds.len());
             for bound in &case.bounds {
                 match bound.meter.admit(bound.most, case.size, now, last) {
-                    Ruling::Fits => taken.push(bound),
-                    Ruling::FitsButCount => {
+                    LimitDecision::Fits => taken.push(bound),
+                    LimitDecision::FitsButCount => {
                         taken.push(bound);
                         note(&mut meanwhile, bound);
                     }
-                    Ruling::CountFirst => {
+                    LimitDecision::CountFirst => {
                         note(&mut first, bound);
                         break;
                     }
-                    Ruling::Exceeds(excess) => {
+                    LimitDecision::Exceeds(excess) => {
                         let limit = limit_of(bound.whose, excess.by);
                         case.verdict = Verdict::Refused(limit, self.full(limit, excess, case.size));
                         break;

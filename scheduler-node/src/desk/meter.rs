@@ -10,7 +10,7 @@ use std::{
 use common::{
     access::Scope,
     ids::QueueName,
-    limit::{Bucket, Extent, Pending, Ruling, Tally, Usage},
+    limit::{Bucket, CountCoverage, LimitDecision, PendingLimits, Usage, UsageCounter},
 };
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
@@ -48,7 +48,7 @@ pub(super) struct Meter {
 }
 
 struct State {
-    tally: Tally,
+    tally: UsageCounter,
     submits: Bucket,
     asked: Instant,
 }
@@ -77,12 +77,12 @@ impl Meters {
 
 impl Meter {
     fn new(subject: Subject, now: Instant) -> Self {
-        let state = State { tally: Tally::default(), submits: Bucket::default(), asked: now };
+        let state = State { tally: UsageCounter::default(), submits: Bucket::default(), asked: now };
         Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
     }
 
-    /// Calls [`Tally::admit`] on this meter's tally.
-    pub(super) fn admit(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+    /// Calls [`UsageCounter::admit`] on this meter's tally.
+    pub(super) fn admit(&self, most: PendingLimits, more: Usage, now: Instant, last: bool) -> LimitDecision {
         self.state.lock().tally.admit(most, more, now, last)
     }
 
@@ -101,7 +101,7 @@ impl Meter {
 
     /// Counts the tasks, unless a count is under way. The receiver changes when the count ends. The count goes
     /// on when its first caller has gone, because others wait for it too.
-    pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: Pending) -> watch::Receiver<()> {
+    pub(super) fn count(self: &Arc<Self>, desk: &Desk, most: PendingLimits) -> watch::Receiver<()> {
         let ended = self.ended.subscribe();
         let mut state = self.state.lock();
         if !state.tally.is_counting() {
@@ -117,11 +117,11 @@ impl Meter {
 struct Count {
     meter: Arc<Meter>,
     /// The result; `None` after a failure.
-    counted: Option<(Usage, Extent)>,
+    counted: Option<(Usage, CountCoverage)>,
 }
 
 impl Count {
-    async fn run(mut self, desk: &Desk, most: Pending) {
+    async fn run(mut self, desk: &Desk, most: PendingLimits) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
         // The wait for the permit is no cost of counting.
         self.meter.state.lock().tally.count_begins(Instant::now());
@@ -147,7 +147,7 @@ impl Drop for Count {
 }
 
 /// Counts in every database. Each count stops when it alone exceeds `most`.
-async fn counted(desk: &Desk, subject: &Subject, most: Pending) -> Result<(Usage, Extent), Error> {
+async fn counted(desk: &Desk, subject: &Subject, most: PendingLimits) -> Result<(Usage, CountCoverage), Error> {
     let queues: Vec<QueueName> = match subject {
         Subject::Queue(queue) => vec![queue.clone()],
         Subject::Scope(scope) => {
@@ -159,10 +159,10 @@ async fn counted(desk: &Desk, subject: &Subject, most: Pending) -> Result<(Usage
     let counted = futures::future::try_join_all(parts).await?;
     let usage = counted.iter().fold(Usage::default(), |sum, (usage, _)| sum.plus(*usage));
     let whole = counted.iter().all(|(_, whole)| *whole);
-    Ok((usage, Extent { whole, bytes: most.bytes.is_some() }))
+    Ok((usage, CountCoverage { whole, bytes: most.bytes.is_some() }))
 }
 
-async fn counted_in(database: &Database, queues: &[QueueName], most: Pending) -> Result<(Usage, bool), Error> {
+async fn counted_in(database: &Database, queues: &[QueueName], most: PendingLimits) -> Result<(Usage, bool), Error> {
     let mut walk = UsageWalk::new(queues, most.bytes.is_some());
     while !walk.is_over() && most.exceeded(walk.usage, Usage::default()).is_none() {
         database.queue_usage(&mut walk).await?;

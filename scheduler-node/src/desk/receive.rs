@@ -1,6 +1,6 @@
 //! Takes in tasks that are submitted over AMQP.
 
-use common::wire::{DelayWay, Message, Problem, ValidTask};
+use common::wire::{DelayRoute, Message, Problem, ValidTask};
 
 use super::{Desk, limits::Limited, refusal};
 use crate::{
@@ -24,7 +24,7 @@ pub enum Taken {
 
 impl Desk {
     /// Returns one outcome for each message, in their order. A message with a way goes on along it when it is due.
-    pub async fn receive(&self, messages: &[(Option<&DelayWay>, &Message)]) -> Vec<Taken> {
+    pub async fn receive(&self, messages: &[(Option<&DelayRoute>, &Message)]) -> Vec<Taken> {
         let (now, limits) = (self.now(), self.limits());
         let read: Vec<Result<ValidTask, Problem>> = messages
             .iter()

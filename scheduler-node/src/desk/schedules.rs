@@ -6,7 +6,7 @@ use std::time::Duration;
 use common::{
     ids::ScheduleName,
     limit::Limit,
-    schedule::{Calendar, Standing, Turn},
+    schedule::{Calendar, FireDecision, ScheduleState},
     task::Content,
     time::UnixMicros,
     wire::{
@@ -79,7 +79,7 @@ impl Desk {
                 standing.change(&valid.calendar, now);
                 standing
             }
-            None => Standing::new(&valid.calendar, now),
+            None => ScheduleState::new(&valid.calendar, now),
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
         let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
@@ -109,9 +109,10 @@ impl Desk {
                 let before = desk.schedule(&name).await?;
                 let now = desk.now();
                 let calendar = calendar_of(&before)?;
-                let mut standing = before.standing;
-                pause_or_resume(&mut standing, &calendar, Some(paused), now);
-                let turn = Turn { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: standing.wake_at(now) };
+                let mut state = before.standing;
+                pause_or_resume(&mut state, &calendar, Some(paused), now);
+                let wake_at = state.wake_at(now);
+                let turn = FireDecision { fires: Vec::new(), skipped: 0, missed: 0, state, wake_at };
                 let home = desk.parts().store.home();
                 let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await;
                 if let Some(record) = turned.map_err(|error| failed(&error))? {
@@ -161,7 +162,7 @@ impl Desk {
         let task = ValidTask {
             queue: rules.queue,
             due_at: now,
-            asked_now: true,
+            due_now: true,
             content: Content { payload, content_type: rules.content_type, headers: rules.headers },
             priority: rules.priority,
             keyed: None,
@@ -235,7 +236,7 @@ impl Desk {
 }
 
 /// Pauses or resumes the schedule. `paused: None` changes nothing.
-fn pause_or_resume(standing: &mut Standing, calendar: &Calendar, paused: Option<bool>, now: UnixMicros) {
+fn pause_or_resume(standing: &mut ScheduleState, calendar: &Calendar, paused: Option<bool>, now: UnixMicros) {
     match paused {
         Some(true) => standing.pause(now),
         Some(false) => standing.resume(calendar, now),

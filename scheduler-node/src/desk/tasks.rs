@@ -2,12 +2,12 @@
 
 use common::{
     ids::{Attempt, TaskId},
-    queue::Settle,
     task::{
         TaskState,
+        report::ResultBody,
         state::{CancelOutcome, cancel_outcome},
     },
-    wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange, format},
+    wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
 use super::{Desk, refusal::failed, to_its_end};
@@ -91,7 +91,7 @@ impl Desk {
                 answer => return answer,
             };
             let task = desk.get(id).await?;
-            if desk.parts().books.load().get(&task.queue).policy.settle != Settle::Result {
+            if !desk.parts().books.load().get(&task.queue).policy.settle.needs_report() {
                 let detail = "the task is in flight, and its queue settles without reports: its consumer cannot be \
                               asked to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });

@@ -35,7 +35,7 @@ use axum::{
     extract::{FromRequestParts, Path},
     http::request::Parts,
 };
-use common::{limit::Limit, wire::report::MAX_RESULT_BYTES};
+use common::{limit::Limit, task::report::MAX_RESULT_BYTES};
 use prometheus::Registry;
 
 pub(crate) use self::routes::routes;

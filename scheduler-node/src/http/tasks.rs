@@ -8,12 +8,11 @@ use axum::{
 };
 use common::{
     ids::Attempt,
-    task::trace::Upstream,
-    wire::{
-        BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, ResultBody, TaskRequest,
-        TaskView,
-        amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE},
+    task::{
+        report::ResultBody,
+        trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, Upstream},
     },
+    wire::{BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
 };
 
 use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};

@@ -10,7 +10,7 @@ use common::{
     ids::QueueName,
     queue::{QueuePolicy, Settle},
     task::envelope::Text,
-    wire::{DelayWay, amqp::SUBMIT},
+    wire::{DelayRoute, amqp::SUBMIT},
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +47,7 @@ pub struct AmqpIntake {
     pub broker: Broker,
     pub store: Store,
     /// The settings of the delay exchanges, in the order of the configuration.
-    pub ways: Arc<[DelayWay]>,
+    pub ways: Arc<[DelayRoute]>,
     /// Whether messages may arrive by the names of their queues.
     pub default_exchange: bool,
     pub audit: Audit,

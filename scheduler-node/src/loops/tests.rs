@@ -14,7 +14,7 @@ use common::{
     },
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     queue::{Queue, QueueBook},
-    task::{Dependency, NewTask},
+    task::{Dependency, NewTask, verdict::AfterConfirm},
     time::UnixMicros,
     wire::amqp::RESULTS,
 };
@@ -65,6 +65,9 @@ use crate::{
         set_aside::Kind,
     },
 };
+
+const SUCCEED: AfterConfirm = AfterConfirm::Succeed { keep_ms: 60_000 };
+const DELIVER: AfterConfirm = AfterConfirm::Deliver { timeout_ms: 60_000 };
 
 /// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -145,21 +148,15 @@ impl Loops {
     }
 
     /// Hands three confirms to a settler, and waits until it has ended.
-    async fn settle(&self, ids: [TaskId; 3], finishes: bool) {
+    async fn settle(&self, ids: [TaskId; 3], verdict: AfterConfirm) {
         let settler = Settler {
             database: self.database().clone(),
             releaser: self.releaser(),
             metrics: Arc::clone(&self.metrics),
         };
         let (settlements, confirms) = Settlements::channel();
-        let confirmed = ids.map(|id| Confirmed {
-            id,
-            attempt: Attempt::new(1),
-            queue: QueueName::new("orders"),
-            timeout_ms: 60_000,
-            finishes,
-            keep_ms: 60_000,
-        });
+        let confirmed =
+            ids.map(|id| Confirmed { id, attempt: Attempt::new(1), queue: QueueName::new("orders"), verdict });
         settlements.confirmed(confirmed.to_vec()).await;
         drop(settlements);
         let run = settler.run(confirms, CancellationToken::new());
@@ -235,7 +232,7 @@ async fn a_refused_end_is_set_aside_and_never_published_again_and_its_neighbours
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     loops.test.refuse("INSERT", "archive", "queue", POISON).await;
-    loops.settle(ids, true).await;
+    loops.settle(ids, SUCCEED).await;
     let states = [ids[0], ids[1], ids[2]].map(|id| loops.test.state_of(id));
     let states = futures::future::join_all(states).await;
     assert_eq!(
@@ -264,7 +261,7 @@ async fn a_settler_whose_database_hangs_is_stalled_until_it_goes_on() {
         assert!(pulse.reasons(Instant::now())[0].contains("settler"));
         sqlx::raw_sql("COMMIT").execute(&mut *hold).await.unwrap();
     };
-    tokio::join!(pulse.run(LoopKind::Settler, loops.settle(ids, true)), go_on);
+    tokio::join!(pulse.run(LoopKind::Settler, loops.settle(ids, SUCCEED)), go_on);
     assert_eq!(pulse.stalled(Instant::now() + LONG), BTreeSet::new(), "all is written");
     assert_eq!(loops.test.state_of(ids[0]).await.as_deref(), Some("succeeded"));
 }
@@ -274,7 +271,7 @@ async fn a_refused_delivery_is_left_alone_and_its_neighbours_are_delivered() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
     loops.test.refuse("UPDATE", "task", "queue", POISON).await;
-    loops.settle(ids, false).await;
+    loops.settle(ids, DELIVER).await;
     for id in [ids[0], ids[2]] {
         assert_eq!(loops.test.state_of(id).await.as_deref(), Some("delivered"));
     }
@@ -351,7 +348,7 @@ async fn neighbours_of_a_task_whose_rescue_is_refused_are_rescued() {
 async fn neighbours_of_a_task_whose_deadline_is_refused_end_and_it_is_set_aside() {
     let loops = Loops::new().await;
     let ids = loops.claimed().await;
-    loops.settle(ids, false).await;
+    loops.settle(ids, DELIVER).await;
     sqlx::query("UPDATE duetime.task SET wake_at = now() - interval '1 s'").execute(&loops.test.pool).await.unwrap();
     loops.test.refuse("INSERT", "archive", "queue", POISON).await;
     let (_dispatches, _stop) = loops.dispatch(WakeKind::Deadline, &ids);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{
-    relay::answer::{self, MAX_OUTPUT_BYTES},
-    wire::report::{ReportStatus, ResultBody},
+    relay::call::{self, MAX_OUTPUT_BYTES},
+    task::report::{ReportStatus, ResultBody},
 };
 use hmac::{Hmac, Mac};
 use ipnet::IpNet;
@@ -17,7 +17,7 @@ use reqwest::{
 use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 
-use super::{call_outcome::CallOutcome, guard::Guard};
+use super::{finished_call::FinishedCall, guard::Guard};
 use crate::{broker::Task, causes, clock};
 
 /// The longest wait for a connection. A target that has not accepted one by then counts as down.
@@ -81,11 +81,11 @@ impl Callback {
         Ok(Self { http, to, secrets })
     }
 
-    pub(super) async fn call(&self, queue: &str, handed: &Task) -> CallOutcome {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> FinishedCall {
         let headers = self.headers(queue, handed, clock::now().millis() / 1_000);
         match self.http.post(self.to.clone()).headers(headers).body(handed.body.clone()).send().await {
             Ok(response) => read(response).await,
-            Err(error) => CallOutcome::not_called(explained(error)),
+            Err(error) => FinishedCall::not_called(explained(error)),
         }
     }
 
@@ -118,10 +118,10 @@ impl Callback {
     }
 }
 
-async fn read(mut response: Response) -> CallOutcome {
+async fn read(mut response: Response) -> FinishedCall {
     let status = response.status().as_u16();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-    let answer = answer::of_status(status, retry_after, clock::now());
+    let answer = call::of_status(status, retry_after, clock::now());
     let mut output = Vec::new();
     // One byte more shows that the answer exceeds the limit. If the body breaks off now, the status still counts.
     while output.len() <= MAX_OUTPUT_BYTES
@@ -129,12 +129,12 @@ async fn read(mut response: Response) -> CallOutcome {
     {
         output.extend_from_slice(&chunk);
     }
-    let mut ended = CallOutcome::new(answer);
+    let mut ended = FinishedCall::new(answer);
     ended.report.status_code = Some(status.into());
     match answer.status {
-        ReportStatus::Succeeded => ended.report.result = answer::result(&output),
+        ReportStatus::Succeeded => ended.report.result = call::result(&output),
         _ => {
-            let body = answer::text(&output, SHOWN_BYTES);
+            let body = call::text(&output, SHOWN_BYTES);
             ended.report = ResultBody { status_msg: Some(format!("HTTP {status} {}", body.trim())), ..ended.report };
         }
     }

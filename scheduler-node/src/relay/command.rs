@@ -8,8 +8,8 @@ use std::{
 };
 
 use common::{
-    relay::answer::{self, Answer, MAX_OUTPUT_BYTES},
-    wire::report::{ReportStatus, ResultBody},
+    relay::call::{self, CallOutcome, MAX_OUTPUT_BYTES},
+    task::report::{ReportStatus, ResultBody},
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{call_outcome::CallOutcome, identity::Identity};
+use super::{finished_call::FinishedCall, identity::Identity};
 use crate::broker::Task;
 
 /// The time between the signal to terminate and the kill of a command that takes too long.
@@ -70,10 +70,12 @@ impl Drop for Group {
 }
 
 impl Command {
-    pub(super) async fn call(&self, queue: &str, handed: &Task) -> CallOutcome {
+    pub(super) async fn call(&self, queue: &str, handed: &Task) -> FinishedCall {
         let mut child = match self.spawn(queue, handed) {
             Ok(child) => child,
-            Err(error) => return CallOutcome::not_called(format!("{} cannot be run: {error}", self.program.display())),
+            Err(error) => {
+                return FinishedCall::not_called(format!("{} cannot be run: {error}", self.program.display()));
+            }
         };
         let mut group = Group::of(&child);
         let (mut output, mut errors) = (Vec::new(), Vec::new());
@@ -175,22 +177,25 @@ async fn take(from: Option<impl AsyncRead + Unpin>, mut keep: impl FnMut(&[u8]))
     }
 }
 
-fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], errors: &[u8]) -> CallOutcome {
-    let errors = answer::text(errors, SHOWN_BYTES);
+fn ended(status: Option<std::io::Result<ExitStatus>>, timeout: Duration, output: &[u8], errors: &[u8]) -> FinishedCall {
+    let errors = call::text(errors, SHOWN_BYTES);
     let failed = |why: String| {
         let status_msg = Some(format!("{why}: {}", errors.trim()));
-        let answer = Answer { status: ReportStatus::Failed, retry_in_ms: None, is_well: true };
-        CallOutcome { report: ResultBody { status_msg, ..ResultBody::new(answer.status) }, is_well: answer.is_well }
+        let answer = CallOutcome { status: ReportStatus::Failed, retry_in_ms: None, is_healthy: true };
+        FinishedCall {
+            report: ResultBody { status_msg, ..ResultBody::new(answer.status) },
+            is_healthy: answer.is_healthy,
+        }
     };
     let status = match status {
         Some(Ok(status)) => status,
         Some(Err(error)) => return failed(format!("its outcome is unknown: {error}")),
         None => return failed(format!("it took longer than {} ms", timeout.as_millis())),
     };
-    let mut ended = CallOutcome::new(answer::of_exit(status.code()));
+    let mut ended = FinishedCall::new(call::of_exit(status.code()));
     ended.report.status_code = status.code().map(i64::from);
     match ended.report.status {
-        ReportStatus::Succeeded => ended.report.result = answer::result(output),
+        ReportStatus::Succeeded => ended.report.result = call::result(output),
         _ => ended.report.status_msg = Some(format!("{status}: {}", errors.trim())),
     }
     ended

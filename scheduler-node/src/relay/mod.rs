@@ -5,9 +5,9 @@
 //! down. The end of a call is kept until the broker has confirmed the report ([`works`]): the relay repeats the
 //! report of finished work, never the work. `common::relay` decides what an end means.
 
-mod call_outcome;
 mod callback;
 mod command;
+mod finished_call;
 mod guard;
 mod identity;
 mod works;
@@ -20,7 +20,7 @@ use std::{
 use common::{
     ids::QueueName,
     relay::breaker::{Breaker, Room},
-    wire::report::{ReportStatus, ResultBody},
+    task::report::{ReportStatus, ResultBody},
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    call_outcome::CallOutcome,
+    finished_call::FinishedCall,
     works::{Key, Known, Works},
 };
 use crate::broker::{Handed, Login, Reports, Subject, Task, Worker};
@@ -97,7 +97,7 @@ struct Relay {
     settings: Arc<Settings>,
     breaker: Breaker,
     works: Works,
-    calls: JoinSet<(Key, CallOutcome, Room)>,
+    calls: JoinSet<(Key, FinishedCall, Room)>,
     /// Limits the calls at a time, also when tasks are taken again after the loss of a connection.
     places: Arc<Semaphore>,
     /// Reports on their way. Each ends when it is confirmed.
@@ -147,7 +147,7 @@ impl Relay {
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
                     let now = Instant::now();
-                    self.breaker.ended(begun_as, ended.is_well, now);
+                    self.breaker.ended(begun_as, ended.is_healthy, now);
                     // The subscription changes before the answer makes room for the next task.
                     self.subscribe(worker, self.breaker.room(now), &mut prefetch).await?;
                     self.ended(key, ended).await;
@@ -207,7 +207,7 @@ impl Relay {
         });
     }
 
-    async fn ended(&mut self, key: Key, ended: CallOutcome) {
+    async fn ended(&mut self, key: Key, ended: FinishedCall) {
         if let Some(subject) = self.works.ended(&key, ended.report.status).await {
             self.answers.spawn(answer(key, subject, ended.report, self.reports.subscribe()));
         }
@@ -222,7 +222,7 @@ impl Relay {
                 () = &mut over => return,
                 Some(ended) = self.calls.join_next(), if !self.calls.is_empty() => {
                     let (key, ended, begun_as) = ended.expect("a call does not panic");
-                    self.breaker.ended(begun_as, ended.is_well, Instant::now());
+                    self.breaker.ended(begun_as, ended.is_healthy, Instant::now());
                     self.ended(key, ended).await;
                 }
                 Some(reported) = self.answers.join_next(), if !self.answers.is_empty() => {
@@ -256,7 +256,7 @@ impl Relay {
 }
 
 /// Calls the target, and reports at regular intervals that the call is still running.
-async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> CallOutcome {
+async fn call(settings: &Settings, handed: &Task, reports: &watch::Receiver<Option<Reports>>) -> FinishedCall {
     let called = async {
         match &settings.target {
             Target::Callback(callback) => callback.call(settings.queue.as_str(), handed).await,

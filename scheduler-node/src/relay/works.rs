@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use common::wire::report::ReportStatus;
+use common::task::report::ReportStatus;
 
 use crate::broker::{Reply, Subject};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::{
     time::UnixMicros,
-    wire::audit::{AuditCursor, AuditFilter, AuditList, DeedView},
+    wire::audit::{AuditCursor, AuditEventView, AuditFilter, AuditList},
 };
 use sqlx::{Row, postgres::PgRow};
 
@@ -90,9 +90,9 @@ fn cursor(row: &PgRow) -> Result<AuditCursor, sqlx::Error> {
     Ok(AuditCursor { at: super::moment(row, "at")?, id: row.try_get("id")? })
 }
 
-fn deed(row: &PgRow) -> Result<DeedView, sqlx::Error> {
+fn deed(row: &PgRow) -> Result<AuditEventView, sqlx::Error> {
     let status: i32 = row.try_get("status")?;
-    Ok(DeedView {
+    Ok(AuditEventView {
         at: super::moment(row, "at")?,
         who: row.try_get("who")?,
         who_id: row.try_get("who_id")?,

@@ -9,7 +9,7 @@ use common::{
     ids::{Attempt, QueueName, TaskId},
     task::{
         TaskState,
-        bulk::{Act, Seen, Target},
+        bulk::{BulkAction, BulkCandidate, Target},
     },
     time::UnixMicros,
     wire::{
@@ -45,7 +45,7 @@ pub enum Walk {
 /// A task that a walk found.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    pub seen: Seen,
+    pub seen: BulkCandidate,
     /// The archive partition of a finished task.
     pub drop_on: Option<NaiveDate>,
     /// The approximate size of the task when it is read.
@@ -85,16 +85,16 @@ impl Done {
 
 impl Walk {
     /// The walk that meets each task once, even if `act` changes the due times that order it.
-    pub const fn of(act: Act) -> Self {
+    pub const fn of(act: BulkAction) -> Self {
         /// A task that is due counts as moved already.
         const NOW: Option<UnixMicros> = Some(UnixMicros::FIRST);
         match act {
-            Act::Cancel => Self::Live { moved_to: None },
-            Act::Run => Self::Live { moved_to: NOW },
-            Act::Move(Target::At(moment)) => Self::Live { moved_to: Some(moment) },
-            Act::Move(Target::By { shift_ms }) if shift_ms > 0 => Self::LiveBack,
-            Act::Move(Target::By { .. }) => Self::Live { moved_to: NOW },
-            Act::Retry => Self::Failed,
+            BulkAction::Cancel => Self::Live { moved_to: None },
+            BulkAction::Run => Self::Live { moved_to: NOW },
+            BulkAction::Move(Target::At(moment)) => Self::Live { moved_to: Some(moment) },
+            BulkAction::Move(Target::By { shift_ms }) if shift_ms > 0 => Self::LiveBack,
+            BulkAction::Move(Target::By { .. }) => Self::Live { moved_to: NOW },
+            BulkAction::Retry => Self::Failed,
         }
     }
 
@@ -163,13 +163,13 @@ impl Database {
     }
 
     /// Applies the action to those of `tasks` that still fit it and that no other transaction holds. Returns those.
-    pub async fn bulk_act(&self, act: Act, tasks: &[Found], keep: &Keep) -> Result<Vec<Done>, Error> {
+    pub async fn bulk_act(&self, act: BulkAction, tasks: &[Found], keep: &Keep) -> Result<Vec<Done>, Error> {
         let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
         match act {
-            Act::Cancel => self.bulk_cancel(&ids, keep).await,
-            Act::Run => self.bulk_run(&ids).await,
-            Act::Move(target) => self.bulk_move(&ids, target).await,
-            Act::Retry => self.bulk_revive(tasks).await,
+            BulkAction::Cancel => self.bulk_cancel(&ids, keep).await,
+            BulkAction::Run => self.bulk_run(&ids).await,
+            BulkAction::Move(target) => self.bulk_move(&ids, target).await,
+            BulkAction::Retry => self.bulk_revive(tasks).await,
         }
     }
 
@@ -266,7 +266,7 @@ async fn look(
 }
 
 fn read(row: &PgRow) -> Result<Found, sqlx::Error> {
-    let seen = Seen {
+    let seen = BulkCandidate {
         id: super::task_id(row, "id")?,
         state: super::state(row, "state")?,
         due_at: super::moment(row, "due_at")?,

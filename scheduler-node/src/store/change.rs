@@ -51,7 +51,7 @@ impl Keep {
     /// finished task except a dead one.
     pub fn of(book: &QueueBook) -> Self {
         let default_ms = common::queue::QueuePolicy::default().keep_succeeded_ms;
-        Self { default_ms, others: Arc::clone(book.kept_otherwise()) }
+        Self { default_ms, others: Arc::clone(book.retention_overrides()) }
     }
 }
 

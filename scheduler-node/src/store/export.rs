@@ -1,6 +1,9 @@
 //! Reads tasks whole, with every field that a submission can set.
 
-use common::task::{Dependency, Envelope, retry::RetryPolicy};
+use common::{
+    retry::RetryPolicy,
+    task::{Dependency, Envelope},
+};
 use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::{
     ids::{Epoch, QueueName, ShardId, TaskId},
-    task::pick::{LEVELS, Levels},
+    priority::{LEVELS, Levels},
 };
 use sqlx::{Row, postgres::PgRow};
 

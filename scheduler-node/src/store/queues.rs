@@ -243,7 +243,7 @@ fn change(row: &PgRow) -> Result<Option<QueueChange>, sqlx::Error> {
     let Some(name) = row.try_get::<Option<&str>, _>("name")?.map(QueueName::new) else { return Ok(None) };
     let policy: Option<Json<QueuePolicy>> = row.try_get("policy")?;
     Ok(Some(match policy {
-        Some(Json(policy)) => QueueChange::Written(Arc::new(Queue { name, policy, paused: row.try_get("paused")? })),
+        Some(Json(policy)) => QueueChange::Stored(Arc::new(Queue { name, policy, paused: row.try_get("paused")? })),
         None => QueueChange::Deleted(name),
     }))
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     ids::{ScheduleName, TaskId},
-    schedule::{Fire, Rules, Standing, Turn},
+    schedule::{Fire, FireDecision, Rules, ScheduleState},
     time::UnixMicros,
 };
 use sqlx::{
@@ -27,7 +27,7 @@ pub struct ScheduleRecord {
     pub revision: Revision,
     pub rules: Rules,
     pub payload: Vec<u8>,
-    pub standing: Standing,
+    pub standing: ScheduleState,
     pub last_fire_at: Option<UnixMicros>,
     pub last_task: Option<TaskId>,
     pub created_at: UnixMicros,
@@ -39,7 +39,7 @@ pub struct ScheduleRecord {
 pub struct Wish<'a> {
     pub rules: &'a Rules,
     pub payload: &'a [u8],
-    pub standing: Standing,
+    pub standing: ScheduleState,
     pub wake_at: Option<UnixMicros>,
 }
 
@@ -111,7 +111,7 @@ impl ScheduleRecord {
             revision: Revision(row.try_get("revision")?),
             rules: row.try_get::<Json<Rules>, _>("rules")?.0,
             payload: row.try_get("payload")?,
-            standing: Standing {
+            standing: ScheduleState {
                 next_at: super::optional_moment(row, "next_at")?,
                 since: super::moment(row, "since")?,
                 paused_at: super::optional_moment(row, "paused_at")?,
@@ -187,11 +187,11 @@ impl Database {
         &self,
         name: &ScheduleName,
         read: Revision,
-        turn: &Turn,
+        turn: &FireDecision,
         ids: &[TaskId],
         hold: Duration,
     ) -> Result<Option<ScheduleRecord>, Error> {
-        let standing = turn.standing;
+        let standing = turn.state;
         let times: Vec<_> = turn.fires.iter().map(|fire| fire.at.to_utc()).collect();
         let buffered: Vec<bool> = turn.fires.iter().map(|fire| fire.buffered).collect();
         self.run(StoreOp::ScheduleTurn, |pool| async move {

@@ -3,7 +3,8 @@
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
-    task::{TaskState, TraceContext, retry::RetryPolicy},
+    retry::RetryPolicy,
+    task::{TaskState, TraceContext},
     time::UnixMicros,
 };
 use sqlx::Row;

@@ -202,7 +202,7 @@ impl<'a> Columns<'a> {
             expires_at: tasks.iter().map(|task| task.expires_at.map(UnixMicros::to_utc)).collect(),
             keys: tasks.iter().map(|task| task.keyed.as_ref().map(|keyed| keyed.key.as_str())).collect(),
             versions: tasks.iter().map(|task| task.keyed.as_ref().map_or(0, |keyed| keyed.version)).collect(),
-            now: tasks.iter().map(|task| task.asked_now).collect(),
+            now: tasks.iter().map(|task| task.due_now).collect(),
             envelopes: tasks
                 .iter()
                 .map(|task| task.envelope.as_ref().map(|envelope| json(serde_json::to_string(envelope))))

@@ -13,16 +13,13 @@ mod tests;
 use std::sync::Arc;
 
 use common::{
-    ids::NodeId,
+    ids::{MessageId, NodeId},
     task::{
         Delivery, TraceContext,
-        trace::{SpanId, TraceId},
+        trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, SpanId, TraceId},
     },
     time::UnixMicros,
-    wire::{
-        ValidTask,
-        amqp::{HEADER_TRACEPARENT, HEADER_TRACESTATE, MessageId},
-    },
+    wire::ValidTask,
 };
 use opentelemetry::InstrumentationScope;
 use opentelemetry_sdk::trace::SpanData;

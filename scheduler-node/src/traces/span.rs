@@ -3,10 +3,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::{
-    ids::{Attempt, QueueName, TaskId},
+    ids::{Attempt, MessageId, QueueName, TaskId},
     task::{TaskState, TraceContext, trace::SpanId, verdict::FailureReason},
     time::UnixMicros,
-    wire::amqp::MessageId,
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue, TraceFlags, TraceId, Value,

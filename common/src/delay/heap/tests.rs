@@ -42,12 +42,12 @@ fn what_is_due_comes_out_earliest_first_and_nothing_else_does() {
 #[test]
 fn a_push_says_whether_the_head_changed() {
     let mut heap = DelayHeap::new(10);
-    assert_eq!(heap.push(claim(20, 1)), Pushed::Head);
-    assert_eq!(heap.push(claim(30, 2)), Pushed::Behind);
-    assert_eq!(heap.push(claim(10, 3)), Pushed::Head);
-    assert_eq!(heap.push(claim(40, 3)), Pushed::Known);
-    assert_eq!(heap.push(claim(5, 2)), Pushed::Head);
-    assert_eq!(heap.push(claim(15, 1)), Pushed::Behind);
+    assert_eq!(heap.push(claim(20, 1)), PushOutcome::Head);
+    assert_eq!(heap.push(claim(30, 2)), PushOutcome::Behind);
+    assert_eq!(heap.push(claim(10, 3)), PushOutcome::Head);
+    assert_eq!(heap.push(claim(40, 3)), PushOutcome::Known);
+    assert_eq!(heap.push(claim(5, 2)), PushOutcome::Head);
+    assert_eq!(heap.push(claim(15, 1)), PushOutcome::Behind);
     assert_eq!(drained(&mut heap), [5, 10, 15]);
 }
 
@@ -62,7 +62,7 @@ fn an_id_is_in_once_at_its_earliest_moment() {
 fn of_two_reasons_for_the_same_moment_the_newer_counts() {
     let mut heap = heap(10, &[(20, 1)]);
     let deadline = Entry { kind: WakeKind::Deadline, ..claim(20, 1) };
-    assert_eq!(heap.push(deadline), Pushed::Known);
+    assert_eq!(heap.push(deadline), PushOutcome::Known);
     heap.push(Entry { kind: WakeKind::Rescue, ..claim(25, 1) });
     assert_eq!(heap.pop_due(at(100), 9), [deadline]);
 }
@@ -71,13 +71,13 @@ fn of_two_reasons_for_the_same_moment_the_newer_counts() {
 fn a_full_heap_keeps_the_earliest_and_says_from_when_on_it_is_incomplete() {
     let mut heap = heap(3, &[(10, 1), (20, 2), (30, 3)]);
     assert_eq!(heap.complete_until(), None);
-    assert_eq!(heap.push(claim(50, 4)), Pushed::Full);
+    assert_eq!(heap.push(claim(50, 4)), PushOutcome::Full);
     assert_eq!(heap.complete_until(), Some(at(50)));
-    assert_eq!(heap.push(claim(30, 5)), Pushed::Full);
+    assert_eq!(heap.push(claim(30, 5)), PushOutcome::Full);
     assert_eq!(heap.complete_until(), Some(at(30)));
-    assert_eq!(heap.push(claim(15, 6)), Pushed::Behind);
+    assert_eq!(heap.push(claim(15, 6)), PushOutcome::Behind);
     assert_eq!(heap.complete_until(), Some(at(30)));
-    assert_eq!(heap.push(claim(5, 7)), Pushed::Head);
+    assert_eq!(heap.push(claim(5, 7)), PushOutcome::Head);
     assert_eq!(heap.complete_until(), Some(at(20)));
     assert!(!heap.contains(id(2)) && !heap.contains(id(3)));
     assert_eq!(drained(&mut heap), [5, 10, 15]);
@@ -90,13 +90,13 @@ fn room_made_later_does_not_make_a_heap_complete_until_it_is_reopened() {
     assert_eq!(heap.complete_until(), Some(at(20)));
     heap.reopen();
     assert_eq!(heap.complete_until(), None);
-    assert_eq!(heap.push(claim(20, 2)), Pushed::Head);
+    assert_eq!(heap.push(claim(20, 2)), PushOutcome::Head);
 }
 
 #[test]
 fn an_entry_that_is_known_moves_even_when_the_heap_is_full() {
     let mut heap = heap(2, &[(10, 1), (20, 2)]);
-    assert_eq!(heap.push(claim(5, 2)), Pushed::Head);
+    assert_eq!(heap.push(claim(5, 2)), PushOutcome::Head);
     assert_eq!(heap.complete_until(), None);
     assert_eq!(drained(&mut heap), [5, 10]);
 }
@@ -206,8 +206,8 @@ proptest! {
                     let pushed = heap.push(claim(wake_at, number));
                     model.push(wake_at, number);
                     let is_head = model.sorted().first() == Some(&(wake_at, number));
-                    prop_assert!(is_head || pushed != Pushed::Head);
-                    prop_assert!(model.wakes.contains_key(&number) || pushed == Pushed::Full);
+                    prop_assert!(is_head || pushed != PushOutcome::Head);
+                    prop_assert!(model.wakes.contains_key(&number) || pushed == PushOutcome::Full);
                 }
                 Step::Pop(until, max) => {
                     let popped: Vec<i64> =

@@ -8,13 +8,13 @@ fn at_ms(millis: i64) -> UnixMicros {
     UnixMicros::new(millis * 1_000)
 }
 
-fn nothing() -> Found {
-    Found::default()
+fn nothing() -> ReadResult {
+    ReadResult::default()
 }
 
 /// A horizon of ten seconds, fully read at `now`.
 fn read_at(now: UnixMicros) -> Horizon {
-    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let mut horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
     let window = horizon.next(now, true).unwrap();
     horizon.note(window, nothing(), now, now);
     horizon
@@ -22,8 +22,8 @@ fn read_at(now: UnixMicros) -> Horizon {
 
 #[test]
 fn the_first_read_is_a_full_one() {
-    let horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
-    let window = Window { pass: Pass::Full, after: None, until: at(110) };
+    let horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
+    let window = Window { pass: ReadKind::Full, after: None, until: at(110) };
     assert_eq!(horizon.next(at(100), true), Some(window));
     assert_eq!(horizon.next(at(100), false), Some(window));
 }
@@ -39,7 +39,7 @@ fn right_after_a_read_there_is_nothing_to_read() {
 #[test]
 fn a_repair_reads_from_before_the_low_water_mark_to_twice_its_rhythm() {
     let mut horizon = read_at(at(100));
-    let window = Window { pass: Pass::Repair, after: Some(at(90)), until: at(103) };
+    let window = Window { pass: ReadKind::Repair, after: Some(at(90)), until: at(103) };
     assert_eq!(horizon.next(at(101), true), Some(window));
     horizon.note(window, nothing(), at(101), at(101));
     assert_eq!(horizon.next(at(101), true), None);
@@ -47,7 +47,7 @@ fn a_repair_reads_from_before_the_low_water_mark_to_twice_its_rhythm() {
 
 #[test]
 fn every_moment_is_read_before_it_comes_and_again_shortly_before_it_is_due() {
-    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let mut horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
     let mut read_until = at(0);
     for millis in (100_000..200_000).step_by(100) {
         let now = at_ms(millis);
@@ -55,7 +55,7 @@ fn every_moment_is_read_before_it_comes_and_again_shortly_before_it_is_due() {
         while let Some(window) = horizon.next(now, true) {
             assert!(window.after.is_none_or(|after| after <= read_until), "no gap before {window:?}");
             read_until = read_until.max(window.until);
-            found_late_rows |= window.pass != Pass::Ahead && window.until >= now.plus(Duration::from_secs(1));
+            found_late_rows |= window.pass != ReadKind::Ahead && window.until >= now.plus(Duration::from_secs(1));
             horizon.note(window, nothing(), now, now);
         }
         assert!(read_until >= now.plus(Duration::from_secs(8)), "at {now} read until {read_until}");
@@ -67,33 +67,33 @@ fn every_moment_is_read_before_it_comes_and_again_shortly_before_it_is_due() {
 fn the_low_water_mark_follows_the_earliest_row_that_is_left() {
     let mut horizon = read_at(at(100));
     let window = horizon.next(at(101), false).unwrap();
-    horizon.note(window, Found { earliest: Some(at(90)), complete_until: None }, at(101), at(101));
+    horizon.note(window, ReadResult { earliest: Some(at(90)), complete_until: None }, at(101), at(101));
     let window = horizon.next(at(102), false).unwrap();
-    assert_eq!((window.pass, window.after), (Pass::Repair, Some(at(80))));
-    horizon.note(window, Found { earliest: Some(at(103)), complete_until: None }, at(102), at(102));
+    assert_eq!((window.pass, window.after), (ReadKind::Repair, Some(at(80))));
+    horizon.note(window, ReadResult { earliest: Some(at(103)), complete_until: None }, at(102), at(102));
     assert_eq!(horizon.low_water, Some(at(102)), "never past the moment of the read");
 }
 
 #[test]
 fn what_found_no_room_is_read_again_once_there_is_room() {
-    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let mut horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
     let window = horizon.next(at(100), true).unwrap();
-    let cut = Found { earliest: Some(at(50)), complete_until: Some(at(60)) };
+    let cut = ReadResult { earliest: Some(at(50)), complete_until: Some(at(60)) };
     horizon.note(window, cut, at(100), at(100));
     assert_eq!(horizon.next(at(100), false), None);
-    let ahead = Window { pass: Pass::Ahead, after: Some(at(60)), until: at(110) };
+    let ahead = Window { pass: ReadKind::Ahead, after: Some(at(60)), until: at(110) };
     assert_eq!(horizon.next(at(100), true), Some(ahead));
 }
 
 #[test]
 fn a_repair_does_not_reach_into_what_found_no_room() {
-    let mut horizon = Horizon::new(Reach::of(Duration::from_secs(10)));
+    let mut horizon = Horizon::new(ReadIntervals::of(Duration::from_secs(10)));
     let window = horizon.next(at(100), true).unwrap();
-    let cut = Found { earliest: Some(at(50)), complete_until: Some(at(60)) };
+    let cut = ReadResult { earliest: Some(at(50)), complete_until: Some(at(60)) };
     horizon.note(window, cut, at(100), at(100));
     let repair = horizon.next(at(101), false).unwrap();
-    assert_eq!((repair.pass, repair.until), (Pass::Repair, at(60)));
-    horizon.note(repair, Found { earliest: Some(at(50)), complete_until: Some(at(55)) }, at(101), at(101));
+    assert_eq!((repair.pass, repair.until), (ReadKind::Repair, at(60)));
+    horizon.note(repair, ReadResult { earliest: Some(at(50)), complete_until: Some(at(55)) }, at(101), at(101));
     assert_eq!(horizon.next(at(101), true).unwrap().after, Some(at(55)));
 }
 
@@ -103,7 +103,7 @@ fn a_full_read_comes_round_every_so_often() {
     let mut full = Vec::new();
     for second in 101..=200 {
         while let Some(window) = horizon.next(at(second), true) {
-            if window.pass == Pass::Full {
+            if window.pass == ReadKind::Full {
                 full.push(second);
             }
             horizon.note(window, nothing(), at(second), at(second));
@@ -119,7 +119,7 @@ fn slow_repairs_become_rarer_and_reach_further() {
     horizon.note(window, nothing(), at(101), at_ms(101_250));
     assert_eq!((horizon.repair_at, horizon.repair_gap), (at_ms(103_500), Duration::from_millis(2_250)));
     let repair = horizon.next(at_ms(103_500), true).unwrap();
-    assert_eq!((repair.pass, repair.until), (Pass::Repair, at(108)));
+    assert_eq!((repair.pass, repair.until), (ReadKind::Repair, at(108)));
 }
 
 #[test]
@@ -134,21 +134,14 @@ fn a_repair_that_waited_for_a_lock_does_not_put_off_the_next_for_long() {
 fn a_repair_that_is_due_goes_before_reading_on() {
     let mut horizon = read_at(at(100));
     let repair = horizon.next(at(109), true).unwrap();
-    assert_eq!(repair.pass, Pass::Repair);
+    assert_eq!(repair.pass, ReadKind::Repair);
     horizon.note(repair, nothing(), at(109), at(109));
-    assert_eq!(horizon.next(at(109), true).unwrap().pass, Pass::Ahead);
+    assert_eq!(horizon.next(at(109), true).unwrap().pass, ReadKind::Ahead);
 }
 
 #[test]
 fn a_reset_begins_from_the_beginning() {
     let mut horizon = read_at(at(100));
     horizon.reset();
-    assert_eq!(horizon.next(at(100), false).unwrap().pass, Pass::Full);
-}
-
-#[test]
-fn the_horizon_covers_what_wakes_before_it() {
-    let horizon = read_at(at(100));
-    assert!(horizon.covers(at(110), at(100)) && horizon.covers(at(0), at(100)));
-    assert!(!horizon.covers(at_ms(110_001), at(100)));
+    assert_eq!(horizon.next(at(100), false).unwrap().pass, ReadKind::Full);
 }

@@ -15,8 +15,8 @@ fn open(start: Instant) -> (Breaker, Instant) {
 fn only_failures_in_a_row_open_it() {
     let now = Instant::now();
     let mut breaker = Breaker::new(3);
-    for is_well in [false, false, true, false, false] {
-        breaker.ended(Room::All, is_well, now);
+    for is_healthy in [false, false, true, false, false] {
+        breaker.ended(Room::All, is_healthy, now);
     }
     assert_eq!(breaker.room(now), Room::All);
 }
@@ -47,8 +47,8 @@ fn each_probe_that_fails_doubles_the_pause_up_to_a_minute() {
 #[test]
 fn what_began_before_it_opened_does_not_move_it() {
     let (mut breaker, then) = open(Instant::now());
-    for is_well in [true, false] {
-        breaker.ended(Room::All, is_well, then);
+    for is_healthy in [true, false] {
+        breaker.ended(Room::All, is_healthy, then);
         assert_eq!(breaker.room(then), Room::Probe);
     }
 }

@@ -8,16 +8,16 @@ fn node(name: &str) -> NodeId {
     NodeId { name: crate::ids::NodeName::new(name), incarnation }
 }
 
-fn group(database: &str, shards: &str, fit: &[&str]) -> Group {
-    Group {
+fn group(database: &str, shards: &str, fit: &[&str]) -> ShardGroup {
+    ShardGroup {
         database: DatabaseName::new(database),
         shards: shards.parse().unwrap(),
         fit: fit.iter().map(|name| node(name)).collect(),
     }
 }
 
-fn one(fit: &[&str]) -> Problem {
-    Problem { groups: vec![group("main", "0-11", fit)] }
+fn one(fit: &[&str]) -> AssignmentProblem {
+    AssignmentProblem { groups: vec![group("main", "0-11", fit)] }
 }
 
 /// How many shards each node has, by name.
@@ -100,8 +100,9 @@ fn when_nobody_was_ever_fit_nobody_is_assigned() {
 
 #[test]
 fn the_nodes_of_one_database_in_trouble_keep_the_shards_of_the_other() {
-    let both =
-        |one: &[&str], other: &[&str]| Problem { groups: vec![group("x", "0-5", one), group("y", "6-11", other)] };
+    let both = |one: &[&str], other: &[&str]| AssignmentProblem {
+        groups: vec![group("x", "0-5", one), group("y", "6-11", other)],
+    };
     let before = solve(&both(&["a", "b"], &["a", "b"]), &Assignment::default());
     let next = solve(&both(&["b"], &["a", "b"]), &before);
     assert_eq!(before.owners[6..], next.owners[6..]);
@@ -112,13 +113,13 @@ fn the_nodes_of_one_database_in_trouble_keep_the_shards_of_the_other() {
 #[test]
 fn what_does_not_divide_goes_to_the_node_with_less_load_elsewhere() {
     let groups = ["0-4", "5-9", "10-14"].map(|shards| group(shards, shards, &["a", "b"]));
-    let counts = counts(&solve(&Problem { groups: groups.to_vec() }, &Assignment::default()));
+    let counts = counts(&solve(&AssignmentProblem { groups: groups.to_vec() }, &Assignment::default()));
     assert_eq!(counts, expect(&[("a", 8), ("b", 7)]));
 }
 
 #[test]
 fn more_nodes_than_shards_leave_some_without() {
-    let problem = Problem { groups: vec![group("main", "0-1", &["a", "b", "c"])] };
+    let problem = AssignmentProblem { groups: vec![group("main", "0-1", &["a", "b", "c"])] };
     assert_eq!(counts(&solve(&problem, &Assignment::default())), expect(&[("a", 1), ("b", 1)]));
 }
 
@@ -153,7 +154,7 @@ fn a_shard_that_is_not_in_the_assignment_belongs_to_nobody() {
 
 #[test]
 fn as_many_shards_as_there_can_be_are_assigned_in_no_time() {
-    let problem = Problem { groups: vec![group("main", "0-65535", &["a", "b", "c"])] };
+    let problem = AssignmentProblem { groups: vec![group("main", "0-65535", &["a", "b", "c"])] };
     assert_eq!(solve(&problem, &Assignment::default()).owners.len(), 65_536);
 }
 
@@ -165,16 +166,16 @@ fn fits() -> impl Strategy<Value = BTreeSet<NodeId>> {
 }
 
 /// One to three databases and any previous assignment: to nodes that are fit, unfit or unknown, or to none.
-fn cases() -> impl Strategy<Value = (Problem, Assignment)> {
+fn cases() -> impl Strategy<Value = (AssignmentProblem, Assignment)> {
     let groups = prop::collection::vec((1_u16..40, fits()), 1..4).prop_map(|parts| {
         let mut first = 0;
         let mut groups = Vec::new();
         for (number, (count, fit)) in parts.into_iter().enumerate() {
             let shards = ShardRange::new(ShardId::new(first), ShardId::new(first + count - 1)).unwrap();
-            groups.push(Group { database: DatabaseName::new(format!("d{number}")), shards, fit });
+            groups.push(ShardGroup { database: DatabaseName::new(format!("d{number}")), shards, fit });
             first += count;
         }
-        Problem { groups }
+        AssignmentProblem { groups }
     });
     let owner = prop::option::weighted(0.9, prop::sample::select(NAMES.to_vec()));
     let previous = prop::collection::vec(owner, 0..130);
@@ -184,13 +185,13 @@ fn cases() -> impl Strategy<Value = (Problem, Assignment)> {
     })
 }
 
-fn held(group: &Group, assignment: &Assignment, node: &NodeId) -> usize {
+fn held(group: &ShardGroup, assignment: &Assignment, node: &NodeId) -> usize {
     group.shards.iter().filter(|shard| assignment.owner(*shard) == Some(node)).count()
 }
 
 /// The fewest possible moves: the nodes that hold most may keep one shard more than the others, as far as the
 /// division is uneven.
-fn fewest_moves(group: &Group, previous: &Assignment) -> usize {
+fn fewest_moves(group: &ShardGroup, previous: &Assignment) -> usize {
     let (even, uneven) = (group.shards.count() / group.fit.len(), group.shards.count() % group.fit.len());
     let mut holds: Vec<usize> = group.fit.iter().map(|node| held(group, previous, node)).collect();
     holds.sort_unstable_by(|one, other| other.cmp(one));

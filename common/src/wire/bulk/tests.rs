@@ -17,20 +17,20 @@ fn cursor(action: Action) -> BulkCursor {
 fn a_request_says_what_which_and_where_to() {
     let read = valid(r#"{"action":"cancel","filter":{"queue":"mail","due_before":1700000000000,"error":"no route"}}"#);
     let read = read.unwrap();
-    assert_eq!((read.act, read.dry_run, read.limit), (Act::Cancel, false, 10_000));
+    assert_eq!((read.act, read.dry_run, read.limit), (BulkAction::Cancel, false, 10_000));
     assert_eq!((read.filter.due_before, read.filter.error.as_deref()), (Some(NOW), Some("no route")));
     let to = |raw: &str| valid(raw).unwrap().act;
-    let later = Act::Move(Target::At(NOW.shifted(1_000)));
+    let later = BulkAction::Move(Target::At(NOW.shifted(1_000)));
     assert_eq!(to(r#"{"action":"move","all":true,"delay_ms":1000}"#), later);
     assert_eq!(to(r#"{"action":"move","all":true,"due_at":"2023-11-14T22:13:21Z"}"#), later);
-    assert_eq!(to(r#"{"action":"move","all":true,"shift_ms":-7}"#), Act::Move(Target::By { shift_ms: -7 }));
-    assert_eq!(to(r#"{"action":"retry","filter":{"state":"dead"}}"#), Act::Retry);
+    assert_eq!(to(r#"{"action":"move","all":true,"shift_ms":-7}"#), BulkAction::Move(Target::By { shift_ms: -7 }));
+    assert_eq!(to(r#"{"action":"retry","filter":{"state":"dead"}}"#), BulkAction::Retry);
 }
 
 #[test]
 fn a_delay_counts_from_the_first_request_of_the_series() {
     let raw = format!(r#"{{"action":"move","all":true,"delay_ms":1000,"cursor":"{}"}}"#, cursor(Action::Move));
-    assert_eq!(valid(&raw).unwrap().act, Act::Move(Target::At(NOW.shifted(-4_000))));
+    assert_eq!(valid(&raw).unwrap().act, BulkAction::Move(Target::At(NOW.shifted(-4_000))));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_answer_counts_what_was_left_by_its_reason() {
         matched: 5,
         done: 2,
         no_further_attempts: 0,
-        refused: BTreeMap::from([(Left::InFlight, 3)]),
+        refused: BTreeMap::from([(SkipReason::InFlight, 3)]),
         next_cursor: None,
         interrupted: None,
     };

@@ -8,7 +8,11 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::Shaped;
-use crate::{ids::TaskId, task::Delivery, time::UnixMicros, wire::amqp::HEADER_TRACEPARENT};
+use crate::{
+    ids::TaskId,
+    task::{Delivery, trace::HEADER_TRACEPARENT},
+    time::UnixMicros,
+};
 
 const CONTENT_TYPE: &str = "application/cloudevents+json";
 

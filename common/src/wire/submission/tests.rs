@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::task::{Keyed, envelope::tests::field};
+use crate::task::{BusinessKey, envelope::tests::field};
 
 const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 
@@ -26,7 +26,7 @@ fn submitted(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
 }
 
 fn delayed(headers: &[(&str, Field)]) -> Result<ValidTask, Problem> {
-    message(headers, b"\xff").delayed(&DelayWay::new("orders.delayed", "orders"), NOW, &Limits::default())
+    message(headers, b"\xff").delayed(&DelayRoute::new("orders.delayed", "orders"), NOW, &Limits::default())
 }
 
 fn after_ms(millis: u64) -> UnixMicros {
@@ -62,7 +62,7 @@ fn a_message_says_in_headers_what_a_request_says_in_fields() {
         ("x-delivery-count", Field::I64(1)),
     ])
     .unwrap();
-    assert_eq!((task.queue.as_str(), task.due_at, task.asked_now), ("mail", after_ms(1_500), false));
+    assert_eq!((task.queue.as_str(), task.due_at, task.due_now), ("mail", after_ms(1_500), false));
     assert_eq!((task.priority, task.partition_key.as_deref()), (2, Some("p")));
     assert_eq!((task.max_attempts, task.timeout_ms), (Some(7), Some(60_000)));
     assert_eq!(task.expires_at, UnixMicros::from_millis(1_800_000_000_000));
@@ -81,7 +81,7 @@ fn a_message_is_known_by_its_key_or_by_its_message_id() {
         let properties = Properties { headers: Some(headers), message_id: id.map(Into::into), ..Properties::default() };
         Message { properties, ..Message::default() }.submitted(NOW, &Limits::default()).map(|task| task.keyed)
     };
-    let keyed = |key: &str, version| Keyed { key: key.to_owned(), version, on_duplicate: OnDuplicate::Version };
+    let keyed = |key: &str, version| BusinessKey { key: key.to_owned(), version, on_duplicate: OnDuplicate::Version };
     assert_eq!(message(Some("m-1"), Some("k")), Ok(Some(keyed("k", 7))));
     assert_eq!(message(Some("m-1"), None), Ok(Some(keyed("m-1", 0))));
     assert_eq!(message(Some(""), None).unwrap_err().field.as_deref(), Some("on_duplicate"));
@@ -126,7 +126,7 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
         (Field::I64(31_536_000_000), 31_536_000_000, Field::I64(-31_536_000_000)),
     ] {
         let task = delayed(&[("x-delay", field.clone())]).unwrap();
-        assert_eq!((task.due_at, task.asked_now), (after_ms(wait_ms), false), "{field:?}");
+        assert_eq!((task.due_at, task.due_now), (after_ms(wait_ms), false), "{field:?}");
         let envelope = task.envelope.unwrap();
         assert_eq!(envelope.properties.headers, Some(vec![("x-delay".into(), negated)]));
         assert_eq!((envelope.exchange.as_str(), envelope.routing_key), ("orders", "a.b".into()));
@@ -136,7 +136,7 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
     {
         let headers = [("x-delay", field)];
         let task = delayed(&headers).unwrap();
-        assert!(task.asked_now && task.due_at == NOW, "{headers:?}");
+        assert!(task.due_now && task.due_at == NOW, "{headers:?}");
         assert_eq!(task.envelope.unwrap().properties, message(&headers, b"").properties, "as it came");
     }
     for field in [said("soon"), said(""), f64(f64::NAN), f64(1e300), Field::I64(i64::MAX)] {
@@ -148,7 +148,7 @@ fn a_delay_is_read_as_the_plugin_reads_it() {
 fn the_names_of_the_plugins_successors_count_too() {
     let at = delayed(&[("x-opt-delivery-time", Field::I64(NOW.millis() + 700))]).unwrap();
     assert_eq!(at.due_at, after_ms(700));
-    assert!(delayed(&[("x-opt-delivery-time", Field::I64(5))]).unwrap().asked_now);
+    assert!(delayed(&[("x-opt-delivery-time", Field::I64(5))]).unwrap().due_now);
     let after = delayed(&[("x-opt-delivery-delay", Field::I64(700))]).unwrap();
     assert_eq!(after.due_at, after_ms(700));
     let both = delayed(&[("x-opt-delivery-delay", Field::I64(9)), ("x-delay", Field::I64(700))]).unwrap();
@@ -170,8 +170,8 @@ fn headers_that_could_not_be_read_back_or_sent_on_are_refused() {
 
 #[test]
 fn the_queue_of_a_delay_exchange_has_its_name_as_far_as_that_can_be_one() {
-    assert_eq!(DelayWay::new("orders.delayed", "orders").queue.as_str(), "orders.delayed");
-    assert_eq!(DelayWay::new("a b/ü", "orders").queue.as_str(), "a_b__");
+    assert_eq!(DelayRoute::new("orders.delayed", "orders").queue.as_str(), "orders.delayed");
+    assert_eq!(DelayRoute::new("a b/ü", "orders").queue.as_str(), "a_b__");
 }
 
 proptest! {
@@ -184,10 +184,10 @@ proptest! {
         let headers: Vec<(&str, Field)> = names.iter().map(String::as_str).zip(fields).collect();
         let message = message(&headers, &body);
         let limits = Limits { max_payload_bytes: 64 };
-        let taken = [message.submitted(NOW, &limits), message.delayed(&DelayWay::new("d", "o"), NOW, &limits)];
+        let taken = [message.submitted(NOW, &limits), message.delayed(&DelayRoute::new("d", "o"), NOW, &limits)];
         for task in taken.into_iter().flatten() {
             prop_assert!(task.due_at >= NOW && task.due_at.is_writable());
-            prop_assert!(task.asked_now || task.due_at > NOW);
+            prop_assert!(task.due_now || task.due_at > NOW);
             prop_assert!((1..=5).contains(&task.priority) && crate::queue::check_name(task.queue.as_str()).is_ok());
             prop_assert_eq!(&task.content.payload, &body);
             prop_assert!(body.len() <= 64);

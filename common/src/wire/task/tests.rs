@@ -23,7 +23,7 @@ fn ms(wait_ms: i64) -> UnixMicros {
 #[test]
 fn a_queue_alone_is_a_task_that_is_due_now() {
     let task = valid(r#"{"queue":"mail"}"#);
-    assert_eq!((task.queue.as_str(), task.due_at, task.asked_now), ("mail", NOW, true));
+    assert_eq!((task.queue.as_str(), task.due_at, task.due_now), ("mail", NOW, true));
     assert_eq!((task.content.payload.as_slice(), task.content.content_type.as_str()), (&b"null"[..], check::JSON));
     assert_eq!((task.priority, task.expires_at), (3, None));
     assert_eq!((task.partition_key, task.max_attempts, task.timeout_ms, task.retry), (None, None, None, None));
@@ -49,7 +49,7 @@ fn bytes_come_in_base64_with_their_type() {
 fn a_due_time_is_given_as_a_delay_a_date_or_milliseconds() {
     let due = |fields: &str| {
         let task = valid(&with(fields));
-        (task.due_at, task.asked_now)
+        (task.due_at, task.due_now)
     };
     assert_eq!(due(r#""delay_ms":1500"#), (ms(1_500), false));
     assert_eq!(due(r#""due_at":1700000001500"#), (ms(1_500), false));
@@ -64,7 +64,7 @@ fn a_due_time_in_the_past_means_now() {
         [r#""delay_ms":0"#, r#""delay_ms":-5"#, r#""due_at":5"#, r#""due_at":-5"#, r#""due_at":"1969-01-01T00:00:00Z""#]
     {
         let task = valid(&with(fields));
-        assert_eq!((task.due_at, task.asked_now), (NOW, true), "{fields}");
+        assert_eq!((task.due_at, task.due_now), (NOW, true), "{fields}");
     }
 }
 
@@ -100,7 +100,7 @@ fn everything_asked_for_is_handed_on() {
     assert_eq!(task.content.headers.len(), 2);
     let id = TaskId::from_uuid(uuid::Uuid::from_u128(5));
     let new = task.clone().into_new(id);
-    assert_eq!((new.id, new.due_at, new.asked_now), (id, task.due_at, task.asked_now));
+    assert_eq!((new.id, new.due_at, new.due_now), (id, task.due_at, task.due_now));
     assert_eq!((new.content, new.retry, new.expires_at), (task.content, task.retry, task.expires_at));
 }
 
@@ -181,9 +181,9 @@ fn what_a_task_waits_for_is_read_and_checked() {
 fn a_key_comes_with_what_a_second_one_means() {
     let keyed = |fields: &str| valid(&with(fields)).keyed;
     assert_eq!(keyed(r#""priority":1"#), None);
-    let kept = Keyed { key: "k".into(), version: 0, on_duplicate: OnDuplicate::Keep };
+    let kept = BusinessKey { key: "k".into(), version: 0, on_duplicate: OnDuplicate::Keep };
     assert_eq!(keyed(r#""key":"k""#), Some(kept));
-    let newest = Keyed { key: "k".into(), version: 7, on_duplicate: OnDuplicate::Version };
+    let newest = BusinessKey { key: "k".into(), version: 7, on_duplicate: OnDuplicate::Version };
     assert_eq!(keyed(r#""key":"k","version":7,"on_duplicate":"version""#), Some(newest));
     for (fields, field) in [
         (r#""key":"""#, "key"),

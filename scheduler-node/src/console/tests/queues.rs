@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use common::{
     ids::QueueName,
     queue::{Format, Placement, QueuePolicy, ReceiptPolicy, Settle, Unroutable},
-    task::retry::RetryPolicy,
+    retry::RetryPolicy,
     wire::QueueRequest,
 };
 

@@ -2,7 +2,7 @@
 
 use common::{
     ids::{Epoch, TaskId},
-    task::{TaskState, bulk::Left},
+    task::{TaskState, bulk::SkipReason},
     wire::{BulkAnswer, BulkRequest, ExportedTask, Problem, TaskFilter},
 };
 use futures::{StreamExt, TryStreamExt};
@@ -51,7 +51,7 @@ async fn a_dry_run_counts_what_is_done_then_to_the_last_task_in_every_database()
                 assert!(answer.matched <= 7 && answer.dry_run == dry_run && answer.interrupted.is_none(), "{answer:?}");
                 counted.0 += answer.matched;
                 counted.1 += answer.done;
-                counted.2 += answer.refused.get(&Left::InFlight).copied().unwrap_or(0);
+                counted.2 += answer.refused.get(&SkipReason::InFlight).copied().unwrap_or(0);
                 match answer.next_cursor {
                     Some(next) => cursor = format!("\"{next}\""),
                     None => break,
@@ -94,7 +94,11 @@ async fn a_task_that_is_claimed_meanwhile_is_refused_and_one_whose_claim_is_undo
         assert_eq!(test.live().await, 1, "tasks without a lock are cancelled before");
         sqlx::raw_sql(end).execute(&mut *claiming).await.unwrap();
         let answer = asking.await.unwrap().expect("answered");
-        assert_eq!((answer.matched, answer.done, answer.refused.get(&Left::InFlight)), (3, done, refused), "{end}");
+        assert_eq!(
+            (answer.matched, answer.done, answer.refused.get(&SkipReason::InFlight)),
+            (3, done, refused),
+            "{end}"
+        );
     }
 }
 
@@ -136,7 +140,7 @@ async fn tasks_that_are_run_or_moved_near_are_put_before_their_owner() {
     let held = &counter.databases.all()[0].owned_shards;
     held.adopt(&ids.iter().map(|id| (id.shard(), Epoch::from_store(1))).collect::<Vec<_>>());
     let refused = bulk(&counter, r#"{"action":"move","filter":{"queue":"a"},"shift_ms":400000}"#).await.expect("done");
-    assert_eq!((refused.done, refused.refused.get(&Left::WouldExpire)), (0, Some(&5)));
+    assert_eq!((refused.done, refused.refused.get(&SkipReason::WouldExpire)), (0, Some(&5)));
     assert_eq!(held.heap_len(), 0);
     let moved = bulk(&counter, r#"{"action":"move","filter":{"queue":"a"},"delay_ms":3000}"#).await.expect("done");
     assert_eq!((moved.matched, moved.done, held.heap_len()), (5, 5, 5));
@@ -152,7 +156,7 @@ async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     let keyed = r#"{"queue":"a","key":"k","on_duplicate":"version"}"#;
     let id = submitted(&counter, keyed).await;
     let attempt = claim(&counter, id).await;
-    let discard = common::wire::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
+    let discard = common::task::report::ResultBody::parse(r#"{"status":"discard"}"#).expect("a report");
     counter.desk.report(id, attempt, discard).await.expect("applied");
     // A new task takes the key of a dead task of the same version.
     let newer = submitted(&counter, keyed).await;
@@ -161,7 +165,7 @@ async fn a_dead_task_is_not_retried_beside_a_newer_one_with_its_key() {
     assert_eq!((refused.status, refused.slug(), refused.state), (409, "duplicate", Some(TaskState::Dead)));
     let json = r#"{"action":"retry","filter":{"queue":"a"}}"#;
     let answer = bulk(&counter, json).await.expect("answered");
-    assert_eq!((answer.matched, answer.done, answer.refused.get(&Left::KeyTaken)), (1, 0, Some(&1)));
+    assert_eq!((answer.matched, answer.done, answer.refused.get(&SkipReason::KeyTaken)), (1, 0, Some(&1)));
     counter.desk.cancel(newer).await.expect("not claimed");
     assert_eq!(bulk(&counter, json).await.expect("answered").done, 1);
     assert_eq!(state(&counter, id).await, TaskState::Scheduled);

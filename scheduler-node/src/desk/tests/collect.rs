@@ -27,7 +27,7 @@ async fn times_count_from_the_submission_and_each_row_has_its_own_answer() {
     ];
     let (judged, _) = counter.desk.judge(&rows).await;
     let task = judged[0].as_ref().unwrap();
-    assert_eq!((task.id, task.due_at, task.asked_now), (id, SUBMITTED_AT, false));
+    assert_eq!((task.id, task.due_at, task.due_now), (id, SUBMITTED_AT, false));
     assert_eq!(task.expires_at, Some(SUBMITTED_AT.plus(std::time::Duration::from_millis(5))));
     assert_eq!(judged[1].as_ref().unwrap_err().field.as_deref(), Some("priority"));
     assert!(judged[2].is_ok());

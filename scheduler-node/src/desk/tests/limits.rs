@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use common::{
     access::{Caller, Role, Scope},
     ids::QueueName,
-    limit::{Limit, Pending, TokenLimits},
+    limit::{Limit, PendingLimits, TokenLimits},
     wire::{Problem, QueueRequest, ScheduleRequest, TaskReceipt},
 };
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
     let submitting = spawn_child(async move { batch(&desk, ["mail", "mail"].map(task)).await });
     test.until_waiting(1).await;
     let meter = counter.desk.meters().of(Subject::Queue(QueueName::new("mail")), Instant::now());
-    let mut counted = meter.count(&counter.desk, Pending { tasks: Some(2), bytes: None });
+    let mut counted = meter.count(&counter.desk, PendingLimits { tasks: Some(2), bytes: None });
     counted.changed().await.expect("a count of no task");
     let third = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("two are on their way");
     assert_eq!(third.status, 429, "{third}");

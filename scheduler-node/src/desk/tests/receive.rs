@@ -2,7 +2,7 @@
 
 use common::{
     task::envelope::{Field, Properties},
-    wire::{DelayWay, Message},
+    wire::{DelayRoute, Message},
 };
 
 use super::fresh;
@@ -16,7 +16,7 @@ fn message(headers: &[(&str, Field)]) -> Message {
 #[tokio::test]
 async fn each_message_gets_its_own_answer_and_one_on_its_way_makes_no_queue() {
     let (counter, test) = fresh().await;
-    let way = DelayWay::new("orders.delayed", "orders");
+    let way = DelayRoute::new("orders.delayed", "orders");
     let delayed = message(&[("x-delay", Field::I32(60_000))]);
     let broken = message(&[("x-delay", Field::Text("soon".into()))]);
     let own = message(&[("duetime-queue", Field::Text("mail".into()))]);

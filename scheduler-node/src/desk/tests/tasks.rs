@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use common::{
     ids::{Attempt, ShardId, TaskId},
-    task::{TaskState, state::CancelOutcome},
-    wire::{ChangeRequest, ResultBody},
+    task::{TaskState, report::ResultBody, state::CancelOutcome},
+    wire::ChangeRequest,
 };
 
 use super::{claim, fresh, request, with_one_of_two_gone};

@@ -11,7 +11,7 @@ use common::{
     ids::{DatabaseName, NodeId, NodeName, Term},
     shard::{
         AssignmentDiff, ShardRange,
-        assign::{Assignment, Problem, solve},
+        assign::{Assignment, AssignmentProblem, solve},
     },
     time::UnixMicros,
 };
@@ -59,7 +59,7 @@ pub struct Assigner {
     /// The moment since which there has been a decision to make.
     open_since: Option<Instant>,
     /// The last problem and its answer. The same problem has the same answer.
-    settled: Option<(Problem, Option<AssignmentRecord>)>,
+    settled: Option<(AssignmentProblem, Option<AssignmentRecord>)>,
     /// The assignment that was written and that the mirror does not show yet.
     written: Option<(AssignmentRecord, Instant)>,
     frozen: Vec<NodeName>,
@@ -167,7 +167,7 @@ impl Assigner {
     }
 
     /// Whether the problem has no answer yet.
-    fn is_open(&mut self, problem: &Problem, view: &ClusterView) -> bool {
+    fn is_open(&mut self, problem: &AssignmentProblem, view: &ClusterView) -> bool {
         if let Some((written, since)) = &self.written {
             let shown = view.assignment.as_ref() == Some(written);
             if !shown
@@ -210,7 +210,7 @@ impl Assigner {
         }
     }
 
-    async fn decide(&mut self, term: Term, problem: Problem, view: &ClusterView) -> Option<Instant> {
+    async fn decide(&mut self, term: Term, problem: AssignmentProblem, view: &ClusterView) -> Option<Instant> {
         let previous = view.assignment.as_ref();
         // Without an assignment, for example after the loss of all of etcd, the present owners count as assigned.
         let before = previous.map_or_else(|| as_owned(view), |record| record.assignment.clone());

@@ -117,7 +117,7 @@ impl ClaimOnInsert {
 }
 
 fn may_go(task: &NewTask, closed: &BTreeSet<QueueName>) -> bool {
-    task.asked_now && task.expires_at.is_none() && !closed.contains(&task.queue)
+    task.due_now && task.expires_at.is_none() && !closed.contains(&task.queue)
 }
 
 fn delivery(task: NewTask, due_at: UnixMicros) -> Delivery {

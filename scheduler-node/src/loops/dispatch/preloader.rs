@@ -13,7 +13,7 @@ use std::{
 use common::{
     delay::{
         heap::{Entry, WakeKind},
-        horizon::{Found, Horizon, Pass, Reach, Window},
+        horizon::{Horizon, ReadIntervals, ReadKind, ReadResult, Window},
     },
     ids::ShardId,
     task::TaskState,
@@ -51,7 +51,7 @@ const NUDGE_LOOK_BACK: Duration = Duration::from_secs(5);
 pub struct Preloader {
     database: NodeDatabase,
     horizon: Horizon,
-    reach: Reach,
+    reach: ReadIntervals,
     heap_entries: usize,
     /// Shards with more keys than one read takes. Each is read on by itself and delays no other shard.
     behind: BTreeMap<ShardId, Behind>,
@@ -87,7 +87,7 @@ impl Behind {
 
 impl Preloader {
     pub fn new(database: NodeDatabase, horizon: Duration, heap_entries: usize, metrics: Arc<Metrics>) -> Self {
-        let reach = Reach::of(horizon);
+        let reach = ReadIntervals::of(horizon);
         Self { database, horizon: Horizon::new(reach), reach, heap_entries, behind: BTreeMap::new(), metrics }
     }
 
@@ -128,16 +128,16 @@ impl Preloader {
         self.catch_up(now).await?;
         let has_room = self.has_room();
         if let Some(window) = self.horizon.next(now, has_room) {
-            if window.pass != Pass::Repair {
+            if window.pass != ReadKind::Repair {
                 self.database.owned_shards.reopen();
             }
             let keys = self.read(&owned, window.after, window.until, KEYS_PER_SHARD, now).await?;
-            if window.pass != Pass::Ahead {
+            if window.pass != ReadKind::Ahead {
                 self.tell_overdue(overdue(&keys, now));
             }
-            self.note_behind(&keys, window.pass == Pass::Repair, now);
+            self.note_behind(&keys, window.pass == ReadKind::Repair, now);
             let earliest = keys.iter().map(|key| key.wake_at).min();
-            let found = Found { earliest, complete_until: self.database.owned_shards.complete_until() };
+            let found = ReadResult { earliest, complete_until: self.database.owned_shards.complete_until() };
             let ended = self.database.sql.clock().at(Instant::now()).unwrap_or(now);
             self.horizon.note(window, found, now, ended);
         }
@@ -228,8 +228,11 @@ impl Preloader {
         if nudged.is_empty() {
             return Ok(());
         }
-        let window =
-            Window { pass: Pass::Repair, after: Some(now.minus(NUDGE_LOOK_BACK)), until: now.plus(self.reach.horizon) };
+        let window = Window {
+            pass: ReadKind::Repair,
+            after: Some(now.minus(NUDGE_LOOK_BACK)),
+            until: now.plus(self.reach.horizon),
+        };
         let keys = self.read(&nudged, window.after, window.until, KEYS_PER_SHARD, now).await?;
         self.note_behind(&keys, false, now);
         Ok(())

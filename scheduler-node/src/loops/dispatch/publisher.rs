@@ -20,8 +20,11 @@ use std::{
 use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
-    queue::{Queue, Settle, Unroutable},
-    task::{Delivery, Envelope},
+    queue::{Queue, Unroutable},
+    task::{
+        Delivery, Envelope,
+        verdict::{AfterConfirm, after_confirm},
+    },
     time::UnixMicros,
     wire::format::Shaped,
 };
@@ -281,7 +284,7 @@ impl Publisher {
             if let Outcome::Done(()) = one.outcome {
                 let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
                 tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, trace_id, span_id, "task confirmed");
-                confirmed[place.database.get()].push(place.confirmed(one.id, one.attempt, queue, policy));
+                confirmed[place.database.get()].push(place.confirmed(one.id, one.attempt, queue));
             } else {
                 self.count(queue, one.id, one.attempt, &one.outcome);
                 open.push((place.database, one.id));
@@ -340,9 +343,7 @@ struct Place {
     redelivered: bool,
     /// The routing key of a message that is forwarded as it came.
     own_key: Option<String>,
-    timeout_ms: i64,
-    /// The confirm finishes the task.
-    finishes: bool,
+    after_confirm: AfterConfirm,
     /// Only for a task whose trace is recorded.
     hop: Option<Hop>,
 }
@@ -359,21 +360,13 @@ impl Place {
                 .as_ref()
                 .map(|own| String::from_utf8_lossy(&own.routing_key.0).into_owned()),
             redelivered: dispatch.delivery.redelivered,
-            timeout_ms: dispatch.delivery.timeout_ms.unwrap_or(queue.policy.timeout_ms),
-            finishes: queue.policy.settle == Settle::Confirm || dispatch.delivery.envelope.is_some(),
+            after_confirm: after_confirm(&dispatch.delivery, &queue.policy),
             hop,
         }
     }
 
-    fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName, of: &Queue) -> Confirmed {
-        Confirmed {
-            id,
-            attempt,
-            queue: queue.clone(),
-            timeout_ms: self.timeout_ms,
-            finishes: self.finishes,
-            keep_ms: of.policy.keep_succeeded_ms,
-        }
+    fn confirmed(&self, id: TaskId, attempt: Attempt, queue: &QueueName) -> Confirmed {
+        Confirmed { id, attempt, queue: queue.clone(), verdict: self.after_confirm }
     }
 }
 
@@ -382,7 +375,7 @@ fn outgoing(delivery: Delivery, shaped: Option<Shaped>, queue: &Queue, keys: &Re
         // A message forwarded as it came gets no receipt, because its consumers do not report.
         receipt: if delivery.envelope.is_none() { keys.receipt(delivery.message_id()) } else { None },
         max_attempts: delivery.max_attempts.unwrap_or(queue.policy.max_attempts),
-        wants_result: queue.policy.settle == Settle::Result,
+        wants_result: queue.policy.settle.needs_report(),
         delivery,
         shaped,
     }

@@ -15,12 +15,9 @@ use std::{
 
 use common::{
     ids::{Epoch, QueueName, ShardId},
+    priority::{LEVELS, Levels, shares},
     queue::{Placement, Queue, QueuePolicy},
-    task::{
-        Delivery,
-        pick::{LEVELS, Levels, shares},
-        rate::Bucket,
-    },
+    task::{Delivery, rate::Bucket},
 };
 use parking_lot::Mutex;
 use tokio::{

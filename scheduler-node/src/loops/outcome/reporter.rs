@@ -15,13 +15,8 @@ use std::{
 
 use common::{
     ids::{Attempt, TaskId},
-    queue::{Settle, Unroutable},
-    task::{
-        TaskState,
-        verdict::{Standing, Verdict},
-        voucher::Voucher,
-    },
-    wire::report::ResultBody,
+    queue::Unroutable,
+    task::{TaskState, report::ResultBody, verdict::TaskSnapshot, voucher::Voucher},
 };
 
 use self::write::Writes;
@@ -40,7 +35,7 @@ use crate::{
     },
 };
 
-/// The most looks at a event that another write overtakes between the look and the write.
+/// The most looks at an event that another write overtakes between the look and the write.
 const LOOKS: usize = 5;
 
 /// An event of a task after its claim.
@@ -178,7 +173,7 @@ impl Reporter {
         self.apply(&self.databases[index], events).await.map(|_| ())
     }
 
-    /// Reads, decides and writes. Several events of one task are applied one after the other. A event that
+    /// Reads, decides and writes. Several events of one task are applied one after the other. An event that
     /// another write overtook is looked at again: a claim must not hide the success of an earlier attempt.
     async fn apply(
         &self,
@@ -255,10 +250,10 @@ impl Reporter {
         Some(Reported::Untrusted { place: *place, why })
     }
 
-    /// Decides on a event. Returns whether there is something to write.
+    /// Decides on an event. Returns whether there is something to write.
     fn decide(&self, row: &StandingRow, event: &AttemptEvent, writes: &mut Writes) -> bool {
         let queue = self.books.load().get(&row.queue);
-        let standing = Standing {
+        let task = TaskSnapshot {
             state: row.state,
             attempt: row.attempt,
             attempts_base: row.attempts_base,
@@ -270,13 +265,10 @@ impl Reporter {
         };
         let dice: f64 = rand::random();
         let verdict = match event {
-            AttemptEvent::Deadline if row.wake_at > row.now => Verdict::Ignore,
-            AttemptEvent::Deadline => standing.after_deadline(row.now, dice),
-            // A queue that settles by confirms has no retries.
-            AttemptEvent::Rejected { .. } if queue.policy.settle == Settle::Confirm => Verdict::Ignore,
-            AttemptEvent::Rejected { attempt, .. } => standing.after_rejection(*attempt, row.now, dice),
-            AttemptEvent::Reported { attempt, body, .. } => standing.after_report(*attempt, body, row.now, dice),
-            AttemptEvent::Returned { attempt, rule, .. } => standing.after_return(*attempt, *rule),
+            AttemptEvent::Deadline => task.after_deadline(row.wake_at, row.now, dice),
+            AttemptEvent::Rejected { attempt, .. } => task.after_rejection(*attempt, row.now, dice),
+            AttemptEvent::Reported { attempt, body, .. } => task.after_report(*attempt, body, row.now, dice),
+            AttemptEvent::Returned { attempt, rule, .. } => task.after_return(*attempt, *rule),
         };
         let traced = self.traced(row, event);
         writes.add(row, event, verdict, &queue, traced)

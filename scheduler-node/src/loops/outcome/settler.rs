@@ -12,7 +12,10 @@ use std::{
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
-    task::TaskState,
+    task::{
+        TaskState,
+        verdict::{AfterConfirm, CONFIRMED_FROM},
+    },
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -50,10 +53,7 @@ pub struct Confirmed {
     pub id: TaskId,
     pub attempt: Attempt,
     pub queue: QueueName,
-    pub timeout_ms: i64,
-    /// The confirm finishes the task.
-    pub finishes: bool,
-    pub keep_ms: i64,
+    pub verdict: AfterConfirm,
 }
 
 /// The channel that takes confirms to the settler.
@@ -103,21 +103,30 @@ impl Settler {
     }
 
     async fn settle(&self, batch: &[Confirmed]) {
-        let (finishing, open): (Vec<&Confirmed>, Vec<&Confirmed>) =
-            batch.iter().partition(|confirmed| confirmed.finishes);
+        let (mut finishing, mut open) = (Vec::new(), Vec::new());
+        for confirmed in batch {
+            match confirmed.verdict {
+                AfterConfirm::Succeed { keep_ms } => finishing.push((confirmed, keep_ms)),
+                AfterConfirm::Deliver { timeout_ms } => open.push((confirmed, timeout_ms)),
+            }
+        }
         let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
         fail::fail_point!("after_settle", |_| std::process::abort());
         self.database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
         self.releaser.succeeded(&self.database, &succeeded).await;
     }
 
-    async fn deliver(&self, open: &[&Confirmed]) {
+    async fn deliver(&self, open: &[(&Confirmed, i64)]) {
         if open.is_empty() {
             return;
         }
         let tasks: Vec<Deliver> = open
             .iter()
-            .map(|confirmed| Deliver { id: confirmed.id, attempt: confirmed.attempt, timeout_ms: confirmed.timeout_ms })
+            .map(|(confirmed, timeout_ms)| Deliver {
+                id: confirmed.id,
+                attempt: confirmed.attempt,
+                timeout_ms: *timeout_ms,
+            })
             .collect();
         let done = until_done(WHAT, &tasks, |part| self.database.sql.task_deliver(part)).await;
         for refused in done.refused {
@@ -125,18 +134,18 @@ impl Settler {
         }
     }
 
-    async fn finish(&self, finishing: &[&Confirmed]) -> Vec<Succeeded> {
+    async fn finish(&self, finishing: &[(&Confirmed, i64)]) -> Vec<Succeeded> {
         if finishing.is_empty() {
             return Vec::new();
         }
         let tasks: Vec<Finish> = finishing
             .iter()
-            .map(|confirmed| Finish {
+            .map(|(confirmed, keep_ms)| Finish {
                 id: confirmed.id,
                 attempt: confirmed.attempt,
                 final_state: TaskState::Succeeded,
-                was: &[TaskState::Dispatching],
-                keep_ms: confirmed.keep_ms,
+                was: CONFIRMED_FROM,
+                keep_ms: *keep_ms,
                 report: Report::default(),
                 at_deadline: false,
                 entry: None,
@@ -154,7 +163,7 @@ impl Settler {
             succeeded.extend(answer.succeeded);
         }
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
-        for confirmed in finishing.iter().filter(|confirmed| finished.contains(&confirmed.id)) {
+        for (confirmed, _) in finishing.iter().filter(|(confirmed, _)| finished.contains(&confirmed.id)) {
             *queues.entry(&confirmed.queue).or_default() += 1;
         }
         for (queue, count) in queues {

@@ -17,10 +17,9 @@ use std::{
 
 use common::{
     ids::TaskId,
-    queue::Settle,
-    schedule::{Fire, Overlap, Turn},
+    schedule::{Fire, FireDecision, Overlap, overlaps},
     shard::route::bound_to,
-    task::{NewTask, TaskState},
+    task::NewTask,
     time::UnixMicros,
 };
 use futures::StreamExt;
@@ -207,13 +206,12 @@ impl Firer {
             }
         };
         let now = now.plus(arrived.elapsed());
-        let turn = Turn::take(&due.record.rules, &calendar, due.record.standing, unfinished, now);
+        let turn = FireDecision::decide(&due.record.rules, &calendar, due.record.standing, unfinished, now);
         self.write(due.record, &turn).await;
         turn.wake_at
     }
 
-    /// Whether a new task would overlap the last one. Without reports, a task is over once the broker has it,
-    /// because what its consumer does is unknown.
+    /// Whether a new task would overlap the last one.
     async fn is_unfinished(&self, due: &DueSchedule) -> Result<bool, LastTaskUnknown> {
         let Some(last) = due.record.last_task.filter(|_| due.record.rules.overlap != Overlap::Allow) else {
             return Ok(false);
@@ -225,8 +223,7 @@ impl Firer {
         let standing = tokio::time::timeout(HEAR_WITHIN, database.task_standing(&[last])).await;
         let standing = standing.map_err(|_| LastTaskUnknown::Away)??;
         let book = self.books.load();
-        let reported = |queue| book.get(queue).policy.settle == Settle::Result;
-        Ok(standing.iter().any(|task| task.state != TaskState::Delivered || reported(&task.queue)))
+        Ok(standing.iter().any(|task| overlaps(task.state, book.get(&task.queue).policy.settle)))
     }
 
     /// The database of a task, if the prober finds that it answers.
@@ -235,7 +232,7 @@ impl Firer {
     }
 
     /// Writes a decision, and makes its tasks at once.
-    async fn write(&self, record: ScheduleRecord, turn: &Turn) {
+    async fn write(&self, record: ScheduleRecord, turn: &FireDecision) {
         let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire)).collect();
         let name = &record.name;
         match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
@@ -271,7 +268,7 @@ impl Firer {
         self.make(fires.collect());
     }
 
-    fn note(&self, record: &ScheduleRecord, turn: &Turn) {
+    fn note(&self, record: &ScheduleRecord, turn: &FireDecision) {
         let made = u64::try_from(turn.fires.len()).unwrap_or(u64::MAX);
         for (outcome, count) in [("made", made), ("skipped", turn.skipped), ("missed", turn.missed)] {
             self.metrics.schedule_fires.with_label_values(&[outcome]).inc_by(count);

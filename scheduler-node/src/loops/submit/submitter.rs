@@ -151,7 +151,7 @@ impl Submitter {
         let mut sent = Vec::new();
         for (index, part) in self.by_database(tasks) {
             let (answer, answered) = oneshot::channel();
-            let due_at = |task: &NewTask| (!task.asked_now).then_some(task.due_at);
+            let due_at = |task: &NewTask| (!task.due_now).then_some(task.due_at);
             let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
             let tasks = part.into_iter().map(|(_, task)| task).collect();
             if self.jobs[index.get()].try_send(Job { tasks, source, routed, answer }).is_ok() {

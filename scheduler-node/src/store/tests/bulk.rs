@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, time::Duration};
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
     task::{
-        Keyed, NewTask, OnDuplicate, TaskState,
-        bulk::{Act, Seen, Target},
+        BusinessKey, NewTask, OnDuplicate, TaskState,
+        bulk::{BulkAction, BulkCandidate, Target},
     },
     time::UnixMicros,
     wire::TaskFilter,
@@ -39,7 +39,7 @@ async fn filled(test: &TestDatabase) -> Vec<NewTask> {
     for queue in ["a", "b", "c"] {
         for nth in 0..10 {
             let mut task = new_task(fixture::fresh_id());
-            (task.queue, task.asked_now) = (QueueName::new(queue), false);
+            (task.queue, task.due_now) = (QueueName::new(queue), false);
             task.due_at = now.shifted((nth - 2) * 60_000 + 1);
             tasks.push(task);
         }
@@ -50,7 +50,7 @@ async fn filled(test: &TestDatabase) -> Vec<NewTask> {
 
 /// Applies the action to all tasks that the filter finds, `most` at a time. Returns
 /// how often the walk met each task.
-async fn act_on_all(test: &TestDatabase, act: Act, filter: &TaskFilter, most: usize) -> BTreeMap<TaskId, usize> {
+async fn act_on_all(test: &TestDatabase, act: BulkAction, filter: &TaskFilter, most: usize) -> BTreeMap<TaskId, usize> {
     let (mut met, mut place) = (BTreeMap::new(), None);
     loop {
         let step = test.database.bulk_look(Walk::of(act), filter, place.as_ref(), most).await.unwrap();
@@ -78,7 +78,7 @@ async fn found(test: &TestDatabase, walk: Walk, filter: &TaskFilter) -> Vec<Foun
 async fn dead(test: &TestDatabase, key: Option<&str>) -> TaskId {
     let fences = own(test, "a").await;
     let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-    task.keyed = key.map(|key| Keyed { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    task.keyed = key.map(|key| BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
     claim(test, &[task.id], &fences).await;
     let finish = Finish {
@@ -99,10 +99,10 @@ async fn dead(test: &TestDatabase, key: Option<&str>) -> TaskId {
 async fn whatever_is_done_along_the_way_each_task_is_met_once() {
     for most in [1, 3, 7, 100] {
         let overdue_too = [
-            Act::Move(Target::At(UnixMicros::new(4_000_000_000_000_000))),
-            Act::Move(Target::By { shift_ms: 90_000 }),
-            Act::Move(Target::By { shift_ms: 86_400_000 }),
-            Act::Cancel,
+            BulkAction::Move(Target::At(UnixMicros::new(4_000_000_000_000_000))),
+            BulkAction::Move(Target::By { shift_ms: 90_000 }),
+            BulkAction::Move(Target::By { shift_ms: 86_400_000 }),
+            BulkAction::Cancel,
         ];
         for act in overdue_too {
             let test = fixture::database().await;
@@ -112,10 +112,10 @@ async fn whatever_is_done_along_the_way_each_task_is_met_once() {
         }
         // A due task counts as moved already, however far into the past it was to go.
         let to_now = [
-            Act::Run,
-            Act::Move(Target::At(UnixMicros::new(5))),
-            Act::Move(Target::By { shift_ms: -90_000 }),
-            Act::Move(Target::By { shift_ms: -86_400_000 }),
+            BulkAction::Run,
+            BulkAction::Move(Target::At(UnixMicros::new(5))),
+            BulkAction::Move(Target::By { shift_ms: -90_000 }),
+            BulkAction::Move(Target::By { shift_ms: -86_400_000 }),
         ];
         for act in to_now {
             let test = fixture::database().await;
@@ -132,11 +132,11 @@ async fn a_shift_counts_from_where_each_task_is_and_a_move_leads_all_to_one_mome
     let test = fixture::database().await;
     let tasks = filled(&test).await;
     let of_a = TaskFilter { queue: Some(QueueName::new("a")), ..TaskFilter::default() };
-    act_on_all(&test, Act::Move(Target::By { shift_ms: 600_000 }), &of_a, 3).await;
+    act_on_all(&test, BulkAction::Move(Target::By { shift_ms: 600_000 }), &of_a, 3).await;
     let moment = tasks[0].due_at.shifted(DAY_MS);
     let of_b =
         TaskFilter { queue: Some(QueueName::new("b")), due_after: Some(tasks[14].due_at), ..TaskFilter::default() };
-    act_on_all(&test, Act::Move(Target::At(moment)), &of_b, 3).await;
+    act_on_all(&test, BulkAction::Move(Target::At(moment)), &of_b, 3).await;
     for (nth, task) in tasks.iter().enumerate() {
         let expected = match nth {
             0..10 => task.due_at.shifted(600_000),
@@ -145,7 +145,7 @@ async fn a_shift_counts_from_where_each_task_is_and_a_move_leads_all_to_one_mome
         };
         assert_eq!(due_at(&test, task.id).await, expected, "task {nth}");
     }
-    let far = Act::Move(Target::By { shift_ms: i64::MAX / 2_000 });
+    let far = BulkAction::Move(Target::By { shift_ms: i64::MAX / 2_000 });
     act_on_all(&test, far, &of_a, 3).await;
     assert_eq!(due_at(&test, tasks[0].id).await, UnixMicros::LAST, "no later than can be written");
 }
@@ -190,7 +190,7 @@ const CLAIM: &str =
 
 #[tokio::test]
 async fn a_task_that_is_being_claimed_is_passed_over_and_holds_nothing_up() {
-    for act in [Act::Cancel, Act::Run, Act::Move(Target::By { shift_ms: 1 })] {
+    for act in [BulkAction::Cancel, BulkAction::Run, BulkAction::Move(Target::By { shift_ms: 1 })] {
         let test = fixture::database().await;
         let ids = submitted(&test, 3).await;
         let seen = found(&test, LIVE, &TaskFilter::default()).await;
@@ -233,12 +233,12 @@ async fn without_its_guard_a_batch_would_cancel_what_may_have_been_published() {
 async fn a_batch_moves_nothing_past_its_expiry() {
     let test = fixture::database().await;
     let mut task = new_task(fixture::fresh_id());
-    (task.asked_now, task.due_at) = (false, fixture::now(&test.pool).await.plus(Duration::from_secs(60)));
+    (task.due_now, task.due_at) = (false, fixture::now(&test.pool).await.plus(Duration::from_secs(60)));
     task.expires_at = Some(task.due_at.shifted(1_000));
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
     let seen = found(&test, LIVE, &TaskFilter::default()).await;
     for (shift_ms, moved) in [(1_000, 0), (999, 1)] {
-        let act = Act::Move(Target::By { shift_ms });
+        let act = BulkAction::Move(Target::By { shift_ms });
         assert_eq!(test.database.bulk_act(act, &seen, &keep()).await.unwrap().len(), moved, "by {shift_ms} ms");
     }
 }
@@ -249,12 +249,13 @@ async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task
     let (first, second, plain) = (dead(&test, Some("k")).await, dead(&test, Some("k")).await, dead(&test, None).await);
     let taken = dead(&test, Some("taken")).await;
     let mut newer = new_task(fixture::fresh_id());
-    newer.keyed = Some(Keyed { key: "taken".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+    newer.keyed = Some(BusinessKey { key: "taken".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
     test.database.task_submit(&[newer], Sending::First).await.unwrap();
     let seen = found(&test, Walk::Failed, &TaskFilter::default()).await;
     let known: Vec<_> = seen.iter().filter(|found| found.seen.key_taken).map(|found| found.seen.id).collect();
     assert_eq!(known, [taken]);
-    let done: Vec<_> = test.database.bulk_act(Act::Retry, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
+    let done: Vec<_> =
+        test.database.bulk_act(BulkAction::Retry, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.contains(&plain) && done.contains(&second), "of two the newer one");
     assert_eq!(state_of(&test.pool, first).await.as_deref(), Some("dead"));
@@ -281,7 +282,7 @@ async fn a_key_that_is_taken_while_dead_tasks_are_revived_loses_none_of_them() {
     .await
     .unwrap();
     let database = test.database.clone();
-    let reviving = spawn_child(async move { database.bulk_act(Act::Retry, &seen, &keep()).await.unwrap() });
+    let reviving = spawn_child(async move { database.bulk_act(BulkAction::Retry, &seen, &keep()).await.unwrap() });
     until_waiting(&test.pool, 1).await;
     sqlx::query("COMMIT").execute(&mut *taking).await.unwrap();
     assert_eq!(reviving.await.unwrap(), [], "all are left for one request each");
@@ -295,7 +296,7 @@ async fn what_is_seen_is_what_is_there() {
     let id = dead(&test, None).await;
     let dead = found(&test, Walk::Finished, &TaskFilter::default()).await[0];
     let due_at = due_at(&test, id).await;
-    assert_eq!(dead.seen, Seen { id, state: TaskState::Dead, due_at, expires_at: None, key_taken: false });
+    assert_eq!(dead.seen, BulkCandidate { id, state: TaskState::Dead, due_at, expires_at: None, key_taken: false });
     assert!(dead.drop_on.is_some() && dead.bytes > 2, "{dead:?}");
     let whole = test.database.export_read(Walk::Finished, &[dead]).await.unwrap().remove(0);
     assert_eq!((whole.record.id, whole.record.history.len()), (id, 1));

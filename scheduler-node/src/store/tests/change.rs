@@ -169,7 +169,7 @@ async fn a_task_that_waits_for_room_can_be_cancelled_changed_and_run() {
 async fn a_change_writes_what_it_names_and_leaves_the_rest() {
     let test = fixture::database().await;
     let mut task = new_task(fixture::fresh_id());
-    (task.asked_now, task.due_at) = (false, later(&test, 3_600).await);
+    (task.due_now, task.due_at) = (false, later(&test, 3_600).await);
     task.expires_at = Some(task.due_at.plus(Duration::from_secs(60)));
     task.content.headers = BTreeMap::from([("a".to_owned(), "1".to_owned())]);
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
@@ -197,7 +197,7 @@ async fn a_change_writes_what_it_names_and_leaves_the_rest() {
 async fn no_change_makes_a_task_expire_before_it_is_due() {
     let test = fixture::database().await;
     let mut task = new_task(fixture::fresh_id());
-    (task.asked_now, task.due_at) = (false, later(&test, 3_600).await);
+    (task.due_now, task.due_at) = (false, later(&test, 3_600).await);
     task.expires_at = Some(later(&test, 7_200).await);
     test.database.task_submit(std::slice::from_ref(&task), Sending::First).await.unwrap();
     let too_late = ValidChange { due_at: Some(later(&test, 9_000).await), ..ValidChange::default() };
@@ -271,7 +271,10 @@ async fn cancelled_tasks_are_kept_as_long_as_their_queue_keeps_successes() {
     let queue = |name: &str, policy| Queue { policy, ..Queue::with_defaults(QueueName::new(name)) };
     let book = QueueBook::new(1, [queue("orders", QueuePolicy::default()), queue("week", policy)]);
     let keep = Keep::of(&book);
-    assert!(std::sync::Arc::ptr_eq(&keep.others, book.kept_otherwise()), "made with the book, not with each cancel");
+    assert!(
+        std::sync::Arc::ptr_eq(&keep.others, book.retention_overrides()),
+        "made with the book, not with each cancel"
+    );
     assert_eq!(keep, Keep { default_ms: DAY_MS, others: [(QueueName::new("week"), 7 * DAY_MS)].into() });
     for (task, days) in tasks.iter().zip([1, 7]) {
         assert_eq!(word(&test.database.task_cancel(task.id, &keep).await.unwrap()), "done");

@@ -29,9 +29,9 @@ async fn a_claim_takes_what_is_due_within_its_lead_and_nothing_later() {
     let fences = own(&test, "a").await;
     let now = fixture::now(&test.pool).await;
     let mut soon = new_task(fixture::fresh_id_of(ShardId::new(0)));
-    (soon.asked_now, soon.due_at) = (false, now.plus(Duration::from_secs(60)));
+    (soon.due_now, soon.due_at) = (false, now.plus(Duration::from_secs(60)));
     let mut later = new_task(fixture::fresh_id_of(ShardId::new(0)));
-    (later.asked_now, later.due_at) = (false, now.plus(Duration::from_secs(600)));
+    (later.due_now, later.due_at) = (false, now.plus(Duration::from_secs(600)));
     test.database.task_submit(&[soon.clone(), later.clone()], Sending::First).await.unwrap();
     let claimed = test
         .database

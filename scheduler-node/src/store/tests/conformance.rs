@@ -13,7 +13,8 @@ use common::{
     ids::{ShardId, TaskId},
     task::{
         TaskState,
-        state::{CancelOutcome, Event, transition},
+        oracle::{Event, transition},
+        state::CancelOutcome,
     },
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};

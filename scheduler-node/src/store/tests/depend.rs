@@ -2,7 +2,7 @@
 
 use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
-    task::{Dependency, Keyed, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
 };
 use sqlx::Executor;
 
@@ -29,7 +29,7 @@ fn dependency(key: &str) -> Dependency {
 
 /// A task of partition `p` with this key (`-`: without one), which waits for `others`.
 fn task(key: &str, others: &[&str]) -> NewTask {
-    let keyed = Keyed { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
+    let keyed = BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
     NewTask {
         keyed: (key != "-").then_some(keyed),
         partition_key: Some("p".to_owned()),
@@ -115,7 +115,8 @@ async fn a_dependency_that_failed_is_told_and_the_newest_task_with_its_key_count
     test.database.task_revive(dead).await.unwrap();
     assert!(!look(&test, waiting).await);
     end(&test, dead, TaskState::Succeeded).await;
-    let newer = NewTask { keyed: task("a", &[]).keyed.map(|keyed| Keyed { version: 1, ..keyed }), ..task("a", &[]) };
+    let newer =
+        NewTask { keyed: task("a", &[]).keyed.map(|keyed| BusinessKey { version: 1, ..keyed }), ..task("a", &[]) };
     assert_eq!(put(&test, &newer).await, PutOutcome::Created);
     assert!(!look(&test, waiting).await, "a newer version has not succeeded yet");
     end(&test, newer.id, TaskState::Succeeded).await;

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use common::{
     ids::{QueueName, ShardId, TaskId},
     queue::Placement,
+    retry::RetryPolicy,
     shard::route::bound_to,
-    task::{NewTask, OnDuplicate, retry::RetryPolicy},
+    task::{NewTask, OnDuplicate},
     time::UnixMicros,
     wire::{Limits, TaskRequest, ValidTask},
 };
@@ -41,7 +42,7 @@ fn valid(row: &InboxRow) -> ValidTask {
 }
 
 fn task_of(row: &InboxRow) -> NewTask {
-    NewTask { asked_now: false, ..valid(row).into_new(row.id) }
+    NewTask { due_now: false, ..valid(row).into_new(row.id) }
 }
 
 /// The tasks that wait in the inbox, as a node would read them.

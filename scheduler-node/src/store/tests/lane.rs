@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
-    task::{NewTask, TaskState, pick::Levels},
+    priority::Levels,
+    task::{NewTask, TaskState},
 };
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};

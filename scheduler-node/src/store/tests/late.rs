@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::{
     ids::{Attempt, ShardId, TaskId},
-    task::{Keyed, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, NewTask, OnDuplicate, TaskState},
     time::UnixMicros,
 };
 
@@ -114,7 +114,7 @@ async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finishe
 fn keyed(payload: &str, version: i64, on_duplicate: OnDuplicate) -> NewTask {
     let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
     task.content.payload = payload.as_bytes().to_vec();
-    task.keyed = Some(Keyed { key: "k".to_owned(), version, on_duplicate });
+    task.keyed = Some(BusinessKey { key: "k".to_owned(), version, on_duplicate });
     task
 }
 

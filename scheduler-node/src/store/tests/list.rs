@@ -26,7 +26,7 @@ async fn filled(test: &TestDatabase, queues: &[&str], n: u64) -> BTreeMap<(UnixM
     for queue in queues {
         for nth in (0..n).rev() {
             let mut task = new_task(fixture::fresh_id());
-            (task.queue, task.asked_now) = (QueueName::new(queue), false);
+            (task.queue, task.due_now) = (QueueName::new(queue), false);
             task.due_at = start.plus(Duration::from_secs(nth));
             tasks.push(task);
         }

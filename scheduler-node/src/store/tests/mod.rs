@@ -44,7 +44,8 @@ use std::{
 
 use common::{
     ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
-    task::{Content, NewTask, pick::shares},
+    priority::shares,
+    task::{Content, NewTask},
     time::UnixMicros,
 };
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
@@ -63,7 +64,7 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         id,
         queue: QueueName::new("orders"),
         due_at: UnixMicros::new(0),
-        asked_now: true,
+        due_now: true,
         content: Content { payload: b"{}".to_vec(), content_type: "application/json".into(), headers: BTreeMap::new() },
         priority: 3,
         keyed: None,

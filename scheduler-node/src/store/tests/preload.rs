@@ -20,7 +20,7 @@ async fn a_read_finds_what_wakes_in_its_window_the_earliest_first() {
         .into_iter()
         .map(|s| {
             let mut task = new_task(fixture::fresh_id_of(shard));
-            (task.asked_now, task.due_at) = (false, now.plus(Duration::from_secs(s)));
+            (task.due_now, task.due_at) = (false, now.plus(Duration::from_secs(s)));
             task
         })
         .collect();

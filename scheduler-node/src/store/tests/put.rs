@@ -2,7 +2,7 @@
 
 use common::{
     ids::{Attempt, ShardId, TaskId},
-    task::{Keyed, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, NewTask, OnDuplicate, TaskState},
 };
 
 use super::{
@@ -28,7 +28,7 @@ fn keyed(on_duplicate: OnDuplicate, version: i64) -> NewTask {
 }
 
 fn with_key(key: &str, on_duplicate: OnDuplicate, version: i64) -> NewTask {
-    let keyed = Keyed { key: key.to_owned(), version, on_duplicate };
+    let keyed = BusinessKey { key: key.to_owned(), version, on_duplicate };
     NewTask { keyed: Some(keyed), ..new_task(fixture::fresh_id_of(ShardId::new(0))) }
 }
 

@@ -2,7 +2,8 @@
 
 use common::{
     ids::{Attempt, ShardId},
-    task::{TaskState, retry::RetryPolicy},
+    retry::RetryPolicy,
+    task::TaskState,
 };
 use sqlx::Executor;
 

@@ -1,6 +1,6 @@
 //! The keys that sign receipts.
 
-use common::{ids::Attempt, wire::amqp::MessageId};
+use common::ids::{Attempt, MessageId};
 use secrecy::ExposeSecret;
 use sqlx::Executor;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::{
     ids::{QueueName, ScheduleName, TaskId},
-    schedule::{Fire, Overlap, Rules, Standing, Turn, When},
+    schedule::{Fire, FireDecision, Overlap, Rules, ScheduleState, When},
     time::UnixMicros,
 };
 
@@ -36,12 +36,12 @@ fn rules(queue: &str) -> Rules {
     }
 }
 
-fn standing(next_hour: i64) -> Standing {
+fn standing(next_hour: i64) -> ScheduleState {
     let since = UnixMicros::new((next_hour - 1) * HOUR_US);
-    Standing { next_at: Some(UnixMicros::new(next_hour * HOUR_US)), since, paused_at: None, buffered_at: None }
+    ScheduleState { next_at: Some(UnixMicros::new(next_hour * HOUR_US)), since, paused_at: None, buffered_at: None }
 }
 
-fn wish(rules: &Rules, standing: Standing) -> Wish<'_> {
+fn wish(rules: &Rules, standing: ScheduleState) -> Wish<'_> {
     Wish { rules, payload: b"{}", standing, wake_at: standing.next_at }
 }
 
@@ -68,13 +68,13 @@ fn done(written: Written) -> Option<ScheduleRecord> {
 }
 
 /// The decision that hour 1 fires.
-fn turn() -> Turn {
+fn turn() -> FireDecision {
     let fire = Fire { at: UnixMicros::new(HOUR_US), buffered: false };
-    Turn {
+    FireDecision {
         fires: vec![fire],
         skipped: 0,
         missed: 0,
-        standing: standing(2),
+        state: standing(2),
         wake_at: Some(UnixMicros::new(2 * HOUR_US)),
     }
 }

@@ -6,8 +6,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use common::{
     ids::{QueueName, ShardId, TaskId},
+    priority::Levels,
     queue::{Placement, QueuePolicy},
-    task::{Keyed, OnDuplicate, pick::Levels},
+    task::{BusinessKey, OnDuplicate},
 };
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
@@ -205,7 +206,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         assert_eq!(found, [is_there, true], "other queues have nothing to do with it");
 
         let mut keyed = new_task(fixture::fresh_id_of(ShardId::new(0)));
-        keyed.keyed = Some(Keyed { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+        keyed.keyed = Some(BusinessKey { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
         let hold = Hold { window_ms: 1_000, keep_ms: 1_000 };
         let window = Window::first(&test.database);
         let put = test.database.task_put_within(&[keyed.clone()], &[hold], window, routes).await.unwrap().remove(0);
@@ -220,7 +221,7 @@ async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
     test.pool.execute("ALTER FUNCTION duetime.await_claims() SET lock_timeout = '1min'").await.unwrap();
     for is_keyed in [false, true] {
         let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-        task.keyed = is_keyed.then(|| Keyed { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
+        task.keyed = is_keyed.then(|| BusinessKey { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
         // The insert waits for a session that writes the same id.
         let mut other = test.pool.acquire().await.unwrap();
         other.execute("BEGIN").await.unwrap();

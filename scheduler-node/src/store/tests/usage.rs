@@ -56,7 +56,7 @@ async fn a_task_is_as_large_in_the_database_as_a_node_expects() {
         let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let content = Content { payload: vec![b'x'; 1_000], content_type: "text/plain".into(), headers };
         let queue = QueueName::new(format!("q{}", content.headers.len()));
-        let expected = Usage::of(&content);
+        let expected = content.usage();
         let task = NewTask { queue: queue.clone(), content, ..new_task(fixture::fresh_id()) };
         test.database.task_submit(&[task], Sending::First).await.unwrap();
         assert_eq!(walked(&test.database, &[queue], 10).await.0, expected);

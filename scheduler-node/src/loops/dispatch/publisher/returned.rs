@@ -7,6 +7,7 @@ use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
     queue::{Queue, Unroutable},
+    task::verdict::forwarded_unroutable,
     time::UnixMicros,
 };
 
@@ -67,12 +68,12 @@ impl Publisher {
         (returned, others)
     }
 
-    /// The rule for a returned message. A delay exchange that is no longer configured has the default rule.
+    /// The rule for a returned message.
     fn rule(&self, queue: &Queue, place: &Place) -> Unroutable {
         if place.own_key.is_some() {
-            return self.delayed.get(&queue.name).copied().unwrap_or(Unroutable::SetAside);
+            return forwarded_unroutable(self.delayed.get(&queue.name).copied());
         }
-        if queue.policy.exchange.is_some() { queue.policy.unroutable } else { Unroutable::Wait }
+        queue.policy.unroutable()
     }
 
     /// Ends the tasks of returned messages as their rule says. Waiting ones are looked at again, each by itself.

@@ -3,11 +3,8 @@
 use common::{
     field::FieldError,
     queue::{Format, Queue},
-    task::Delivery,
-    wire::{
-        ResultBody,
-        format::{self, Shaped},
-    },
+    task::{Delivery, report::ResultBody},
+    wire::format::{self, Shaped},
 };
 
 use futures::future::join_all;

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use common::{
-    ids::{QueueName, TaskId},
+    ids::{MessageId, QueueName, TaskId},
     outcome::Outcome,
-    wire::amqp::MessageId,
 };
 
 use super::{Dispatch, Place, Publisher};

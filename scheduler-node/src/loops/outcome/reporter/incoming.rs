@@ -4,15 +4,14 @@
 use std::collections::{HashMap, HashSet};
 
 use common::{
-    ids::{Attempt, TaskId},
+    ids::{Attempt, MessageId, NotAMessageId, TaskId},
     task::{
         TraceContext,
+        report::{ReportStatus, ResultBody},
+        trace::HEADER_TRACEPARENT,
         voucher::{Receipt, Voucher},
     },
-    wire::{
-        amqp::{HEADER_RECEIPT, HEADER_TRACEPARENT, MessageId, NotAMessageId},
-        report::{ReportStatus, ResultBody},
-    },
+    wire::amqp::HEADER_RECEIPT,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -1,9 +1,8 @@
 //! The hop of a report in its task's trace.
 
 use common::{
-    ids::QueueName,
+    ids::{MessageId, QueueName},
     task::{TaskState, verdict::FailureReason},
-    wire::amqp::MessageId,
 };
 
 use super::{AttemptEvent, Reporter};

@@ -7,7 +7,7 @@ use common::{
     queue::{Queue, Unroutable},
     task::{
         TaskState,
-        verdict::{FailureReason, Verdict},
+        verdict::{FAILED_FROM, FailureReason, SUCCEEDED_FROM, TIMED_OUT_FROM, Verdict, keep_ms},
     },
 };
 
@@ -23,11 +23,6 @@ use crate::{
 
 /// The longest error text that is kept.
 const ERROR_CHARS: usize = 2_000;
-
-const SILENT: &[TaskState] = &[TaskState::Delivered, TaskState::Running];
-const OUT: &[TaskState] = &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running];
-const MAY_SUCCEED: &[TaskState] =
-    &[TaskState::Dispatching, TaskState::Delivered, TaskState::Running, TaskState::Scheduled, TaskState::Ready];
 
 /// The writes that follow from a batch of events.
 #[derive(Debug, Default)]
@@ -112,23 +107,19 @@ impl Writes {
     ) -> bool {
         let at_deadline = matches!(event, AttemptEvent::Deadline);
         let (outcome, failed) = match verdict {
-            Verdict::Ignore | Verdict::Deliver { .. } => return false,
+            Verdict::Ignore => return false,
             Verdict::Archive { state, reason } => {
                 self.finish.push(Finish {
                     id: row.id,
                     attempt: row.attempt,
                     final_state: state,
                     was: match event {
-                        AttemptEvent::Deadline => SILENT,
-                        _ if state == TaskState::Succeeded => MAY_SUCCEED,
-                        _ => OUT,
+                        AttemptEvent::Deadline => TIMED_OUT_FROM,
+                        _ if state == TaskState::Succeeded => SUCCEEDED_FROM,
+                        _ => FAILED_FROM,
                     },
                     at_deadline,
-                    keep_ms: if state == TaskState::Dead {
-                        queue.policy.keep_dead_ms
-                    } else {
-                        queue.policy.keep_succeeded_ms
-                    },
+                    keep_ms: keep_ms(state, &queue.policy),
                     report: report_of(event),
                     entry: reason.map(|reason| entry(row, event, reason)),
                 });
@@ -140,8 +131,7 @@ impl Writes {
                 self.retry.push(Retry { id: row.id, attempt: row.attempt, retry_at: at, entry, at_deadline, lower });
                 (None, Some(reason))
             }
-            Verdict::Extend { progress, worker, .. } => {
-                let timeout_ms = row.timeout_ms.unwrap_or(queue.policy.timeout_ms);
+            Verdict::Extend { timeout_ms, progress, worker } => {
                 self.extend.push(Extend { id: row.id, attempt: row.attempt, timeout_ms, progress, worker });
                 (None, None)
             }

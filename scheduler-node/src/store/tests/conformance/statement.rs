@@ -9,8 +9,9 @@ use common::{
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     task::{
         TaskState,
-        bulk::{Act, Seen, Target},
-        state::{CancelOutcome, Event, cancel_outcome},
+        bulk::{BulkAction, BulkCandidate, Target},
+        oracle::Event,
+        state::{CancelOutcome, cancel_outcome},
     },
     time::UnixMicros,
     wire::ValidChange,
@@ -260,20 +261,20 @@ impl<'a> Subject<'a> {
                 self.submit(Sending::Again).await;
                 Answer::default()
             }
-            S::BulkCancel => self.act(Act::Cancel).await,
-            S::BulkRun => self.act(Act::Run).await,
-            S::BulkMove => self.act(Act::Move(Target::By { shift_ms: 60_000 })).await,
-            S::BulkRevive => self.act(Act::Retry).await,
+            S::BulkCancel => self.act(BulkAction::Cancel).await,
+            S::BulkRun => self.act(BulkAction::Run).await,
+            S::BulkMove => self.act(BulkAction::Move(Target::By { shift_ms: 60_000 })).await,
+            S::BulkRevive => self.act(BulkAction::Retry).await,
         }
     }
 
     /// Applies a bulk action to this task. The state and due time passed in are
     /// arbitrary: the statement alone decides.
-    async fn act(&self, act: Act) -> Answer {
+    async fn act(&self, act: BulkAction) -> Answer {
         let day = sqlx::query_scalar("SELECT drop_on FROM duetime.archive WHERE id = $1").bind(self.id.uuid());
         let drop_on = day.fetch_optional(&self.test.pool).await.unwrap();
         let (state, due_at) = (TaskState::Scheduled, self.now);
-        let seen = Seen { id: self.id, state, due_at, expires_at: None, key_taken: false };
+        let seen = BulkCandidate { id: self.id, state, due_at, expires_at: None, key_taken: false };
         let done = self.test.database.bulk_act(act, &[Found { seen, drop_on, bytes: 0 }], &keep()).await.unwrap();
         let promised = done.first().and_then(|done| match done {
             Done::Cancelled { attempt, .. } => cancel_outcome(TaskState::Cancelled, *attempt).ok(),

@@ -11,19 +11,19 @@ use crate::time::UnixMicros;
 pub const AHEAD: Duration = Duration::from_secs(3);
 
 /// How often a fire time that waits for the previous task checks whether that task has finished.
-pub const LOOK_AGAIN: Duration = Duration::from_millis(500);
+pub const CHECK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
 /// statement of 6 MiB.
-pub const MADE_UP_MOST: usize = 100;
+pub const MAX_MADE_UP: usize = 100;
 
 /// The most missed fire times that are counted one by one, which takes two milliseconds. A longer run counts as this
 /// many.
-const MISSED_COUNTED: u64 = 10_000;
+const MAX_MISSED_COUNTED: u64 = 10_000;
 
 /// The state of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct ScheduleState {
     /// The first undecided fire time.
     pub next_at: Option<UnixMicros>,
     /// Besides `next_at`, only fire times after this moment can follow. It is the moment of the last decision, change
@@ -34,7 +34,7 @@ pub struct Standing {
     pub buffered_at: Option<UnixMicros>,
 }
 
-impl Standing {
+impl ScheduleState {
     /// The state of a schedule that is new at `now`.
     pub fn new(calendar: &Calendar, now: UnixMicros) -> Self {
         Self { next_at: calendar.next_after(now), since: now, paused_at: None, buffered_at: None }
@@ -69,94 +69,94 @@ impl Standing {
     /// When to look next. `None`: not before a change of the schedule.
     pub fn wake_at(&self, now: UnixMicros) -> Option<UnixMicros> {
         let next = self.next_at.map(|next_at| next_at.minus(AHEAD));
-        let waiting = self.buffered_at.filter(|_| self.paused_at.is_none()).map(|_| now.plus(LOOK_AGAIN));
+        let waiting = self.buffered_at.filter(|_| self.paused_at.is_none()).map(|_| now.plus(CHECK_AGAIN));
         [next, waiting].into_iter().flatten().min()
     }
 }
 
-/// The decision of one look.
+/// What a schedule does at one moment, and its state afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct FireDecision {
     /// The fire times that get a task, in their order.
     pub fires: Vec<Fire>,
     /// The number of fire times that came while the last task was unfinished, and get no task.
     pub skipped: u64,
     /// The number of fire times that came while no node looked, and get no task.
     pub missed: u64,
-    pub standing: Standing,
+    pub state: ScheduleState,
     pub wake_at: Option<UnixMicros>,
 }
 
-impl Turn {
+impl FireDecision {
     /// Decides at `now`. `unfinished` says whether the schedule's last task is unfinished. A finished task stays
     /// finished, so the fire time may then be decided ahead. While the task is unfinished, the decision waits for the
     /// fire time itself.
-    pub fn take(rules: &Rules, calendar: &Calendar, standing: Standing, unfinished: bool, now: UnixMicros) -> Self {
-        let turn = Self { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: None };
-        turn.buffered(rules.overlap, unfinished).fired(rules, calendar, unfinished, now)
+    pub fn decide(rules: &Rules, calendar: &Calendar, state: ScheduleState, unfinished: bool, now: UnixMicros) -> Self {
+        let decision = Self { fires: Vec::new(), skipped: 0, missed: 0, state, wake_at: None };
+        decision.buffered(rules.overlap, unfinished).fired(rules, calendar, unfinished, now)
     }
 
     /// Fires the buffered fire time, unless it has to wait longer.
     fn buffered(mut self, overlap: Overlap, unfinished: bool) -> Self {
-        let blocked = unfinished && overlap != Overlap::Allow || self.standing.paused_at.is_some();
-        if let Some(at) = self.standing.buffered_at.filter(|_| !blocked) {
-            self.standing.buffered_at = None;
+        let blocked = unfinished && overlap != Overlap::Allow || self.state.paused_at.is_some();
+        if let Some(at) = self.state.buffered_at.filter(|_| !blocked) {
+            self.state.buffered_at = None;
             self.fires.push(Fire { at, buffered: true });
         }
         self
     }
 
     fn fired(mut self, rules: &Rules, calendar: &Calendar, unfinished: bool, now: UnixMicros) -> Self {
-        let (come, next_at) = self.come(rules, calendar, now);
-        self.standing.next_at = next_at;
-        for at in come {
+        let (due, next_at) = self.due_fire_times(rules, calendar, now);
+        self.state.next_at = next_at;
+        for at in due {
             let blocked = unfinished || !self.fires.is_empty();
             if rules.overlap == Overlap::Allow || !blocked {
                 self.fires.push(Fire { at, buffered: false });
             } else if at > now {
-                self.standing.next_at = Some(at);
-                self.wake_at = Some(at.min(now.plus(LOOK_AGAIN)));
+                self.state.next_at = Some(at);
+                self.wake_at = Some(at.min(now.plus(CHECK_AGAIN)));
                 return self;
-            } else if rules.overlap == Overlap::BufferOne && self.standing.buffered_at.is_none() {
-                self.standing.buffered_at = Some(at);
+            } else if rules.overlap == Overlap::BufferOne && self.state.buffered_at.is_none() {
+                self.state.buffered_at = Some(at);
             } else {
                 self.skipped += 1;
             }
-            self.standing.since = self.standing.since.max(at);
+            self.state.since = self.state.since.max(at);
         }
-        self.wake_at = self.standing.wake_at(now);
+        self.wake_at = self.state.wake_at(now);
         self
     }
 
     /// The fire times to decide now, and the first one after them. Counts the missed ones.
-    fn come(
+    fn due_fire_times(
         &mut self,
         rules: &Rules,
         calendar: &Calendar,
         now: UnixMicros,
     ) -> (VecDeque<UnixMicros>, Option<UnixMicros>) {
-        let (since, paused_at) = (self.standing.since, self.standing.paused_at);
+        let (since, paused_at) = (self.state.since, self.state.paused_at);
         let until = paused_at.unwrap_or_else(|| now.plus(AHEAD));
         let catch_up = Duration::from_millis(u64::try_from(rules.catch_up_ms).unwrap_or(0));
         let earliest = now.minus(catch_up);
         let after = |at: UnixMicros| calendar.next_after(at.max(since));
-        let mut next_at = self.standing.next_at;
-        let mut come = VecDeque::new();
+        let mut next_at = self.state.next_at;
+        let mut due = VecDeque::new();
         while let Some(at) = next_at.filter(|at| *at <= until) {
             if at < earliest {
                 self.missed += 1;
                 next_at =
-                    after(if self.missed < MISSED_COUNTED { at } else { earliest.minus(Duration::from_micros(1)) });
+                    after(if self.missed < MAX_MISSED_COUNTED { at } else { earliest.minus(Duration::from_micros(1)) });
                 continue;
             }
-            come.push_back(at);
-            if come.len() > MADE_UP_MOST {
-                come.pop_front();
+            due.push_back(at);
+            if due.len() > MAX_MADE_UP {
+                due.pop_front();
                 self.missed += 1;
             }
             next_at = after(at);
         }
-        (come, next_at.filter(|_| paused_at.is_none()))
+        (due, next_at.filter(|_| paused_at.is_none()))
     }
 }
 

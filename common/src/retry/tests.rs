@@ -22,8 +22,8 @@ fn the_default_budget_of_25_attempts_waits_24_times_and_16_days_and_a_half() {
     let mut waits = 0;
     for attempt in 1.. {
         match RetryPolicy::Polynomial.decide(attempt, budget, now, 0.5, None) {
-            Fate::Retry { at } => now = at,
-            Fate::Bury => break,
+            RetryDecision::Retry { at } => now = at,
+            RetryDecision::Bury => break,
         }
         waits += 1;
     }
@@ -51,29 +51,38 @@ fn fixed_and_immediate_do_not_depend_on_the_failures() {
 fn the_last_attempt_of_the_budget_is_buried() {
     let now = UnixMicros::new(1_000_000);
     let fixed = RetryPolicy::Fixed { delay_ms: 1_000 };
-    assert_eq!(fixed.decide(1, 3, now, 0.0, None), Fate::Retry { at: UnixMicros::new(2_000_000) });
-    assert_eq!(fixed.decide(2, 3, now, 0.0, None), Fate::Retry { at: UnixMicros::new(2_000_000) });
-    assert_eq!(fixed.decide(3, 3, now, 0.0, None), Fate::Bury);
-    assert_eq!(fixed.decide(4, 3, now, 0.0, None), Fate::Bury);
-    assert_eq!(fixed.decide(1, 1, now, 0.0, None), Fate::Bury);
+    assert_eq!(fixed.decide(1, 3, now, 0.0, None), RetryDecision::Retry { at: UnixMicros::new(2_000_000) });
+    assert_eq!(fixed.decide(2, 3, now, 0.0, None), RetryDecision::Retry { at: UnixMicros::new(2_000_000) });
+    assert_eq!(fixed.decide(3, 3, now, 0.0, None), RetryDecision::Bury);
+    assert_eq!(fixed.decide(4, 3, now, 0.0, None), RetryDecision::Bury);
+    assert_eq!(fixed.decide(1, 1, now, 0.0, None), RetryDecision::Bury);
 }
 
 #[test]
 fn the_first_failure_counts_as_none_before_it() {
     let now = UnixMicros::new(0);
-    assert_eq!(RetryPolicy::Polynomial.decide(1, 25, now, 0.0, None), Fate::Retry { at: UnixMicros::new(15_000_000) });
-    assert_eq!(RetryPolicy::Polynomial.decide(3, 25, now, 0.0, None), Fate::Retry { at: UnixMicros::new(31_000_000) });
+    assert_eq!(
+        RetryPolicy::Polynomial.decide(1, 25, now, 0.0, None),
+        RetryDecision::Retry { at: UnixMicros::new(15_000_000) }
+    );
+    assert_eq!(
+        RetryPolicy::Polynomial.decide(3, 25, now, 0.0, None),
+        RetryDecision::Retry { at: UnixMicros::new(31_000_000) }
+    );
 }
 
 #[test]
 fn the_consumers_wish_overrides_the_back_off_but_not_the_budget() {
     let now = UnixMicros::new(0);
-    let at = |micros| Fate::Retry { at: UnixMicros::new(micros) };
+    let at = |micros| RetryDecision::Retry { at: UnixMicros::new(micros) };
     assert_eq!(RetryPolicy::Polynomial.decide(1, 2, now, 0.0, Some(200)), at(200_000));
     assert_eq!(RetryPolicy::Polynomial.decide(1, 2, now, 0.0, Some(0)), at(0));
     assert_eq!(RetryPolicy::Polynomial.decide(1, 2, now, 0.0, Some(-5)), at(0));
-    assert_eq!(RetryPolicy::Polynomial.decide(1, 2, now, 0.0, Some(i64::MAX)), Fate::Retry { at: UnixMicros::LAST });
-    assert_eq!(RetryPolicy::Polynomial.decide(2, 2, now, 0.0, Some(200)), Fate::Bury);
+    assert_eq!(
+        RetryPolicy::Polynomial.decide(1, 2, now, 0.0, Some(i64::MAX)),
+        RetryDecision::Retry { at: UnixMicros::LAST }
+    );
+    assert_eq!(RetryPolicy::Polynomial.decide(2, 2, now, 0.0, Some(200)), RetryDecision::Bury);
 }
 
 #[test]
@@ -150,7 +159,7 @@ proptest! {
     fn no_number_of_failures_overflows(policy in policies(), failures: u32, rand01: f64, attempt: i32, micros: i64) {
         let now = UnixMicros::new(micros).min(UnixMicros::LAST);
         policy.delay(failures, rand01);
-        if let Fate::Retry { at } = policy.decide(attempt, i32::MAX, now, rand01, None) {
+        if let RetryDecision::Retry { at } = policy.decide(attempt, i32::MAX, now, rand01, None) {
             prop_assert!(at >= now && at <= UnixMicros::LAST);
         }
     }

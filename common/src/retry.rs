@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{field::FieldError, time::UnixMicros, wire::read};
+use crate::{field::FieldError, json, time::UnixMicros};
 
 /// The longest wait: ten years. A longer one is a mistake.
 const LONGEST_MS: i64 = 315_360_000_000;
 
 /// How long to wait after a failure. `n` counts the failures before this one, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "read::Object<Fields>", into = "Fields")]
+#[serde(try_from = "json::Object<Fields>", into = "Fields")]
 pub enum RetryPolicy {
     /// `n^4 + 15 + rand * 30 * (n + 1)` seconds. The default budget of 25 attempts has 24 waits,
     /// about 16.6 days in all.
@@ -28,7 +28,7 @@ pub enum RetryPolicy {
 
 /// The result of a failed attempt for the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RetryDecision {
     Retry { at: UnixMicros },
     Bury,
 }
@@ -60,15 +60,15 @@ impl RetryPolicy {
         now: UnixMicros,
         rand01: f64,
         retry_in_ms: Option<i64>,
-    ) -> Fate {
+    ) -> RetryDecision {
         if attempt_in_budget >= max_attempts {
-            return Fate::Bury;
+            return RetryDecision::Bury;
         }
         let wait = match retry_in_ms {
             Some(wished_ms) => Duration::from_millis(wished_ms.max(0).unsigned_abs()),
             None => self.delay(u32::try_from(attempt_in_budget - 1).unwrap_or(0), rand01),
         };
-        Fate::Retry { at: now.plus(wait) }
+        RetryDecision::Retry { at: now.plus(wait) }
     }
 
     /// Checks the parameters. Separate from reading, so that a stored policy can always be read.
@@ -97,15 +97,15 @@ fn seconds(seconds: f64) -> Duration {
 #[serde(deny_unknown_fields)]
 struct Fields {
     kind: Kind,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
     base_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
     factor: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
     max_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
     jitter: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::whole_present")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
     delay_ms: Option<i64>,
 }
 
@@ -139,10 +139,10 @@ impl Kind {
 }
 
 /// The errors name the field with its path, `retry.delay_ms`, like those of [`RetryPolicy::validate`].
-impl TryFrom<read::Object<Fields>> for RetryPolicy {
+impl TryFrom<json::Object<Fields>> for RetryPolicy {
     type Error = String;
 
-    fn try_from(read::Object(fields): read::Object<Fields>) -> Result<Self, String> {
+    fn try_from(json::Object(fields): json::Object<Fields>) -> Result<Self, String> {
         let given = [
             ("base_ms", fields.base_ms.is_some()),
             ("factor", fields.factor.is_some()),

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Excess, Pending, Usage};
+use super::{Excess, PendingLimits, Usage};
 
 /// A refusal needs a count no older than this, or no older than twenty times what it took. Counting thus costs the
 /// database 5 % of one connection, however many tasks there are.
@@ -23,7 +23,7 @@ const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// What a submission has to do about a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ruling {
+pub enum LimitDecision {
     /// There is room, and the submission has taken it.
     Fits,
     /// There is room, and the submission has taken it; the caller should start a count meanwhile.
@@ -39,12 +39,12 @@ struct Count {
     /// When the count ended.
     at: Instant,
     cost: Duration,
-    extent: Extent,
+    extent: CountCoverage,
 }
 
 /// How much a count covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct CountCoverage {
     /// The count did not stop at a limit.
     pub whole: bool,
     /// The count includes bytes.
@@ -52,7 +52,7 @@ pub struct Extent {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct UsageCounter {
     count: Option<Count>,
     /// Tasks admitted and answered since the count began.
     accepted: Usage,
@@ -63,21 +63,21 @@ pub struct Tally {
     failed: Option<Instant>,
 }
 
-impl Tally {
+impl UsageCounter {
     /// Takes room for `more` within `most` if there is some. With `last` the caller cannot wait for another count.
-    pub fn admit(&mut self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+    pub fn admit(&mut self, most: PendingLimits, more: Usage, now: Instant, last: bool) -> LimitDecision {
         let last = last || self.failed.is_some_and(|at| now.saturating_duration_since(at) < FAILED_FOR);
         let ruling = self.rule(most, more, now, last);
-        if matches!(ruling, Ruling::Fits | Ruling::FitsButCount) {
+        if matches!(ruling, LimitDecision::Fits | LimitDecision::FitsButCount) {
             self.admitted = self.admitted.plus(more);
         }
         ruling
     }
 
-    fn rule(&self, most: Pending, more: Usage, now: Instant, last: bool) -> Ruling {
+    fn rule(&self, most: PendingLimits, more: Usage, now: Instant, last: bool) -> LimitDecision {
         let Some(count) = self.count else {
             // A database that cannot be counted stores nothing either, and the insert then reports that.
-            return if last { Ruling::Fits } else { Ruling::CountFirst };
+            return if last { LimitDecision::Fits } else { LimitDecision::CountFirst };
         };
         let age = now.saturating_duration_since(count.at);
         let pause = count.cost.saturating_mul(COST_SHARE);
@@ -89,10 +89,10 @@ impl Tally {
             None => !count.extent.whole || is_blind || age > OUTDATED.max(pause),
         };
         match excess {
-            _ if count_first && !last => Ruling::CountFirst,
-            Some(excess) => Ruling::Exceeds(excess),
-            None if age > RENEWED.max(pause) => Ruling::FitsButCount,
-            None => Ruling::Fits,
+            _ if count_first && !last => LimitDecision::CountFirst,
+            Some(excess) => LimitDecision::Exceeds(excess),
+            None if age > RENEWED.max(pause) => LimitDecision::FitsButCount,
+            None => LimitDecision::Fits,
         }
     }
 
@@ -126,7 +126,7 @@ impl Tally {
     }
 
     /// Stores the result of a count. Tasks answered while it ran may count twice until the next one.
-    pub fn counted(&mut self, usage: Usage, extent: Extent, now: Instant) {
+    pub fn counted(&mut self, usage: Usage, extent: CountCoverage, now: Instant) {
         let (seen, began) = self.counting.take().unwrap_or((Usage::default(), now));
         self.accepted = self.accepted.minus(seen);
         self.failed = None;

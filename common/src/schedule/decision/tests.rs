@@ -26,15 +26,15 @@ fn rules(overlap: Overlap, every_s: i64, catch_up_ms: i64) -> Rules {
     }
 }
 
-fn standing(next_s: i64) -> Standing {
-    Standing { next_at: Some(at(next_s)), since: at(0), paused_at: None, buffered_at: None }
+fn standing(next_s: i64) -> ScheduleState {
+    ScheduleState { next_at: Some(at(next_s)), since: at(0), paused_at: None, buffered_at: None }
 }
 
-fn take(rules: &Rules, standing: Standing, unfinished: bool, now_s: i64) -> Turn {
-    Turn::take(rules, &rules.when.calendar().unwrap(), standing, unfinished, at(now_s))
+fn take(rules: &Rules, standing: ScheduleState, unfinished: bool, now_s: i64) -> FireDecision {
+    FireDecision::decide(rules, &rules.when.calendar().unwrap(), standing, unfinished, at(now_s))
 }
 
-fn seconds(turn: &Turn) -> Vec<i64> {
+fn seconds(turn: &FireDecision) -> Vec<i64> {
     turn.fires.iter().map(|fire| fire.at.micros() / SECOND_US).collect()
 }
 
@@ -45,7 +45,7 @@ fn a_fire_time_is_decided_a_little_ahead_and_the_next_look_is_ahead_of_the_next(
     assert_eq!((seconds(&early), early.wake_at), (vec![], Some(at(97))));
     let turn = take(&rules, standing(100), false, 97);
     assert_eq!(seconds(&turn), [100]);
-    assert_eq!((turn.standing.next_at, turn.standing.since, turn.wake_at), (Some(at(110)), at(100), Some(at(107))));
+    assert_eq!((turn.state.next_at, turn.state.since, turn.wake_at), (Some(at(110)), at(100), Some(at(107))));
 }
 
 #[test]
@@ -53,29 +53,29 @@ fn while_the_last_task_is_unfinished_a_fire_time_is_not_decided_ahead() {
     for overlap in [Overlap::Skip, Overlap::BufferOne] {
         let rules = rules(overlap, 10, 60_000);
         let ahead = take(&rules, standing(100), true, 98);
-        assert_eq!((seconds(&ahead), ahead.skipped, ahead.standing.next_at), (vec![], 0, Some(at(100))));
+        assert_eq!((seconds(&ahead), ahead.skipped, ahead.state.next_at), (vec![], 0, Some(at(100))));
         assert!(ahead.wake_at.is_some_and(|wake_at| wake_at > at(98) && wake_at <= at(100)));
-        assert_eq!(seconds(&take(&rules, ahead.standing, false, 99)), [100], "it has finished in between");
+        assert_eq!(seconds(&take(&rules, ahead.state, false, 99)), [100], "it has finished in between");
     }
 }
 
 #[test]
 fn skip_makes_nothing_while_the_last_task_is_unfinished() {
     let turn = take(&rules(Overlap::Skip, 10, 60_000), standing(100), true, 100);
-    assert_eq!((seconds(&turn), turn.skipped, turn.standing.next_at), (vec![], 1, Some(at(110))));
+    assert_eq!((seconds(&turn), turn.skipped, turn.state.next_at), (vec![], 1, Some(at(110))));
 }
 
 #[test]
 fn buffer_one_keeps_the_first_and_makes_it_as_soon_as_the_last_task_is_finished() {
     let rules = rules(Overlap::BufferOne, 10, 60_000);
     let first = take(&rules, standing(100), true, 100);
-    assert_eq!((first.standing.buffered_at, first.skipped), (Some(at(100)), 0));
-    assert_eq!(first.wake_at, Some(at(100).plus(LOOK_AGAIN)));
-    let second = take(&rules, first.standing, true, 110);
-    assert_eq!((second.standing.buffered_at, second.skipped, second.fires.len()), (Some(at(100)), 1, 0));
-    let done = take(&rules, second.standing, false, 114);
+    assert_eq!((first.state.buffered_at, first.skipped), (Some(at(100)), 0));
+    assert_eq!(first.wake_at, Some(at(100).plus(CHECK_AGAIN)));
+    let second = take(&rules, first.state, true, 110);
+    assert_eq!((second.state.buffered_at, second.skipped, second.fires.len()), (Some(at(100)), 1, 0));
+    let done = take(&rules, second.state, false, 114);
     assert_eq!(done.fires, [Fire { at: at(100), buffered: true }]);
-    assert_eq!((done.standing.buffered_at, done.standing.next_at), (None, Some(at(120))));
+    assert_eq!((done.state.buffered_at, done.state.next_at), (None, Some(at(120))));
 }
 
 #[test]
@@ -83,17 +83,17 @@ fn what_was_missed_is_made_up_when_it_is_not_too_old() {
     let turn = take(&rules(Overlap::Allow, 10, 30_000), standing(100), false, 155);
     assert_eq!((seconds(&turn), turn.missed), (vec![130, 140, 150], 3));
     let turn = take(&rules(Overlap::BufferOne, 10, 30_000), standing(100), false, 155);
-    assert_eq!((seconds(&turn), turn.standing.buffered_at), (vec![130], Some(at(140))));
+    assert_eq!((seconds(&turn), turn.state.buffered_at), (vec![130], Some(at(140))));
     assert_eq!((turn.skipped, turn.missed), (1, 3));
 }
 
 #[test]
 fn of_very_many_the_newest_are_made_up_and_counting_is_bounded() {
     let turn = take(&rules(Overlap::Allow, 1, 3_600_000), standing(1), false, 1_000_000);
-    assert_eq!(turn.fires.len(), MADE_UP_MOST);
+    assert_eq!(turn.fires.len(), MAX_MADE_UP);
     assert_eq!(turn.fires.last().map(|fire| fire.at), Some(at(1_000_003)));
-    assert!(turn.missed >= MISSED_COUNTED && turn.missed < 20_000, "{}", turn.missed);
-    assert_eq!(turn.standing.next_at, Some(at(1_000_004)));
+    assert!(turn.missed >= MAX_MISSED_COUNTED && turn.missed < 20_000, "{}", turn.missed);
+    assert_eq!(turn.state.next_at, Some(at(1_000_004)));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_pause_stops_what_has_not_come_and_is_not_made_up() {
 fn a_fire_time_decided_ahead_does_not_come_back_by_a_pause_or_a_change() {
     let rules = rules(Overlap::Allow, 10, 60_000);
     let calendar = rules.when.calendar().unwrap();
-    let mut changed = take(&rules, standing(100), false, 98).standing;
+    let mut changed = take(&rules, standing(100), false, 98).state;
     let mut resumed = changed;
     changed.change(&calendar, at(98));
     assert_eq!(changed.next_at, Some(at(110)));
@@ -158,18 +158,18 @@ proptest! {
     ) {
         let rules = rules(overlap, every_s, 86_400_000);
         let calendar = rules.when.calendar().unwrap();
-        let (mut now, mut standing) = (at(1_000), Standing::new(&calendar, at(1_000)));
+        let (mut now, mut standing) = (at(1_000), ScheduleState::new(&calendar, at(1_000)));
         let (mut fired, mut none_made, mut pauses) = (Vec::new(), 0, 0);
         for (step_s, event) in steps {
             now = now.plus(Duration::from_secs(step_s.unsigned_abs()));
             match event {
                 Event::Look { unfinished } => {
-                    let turn = Turn::take(&rules, &calendar, standing, unfinished, now);
+                    let turn = FireDecision::decide(&rules, &calendar, standing, unfinished, now);
                     prop_assert!(overlap == Overlap::Allow || turn.fires.len() <= 1);
                     prop_assert!(turn.wake_at.is_none_or(|wake_at| wake_at > now), "the search would never end");
                     fired.extend(turn.fires.iter().map(|fire| fire.at));
                     none_made += usize::try_from(turn.skipped + turn.missed).unwrap();
-                    standing = turn.standing;
+                    standing = turn.state;
                 }
                 Event::Pause => {
                     standing.pause(now);
@@ -187,6 +187,17 @@ proptest! {
             let all = calendar.next_times(at(1_000), 3_000).into_iter().filter(|at| *at < end).count();
             let waiting = usize::from(standing.buffered_at.is_some());
             prop_assert_eq!(fired.len() + none_made + waiting, all);
+        }
+    }
+}
+
+#[test]
+fn a_delivered_task_overlaps_only_while_a_report_is_due() {
+    use crate::{queue::Settle, schedule::overlaps, task::TaskState};
+    for settle in Settle::ALL {
+        for state in TaskState::ALL.into_iter().filter(|state| !state.is_final()) {
+            let expected = state != TaskState::Delivered || settle == Settle::Result;
+            assert_eq!(overlaps(state, settle), expected, "{settle:?} {state}");
         }
     }
 }

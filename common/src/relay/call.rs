@@ -6,8 +6,8 @@ use chrono::DateTime;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{
+    task::report::{ReportStatus, keepable},
     time::UnixMicros,
-    wire::report::{ReportStatus, keepable},
 };
 
 /// The longest pause that a target may ask for. A longer one is taken for a mistake: the queue's policy has its own
@@ -23,40 +23,40 @@ const EX_OK: i32 = 0;
 
 /// The result of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct CallOutcome {
     pub status: ReportStatus,
     pub retry_in_ms: Option<i64>,
     /// The target itself works: the next call may succeed.
-    pub is_well: bool,
+    pub is_healthy: bool,
 }
 
-impl Answer {
+impl CallOutcome {
     /// The target was not reached, or did not answer in time.
-    pub const NONE: Self = Self { status: ReportStatus::Failed, retry_in_ms: None, is_well: false };
+    pub const UNREACHED: Self = Self { status: ReportStatus::Failed, retry_in_ms: None, is_healthy: false };
 }
 
 /// Judges an HTTP answer. Redirects are not followed, so they are failures as well.
-pub fn of_status(status: u16, retry_after: Option<&str>, now: UnixMicros) -> Answer {
+pub fn of_status(status: u16, retry_after: Option<&str>, now: UnixMicros) -> CallOutcome {
     match status {
-        200..=299 => Answer { status: ReportStatus::Succeeded, retry_in_ms: None, is_well: true },
+        200..=299 => CallOutcome { status: ReportStatus::Succeeded, retry_in_ms: None, is_healthy: true },
         // 410 Gone: the target will not come back.
-        410 => Answer { status: ReportStatus::Discard, retry_in_ms: None, is_well: true },
-        _ => Answer {
+        410 => CallOutcome { status: ReportStatus::Discard, retry_in_ms: None, is_healthy: true },
+        _ => CallOutcome {
             status: ReportStatus::Failed,
             retry_in_ms: retry_after.and_then(|text| retry_in_ms(text, now)),
-            is_well: status < 500 && status != 429,
+            is_healthy: status < 500 && status != 429,
         },
     }
 }
 
 /// Judges the end of a command. Without a code, a signal ended it.
-pub fn of_exit(code: Option<i32>) -> Answer {
+pub fn of_exit(code: Option<i32>) -> CallOutcome {
     let status = match code {
         Some(EX_OK) => ReportStatus::Succeeded,
         Some(EX_DATAERR) => ReportStatus::Discard,
         _ => ReportStatus::Failed,
     };
-    Answer { status, retry_in_ms: None, is_well: true }
+    CallOutcome { status, retry_in_ms: None, is_healthy: true }
 }
 
 /// Reads `Retry-After`: seconds, or a date. `None` when it is neither.
@@ -88,14 +88,14 @@ pub fn text(output: &[u8], most_bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ResultBody;
+    use crate::task::report::ResultBody;
 
     const NOW: UnixMicros = UnixMicros::new(1_445_412_420_000_000); // Wed, 21 Oct 2015 07:27:00 GMT
 
     #[test]
     fn each_status_has_its_meaning() {
         use ReportStatus::{Discard, Failed, Succeeded};
-        for (status, report, is_well) in [
+        for (status, report, is_healthy) in [
             (200, Succeeded, true),
             (204, Succeeded, true),
             (302, Failed, true),
@@ -106,7 +106,11 @@ mod tests {
             (500, Failed, false),
             (503, Failed, false),
         ] {
-            assert_eq!(of_status(status, None, NOW), Answer { status: report, retry_in_ms: None, is_well }, "{status}");
+            assert_eq!(
+                of_status(status, None, NOW),
+                CallOutcome { status: report, retry_in_ms: None, is_healthy },
+                "{status}"
+            );
         }
     }
 
