@@ -28,7 +28,7 @@ pub enum RetryPolicy {
 
 /// The result of a failed attempt for the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RetryDecision {
+pub(crate) enum RetryDecision {
     Retry { at: UnixMicros },
     Bury,
 }
@@ -53,7 +53,7 @@ impl RetryPolicy {
 
     /// Decides to retry or bury, after attempt number `attempt_in_budget` (from 1) of `max_attempts` has failed at
     /// `now`. `retry_in_ms` is the consumer's own wish. It overrides the back-off, not the budget.
-    pub fn decide(
+    pub(crate) fn decide(
         &self,
         attempt_in_budget: i32,
         max_attempts: i32,

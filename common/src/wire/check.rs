@@ -8,14 +8,12 @@ use serde_json::value::RawValue;
 use crate::{field::FieldError, time::UnixMicros, wire::Problem};
 
 pub const JSON: &str = "application/json";
-pub const BYTES: &str = "application/octet-stream";
-/// The most that the configuration may allow: 1 MiB.
-pub const HARD_MAX_PAYLOAD_BYTES: usize = 1 << 20;
+pub(crate) const BYTES: &str = "application/octet-stream";
 /// The most bytes of all header names and values together.
-pub const MAX_HEADERS_BYTES: usize = 8 << 10;
-pub const MAX_HEADERS: usize = 64;
+pub(crate) const MAX_HEADERS_BYTES: usize = 8 << 10;
+pub(crate) const MAX_HEADERS: usize = 64;
 pub const MAX_KEY_CHARS: usize = 256;
-pub const DEFAULT_PRIORITY: i16 = 3;
+pub(crate) const DEFAULT_PRIORITY: i16 = 3;
 /// AMQP's limit: the length of a header's name, and of a content type, is one byte.
 const MAX_SHORT_BYTES: usize = 255;
 

@@ -29,7 +29,7 @@ pub struct NamedDependency {
 
 /// Checks the dependencies in a request for a task of `queue` with `key`. A dependency that is named twice counts
 /// once.
-pub fn check_dependencies(
+pub(crate) fn check_dependencies(
     asked: Vec<DependencyRequest>,
     queue: &QueueName,
     key: Option<&str>,
