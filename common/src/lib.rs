@@ -3,7 +3,7 @@
 //! Nothing here waits, reads a clock, opens a socket or rolls a die; moments and dice are arguments. A decision is a
 //! value that a loop acts on and a log can print.
 //!
-//! The modules form a one-way order: each imports only modules above it in this list, and [`wire`] is on top of all.
+//! The modules form a one-way order. From the bottom to the top, each imports only modules that are listed before it:
 //! - [`outcome`], [`field`], [`ids`], [`time`] and `json`: the types that everything else is written in, and how they
 //!   are read from JSON.
 //! - [`priority`]: how many tasks of each priority start first; [`retry`]: when a failed attempt is tried again.

@@ -117,8 +117,8 @@ impl fmt::Display for TokenLimits {
             self.queues.map(|most| format!("{most} queues")),
             self.schedules.map(|most| format!("{most} schedules")),
         ];
-        let said: Vec<String> = parts.into_iter().flatten().collect();
-        if said.is_empty() { f.write_str("none") } else { f.write_str(&said.join(", ")) }
+        let limits: Vec<String> = parts.into_iter().flatten().collect();
+        if limits.is_empty() { f.write_str("none") } else { f.write_str(&limits.join(", ")) }
     }
 }
 

@@ -36,13 +36,13 @@ pub(super) fn due(
     delay_ms: Option<i64>,
     now: UnixMicros,
 ) -> Result<Option<(UnixMicros, bool)>, Problem> {
-    let asked = match (due_at, delay_ms) {
+    let requested = match (due_at, delay_ms) {
         (None, None) => return Ok(None),
         (Some(due_at), None) => due_at,
         (None, Some(delay_ms)) => after(now, delay_ms).ok_or_else(|| too_late("delay_ms"))?,
         (Some(_), Some(_)) => return Err(both("delay_ms", "due_at")),
     };
-    Ok(Some((asked.max(now), asked <= now)))
+    Ok(Some((requested.max(now), requested <= now)))
 }
 
 pub(super) fn expiry(
