@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{field::FieldError, ids::QueueName, limit::TokenLimits, queue};
 
 /// The most patterns that a request may list; one pattern with `*` stands for any number of queues.
-pub const MAX_PATTERNS: usize = 100;
+pub(crate) const MAX_PATTERNS: usize = 100;
 
 /// One kind of request. A route needs one of these, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Role {
     }
 
     /// The number of the role's permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
-    pub const fn strength(self) -> usize {
+    pub(crate) const fn strength(self) -> usize {
         self.permissions().len()
     }
 
@@ -149,7 +149,7 @@ impl Scope {
     }
 
     /// The union of `scopes`, with each pattern once.
-    pub fn joined<'a>(scopes: impl IntoIterator<Item = &'a Self>) -> Self {
+    pub(crate) fn joined<'a>(scopes: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut joined: Vec<String> = Vec::new();
         for scope in scopes {
             let Some(patterns) = scope.patterns() else { return Self::ALL };

@@ -16,15 +16,8 @@ impl FieldError {
         Self { field: field.into(), detail: detail.into() }
     }
 
-    /// The error for a field of the agreed interface whose behaviour does not exist yet.
-    pub fn not_available(field: impl Into<Cow<'static, str>>) -> Self {
-        let field = field.into();
-        let detail = format!("`{field}` is not available in this version");
-        Self { field, detail }
-    }
-
     /// Refuses a number outside `first..=last`.
-    pub fn within<T>(field: &'static str, value: T, first: T, last: T) -> Result<(), Self>
+    pub(crate) fn within<T>(field: &'static str, value: T, first: T, last: T) -> Result<(), Self>
     where
         T: PartialOrd + std::fmt::Display + Copy,
     {

@@ -3,7 +3,7 @@
 //! Nothing here waits, reads a clock, opens a socket or rolls a die; moments and dice are arguments. A decision is a
 //! value that a loop acts on and a log can print.
 //!
-//! The modules form a one-way order: each imports only modules above it in this list, and [`wire`] is on top of all.
+//! The modules form a one-way order. From the bottom to the top, each imports only modules that are listed before it:
 //! - [`outcome`], [`field`], [`ids`], [`time`] and `json`: the types that everything else is written in, and how they
 //!   are read from JSON.
 //! - [`priority`]: how many tasks of each priority start first; [`retry`]: when a failed attempt is tried again.
@@ -14,10 +14,10 @@
 //! - [`task`]: a task's content and its deliveries; [`task::state`], its states; [`task::report`], what a consumer
 //!   reports; [`task::verdict`], what a confirm, a silence, a rejection or a report means; [`task::oracle`], the table
 //!   that the tests check every statement against.
-//! - [`schedule`]: [`schedule::calendar`], when it fires; [`schedule::decision`], which fire times get a task.
+//! - [`schedule`]: when it fires, and which fire times get a task.
 //! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it;
 //!   [`shard::assign`], which node should own it.
-//! - [`cluster`]: [`cluster::view`], what etcd holds at one moment; [`cluster::membership`], when not to trust it;
+//! - [`cluster`]: [`cluster::ClusterView`], what etcd holds at one moment; [`cluster::Freeze`], when not to trust it;
 //!   [`cluster::ownership`], what a node has to do about its shards.
 //! - [`delay`]: [`delay::heap`], the next due entries; [`delay::horizon`], which part of the future to read into it.
 //! - [`relay`]: what the end of a call means to a consumer that turns tasks into calls, and when it leaves its target

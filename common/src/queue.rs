@@ -18,11 +18,11 @@ use crate::{
 };
 
 /// The longest name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
-pub const MAX_NAME_CHARS: usize = 128;
+pub(crate) const MAX_NAME_CHARS: usize = 128;
 /// The largest budget of attempts, for a task and for a queue.
-pub const MAX_ATTEMPTS: i32 = 1_000;
+pub(crate) const MAX_ATTEMPTS: i32 = 1_000;
 /// The longest timeout: one year.
-pub const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
+pub(crate) const MAX_TIMEOUT_MS: i64 = 31_536_000_000;
 /// The longest retention: a year. The archive has a partition for each day, and every look-up of a finished task
 /// probes all of them.
 const MAX_KEEP_MS: i64 = 31_622_400_000;
@@ -54,10 +54,11 @@ pub enum Settle {
 }
 
 impl Settle {
-    pub const ALL: [Self; 3] = [Self::Confirm, Self::Reject, Self::Result];
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 3] = [Self::Confirm, Self::Reject, Self::Result];
 
     /// Whether the task succeeds with the broker's confirm.
-    pub const fn finishes_on_confirm(self) -> bool {
+    pub(crate) const fn finishes_on_confirm(self) -> bool {
         matches!(self, Self::Confirm)
     }
 
@@ -67,7 +68,7 @@ impl Settle {
     }
 
     /// Whether a rejection fails the attempt. A queue that settles by confirms has no retries.
-    pub const fn heeds_rejection(self) -> bool {
+    pub(crate) const fn heeds_rejection(self) -> bool {
         !self.finishes_on_confirm()
     }
 }
@@ -301,7 +302,7 @@ impl QueuePolicy {
     }
 
     /// Whether a limit of the queue can refuse a submission.
-    pub const fn limits_submissions(&self) -> bool {
+    pub(crate) const fn limits_submissions(&self) -> bool {
         !self.pending().is_none() || self.max_submits_per_second.is_some()
     }
 
@@ -360,7 +361,7 @@ impl Queue {
     }
 
     /// Whether tasks become `ready` instead of being claimed at their due time.
-    pub fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.paused || self.policy.is_gated()
     }
 }

@@ -28,7 +28,7 @@ pub enum RetryPolicy {
 
 /// The result of a failed attempt for the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RetryDecision {
+pub(crate) enum RetryDecision {
     Retry { at: UnixMicros },
     Bury,
 }
@@ -52,8 +52,8 @@ impl RetryPolicy {
     }
 
     /// Decides to retry or bury, after attempt number `attempt_in_budget` (from 1) of `max_attempts` has failed at
-    /// `now`. `retry_in_ms` is the consumer's own wish. It overrides the back-off, not the budget.
-    pub fn decide(
+    /// `now`. `retry_in_ms` is the wait that the consumer asks for. It overrides the back-off, not the budget.
+    pub(crate) fn decide(
         &self,
         attempt_in_budget: i32,
         max_attempts: i32,
@@ -65,7 +65,7 @@ impl RetryPolicy {
             return RetryDecision::Bury;
         }
         let wait = match retry_in_ms {
-            Some(wished_ms) => Duration::from_millis(wished_ms.max(0).unsigned_abs()),
+            Some(requested_ms) => Duration::from_millis(requested_ms.max(0).unsigned_abs()),
             None => self.delay(u32::try_from(attempt_in_budget - 1).unwrap_or(0), rand01),
         };
         RetryDecision::Retry { at: now.plus(wait) }

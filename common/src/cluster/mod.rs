@@ -1,9 +1,9 @@
 //! The cluster as one node sees it, and the decisions that follow from it.
 
 pub mod drain;
-pub mod membership;
+mod membership;
 pub mod ownership;
-pub mod view;
+mod view;
 
 pub use membership::{Freeze, Pace};
 pub use ownership::Action;

@@ -49,7 +49,7 @@ pub struct Member {
 
 impl Member {
     /// Whether the node could own shards of that database.
-    pub fn is_fit_for(&self, database: &DatabaseName) -> bool {
+    pub(crate) fn is_fit_for(&self, database: &DatabaseName) -> bool {
         !self.leaving && !self.broker_unfit && !self.unfit.contains(database)
     }
 }
@@ -89,7 +89,7 @@ impl ClusterView {
     }
 
     /// The node that should own `shard`.
-    pub fn assigned(&self, shard: ShardId) -> Option<&NodeId> {
+    pub(crate) fn assigned(&self, shard: ShardId) -> Option<&NodeId> {
         self.assignment.as_ref()?.assignment.owner(shard)
     }
 

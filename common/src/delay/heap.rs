@@ -139,10 +139,6 @@ impl DelayHeap {
         self.order.is_empty()
     }
 
-    pub fn budget(&self) -> usize {
-        self.budget
-    }
-
     /// The moment up to which the heap is complete. Every entry that was pushed since [`Self::reopen`] and wakes
     /// before it is in the heap, or was removed on purpose. `None`: no entry was ever turned away.
     pub fn complete_until(&self) -> Option<UnixMicros> {

@@ -7,6 +7,4 @@ mod index;
 mod lead;
 
 pub use again::again;
-pub use heap::{DelayHeap, Entry, PushOutcome, WakeKind};
-pub use horizon::Horizon;
 pub use lead::Lead;

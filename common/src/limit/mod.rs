@@ -1,7 +1,7 @@
 //! Limits of a queue and of a token, and a node's estimate of how much of each is used.
 
-pub mod bucket;
-pub mod usage_counter;
+mod bucket;
+mod usage_counter;
 
 use std::fmt;
 
@@ -12,11 +12,11 @@ pub use bucket::Bucket;
 pub use usage_counter::{CountCoverage, LimitDecision, UsageCounter};
 
 /// The highest limit of tasks, queues and schedules: beyond every real cluster, so that sums never overflow.
-pub const MAX_COUNT: i64 = 1_000_000_000;
+pub(crate) const MAX_COUNT: i64 = 1_000_000_000;
 /// The highest limit of bytes: a petabyte.
-pub const MAX_BYTES: i64 = 1_000_000_000_000_000;
+pub(crate) const MAX_BYTES: i64 = 1_000_000_000_000_000;
 /// The highest rate limit. Beyond it a node would be busy with refusing.
-pub const MAX_PER_SECOND: i64 = 100_000;
+pub(crate) const MAX_PER_SECOND: i64 = 100_000;
 
 /// All kinds of limits. The names are labels of a metric and part of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,8 +117,8 @@ impl fmt::Display for TokenLimits {
             self.queues.map(|most| format!("{most} queues")),
             self.schedules.map(|most| format!("{most} schedules")),
         ];
-        let said: Vec<String> = parts.into_iter().flatten().collect();
-        if said.is_empty() { f.write_str("none") } else { f.write_str(&said.join(", ")) }
+        let limits: Vec<String> = parts.into_iter().flatten().collect();
+        if limits.is_empty() { f.write_str("none") } else { f.write_str(&limits.join(", ")) }
     }
 }
 
@@ -137,7 +137,7 @@ impl Usage {
 
     /// Subtracts `other`, but never below zero.
     #[must_use]
-    pub fn minus(self, other: Self) -> Self {
+    pub(crate) fn minus(self, other: Self) -> Self {
         Self { tasks: (self.tasks - other.tasks).max(0), bytes: (self.bytes - other.bytes).max(0) }
     }
 }

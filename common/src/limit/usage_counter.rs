@@ -112,7 +112,7 @@ impl UsageCounter {
         self.accepted = self.accepted.plus(taken);
     }
 
-    pub fn used(&self) -> Usage {
+    pub(crate) fn used(&self) -> Usage {
         let counted = self.count.map(|count| count.usage).unwrap_or_default();
         counted.plus(self.accepted).plus(self.admitted)
     }

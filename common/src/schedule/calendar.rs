@@ -21,13 +21,13 @@ const MAX_CRON_CHARS: usize = 256;
 
 /// The shortest interval. Each fire time takes a few statements, and more than one a second is a stream, not a
 /// schedule.
-pub const MIN_EVERY_MS: i64 = 1_000;
+pub(crate) const MIN_EVERY_MS: i64 = 1_000;
 
 /// The longest interval: 366 days.
-pub const MAX_EVERY_MS: i64 = 31_622_400_000;
+pub(crate) const MAX_EVERY_MS: i64 = 31_622_400_000;
 
 /// The time zone of an expression without one.
-pub const DEFAULT_TIME_ZONE: &str = "UTC";
+pub(crate) const DEFAULT_TIME_ZONE: &str = "UTC";
 
 /// A calendar in its written form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ impl When {
     }
 
     /// Like [`When::calendar`], but refuses a calendar without a fire time after `now`.
-    pub fn calendar_that_fires(&self, now: UnixMicros) -> Result<Calendar, FieldError> {
+    pub(crate) fn calendar_that_fires(&self, now: UnixMicros) -> Result<Calendar, FieldError> {
         let calendar = self.calendar()?;
         if calendar.next_after(now).is_none() {
             let Self::Cron { cron, .. } = self else {

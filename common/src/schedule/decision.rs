@@ -8,14 +8,14 @@ use crate::time::UnixMicros;
 
 /// How long before a fire time it is decided. The task then exists in time, in spite of the statements that it takes,
 /// and even if a node dies meanwhile. A change, a pause or a delete within this time no longer affects the fire time.
-pub const AHEAD: Duration = Duration::from_secs(3);
+pub(crate) const AHEAD: Duration = Duration::from_secs(3);
 
 /// How often a fire time that waits for the previous task checks whether that task has finished.
-pub const CHECK_AGAIN: Duration = Duration::from_millis(500);
+pub(crate) const CHECK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The most tasks of one look; after an outage, the newest fire times get them. With the largest payloads that is a
 /// statement of 6 MiB.
-pub const MAX_MADE_UP: usize = 100;
+pub(crate) const MAX_MADE_UP: usize = 100;
 
 /// The most missed fire times that are counted one by one, which takes two milliseconds. A longer run counts as this
 /// many.

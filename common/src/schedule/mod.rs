@@ -1,7 +1,7 @@
 //! A schedule: a calendar and the task it makes at each of its fire times.
 
-pub mod calendar;
-pub mod decision;
+pub(crate) mod calendar;
+mod decision;
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub use calendar::{Calendar, When};
 pub use decision::{FireDecision, ScheduleState};
 
 /// The largest payload of a schedule: it is read at each fire time, and written once more for each task.
-pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// A schedule's definition without its name and its payload. A stored field that is absent takes its default, so that
 /// a schedule of an older version can always be read.

@@ -65,7 +65,8 @@ pub fn solve(problem: &AssignmentProblem, previous: &Assignment) -> Assignment {
     let mut solution = Assignment { owners: vec![None; shard_count] };
     let mut load: BTreeMap<&NodeId, usize> = BTreeMap::new();
     for group in groups {
-        let owners = if group.fit.is_empty() { kept(group, previous) } else { divided(group, previous, &load) };
+        let owners =
+            if group.fit.is_empty() { unchanged_owners(group, previous) } else { divided(group, previous, &load) };
         for (shard, owner) in group.shards.iter().zip(owners) {
             if let Some(owner) = owner {
                 *load.entry(owner).or_default() += 1;
@@ -76,7 +77,7 @@ pub fn solve(problem: &AssignmentProblem, previous: &Assignment) -> Assignment {
     solution
 }
 
-fn kept<'a>(group: &ShardGroup, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
+fn unchanged_owners<'a>(group: &ShardGroup, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
     group.shards.iter().map(|shard| previous.owner(shard)).collect()
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{field::FieldError, ids::QueueName, queue::Placement};
 
 /// The most dependencies of one task: each is looked up at every check of the task.
-pub const MAX_DEPENDENCIES: usize = 100;
+pub(crate) const MAX_DEPENDENCIES: usize = 100;
 
 /// A task that has to succeed first. It need not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

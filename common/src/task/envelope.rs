@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The deepest nesting of tables. Beyond some forty levels JSON is not read back.
-pub const MAX_DEPTH: usize = 16;
+pub(crate) const MAX_DEPTH: usize = 16;
 
 /// Where a message goes when it is due, and its properties.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ pub enum Field {
 impl Field {
     /// The depth of nested tables and arrays. It uses no recursion, because its result limits how deep other code may
     /// recurse.
-    pub fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         let mut deepest = 0;
         let mut open = vec![(self, 1)];
         while let Some((field, depth)) = open.pop() {

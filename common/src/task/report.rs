@@ -72,7 +72,7 @@ impl ResultBody {
 
 /// The result if `jsonb` can hold it: not too long, not too deep, with valid numbers and characters. An escaped NUL,
 /// the one character that `jsonb` refuses, becomes U+FFFD.
-pub fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, FieldError> {
+pub(crate) fn keepable(result: Box<RawValue>) -> Result<Box<RawValue>, FieldError> {
     let refuse = |detail: String| FieldError::new("result", detail);
     if result.get().len() > MAX_RESULT_BYTES {
         let detail = format!("`result` may have {MAX_RESULT_BYTES} bytes, not {}", result.get().len());

@@ -84,10 +84,6 @@ impl TaskState {
         matches!(self, Self::Waiting | Self::Scheduled | Self::Ready)
     }
 
-    pub const fn may_be_claimed(self) -> bool {
-        matches!(self, Self::Scheduled | Self::Ready)
-    }
-
     /// The same states as those that may be changed. [`cancel_outcome`] says what a cancel promises.
     pub const fn may_be_cancelled(self) -> bool {
         self.may_be_changed()

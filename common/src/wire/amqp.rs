@@ -42,7 +42,7 @@ pub const HEADER_MAX_ATTEMPTS: &str = "duetime-max-attempts";
 pub const HEADER_DUE_MS: &str = "duetime-due-ms";
 pub const HEADER_KEY: &str = "duetime-key";
 pub const HEADER_PARTITION_KEY: &str = "duetime-partition-key";
-pub const HEADER_VERSION: &str = "duetime-version";
+pub(crate) const HEADER_VERSION: &str = "duetime-version";
 pub const HEADER_REDELIVERED: &str = "duetime-redelivered";
 /// The attempt, on a message that keeps its original message id.
 pub const HEADER_MESSAGE_ID: &str = "duetime-message-id";

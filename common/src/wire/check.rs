@@ -8,14 +8,12 @@ use serde_json::value::RawValue;
 use crate::{field::FieldError, time::UnixMicros, wire::Problem};
 
 pub const JSON: &str = "application/json";
-pub const BYTES: &str = "application/octet-stream";
-/// The most that the configuration may allow: 1 MiB.
-pub const HARD_MAX_PAYLOAD_BYTES: usize = 1 << 20;
+pub(crate) const BYTES: &str = "application/octet-stream";
 /// The most bytes of all header names and values together.
-pub const MAX_HEADERS_BYTES: usize = 8 << 10;
-pub const MAX_HEADERS: usize = 64;
+pub(crate) const MAX_HEADERS_BYTES: usize = 8 << 10;
+pub(crate) const MAX_HEADERS: usize = 64;
 pub const MAX_KEY_CHARS: usize = 256;
-pub const DEFAULT_PRIORITY: i16 = 3;
+pub(crate) const DEFAULT_PRIORITY: i16 = 3;
 /// AMQP's limit: the length of a header's name, and of a content type, is one byte.
 const MAX_SHORT_BYTES: usize = 255;
 
@@ -38,13 +36,13 @@ pub(super) fn due(
     delay_ms: Option<i64>,
     now: UnixMicros,
 ) -> Result<Option<(UnixMicros, bool)>, Problem> {
-    let asked = match (due_at, delay_ms) {
+    let requested = match (due_at, delay_ms) {
         (None, None) => return Ok(None),
         (Some(due_at), None) => due_at,
         (None, Some(delay_ms)) => after(now, delay_ms).ok_or_else(|| too_late("delay_ms"))?,
         (Some(_), Some(_)) => return Err(both("delay_ms", "due_at")),
     };
-    Ok(Some((asked.max(now), asked <= now)))
+    Ok(Some((requested.max(now), requested <= now)))
 }
 
 pub(super) fn expiry(

@@ -29,17 +29,17 @@ pub struct NamedDependency {
 
 /// Checks the dependencies in a request for a task of `queue` with `key`. A dependency that is named twice counts
 /// once.
-pub fn check_dependencies(
-    asked: Vec<DependencyRequest>,
+pub(crate) fn check_dependencies(
+    requested: Vec<DependencyRequest>,
     queue: &QueueName,
     key: Option<&str>,
 ) -> Result<Vec<Dependency>, Problem> {
     let refuse = |detail: String| Err(Problem::invalid_field("depends_on", detail));
-    if asked.len() > MAX_DEPENDENCIES {
-        return refuse(format!("a task may depend on at most {MAX_DEPENDENCIES} others, not {}", asked.len()));
+    if requested.len() > MAX_DEPENDENCIES {
+        return refuse(format!("a task may depend on at most {MAX_DEPENDENCIES} others, not {}", requested.len()));
     }
     let mut checked = BTreeSet::new();
-    for one in asked {
+    for one in requested {
         let (of, key) = match one {
             DependencyRequest::Key(key) => (queue.clone(), key),
             DependencyRequest::Named(named) => {
@@ -66,9 +66,9 @@ fn in_list(detail: String) -> Problem {
 mod tests {
     use super::*;
 
-    fn asked(json: &str) -> Result<Vec<String>, String> {
-        let asked: Vec<DependencyRequest> = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        let checked = check_dependencies(asked, &QueueName::new("mail"), Some("me")).map_err(|problem| {
+    fn requested(json: &str) -> Result<Vec<String>, String> {
+        let requested: Vec<DependencyRequest> = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let checked = check_dependencies(requested, &QueueName::new("mail"), Some("me")).map_err(|problem| {
             assert_eq!((problem.status, problem.field.as_deref()), (422, Some("depends_on")));
             problem.detail
         })?;
@@ -77,19 +77,19 @@ mod tests {
 
     #[test]
     fn a_key_alone_is_one_of_the_own_queue_and_named_twice_is_once() {
-        assert_eq!(asked(r#"["a b", {"queue":"pay","key":"a"}, "a b"]"#).unwrap(), ["mail a b", "pay a"]);
-        assert_eq!(asked("[]").unwrap(), Vec::<String>::new());
-        assert_eq!(asked(r#"[{"queue":"pay","key":"me"}]"#).unwrap(), ["pay me"]);
+        assert_eq!(requested(r#"["a b", {"queue":"pay","key":"a"}, "a b"]"#).unwrap(), ["mail a b", "pay a"]);
+        assert_eq!(requested("[]").unwrap(), Vec::<String>::new());
+        assert_eq!(requested(r#"[{"queue":"pay","key":"me"}]"#).unwrap(), ["pay me"]);
     }
 
     #[test]
     fn what_cannot_be_waited_for_is_refused() {
-        assert!(asked(r#"["me"]"#).unwrap_err().contains("wait for itself"));
-        assert!(asked(r#"[""]"#).unwrap_err().contains("1 to 256"));
-        assert!(asked(r#"[{"queue":"no blanks","key":"a"}]"#).unwrap_err().contains("queue"));
-        assert!(asked(r#"[{"queue":"pay"}]"#).is_err());
-        assert!(asked(r#"[{"queue":"pay","key":"a","shard":1}]"#).is_err());
+        assert!(requested(r#"["me"]"#).unwrap_err().contains("wait for itself"));
+        assert!(requested(r#"[""]"#).unwrap_err().contains("1 to 256"));
+        assert!(requested(r#"[{"queue":"no blanks","key":"a"}]"#).unwrap_err().contains("queue"));
+        assert!(requested(r#"[{"queue":"pay"}]"#).is_err());
+        assert!(requested(r#"[{"queue":"pay","key":"a","shard":1}]"#).is_err());
         let many: Vec<String> = (0..=MAX_DEPENDENCIES).map(|n| format!("\"{n}\"")).collect();
-        assert!(asked(&format!("[{}]", many.join(","))).unwrap_err().contains("100"));
+        assert!(requested(&format!("[{}]", many.join(","))).unwrap_err().contains("100"));
     }
 }

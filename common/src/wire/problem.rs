@@ -116,11 +116,6 @@ impl Problem {
         }
     }
 
-    /// The problem of a field of the agreed interface whose behaviour does not exist yet.
-    pub fn not_available(field: impl Into<Cow<'static, str>>) -> Self {
-        FieldError::not_available(field).into()
-    }
-
     /// The problem of a change that came too late: the task is claimed, or it has finished.
     pub fn in_flight(state: TaskState) -> Self {
         let detail = if state.is_final() {
@@ -254,7 +249,6 @@ mod tests {
             (Problem::key_taken(TaskId::from_uuid(uuid::Uuid::nil())), 409, "duplicate"),
             (Problem::payload_too_large(""), 413, "payload_too_large"),
             (Problem::invalid_field("f", ""), 422, "invalid_field"),
-            (Problem::not_available("key"), 422, "invalid_field"),
             (Problem::too_many("").retry_after(3), 429, "too_many"),
             (Problem::limited("").of_limit(Limit::QueuePending, 5, Some(5)), 429, "limit"),
             (Problem::internal(""), 500, "internal"),

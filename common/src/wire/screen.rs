@@ -13,16 +13,16 @@ use std::collections::HashMap;
 
 /// The deepest nesting of tables and arrays. It is twice that of a delayed message; the client needs some 2 KiB of
 /// stack for each level.
-pub const MAX_NESTING: usize = 32;
+pub(crate) const MAX_NESTING: usize = 32;
 /// The most values in the headers of one message. In memory a value is many times as large as on the wire.
-pub const MAX_VALUES: usize = 10_000;
+pub(crate) const MAX_VALUES: usize = 10_000;
 /// The largest header or method frame: the size that a broker negotiates by default. RabbitMQ adds headers of its own
 /// to a dead-lettered message, so it may send more than it negotiated. The client would end the connection over that.
 pub const MAX_FRAME_BYTES: usize = (128 << 10) - 8;
 /// The largest body: the largest payload in the widest format (base64 within JSON) is smaller.
-pub const MAX_BODY_BYTES: u64 = 2 << 20;
+pub(crate) const MAX_BODY_BYTES: u64 = 2 << 20;
 /// The most bytes of the properties that are kept for a person to look at. In base64 they fit into one frame.
-pub const KEPT_BYTES: usize = 64 << 10;
+pub(crate) const KEPT_BYTES: usize = 64 << 10;
 
 /// The memory of a message besides its bytes.
 const MESSAGE_BYTES: usize = 1 << 10;

@@ -184,9 +184,9 @@ fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Pro
     Ok(())
 }
 
-fn on_duplicate(name: &str, asked: &str) -> Result<OnDuplicate, Problem> {
-    let known = OnDuplicate::ALL.into_iter().find(|mode| mode.text() == asked);
-    known.ok_or_else(|| refuse(name, format!("`{name}` must be keep, reject, replace or version, not `{asked}`")))
+fn on_duplicate(name: &str, requested: &str) -> Result<OnDuplicate, Problem> {
+    let known = OnDuplicate::ALL.into_iter().find(|mode| mode.text() == requested);
+    known.ok_or_else(|| refuse(name, format!("`{name}` must be keep, reject, replace or version, not `{requested}`")))
 }
 
 /// The due time of the message; `None` when it does not wait. The delay in the header is negated: a second delay

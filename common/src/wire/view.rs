@@ -202,20 +202,6 @@ pub struct TaskReceipt {
     pub duplicate: bool,
 }
 
-impl TaskReceipt {
-    /// The receipt of a task that has just been written.
-    pub fn of_new(task: &NewTask) -> Self {
-        Self {
-            id: task.id,
-            queue: task.queue.clone(),
-            state: TaskState::Scheduled,
-            due_at: task.due_at,
-            shard: task.id.shard(),
-            duplicate: false,
-        }
-    }
-}
-
 /// The answer to a successful cancel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CancelAnswer {

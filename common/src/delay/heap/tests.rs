@@ -116,7 +116,7 @@ fn what_is_taken_out_is_gone() {
     assert_eq!(heap.remove(id(1)), Some(claim(10, 1)));
     assert_eq!(heap.remove(id(1)), None);
     assert!(!heap.contains(id(1)) && heap.contains(id(2)));
-    assert_eq!((heap.len(), heap.is_empty(), heap.budget()), (1, false, 10));
+    assert_eq!((heap.len(), heap.is_empty(), heap.budget), (1, false, 10));
 }
 
 #[test]

@@ -25,7 +25,6 @@ fn every_state_is_exactly_one_of_changeable_in_flight_and_final() {
     for state in TaskState::ALL {
         let kinds = [state.may_be_changed(), state.is_in_flight(), state.is_final()];
         assert_eq!(kinds.into_iter().filter(|kind| *kind).count(), 1, "{state}");
-        assert_eq!(state.may_be_claimed(), transition(state, Event::Claim).is_ok(), "{state}");
         assert_eq!(state.may_be_cancelled(), transition(state, Event::Cancel).is_ok(), "{state}");
         assert_eq!(state.may_be_changed(), transition(state, Event::Move).is_ok(), "{state}");
     }
