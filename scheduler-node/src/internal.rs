@@ -49,6 +49,7 @@ pub fn register(registry: &Registry) -> prometheus::Result<()> {
 }
 
 /// The number of errors of this origin since the process started.
+#[cfg(test)]
 pub fn count(origin: Origin) -> u64 {
     ERRORS.with_label_values(&[origin.text()]).get()
 }

@@ -1,48 +1,53 @@
 //! The Duetime node: its modules in reading order. Code belongs to the module of the store, broker or client that
 //! it speaks to.
+//!
+//! Only the modules that `main.rs`, the tests and the fuzz targets use are public, so that the compiler reports code
+//! without a caller.
+
+#![allow(unreachable_pub, reason = "`pub` inside a private module means: for the whole crate")]
 
 pub mod node;
 
-pub mod store;
+mod store;
 
-pub mod coordination;
+mod coordination;
 
-pub mod broker;
+mod broker;
 
-pub mod http;
+mod http;
 
-pub mod console;
+mod console;
 
-pub mod desk;
+mod desk;
 
-pub mod intake;
+mod intake;
 
-pub mod loops;
+mod loops;
 
-pub mod working_set;
+mod working_set;
 
-pub mod oidc;
+mod oidc;
 
-pub mod relay;
+mod relay;
 
-pub mod traces;
+mod traces;
 
-pub mod supervise;
+mod supervise;
 
-pub mod access;
-pub mod address;
-pub mod alarm;
-pub mod audit;
-pub mod causes;
+mod access;
+mod address;
+mod alarm;
+mod audit;
+mod causes;
 pub mod cli;
-pub mod clock;
-pub mod config;
+mod clock;
+mod config;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
-pub mod internal;
-pub mod metrics;
-pub mod readiness;
-pub mod receipt;
-pub mod seal;
+mod internal;
+mod metrics;
+mod readiness;
+mod receipt;
+mod seal;
 pub mod settings;
 pub mod telemetry;

@@ -64,8 +64,8 @@ pub fn login(amqp: &Amqp) -> Login {
     Login { url: amqp.url.clone(), tls: Tls { ca_file: amqp.ca_file.clone(), identity } }
 }
 
-/// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the messages
-/// of these delay exchanges.
+/// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the
+/// messages of these delay exchanges.
 pub fn amqp(amqp: &Amqp, consumed: Option<&[DelayExchange]>) -> AmqpSettings {
     let exchange = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
     AmqpSettings {

@@ -56,9 +56,9 @@ def registered(source):
         lists = re.findall(r'&\[((?:\s*"\w+"\s*,?)+)\]', rest)
         labels = set(re.findall(r'"(\w+)"', lists[0])) if lists else set()
         labels |= set(re.findall(r'\.const_label\("(\w+)"', rest))
-        # The only family of histograms in `metrics.rs` has a fixed label.
-        labels |= {"queue"} if "book.histograms(" in before else set()
-        if re.search(r"(HistogramOpts::new|book\.histograms?)\(\s*$", before):
+        # The only family of histograms in `metrics/families.rs` has a fixed label.
+        labels |= {"queue"} if "= histograms(" in before else set()
+        if re.search(r"(HistogramOpts::new|= histograms?)\(\s*$", before):
             known |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
             known[name] = labels

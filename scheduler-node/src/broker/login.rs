@@ -50,6 +50,7 @@ pub struct Identity {
 }
 
 impl Login {
+    #[cfg(test)]
     pub fn new(url: SecretString) -> Self {
         Self { url, tls: Tls::default() }
     }

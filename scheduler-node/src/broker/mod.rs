@@ -50,7 +50,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
-    ack::AckHandle,
     consumer::{Incoming, Source},
     intake::ExchangeTroubles,
     login::{Identity, Login, Tls},

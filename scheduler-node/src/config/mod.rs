@@ -37,23 +37,13 @@ use serde::Deserialize;
 
 use self::tree::Tree;
 pub use self::{
-    amqp::Amqp,
-    audit::Audit,
-    auth::{Auth, Role, Token},
-    complaint::{Complaint, Complaints},
-    console::Console,
-    database::Database,
-    delay_exchange::DelayExchange,
-    error::Error,
-    etcd::Etcd,
-    http::Http,
-    link::Link,
-    node::Node,
-    oidc::Oidc,
-    queues::Queues,
-    scheduler::Scheduler,
-    telemetry::Telemetry,
+    amqp::Amqp, audit::Audit, auth::Auth, complaint::Complaints, console::Console, database::Database,
+    delay_exchange::DelayExchange, error::Error, etcd::Etcd, http::Http, link::Link, node::Node, oidc::Oidc,
+    queues::Queues, scheduler::Scheduler, telemetry::Telemetry,
 };
+
+#[cfg(test)]
+pub use self::auth::{Role, Token};
 
 /// The search for mistakes ends at this many.
 const MISTAKES_MAX: usize = 200;

@@ -40,7 +40,6 @@ use std::{fmt, sync::Arc, time::Duration};
 use secrecy::SecretString;
 
 pub use assignment::AssignmentWrite;
-pub use drained::Drained;
 pub use error::{Error, EtcdOp};
 pub use metrics::CoordinationMetrics;
 pub use mirror::{Mirror, Views};

@@ -55,12 +55,9 @@ use crate::{
 };
 
 pub use figures::NodeFigures;
-pub use meter::Admission;
 pub use overview::{Bucket, DEAD_LOOK, Outlook};
 pub use queues::Census;
 pub use receive::Taken;
-pub use schedules::PutSchedule;
-pub use submit::Submitted;
 
 /// The parts of the node that the desk uses.
 #[derive(Debug)]

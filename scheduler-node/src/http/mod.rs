@@ -42,7 +42,7 @@ pub(crate) use self::routes::routes;
 pub use self::{
     auth::{Caller, Gate},
     metrics::{ConnectionMetrics, HttpMetrics},
-    serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
+    serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
 };
 use self::{
     rate::Rates,

@@ -65,7 +65,7 @@ impl Shared {
         let outdated: Arc<Notify> = Arc::default();
         let database = |database: &Arc<Database>| NodeDatabase {
             sql: Arc::clone(database),
-            owned_shards: Arc::new(OwnedShards::new(database.name().clone(), config.scheduler.heap_entries)),
+            owned_shards: Arc::new(OwnedShards::new(config.scheduler.heap_entries)),
             ready_queues: Arc::default(),
             inbox: Arc::default(),
             outdated: Arc::clone(&outdated),

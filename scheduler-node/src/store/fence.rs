@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::{
-    ids::{Epoch, NodeId, ShardId},
-    time::UnixMicros,
-};
+use common::ids::{Epoch, NodeId, ShardId};
 use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp};
@@ -22,7 +19,6 @@ pub struct ShardRow {
     pub epoch: Epoch,
     pub owner: Option<String>,
     pub incarnation: Option<uuid::Uuid>,
-    pub acquired_at: Option<UnixMicros>,
 }
 
 impl Database {
@@ -90,7 +86,6 @@ impl Database {
                         epoch: Epoch::from_store(row.try_get("epoch")?),
                         owner: row.try_get("owner")?,
                         incarnation: row.try_get("incarnation")?,
-                        acquired_at: super::optional_moment(row, "acquired_at")?,
                     })
                 })
                 .collect()

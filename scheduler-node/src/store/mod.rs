@@ -52,7 +52,7 @@ use sqlx::{PgPool, Row, postgres::PgRow};
 
 use self::pools::Pools;
 
-pub use clock::{DatabaseClock, Reading};
+pub use clock::DatabaseClock;
 pub use error::{Effect, Error, Fault};
 pub use op::{StoreMetrics, StoreOp};
 pub use pools::{Connections, PoolKind};

@@ -22,8 +22,6 @@ pub struct TaskRecord {
     pub expires_at: Option<UnixMicros>,
     pub priority: i16,
     pub attempt: Attempt,
-    /// The attempt at which the present budget of `max_attempts` began.
-    pub attempts_base: Attempt,
     /// `None`: the queue's setting applies.
     pub max_attempts: Option<i32>,
     /// `None` in a list if the payload is too long for one.
@@ -61,7 +59,6 @@ impl TaskRecord {
             expires_at: super::optional_moment(row, "expires_at")?,
             priority: row.try_get("priority")?,
             attempt: Attempt::new(row.try_get("attempt")?),
-            attempts_base: Attempt::new(row.try_get("attempts_base")?),
             max_attempts: row.try_get("max_attempts")?,
             payload: row.try_get("payload")?,
             content_type: row.try_get("content_type")?,

@@ -17,7 +17,7 @@ use std::{
 
 use common::{
     delay::heap::{DelayHeap, Entry, WakeKind},
-    ids::{DatabaseName, Epoch, ShardId, TaskId},
+    ids::{Epoch, ShardId, TaskId},
     time::UnixMicros,
 };
 use parking_lot::Mutex;
@@ -26,7 +26,6 @@ use tokio::sync::Notify;
 /// One database's share of this node. A lock is held for one operation on a map, never across an await.
 #[derive(Debug)]
 pub struct OwnedShards {
-    database: DatabaseName,
     state: Mutex<State>,
     /// Wakes the dispatcher: the head of the heap is earlier than before, or there is room again.
     pub heap_changed: Notify,
@@ -101,9 +100,8 @@ impl State {
 
 impl OwnedShards {
     /// `heap_entries`: the most keys that the heap keeps.
-    pub fn new(database: DatabaseName, heap_entries: usize) -> Self {
+    pub fn new(heap_entries: usize) -> Self {
         Self {
-            database,
             state: Mutex::new(State {
                 owned: BTreeMap::new(),
                 heap: DelayHeap::new(heap_entries),
@@ -117,10 +115,6 @@ impl OwnedShards {
             preload_wanted: Notify::new(),
             in_flight_less: Notify::new(),
         }
-    }
-
-    pub fn database(&self) -> &DatabaseName {
-        &self.database
     }
 
     /// Every shard whose fence this node holds, draining ones included.

@@ -177,6 +177,7 @@ impl SetAside {
         }
     }
 
+    #[cfg(test)]
     pub fn count(&self, kind: Kind) -> u64 {
         self.counts.with_label_values(&[kind.text()]).get()
     }

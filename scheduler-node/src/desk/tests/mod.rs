@@ -108,7 +108,7 @@ fn counter_in(
     let metrics = Arc::new(Metrics::register(&registry, &names).expect("a fresh registry takes them"));
     let database = |database: &Arc<Database>| NodeDatabase {
         sql: Arc::clone(database),
-        owned_shards: Arc::new(OwnedShards::new(database.name().clone(), 1_000)),
+        owned_shards: Arc::new(OwnedShards::new(1_000)),
         ready_queues: Arc::default(),
         inbox: Arc::default(),
         outdated: Arc::default(),

@@ -1,2 +1,2 @@
 -- Reads the actual owner of each shard.
-SELECT id, epoch, owner, incarnation, acquired_at FROM duetime.shard ORDER BY id
+SELECT id, epoch, owner, incarnation FROM duetime.shard ORDER BY id

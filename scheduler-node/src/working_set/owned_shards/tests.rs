@@ -11,7 +11,7 @@ fn entry(id: TaskId, wake_at: i64) -> Entry {
 }
 
 fn owned() -> OwnedShards {
-    let owned = OwnedShards::new(DatabaseName::new("main"), 100);
+    let owned = OwnedShards::new(100);
     owned.adopt(&[(ShardId::new(1), Epoch::from_store(1))]);
     owned
 }

@@ -129,7 +129,7 @@ impl World {
         let coordination = coordination(&self.endpoints, &self.prefix).await;
         let database = main_database();
         let shards = ShardRange::all(SHARDS);
-        let owned_shards = Arc::new(OwnedShards::new(database.clone(), 100));
+        let owned_shards = Arc::new(OwnedShards::new(100));
         let line =
             Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
         let line = Arc::new(line);
