@@ -20,7 +20,6 @@ use common::{
 };
 
 use super::{
-    actor::acted,
     format::count,
     frame::{Frame, Trouble, show},
     task_query::{FILTERS, PAGE, Wanted, utc},
@@ -113,7 +112,7 @@ async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
         None => wish.on().join(", "),
     };
     let outcome = format!("{} of {} done", tally.done, tally.matched);
-    acted(&posted.visitor.actor(), "task.bulk", &on, Ok(&format!("{}: {outcome}", wish.action)));
+    posted.record(&on, Ok(&format!("{}: {outcome}", wish.action)));
     let stage = if tally.cursor.is_some() { Stage::GoOn } else { Stage::Done };
     Ok(page(posted, &wish, stage, &tally))
 }

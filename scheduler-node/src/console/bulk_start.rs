@@ -11,7 +11,6 @@ use common::{access::Permission, task::TaskState, wire::Problem};
 
 use super::{
     Console,
-    actor::acted,
     frame::{Frame, Trouble, show},
     task_query::Wanted,
     visitor::Visitor,
@@ -80,7 +79,7 @@ pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri
     let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
     let exported = visitor.desk.export(filter).await;
     let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
-    acted(&visitor.actor(), "task.export", target, exported.as_ref().map(|_| "begun"));
+    visitor.record(target, exported.as_ref().map(|_| "begun"));
     let lines = exported.map_err(trouble)?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),

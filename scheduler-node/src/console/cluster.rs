@@ -15,7 +15,6 @@ use common::{
 };
 
 use super::{
-    actor::{On, acted, deed},
     form::parameter,
     format::{When, span, when},
     frame::{Frame, Trouble, show},
@@ -131,9 +130,7 @@ pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
         "drain" | "undrain" => visitor.desk.node_drain(node, action == "drain", &visitor.caller.name).await.map(drop),
         _ => Err(Problem::invalid_field("action", "say what to do: drain or undrain")),
     };
-    if let Some(what) = deed(On::Node, action) {
-        acted(&visitor.actor(), what, node, done.as_ref().map(|()| "done"));
-    }
+    posted.record(node, done.as_ref().map(|()| "done"));
     done.map_err(|problem| Trouble::at(visitor, problem))?;
     Ok(Redirect::to("/console/cluster").into_response())
 }

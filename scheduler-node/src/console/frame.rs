@@ -9,7 +9,7 @@ use common::{access::Permission, wire::Problem};
 
 use super::{
     assets,
-    visitor::{Posted, Visitor},
+    visitor::{AnyVisitor, Posted, Visitor},
 };
 
 /// The places in the navigation of every page; `g` and the letter lead there too.
@@ -216,7 +216,7 @@ pub(super) async fn help(visitor: Visitor) -> Response {
     show(StatusCode::OK, &HelpPage { frame: Frame::new("Help", &visitor) })
 }
 
-pub(super) async fn nothing_here(visitor: Visitor) -> Trouble {
+pub(super) async fn nothing_here(AnyVisitor(visitor): AnyVisitor) -> Trouble {
     let detail = format!("there is no page {}", visitor.here);
     Trouble::at(&visitor, Problem::not_found(detail))
 }

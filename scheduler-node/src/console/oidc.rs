@@ -21,12 +21,13 @@ use common::{
 
 use super::{
     Console,
-    actor::{Actor, acted},
+    actor::Actor,
     frame::{Frame, Theme, cookie, show},
     visitor::{self, BY_PROVIDER, SESSION, kept},
 };
 use crate::{
     clock,
+    http::Route,
     oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
 };
 
@@ -57,6 +58,7 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
 
 pub(super) async fn callback(
     State(console): State<Console>,
+    route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     uri: Uri,
@@ -69,8 +71,8 @@ pub(super) async fn callback(
     let mut response = match &finished {
         Ok(signed_in) => {
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
-            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from };
-            acted(&actor, "console.sign_in", "console", Ok(&said));
+            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from, route: Some(route) };
+            actor.record(None, "console", Ok(&said));
             let_on(provider, &headers, signed_in)
         }
         Err(refusal) => {
@@ -79,8 +81,8 @@ pub(super) async fn callback(
                 let name = who.as_str().into();
                 let caller =
                     Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
-                let actor = Actor { desk: &console.desk, caller: &caller, from };
-                acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
+                let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
+                actor.record(None, "console", Err(&refusal.problem()));
             }
             visitor::not_signed_in(&console, &headers, "/console", &refusal.problem())
         }

@@ -16,7 +16,6 @@ use common::{
 use serde_json::Value;
 
 use super::{
-    actor::{On, acted, deed},
     form::{self, Field, Kind, Spec, parameter, spec},
     format::{When, count, span, when},
     frame::{Frame, Trouble, show},
@@ -201,9 +200,7 @@ pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: Posted) -> R
         "delete" => visitor.desk.queue_delete(name.clone()).await,
         _ => Err(Problem::invalid_field("action", "say what to do: set, pause, resume or delete")),
     };
-    if let Some(what) = deed(On::Queue, action) {
-        acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));
-    }
+    posted.record(name.as_str(), done.as_ref().map(|()| "done"));
     match done {
         Ok(()) if action == "delete" => Ok(Redirect::to("/console/queues").into_response()),
         Ok(()) => Ok(Redirect::to(&format!("/console/queues/{name}")).into_response()),
@@ -225,7 +222,6 @@ async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
 }
 
 pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    visitor.ask_for(Permission::Operate)?;
     let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }

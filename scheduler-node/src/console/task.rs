@@ -17,14 +17,13 @@ use common::{
 
 use super::{
     Console,
-    actor::{On, acted, deed},
     bulk::{move_to, target},
     format::{When, short, when},
     frame::{Frame, Trouble, show},
     json,
     visitor::{Posted, Visitor},
 };
-use crate::{audit::TASK_READ, desk::Desk};
+use crate::desk::Desk;
 
 #[derive(Template)]
 #[template(path = "task.html")]
@@ -100,7 +99,7 @@ pub(super) async fn task(
     let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
     let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
     if show_payloads && !task.data_hidden {
-        acted(&visitor.actor(), TASK_READ, &task.id.to_string(), Ok("shown"));
+        visitor.record(&task.id.to_string(), Ok("shown"));
     }
     let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
@@ -269,9 +268,7 @@ pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
         Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
         Err(problem) => Err(problem),
     };
-    if let Some(what) = deed(On::Task, posted.one("action").unwrap_or_default()) {
-        acted(&visitor.actor(), what, &id, done.as_ref().map(|(_, said)| *said));
-    }
+    posted.record(&id, done.as_ref().map(|(_, said)| *said));
     match done {
         Ok((id, said)) => Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response(),
         Err(problem) => Trouble::at(visitor, problem).into_response(),

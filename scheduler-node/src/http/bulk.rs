@@ -9,7 +9,7 @@ use axum::{
 };
 use common::wire::{BulkAnswer, BulkRequest};
 
-use super::{Api, Asked, audit::Told, body::Sent, query, refusal::Refusal};
+use super::{Api, Asked, audit::AuditDetails, body::Sent, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
@@ -18,13 +18,15 @@ pub(super) async fn act(
     asked: Asked,
     State(api): State<Api>,
     sent: Sent,
-) -> Result<(Extension<Told>, Json<BulkAnswer>), Refusal> {
+) -> Result<(Extension<AuditDetails>, Json<BulkAnswer>), Refusal> {
     let text = sent.text(api.limits.single_bytes).await?;
     let answer = asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
     let BulkAnswer { matched, done, .. } = answer;
-    let told =
-        Told { target: "tasks".to_owned(), detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())) };
-    Ok((Extension(told), Json(answer)))
+    let details = AuditDetails {
+        target: "tasks".to_owned(),
+        detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())),
+    };
+    Ok((Extension(details), Json(answer)))
 }
 
 /// Sends the lines of an export. The status is fixed once lines have been sent, so an export that fails ends early,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::{Method, StatusCode};
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-use super::ROUTES;
+use super::{ROUTES, Route};
 
 /// The route label of a request that matched no route.
 const NO_ROUTE: &str = "none";
@@ -21,7 +21,7 @@ pub struct HttpMetrics {
 
 impl HttpMetrics {
     /// `pages`: the routes beside those of the API.
-    pub fn register(registry: &Registry, pages: &[(Method, &str)]) -> prometheus::Result<Self> {
+    pub fn register(registry: &Registry, pages: &[Route]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
                 Opts::new("duetime_http_requests_total", "requests answered, by route, method and class of status"),
@@ -40,10 +40,10 @@ impl HttpMetrics {
         crate::internal::register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.seconds.clone()))?;
-        for (method, route) in ROUTES.iter().chain(pages) {
-            let _ = metrics.seconds.with_label_values(&[route, method.as_str()]);
+        for Route { method, path, .. } in ROUTES.iter().chain(pages) {
+            let _ = metrics.seconds.with_label_values(&[path, method.as_str()]);
             for class in ["2xx", "4xx", "5xx"] {
-                let _ = metrics.requests.with_label_values(&[route, method.as_str(), class]);
+                let _ = metrics.requests.with_label_values(&[path, method.as_str(), class]);
             }
         }
         Ok(metrics)

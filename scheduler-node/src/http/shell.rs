@@ -13,12 +13,8 @@ use common::{access::Caller, limit::Limit, wire::Problem};
 use futures::FutureExt;
 
 use super::{
-    audit::Draft,
-    auth::Gate,
-    metrics::HttpMetrics,
-    need::{Need, needed},
-    rate::Rates,
-    refusal::Refusal,
+    Requirement, audit::AuditDraft, auth::Gate, metrics::HttpMetrics, rate::Rates, refusal::Refusal,
+    requirement::requirement,
 };
 use crate::{
     audit::Audit,
@@ -74,12 +70,12 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-    let draft = Draft::of(&request, route);
+    let draft = AuditDraft::of(&request, route);
     let admitted = shell.gate.meet(host(&request)).and_then(|()| {
-        let permission = match needed(&method, route) {
-            Need::Nothing => return Ok(None),
-            Need::Token => None,
-            Need::May(permission) => Some(permission),
+        let permission = match requirement(&method, route) {
+            Requirement::Open => return Ok(None),
+            Requirement::AnyToken => None,
+            Requirement::May(permission) => Some(permission),
         };
         let caller = shell.gate.admit(request.headers(), permission)?;
         shell.in_rate(caller, started).map(Some)
@@ -94,7 +90,7 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
         }
         Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
-    draft.note(&shell.audit, caller.as_ref(), &response);
+    draft.record(&shell.audit, caller.as_ref(), &response);
     let took = started.elapsed();
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");

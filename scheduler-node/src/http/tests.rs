@@ -15,7 +15,7 @@ use prometheus::Registry;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use super::{Gate, HttpMetrics, Limits, ROUTES, router};
+use super::{Gate, HttpMetrics, Limits, ROUTES, Route, router};
 use crate::desk::tests::{Counter, fresh};
 
 /// A route's answer to a caller about a queue outside of their scope.
@@ -138,7 +138,7 @@ impl Api {
 #[tokio::test]
 async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for() {
     let (api, _test) = Api::new().await;
-    for (method, route) in ROUTES {
+    for Route { method, path: route, .. } in ROUTES {
         let decided = decision(method, route).unwrap_or_else(|| panic!("{method} {route} has no decision"));
         let (status, body) = api.ask_about(method, route, "theirs").await;
         let expected = match decided {
@@ -180,10 +180,11 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         api.ask(token, &method, &path, body).await;
     }
     while let Ok(note) = api.counter.notes.try_recv() {
-        assert_eq!(note.deed.request_id.as_deref(), Some("r-7"));
-        noted.push(note.deed);
+        assert_eq!(note.event.request_id.as_deref(), Some("r-7"));
+        noted.push(note.event);
     }
-    let shown: Vec<_> = noted.iter().map(|deed| (&*deed.who, &*deed.what, deed.target.as_str(), deed.status)).collect();
+    let shown: Vec<_> =
+        noted.iter().map(|event| (&*event.caller, event.action.text(), event.target.as_str(), event.status)).collect();
     let expected = [
         ("mine", "task.read", id.as_str(), 200),
         ("mine", "task.cancel", id.as_str(), 200),
@@ -195,10 +196,10 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         ("all", "task.export", "queue=mine", 200),
     ];
     assert_eq!(shown, expected);
-    let ids: Vec<_> = noted.iter().map(|deed| (&*deed.who, deed.who_id)).collect();
+    let ids: Vec<_> = noted.iter().map(|event| (&*event.caller, event.caller_id)).collect();
     assert!(ids.contains(&("all", Some(1))) && ids.contains(&("mine", Some(2))), "{ids:?}");
     assert!(ids.contains(&("anonymous", None)), "{ids:?}");
-    let details: Vec<_> = noted.iter().filter_map(|deed| deed.detail.as_deref()).collect();
+    let details: Vec<_> = noted.iter().filter_map(|event| event.detail.as_deref()).collect();
     assert!(details[0].starts_with("matched 0, done 0: {\"action\""), "{details:?}");
     assert_eq!(details[1], "viewer, all queues");
 }

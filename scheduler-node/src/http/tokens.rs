@@ -7,14 +7,14 @@ use axum::{
 };
 use common::wire::{TokenList, TokenRequest, TokenView};
 
-use super::{AROUND_PAYLOAD_BYTES, Asked, Named, audit::Told, body::Sent, query, refusal::Refusal};
+use super::{AROUND_PAYLOAD_BYTES, Asked, Named, audit::AuditDetails, body::Sent, query, refusal::Refusal};
 
 pub(super) async fn add(asked: Asked, sent: Sent) -> Result<Response, Refusal> {
     let text = sent.text(AROUND_PAYLOAD_BYTES).await?;
     let made = asked.desk.token_add(TokenRequest::parse(text.as_str())?, &asked.caller.name).await?;
     let queues = made.queues.as_ref().map_or_else(|| "all queues".to_owned(), |queues| queues.join(", "));
-    let told = Told { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) };
-    Ok((StatusCode::CREATED, Extension(told), Json(made)).into_response())
+    let details = AuditDetails { target: made.name.clone(), detail: Some(format!("{}, {queues}", made.role)) };
+    Ok((StatusCode::CREATED, Extension(details), Json(made)).into_response())
 }
 
 pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<TokenList>, Refusal> {

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    audit::{Audit, Deed},
+    audit::{Audit, AuditEvent},
     broker::{Broker, Door, Received},
     desk::{Desk, Taken},
     metrics::Metrics,
@@ -102,7 +102,7 @@ impl Receiver {
         }
         for received in by_name {
             let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
-            self.audit.note(Deed::refused_message(user, SUBMIT.to_owned(), BY_NAME));
+            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
             self.refuse(received, BY_NAME, &mut again).await;
         }
         let way = |received: &Received| match received.door {

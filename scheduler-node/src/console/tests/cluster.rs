@@ -47,9 +47,9 @@ async fn a_node_is_drained_and_undrained_by_a_form_for_operators_and_noted() {
     assert!(!browser.page("/console/cluster").await.contains("Undrain"));
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.deed.what.to_string(), note.deed.target, note.deed.status));
+        noted.push((note.event.action.text(), note.event.target, note.event.status));
     }
-    let noted: Vec<_> = noted.iter().map(|(what, target, status)| (what.as_str(), target.as_str(), *status)).collect();
+    let noted: Vec<_> = noted.iter().map(|(action, target, status)| (*action, target.as_str(), *status)).collect();
     let expected = [("node.drain", "node-2", 200), ("node.drain", "node-1", 409), ("node.undrain", "node-2", 200)];
     assert!(noted.ends_with(&expected), "{noted:?}");
 }
