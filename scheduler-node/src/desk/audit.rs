@@ -2,7 +2,7 @@
 
 use common::wire::{AuditFilter, AuditList, Problem};
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::audit::Audit;
 
 impl Desk {
@@ -15,6 +15,6 @@ impl Desk {
     pub async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
         self.ask_for_everything()?;
         filter.validate()?;
-        self.parts().store.home().audit_list(&filter).await.map_err(|error| failed(&error))
+        Ok(self.parts().store.home().audit_list(&filter).await?)
     }
 }

@@ -22,7 +22,7 @@ use common::{
     },
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, to_its_end};
 use crate::store::{
     Database,
     bulk::{BATCH, Done, Found, Walk},
@@ -110,8 +110,7 @@ impl Desk {
         let Some(database) = databases.get(at.database) else {
             return Err(Problem::invalid_field("cursor", "the cursor is of a cluster with more databases"));
         };
-        let looked = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await;
-        let step = looked.map_err(|error| failed(&error))?;
+        let step = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await?;
         let mut tally = Tally { matched: step.found.len() as u64, ..Tally::default() };
         let now = self.now();
         let mut fit = Vec::with_capacity(step.found.len());
@@ -143,7 +142,7 @@ impl Desk {
     /// to the rest.
     async fn act(&self, database: &Database, act: Act, batch: Vec<Found>) -> Result<Tally, Problem> {
         let keep = Keep::of(&self.parts().books.load());
-        let done = database.bulk_act(act, &batch, &keep).await.map_err(|error| failed(&error))?;
+        let done = database.bulk_act(act, &batch, &keep).await?;
         let mut tally = self.noted(&done);
         let done: BTreeSet<TaskId> = done.iter().map(Done::id).collect();
         for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {

@@ -12,7 +12,7 @@ use common::{
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
 
-use super::{Desk, refusal::uncoordinated, to_its_end};
+use super::{Desk, to_its_end};
 use crate::{
     clock,
     coordination::{Error, EtcdOp},
@@ -86,17 +86,17 @@ impl Desk {
     async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Option<i64>, Problem> {
         let coordination = &self.parts().coordination;
         for _ in 0..ROUNDS {
-            let read = coordination.drained_read().await.map_err(|error| uncoordinated(&error))?;
+            let read = coordination.drained_read().await?;
             let next = read.roll.set(name, drained).map_err(|refused| refusal(&refused))?;
             if next == read.roll.drained {
                 return Ok(None);
             }
-            let written = coordination.drained_write(&read, &next).await.map_err(|error| uncoordinated(&error))?;
+            let written = coordination.drained_write(&read, &next).await?;
             if written.is_some() {
                 return Ok(written);
             }
         }
-        Err(uncoordinated(&Error::Contended { op: EtcdOp::DrainWrite }))
+        Err(Error::Contended { op: EtcdOp::DrainWrite }.into())
     }
 }
 

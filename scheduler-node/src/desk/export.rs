@@ -16,7 +16,7 @@ use common::{
 use futures::{Stream, StreamExt};
 use serde_json::value::RawValue;
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::{
     internal::{self, Origin},
     store::{
@@ -101,7 +101,7 @@ impl Export {
             if some.is_empty() {
                 continue;
             }
-            let tasks = database.export_read(walk, &some).await.map_err(|error| failed(&error))?;
+            let tasks = database.export_read(walk, &some).await?;
             if !tasks.is_empty() {
                 return self.lines(tasks).map(Some);
             }
@@ -109,8 +109,7 @@ impl Export {
     }
 
     async fn look(&mut self, database: &Database, walk: Walk) -> Result<(), Problem> {
-        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await;
-        let step = step.map_err(|error| failed(&error))?;
+        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await?;
         self.walked = step.next.is_none();
         (self.found, self.place) = (step.found.into(), step.next);
         Ok(())

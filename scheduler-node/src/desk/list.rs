@@ -9,7 +9,7 @@ use common::{
     wire::{Cursor, ListAnswer, ListFilter, Problem, list::Block},
 };
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::store::list::{Among, Page};
 
 /// The time for which a request without a match goes on to the following pages before it answers.
@@ -89,7 +89,7 @@ impl Desk {
         let queues = Queues::of(filter, &book);
         let among = Among { names: &queues.names, others: queues.block.is_none() };
         let parts = self.parts().store.databases().iter().map(|database| database.task_list(filter, &among));
-        let pages = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let pages = futures::future::try_join_all(parts).await?;
         let page = Page::merge(pages, usize::try_from(filter.limit()).unwrap_or(usize::MAX));
         let next = match page.next {
             Some(next) => Some(Cursor { block: queues.block.clone(), ..next }),

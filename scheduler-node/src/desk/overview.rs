@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{time::UnixMicros, wire::Problem};
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
 pub use crate::store::outlook::DEAD_LOOK;
@@ -27,7 +27,7 @@ impl Desk {
         self.ask_for_everything()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
-        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let parts = futures::future::try_join_all(parts).await?;
         let mut buckets = Vec::new();
         let mut starts_at = now;
         for nth in 0..usize::try_from(count).unwrap_or(0) {
@@ -46,7 +46,7 @@ impl Desk {
     /// errors has one group for each queue.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
-        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let parts = futures::future::try_join_all(parts).await?;
         let at_least = parts.iter().any(|part| part.at_least);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
         let mine = parts.into_iter().flat_map(|part| part.groups).filter(|group| self.scope.has(&group.queue));

@@ -13,7 +13,7 @@ use common::{
     },
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, to_its_end};
 use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
@@ -47,7 +47,7 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             let home = desk.parts().store.home();
-            let record = home.queue_find(&name).await.map_err(|error| failed(&error))?;
+            let record = home.queue_find(&name).await?;
             let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
             desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
@@ -56,8 +56,8 @@ impl Desk {
             }
             desk.reach_all().await?;
             let most = desk.parts().queues_max;
-            let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
-            let put = put.map_err(|error| failed(&error))?.ok_or_else(|| too_many(&name, most))?;
+            let put =
+                turn(|| home.queue_put(&name, &policy, paused, most)).await?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
             desk.turned(&name, put.turn).await?;
             Ok(desk.shown_queue(put.record).await)
@@ -68,7 +68,7 @@ impl Desk {
     /// Refuses another queue beyond the limit of the token.
     async fn refuse_one_more(&self) -> Result<(), Problem> {
         if self.limits.queues.is_some() {
-            self.read_anew().await.map_err(|error| failed(&error))?;
+            self.read_anew().await?;
         }
         match self.queues_of_token() {
             Some((used, most)) if used >= most => Err(self.too_many_made(Limit::TokenQueues, most, used)),
@@ -133,8 +133,8 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             let home = desk.parts().store.home();
-            let paused_now = turn(|| home.queue_pause(&name, paused)).await.map_err(|error| failed(&error))?;
-            let (record, turned) = paused_now.ok_or_else(|| no_queue(&name))?;
+            let written = turn(|| home.queue_pause(&name, paused)).await?;
+            let (record, turned) = written.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, paused, "queue {}", if paused { "paused" } else { "resumed" });
             desk.turned(&name, turned).await?;
             Ok(desk.shown_queue(record).await)
@@ -144,8 +144,7 @@ impl Desk {
 
     pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
         self.ask_for(&name)?;
-        let record = self.parts().store.home().queue_find(&name).await.map_err(|error| failed(&error))?;
-        let record = record.ok_or_else(|| no_queue(&name))?;
+        let record = self.parts().store.home().queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
@@ -162,8 +161,7 @@ impl Desk {
             // With all queues in scope, the page reads just as many as it needs. Otherwise it reads a larger
             // piece at once, as most queues are outside the caller's scope.
             let most = if self.scope.is_all() { limit } else { READ_AT_ONCE };
-            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await;
-            let read = read.map_err(|error| failed(&error))?;
+            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await?;
             let ended = read.len() < most;
             next_cursor = read.last().map(|record| record.queue.name.to_string());
             records.extend(read.into_iter().filter(|record| self.scope.has(&record.queue.name)));
@@ -198,7 +196,7 @@ impl Desk {
                     census.counts = sum(census.counts, part.counts);
                     census.estimated |= part.estimated;
                 }
-                Err(error) if error.fault() == Fault::Bug => return Err(failed(&error)),
+                Err(error) if error.fault() == Fault::Bug => return Err(error.into()),
                 Err(_) => census.counts.at_least = true,
             }
         }
@@ -218,8 +216,7 @@ impl Desk {
                 return Err(Problem::conflict(detail));
             }
             let home = desk.parts().store.home();
-            let gone = turn(|| home.queue_delete(&name)).await.map_err(|error| failed(&error))?;
-            let turned = gone.ok_or_else(|| no_queue(&name))?;
+            let turned = turn(|| home.queue_delete(&name)).await?.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, "queue deleted");
             desk.turned(&name, turned).await
         })
@@ -308,7 +305,7 @@ impl Desk {
     async fn live(&self, name: &QueueName) -> Result<Counts, Problem> {
         let names = std::slice::from_ref(name);
         let parts = self.parts().store.databases().iter().map(|database| database.queue_counts(names));
-        let counts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let counts = futures::future::try_join_all(parts).await?;
         Ok(counts.into_iter().filter_map(|mut counts| counts.remove(name)).fold(Counts::default(), sum))
     }
 

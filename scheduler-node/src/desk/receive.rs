@@ -52,7 +52,7 @@ impl Desk {
             taken[place] = match stored {
                 Ok(Answer::Stored(_)) => Taken::Durable,
                 Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),
-                Err(error @ Unstored::Refused(_)) => Taken::Refused(refusal::unstored(&error)),
+                Err(error @ Unstored::Refused(_)) => Taken::Refused(error.into()),
                 Err(error) => Taken::Again(error.to_string()),
             };
         }

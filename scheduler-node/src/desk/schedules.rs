@@ -15,7 +15,7 @@ use common::{
     },
 };
 
-use super::{Desk, limits::Limited, refusal::failed, to_its_end};
+use super::{Desk, limits::Limited, to_its_end};
 use crate::{
     internal::{self, Origin},
     store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
@@ -65,7 +65,7 @@ impl Desk {
         valid: &ValidSchedule,
     ) -> Result<Option<(ScheduleRecord, bool)>, Problem> {
         let home = self.parts().store.home();
-        let before = home.schedule_read(name).await.map_err(|error| failed(&error))?;
+        let before = home.schedule_read(name).await?;
         if before.as_ref().is_some_and(|before| !self.scope.has(&before.rules.queue)) {
             return Err(Problem::conflict(format!("the name `{name}` is taken; give the schedule another one")));
         }
@@ -87,7 +87,7 @@ impl Desk {
             Some(before) => home.schedule_change(name, before.revision, wish, quota).await,
             None => home.schedule_add(name, wish, quota).await,
         };
-        match put.map_err(|error| failed(&error))? {
+        match put? {
             Written::Done(record) => Ok(Some((*record, before.is_none()))),
             Written::Overtaken => Ok(None),
             Written::QueueFull(used) => {
@@ -111,8 +111,8 @@ impl Desk {
                 pause_or_resume(&mut standing, &calendar, Some(paused), now);
                 let turn = Turn { fires: Vec::new(), skipped: 0, missed: 0, standing, wake_at: standing.wake_at(now) };
                 let home = desk.parts().store.home();
-                let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await;
-                if let Some(record) = turned.map_err(|error| failed(&error))? {
+                let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await?;
+                if let Some(record) = turned {
                     tracing::info!(schedule = %name, paused, "schedule {}", if paused { "paused" } else { "resumed" });
                     return Ok(desk.shown_schedule(record, NEXT_SHOWN));
                 }
@@ -134,7 +134,7 @@ impl Desk {
         let home = self.parts().store.home();
         let mut after = page.cursor;
         loop {
-            let records = home.schedule_list(after.as_deref(), limit).await.map_err(|error| failed(&error))?;
+            let records = home.schedule_list(after.as_deref(), limit).await?;
             let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
             after = records.last().filter(|_| full).map(|last| last.name.to_string());
             let own = records.iter().filter(|record| self.scope.has(&record.rules.queue));
@@ -183,7 +183,7 @@ impl Desk {
                 // A caller who may not see all schedules deletes the schedule that was read, not one that took
                 // its place.
                 let read = if desk.scope.is_all() { None } else { Some(desk.schedule(&name).await?.revision) };
-                if home.schedule_delete(&name, read).await.map_err(|error| failed(&error))? {
+                if home.schedule_delete(&name, read).await? {
                     tracing::info!(schedule = %name, "schedule deleted");
                     return Ok(());
                 }
@@ -197,7 +197,7 @@ impl Desk {
     }
 
     async fn schedule(&self, name: &ScheduleName) -> Result<ScheduleRecord, Problem> {
-        let found = self.parts().store.home().schedule_read(name).await.map_err(|error| failed(&error))?;
+        let found = self.parts().store.home().schedule_read(name).await?;
         found.filter(|record| self.scope.has(&record.rules.queue)).ok_or_else(|| no_schedule(name))
     }
 

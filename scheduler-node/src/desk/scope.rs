@@ -10,7 +10,7 @@ use common::{
     wire::Problem,
 };
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 
 impl Desk {
     /// The same desk, for a caller who may see these queues only.
@@ -56,7 +56,7 @@ impl Desk {
         if self.scope.is_all() {
             return Ok(());
         }
-        match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
+        match self.database(id)?.task_read(id).await? {
             Some(task) if self.scope.has(&task.queue) => Ok(()),
             _ => Err(self.missing(id).await),
         }

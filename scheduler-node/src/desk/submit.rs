@@ -49,7 +49,7 @@ impl Desk {
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         self.trace(traced, Way::Http, &answer);
-        let stored = match answer.map_err(|error| refusal::unstored(&error))? {
+        let stored = match answer? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
                 put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
@@ -96,7 +96,7 @@ impl Desk {
         let stored = self.parts().submitter.submit(tasks, SOURCE).await;
         for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
             self.trace(traced, Way::Batch, &stored);
-            let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
+            let answer = stored.map_err(Problem::from).and_then(|answer| receipt(queue, answer));
             answers[place] = Some(answer);
         }
         answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()

@@ -10,7 +10,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, ResultBody, TaskView, ValidChange, format},
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, to_its_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
@@ -22,14 +22,14 @@ use crate::{
 impl Desk {
     pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
         let database = self.database(id)?;
-        let Some(task) = database.task_read(id).await.map_err(|error| failed(&error))? else {
+        let Some(task) = database.task_read(id).await? else {
             return Err(self.missing(id).await);
         };
         if !self.scope.has(&task.queue) {
             return Err(self.missing(id).await);
         }
         let depends_on = match task.state {
-            TaskState::Waiting => database.task_dependencies(id).await.map_err(|error| failed(&error))?,
+            TaskState::Waiting => database.task_dependencies(id).await?,
             _ => Vec::new(),
         };
         Ok(TaskView { depends_on, ..self.shown(task) })
@@ -42,7 +42,7 @@ impl Desk {
         to_its_end(async move {
             desk.ask_for_task(id).await?;
             desk.check_format(id, &change).await?;
-            match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
+            match desk.database(id)?.task_change(id, &change).await? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(unchanged(&task, &change)),
                 Guarded::Missing => Err(desk.missing(id).await),
@@ -55,7 +55,7 @@ impl Desk {
     async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
         let Some(payload) = &change.payload else { return Ok(()) };
         // A task never changes its queue, so the queue read here is still the task's when the change is written.
-        match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
+        match self.database(id)?.task_read(id).await? {
             Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
             None => Err(self.missing(id).await),
         }
@@ -67,7 +67,7 @@ impl Desk {
         to_its_end(async move {
             desk.ask_for_task(id).await?;
             let keep = Keep::of(&desk.parts().books.load());
-            let attempt = match desk.database(id)?.task_cancel(id, &keep).await.map_err(|error| failed(&error))? {
+            let attempt = match desk.database(id)?.task_cancel(id, &keep).await? {
                 Guarded::Done(cancelled) => {
                     desk.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
                     tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
@@ -95,7 +95,7 @@ impl Desk {
                 let detail = "it is out, and its queue settles without reports: its consumer cannot be told to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
             }
-            match desk.database(id)?.task_stop(id).await.map_err(|error| failed(&error))? {
+            match desk.database(id)?.task_stop(id).await? {
                 Guarded::Done(task) => {
                     tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is to stop");
                     Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
@@ -112,7 +112,7 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             desk.ask_for_task(id).await?;
-            match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
+            match desk.database(id)?.task_run(id).await? {
                 Guarded::Done(task) => Ok(desk.written(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
                 Guarded::Missing => Err(desk.missing(id).await),
@@ -129,7 +129,7 @@ impl Desk {
             let database = desk.database(id)?;
             let revived = match database.task_revive(id).await {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
-                revived => revived.map_err(|error| failed(&error))?,
+                revived => revived?,
             };
             match revived {
                 Guarded::Done(task) => Ok(desk.written(task)),
@@ -148,7 +148,7 @@ impl Desk {
         let desk = self.clone();
         to_its_end(async move {
             desk.ask_for_task(id).await?;
-            let reported = desk.parts().reporter.report(id, attempt, body).await.map_err(|error| failed(&error))?;
+            let reported = desk.parts().reporter.report(id, attempt, body).await?;
             match reported {
                 Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),

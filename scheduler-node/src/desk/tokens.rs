@@ -7,7 +7,7 @@ use common::wire::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, to_its_end};
 use crate::{
     access,
     loops::upkeep::token_reader::read_anew,
@@ -26,7 +26,7 @@ impl Desk {
         to_its_end(async move {
             let token = access::fresh_token();
             let added = desk.parts().store.home().token_add(&valid, &Sha256::digest(&token), &by).await;
-            let record = match added.map_err(|error| failed(&error))? {
+            let record = match added? {
                 TokenAdded::Made(record) => record,
                 TokenAdded::NameTaken => {
                     let detail =
@@ -51,7 +51,7 @@ impl Desk {
         self.refuse_configured(name)?;
         let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
         to_its_end(async move {
-            let revoked = desk.parts().store.home().token_revoke(&name, &by).await.map_err(|error| failed(&error))?;
+            let revoked = desk.parts().store.home().token_revoke(&name, &by).await?;
             let no_token = || Problem::not_found(format!("there is no token `{name}` that is in force"));
             let record = revoked.ok_or_else(no_token)?;
             tracing::info!(token = name, by, "token revoked");
@@ -69,7 +69,7 @@ impl Desk {
         let limit = i64::from(page.limit());
         let before = page.cursor.map(|cursor| cursor.0);
         let home = self.parts().store.home();
-        let records = home.token_list(before, limit).await.map_err(|error| failed(&error))?;
+        let records = home.token_list(before, limit).await?;
         let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
         let next_cursor = records.last().filter(|_| full).map(|last| TokenCursor(last.id));
         let configured = if before.is_none() { self.parts().access.configured() } else { &[] };
