@@ -278,25 +278,25 @@ mod tests {
     #[test]
     fn one_callers_refusals_do_not_hide_those_of_others() {
         let (audit, mut notes, _registry) = audit();
-        let flood = |who: &str, address: &str| {
+        let flood = |caller: &str, address: &str| {
             for _ in 0..REFUSALS_PER_S * 10 {
                 let address = Some(address.parse().expect("an address"));
-                audit.record(AuditEvent { caller: who.into(), address, status: 401, ..event(401) });
+                audit.record(AuditEvent { caller: caller.into(), address, status: 401, ..event(401) });
             }
         };
         flood("shop", "192.0.2.1");
         flood(Caller::ANONYMOUS, "192.0.2.1");
-        for (who, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
+        for (caller, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
             audit.record(AuditEvent {
-                caller: who.into(),
+                caller: caller.into(),
                 address: Some(address.parse().expect("an address")),
                 ..event(403)
             });
         }
         let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
-        let of = |who: &str, last: &str| {
+        let of = |caller: &str, last: &str| {
             let is = |noted: &&AuditRecord| {
-                &*noted.event.caller == who && noted.event.address.is_some_and(|ip| ip.to_string() == last)
+                &*noted.event.caller == caller && noted.event.address.is_some_and(|ip| ip.to_string() == last)
             };
             noted.iter().filter(is).count()
         };

@@ -216,7 +216,7 @@ impl Node {
             shared.config.http.max_requests_per_second,
         );
         let http_metrics = http::HttpMetrics::register(&shared.registry, console::ROUTES)?;
-        let gate = Arc::new(http::Gate::new(Arc::clone(&shared.access)));
+        let gate = Arc::new(http::Authenticator::new(Arc::clone(&shared.access)));
         let oidc = shared.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
         let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, keys, &shared.config.console);
         let router = http::router(desk, gate, limits, shared.registry.clone(), http_metrics, pages);

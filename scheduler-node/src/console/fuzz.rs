@@ -10,7 +10,7 @@ use common::{
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{form, frame::cookie, queue, schedule, session::Sessions, task_query::Wanted, visitor};
+use super::{form, frame::cookie, queue, schedule, session::Sessions, task_query::TaskQuery, visitor};
 use crate::receipt::ReceiptKeys;
 
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
@@ -31,18 +31,18 @@ pub fn form(data: &[u8]) {
         let request = ScheduleRequest::parse(&Value::Object(body).to_string());
         let _ = request.and_then(|request| request.validate(NOW, &Limits::default()));
     }
-    page(&Wanted::of_pairs(fields.iter().map(|(name, value)| (name, value))));
+    page(&TaskQuery::of_pairs(fields.iter().map(|(name, value)| (name, value))));
 }
 
 /// Checks that a page's address holds the whole state of the page.
-fn page(wanted: &Wanted) {
-    let url = wanted.url();
+fn page(task_query: &TaskQuery) {
+    let url = task_query.url();
     let (_, query) = url.split_once('?').expect("it has a query");
-    assert_eq!(Wanted::of_pairs(form_urlencoded::parse(query.as_bytes())), *wanted);
-    let _ = wanted.list_filter();
-    let _ = wanted.task_filter();
-    if let Some(previous) = wanted.next("c".to_owned()).previous() {
-        assert_eq!(previous.cursor.as_deref().unwrap_or("first"), wanted.cursor.as_deref().unwrap_or("first"));
+    assert_eq!(TaskQuery::of_pairs(form_urlencoded::parse(query.as_bytes())), *task_query);
+    let _ = task_query.list_filter();
+    let _ = task_query.task_filter();
+    if let Some(previous) = task_query.next("c".to_owned()).previous() {
+        assert_eq!(previous.cursor.as_deref().unwrap_or("first"), task_query.cursor.as_deref().unwrap_or("first"));
     }
 }
 

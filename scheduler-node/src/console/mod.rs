@@ -2,9 +2,9 @@
 //! without a script, and every state of a page is in its URL. The heap, the stores and the loops are absent on
 //! purpose.
 //!
-//! A page is a template under `templates/` and a handler that fills it. A change is a form, taken by a handler with a
-//! [`Posted`](visitor::Posted), and recorded by [`Actor::record`](actor::Actor::record). The table of routes says who may
-//! see a page or send a form, and what the audit log calls it.
+//! A page is a template under `templates/` and a handler that fills it. A change is a form: a handler takes it as a
+//! [`PostedForm`](visitor::PostedForm), and [`Actor::record`](actor::Actor::record) records it. The table of routes
+//! names the permission for each page and form, and its action in the audit log.
 
 mod actor;
 mod assets;
@@ -51,7 +51,7 @@ use self::session::Sessions;
 use crate::{
     config,
     desk::Desk,
-    http::{Gate, routes},
+    http::{Authenticator, routes},
     oidc::Provider,
     receipt::Receipts,
 };
@@ -102,7 +102,7 @@ routes! { Console =>
 #[derive(Clone)]
 struct Console {
     desk: Desk,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     /// The identity provider that signs people in, beside the tokens.
     oidc: Option<Arc<Provider>>,
     sessions: Sessions,
@@ -110,12 +110,18 @@ struct Console {
 }
 
 /// The router of all pages.
-pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, keys: Receipts, config: &config::Console) -> Router {
+pub fn router(
+    desk: Desk,
+    authenticator: Arc<Authenticator>,
+    oidc: Option<Provider>,
+    keys: Receipts,
+    config: &config::Console,
+) -> Router {
     let (oidc, sessions) = (oidc.map(Arc::new), Sessions::new(keys));
-    let console = Console { desk, gate, oidc, sessions, show_payloads: config.show_payloads };
+    let console = Console { desk, authenticator, oidc, sessions, show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
-        .route("/console/{*rest}", get(frame::nothing_here))
+        .route("/console/{*rest}", get(frame::not_found))
         .layer(DefaultBodyLimit::max(FORM_BYTES))
         .layer(middleware::from_fn(in_time))
         .with_state(console)

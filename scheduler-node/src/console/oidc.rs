@@ -23,7 +23,7 @@ use super::{
     Console,
     actor::Actor,
     frame::{Frame, Theme, cookie, show},
-    visitor::{self, BY_PROVIDER, SESSION, kept},
+    visitor::{self, BY_PROVIDER, SESSION, cookie_value},
 };
 use crate::{
     clock,
@@ -49,7 +49,8 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
     let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
     match provider.begin(next, clock::now()).await {
         Ok(begun) => {
-            let flow = kept(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
+            let flow =
+                cookie_value(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
         Err(refusal) => visitor::not_signed_in(&console, &headers, next, &refusal.problem()),
@@ -73,7 +74,7 @@ pub(super) async fn callback(
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
             let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from, route: Some(route) };
             actor.record(None, "console", Ok(&said));
-            let_on(provider, &headers, signed_in)
+            signed_in_page(provider, &headers, signed_in)
         }
         Err(refusal) => {
             if let Refusal::NoRole { who, .. } = refusal {
@@ -89,7 +90,7 @@ pub(super) async fn callback(
     };
     // Another sign-in may be in progress in this browser; this one is over once it was answered.
     if !matches!(finished, Err(Refusal::Over)) {
-        let over = kept(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
+        let over = cookie_value(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
         response.headers_mut().append(header::SET_COOKIE, HeaderValue::try_from(over).expect("it is all ASCII"));
     }
     response
@@ -102,9 +103,10 @@ struct SignedInPage<'a> {
     next: &'a str,
 }
 
-fn let_on(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
+fn signed_in_page(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
     let SignedIn { session, left_s, next, .. } = signed_in;
-    let session = kept(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
+    let session =
+        cookie_value(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
     let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
     let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
     (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()

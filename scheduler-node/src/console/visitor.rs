@@ -22,7 +22,7 @@ use super::{
     Console, ROUTES,
     actor::Actor,
     form::parameter,
-    frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
+    frame::{Frame, PageProblem, SignInPage, Theme, cookie, show},
     oidc,
     session::SESSION_S,
     task_query::FILTERS,
@@ -73,10 +73,10 @@ impl Visitor {
     }
 
     /// Refuses a visitor without the permission that the route needs.
-    fn check_permission(&self) -> Result<(), Trouble> {
+    fn check_permission(&self) -> Result<(), PageProblem> {
         let Some(needed) = needed(self.route).filter(|needed| !self.may(*needed)) else { return Ok(()) };
         let detail = format!("this needs the role {}; yours is {}", needed.roles(), self.caller.role);
-        Err(Trouble::at(self, Problem::forbidden(detail)))
+        Err(PageProblem::at(self, Problem::forbidden(detail)))
     }
 
     /// The list filters that the visitor may use: a filter by error text needs the permission to read data.
@@ -96,10 +96,10 @@ impl Visitor {
 
     /// `None`: there is no session, or its role does not open the console.
     fn of(parts: &Parts, console: &Console) -> Result<Option<Self>, Problem> {
-        let (caller, session) = match (console.gate.anybody(), cookie(&parts.headers, SESSION)) {
-            (Some(anybody), _) => (anybody, ""),
+        let (caller, session) = match (console.authenticator.anonymous(), cookie(&parts.headers, SESSION)) {
+            (Some(anonymous), _) => (anonymous, ""),
             (None, None) => return Ok(None),
-            (None, Some(session)) => match holder(console, session)? {
+            (None, Some(session)) => match session_caller(console, session)? {
                 Some(caller) => (caller, session),
                 None => return Ok(None),
             },
@@ -131,7 +131,7 @@ impl Visitor {
             }
             Err(problem) => {
                 let frame = Frame::outside(problem.title.to_string(), Theme::of(&parts.headers));
-                Err(Trouble::outside(frame, problem).into_response())
+                Err(PageProblem::outside(frame, problem).into_response())
             }
         }
     }
@@ -160,7 +160,7 @@ impl FromRequestParts<Console> for &'static Route {
         matched(parts).ok_or_else(|| {
             let problem = internal::problem(Origin::Request, None, "this route is not in the console's table");
             let frame = Frame::outside(problem.title.to_string(), Theme::of(&parts.headers));
-            Trouble::outside(frame, problem).into_response()
+            PageProblem::outside(frame, problem).into_response()
         })
     }
 }
@@ -188,18 +188,18 @@ impl FromRequestParts<Console> for AnyVisitor {
 
 /// A form that came from a page of this console, sent by a visitor with the permission of its route.
 #[derive(Debug)]
-pub(super) struct Posted {
+pub(super) struct PostedForm {
     pub(super) visitor: Visitor,
     fields: Vec<(String, String)>,
 }
 
-impl Posted {
+impl PostedForm {
     /// The field, when it is present and not empty.
-    pub(super) fn one(&self, name: &str) -> Option<&str> {
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(field, text)| field == name && !text.is_empty()).map(|(_, text)| text.as_str())
     }
 
-    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+    pub(super) fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.fields.iter().filter(move |(field, _)| field == name).map(|(_, text)| text.as_str())
     }
 
@@ -209,17 +209,17 @@ impl Posted {
 
     /// Records in the audit log what the form did.
     pub(super) fn record(&self, target: &str, outcome: Result<&str, &Problem>) {
-        self.visitor.actor().record(self.one("action"), target, outcome);
+        self.visitor.actor().record(self.field("action"), target, outcome);
     }
 }
 
-impl FromRequest<Console> for Posted {
+impl FromRequest<Console> for PostedForm {
     type Rejection = Response;
 
     async fn from_request(request: Request, console: &Console) -> Result<Self, Response> {
         let (parts, body) = request.into_parts();
         let visitor = Visitor::signed_in(&parts, console)?;
-        let refuse = |problem: Problem| Trouble::at(&visitor, problem).into_response();
+        let refuse = |problem: Problem| PageProblem::at(&visitor, problem).into_response();
         if !is_from_here(&parts.headers) {
             return Err(refuse(Problem::forbidden("this form was not sent by a page of this console")));
         }
@@ -255,14 +255,15 @@ fn form_token(key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-/// The holder of a session. The gate checks a token at every request, so revoking the token ends its session.
-fn holder(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
+/// The caller of a session. The authenticator checks a token at every request, so revoking the token ends its
+/// session.
+fn session_caller(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
     if let Some(sealed) = session.strip_prefix(BY_PROVIDER) {
         return Ok(console.oidc.as_ref().and_then(|provider| provider.caller(sealed, clock::now())));
     }
     let Some(sealed) = session.strip_prefix(BY_TOKEN) else { return Ok(None) };
     let token = console.sessions.open(sealed, clock::now())?;
-    Ok(token.and_then(|token| console.gate.caller(token.as_bytes())))
+    Ok(token.and_then(|token| console.authenticator.caller(token.as_bytes())))
 }
 
 pub(super) fn sign_in_url(next: &str) -> String {
@@ -286,7 +287,7 @@ pub(super) fn next_of(uri: &Uri) -> String {
 
 pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
     let next = next_of(&uri);
-    if console.gate.anybody().is_some() {
+    if console.authenticator.anonymous().is_some() {
         return Redirect::to(&next).into_response();
     }
     ask(&console, &headers, &next, StatusCode::OK, None)
@@ -320,11 +321,11 @@ pub(super) async fn sign_in(
     let from = from.map(|Extension(from)| from);
     if !is_from_here(&headers) {
         let frame = Frame::outside("Sign in", Theme::of(&headers));
-        return Trouble::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
+        return PageProblem::outside(frame, Problem::forbidden("this form was not sent by a page of this console"))
             .into_response();
     }
     let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
-    let Some(caller) = console.gate.caller(token.as_bytes()) else {
+    let Some(caller) = console.authenticator.caller(token.as_bytes()) else {
         let trouble = "This token is unknown here.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
@@ -347,7 +348,7 @@ pub(super) async fn sign_in(
     with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={BY_TOKEN}{sealed}; Max-Age={SESSION_S}"))
 }
 
-pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {
+pub(super) async fn sign_out(headers: HeaderMap, posted: PostedForm) -> Response {
     posted.record("console", Ok("signed out"));
     with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
 }
@@ -357,12 +358,12 @@ fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response 
     let says = |name: &str, start: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.starts_with(start))
     };
-    let cookie = kept(pair, "Strict", says("origin", "https://") || says("x-forwarded-proto", "https"));
+    let cookie = cookie_value(pair, "Strict", says("origin", "https://") || says("x-forwarded-proto", "https"));
     ([(header::SET_COOKIE, cookie)], redirect).into_response()
 }
 
 /// The attributes of a cookie that scripts cannot read.
-pub(super) fn kept(pair: &str, same_site: &str, is_secure: bool) -> String {
+pub(super) fn cookie_value(pair: &str, same_site: &str, is_secure: bool) -> String {
     let secure = if is_secure { "; Secure" } else { "" };
     format!("{pair}; Path=/console; HttpOnly; SameSite={same_site}{secure}")
 }

@@ -13,7 +13,7 @@ impl Desk {
 
     /// One page of the audit log, newest first.
     pub async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         filter.validate()?;
         Ok(self.parts().store.home().audit_list(&filter).await?)
     }

@@ -12,7 +12,7 @@ use common::{
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
 
-use super::{Desk, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     clock,
     coordination::{Error, EtcdOp},
@@ -64,9 +64,9 @@ impl Desk {
     /// Drains a node in the name of `by`, or ends a drain. The master moves the shards after the answer; the
     /// node's report shows how many are left. A repeated request changes nothing and gets the same answer.
     pub async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
-        to_its_end(async move {
+        run_to_end(async move {
             if let Some(revision) = desk.drain_write(&name, drained).await? {
                 tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
                 let mut views = desk.parts().views.clone();

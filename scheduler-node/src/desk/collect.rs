@@ -6,7 +6,7 @@ use common::{
     wire::{Problem, TaskRequest, ValidTask},
 };
 
-use super::{Desk, limits::Limited, meter::Admission};
+use super::{Desk, limits::AppliedLimits, meter::Admission};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
@@ -20,7 +20,7 @@ impl Desk {
             TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
-        let (read, room) = self.admitted(read, Limited::Pending).await;
+        let (read, room) = self.admit_all(read, AppliedLimits::Pending).await;
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
             self.check_shard(row, &task)?;

@@ -53,8 +53,8 @@ impl Desk {
         &self,
         filter: TaskFilter,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {
-        self.ask_for_tasks(filter.queue.as_ref())?;
-        self.ask_for_data("an export has payloads")?;
+        self.require_queue_or_all(filter.queue.as_ref())?;
+        self.require_data("an export has payloads")?;
         let databases = self.parts().store.databases();
         let of_database = |database: &Arc<Database>| {
             walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()

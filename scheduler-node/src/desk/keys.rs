@@ -19,7 +19,7 @@ impl Desk {
             check_key("partition_key", partition_key)?;
         }
         let queue = QueueName::new(queue);
-        self.ask_for(&queue)?;
+        self.require_queue(&queue)?;
         let placement = self.parts().books.load().get(&queue).policy.placement;
         let shard = bound_to(&queue, placement, partition_key, Some(key), self.parts().store.shard_count())
             .expect("a key is bound to a shard");

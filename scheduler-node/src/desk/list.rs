@@ -70,8 +70,8 @@ impl Desk {
     /// examined for one page is bounded.
     pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
-        self.ask_for_tasks(filter.queue.as_ref())?;
-        self.ask_for_errors(filter.error.as_ref())?;
+        self.require_queue_or_all(filter.queue.as_ref())?;
+        self.require_error_texts(filter.error.as_ref())?;
         let started = Instant::now();
         loop {
             let page = self.page(&filter).await?;

@@ -62,7 +62,7 @@ pub use figures::NodeFigures;
 pub use meter::Admission;
 pub use overview::{Bucket, DEAD_LOOK, Outlook};
 pub use queues::Census;
-pub use receive::Taken;
+pub use receive::ReceiveOutcome;
 pub use schedules::PutSchedule;
 pub use submit::Submitted;
 
@@ -168,7 +168,7 @@ impl Desk {
     }
 
     /// The problem for a task that was not found: a task submitted in SQL may still be in an inbox.
-    async fn missing(&self, id: TaskId) -> Problem {
+    async fn missing_task(&self, id: TaskId) -> Problem {
         // A row of an inbox may be of any queue.
         let databases = if self.scope.is_all() { self.parts().store.databases() } else { &[] };
         let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
@@ -202,7 +202,7 @@ impl Desk {
 }
 
 /// Runs to its end even when the client has gone.
-async fn to_its_end<T: Send + 'static>(
+async fn run_to_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
     match spawn_child(work).await {

@@ -24,7 +24,7 @@ pub type Outlook = Vec<Bucket>;
 impl Desk {
     /// Counts the tasks that come due in each of `count` spans of `length` from now on.
     pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
         let parts = futures::future::try_join_all(parts).await?;

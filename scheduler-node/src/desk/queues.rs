@@ -13,7 +13,7 @@ use common::{
     },
 };
 
-use super::{Desk, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
@@ -41,11 +41,11 @@ impl Desk {
     /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
     /// (G12). While a database cannot be reached, nothing is changed.
     pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
+        self.require_queue(&name)?;
         let paused = request.paused;
         let policy = request.into_policy()?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
             let record = home.queue_find(&name).await?;
             let before = record.map(|record| record.queue.policy);
@@ -59,7 +59,7 @@ impl Desk {
             let put =
                 turn(|| home.queue_put(&name, &policy, paused, most)).await?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
-            desk.turned(&name, put.turn).await?;
+            desk.announce(&name, put.turn).await?;
             Ok(desk.shown_queue(put.record).await)
         })
         .await
@@ -129,21 +129,21 @@ impl Desk {
     /// Pauses or resumes dispatch; tasks that come due during a pause wait as `ready`. An unreachable database does
     /// not prevent the pause elsewhere: the answer then says that the queue's state in that database is uncertain.
     pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
+        self.require_queue(&name)?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
             let written = turn(|| home.queue_pause(&name, paused)).await?;
             let (record, turned) = written.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, paused, "queue {}", if paused { "paused" } else { "resumed" });
-            desk.turned(&name, turned).await?;
+            desk.announce(&name, turned).await?;
             Ok(desk.shown_queue(record).await)
         })
         .await
     }
 
     pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
+        self.require_queue(&name)?;
         let record = self.parts().store.home().queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
         views.into_iter().next().ok_or_else(|| no_queue(&name))
@@ -205,9 +205,9 @@ impl Desk {
 
     /// Deletes a queue that has no unfinished task.
     pub async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
-        self.ask_for(&name)?;
+        self.require_queue(&name)?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let live = desk.live(&name).await?;
             if live.total() > 0 {
                 let more = if live.at_least { " or more" } else { "" };
@@ -218,7 +218,7 @@ impl Desk {
             let home = desk.parts().store.home();
             let turned = turn(|| home.queue_delete(&name)).await?.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, "queue deleted");
-            desk.turned(&name, turned).await
+            desk.announce(&name, turned).await
         })
         .await
     }
@@ -237,14 +237,14 @@ impl Desk {
 
     /// Announces a queue's new policy to the other databases. From the answer on, every database refuses claims
     /// that do not know the policy, and tasks whose shards came from an older placement.
-    async fn turned(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
+    async fn announce(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
-        let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
+        let announced = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
         if let Err(error) = self.read_anew().await {
             // The change is written. Claims that do not know it are refused until this node can read the queues.
             tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
-        let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
+        let Some(error) = announced.into_iter().find_map(Result::err) else { return Ok(()) };
         tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "a database has not heard of a queue's new policy");
         let detail = format!(
             "the change is stored, but database `{}` could not be told; nodes there follow it once they have read the queues; ask again to \
@@ -266,7 +266,7 @@ impl Desk {
     }
 
     /// Reads the queues if they have changed, because `missing` are not in the book.
-    pub(super) async fn look_for(&self, missing: &[QueueName]) -> Result<(), Error> {
+    pub(super) async fn read_missing(&self, missing: &[QueueName]) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
         // An earlier request may have read them.
@@ -279,7 +279,7 @@ impl Desk {
     }
 
     /// Creates those of `missing` that do not exist, as far as there is room.
-    pub(super) async fn create(&self, missing: Vec<QueueName>) -> Result<(), Error> {
+    pub(super) async fn create_missing(&self, missing: Vec<QueueName>) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
         let mut missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();

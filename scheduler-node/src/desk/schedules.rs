@@ -15,7 +15,7 @@ use common::{
     },
 };
 
-use super::{Desk, limits::Limited, to_its_end};
+use super::{Desk, limits::AppliedLimits, run_to_end};
 use crate::{
     internal::{self, Origin},
     store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
@@ -39,14 +39,14 @@ impl Desk {
     /// Sets a schedule. Fire times that are already decided still get the tasks of the schedule before the change.
     pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
-        self.ask_for(&valid.rules.queue)?;
-        self.know([&valid.rules.queue]).await;
+        self.require_queue(&valid.rules.queue)?;
+        self.read_unknown([&valid.rules.queue]).await;
         self.admit_payload(&valid.rules.queue, &valid.payload)?;
-        if !self.open([&valid.rules.queue]).await.is_empty() {
+        if !self.create_unknown([&valid.rules.queue]).await.is_empty() {
             return Err(self.no_queue_more(&valid.rules.queue));
         }
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             for _ in 0..TRIES {
                 if let Some((record, created)) = desk.put_once(&name, &valid).await? {
                     tracing::info!(schedule = %name, created, "schedule set");
@@ -80,12 +80,12 @@ impl Desk {
             None => Standing::new(&valid.calendar, now),
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
-        let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let change = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
         let of_queue = self.parts().books.load().get(&valid.rules.queue).policy.max_schedules;
         let quota = ScheduleQuota { of_queue, of_caller: self.limits.schedules, queues: self.scope.patterns() };
         let put = match &before {
-            Some(before) => home.schedule_change(name, before.revision, wish, quota).await,
-            None => home.schedule_add(name, wish, quota).await,
+            Some(before) => home.schedule_change(name, before.revision, change, quota).await,
+            None => home.schedule_add(name, change, quota).await,
         };
         match put? {
             Written::Done(record) => Ok(Some((*record, before.is_none()))),
@@ -102,7 +102,7 @@ impl Desk {
     /// Pauses or resumes a schedule. The fire times during the pause are not made up.
     pub async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             for _ in 0..TRIES {
                 let before = desk.schedule(&name).await?;
                 let now = desk.now();
@@ -171,13 +171,13 @@ impl Desk {
             expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
             envelope: None,
         };
-        Ok(self.store_one(task, Limited::No).await?.view)
+        Ok(self.store_one(task, AppliedLimits::No).await?.view)
     }
 
     /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.
     pub async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
             for _ in 0..TRIES {
                 // A caller who may not see all schedules deletes the schedule that was read, not one that took

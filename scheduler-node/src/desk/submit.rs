@@ -9,7 +9,7 @@ use common::{
     wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, limits::Limited, meter::Admission, refusal, trace::Traced};
+use super::{Desk, limits::AppliedLimits, meter::Admission, refusal, trace::TracedTask};
 use crate::{
     loops::submit::submitter::{Answer, Stored},
     store::put::{Put, PutOutcome},
@@ -31,19 +31,19 @@ pub struct Submitted {
 struct Placed {
     place: usize,
     queue: QueueName,
-    traced: Option<Traced>,
+    traced: Option<TracedTask>,
 }
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
     pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
-        self.ask_for_all(&task)?;
-        self.store_one(task, Limited::All).await
+        self.require_queues_of(&task)?;
+        self.store_one(task, AppliedLimits::All).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask, limited: Limited) -> Result<Submitted, Problem> {
-        let (mut admitted, _room) = self.admitted(vec![Ok(task)], limited).await;
+    pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<Submitted, Problem> {
+        let (mut admitted, _room) = self.admit_all(vec![Ok(task)], limited).await;
         let mut task = admitted.pop().expect("one task, one answer")?;
         let traced = self.traced(&mut task);
         let shown = task.clone();
@@ -56,7 +56,7 @@ impl Desk {
                     Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
                 }
                 // The task existed already, or its view has to list the tasks for which it waits.
-                put => return self.as_it_is(put).await,
+                put => return self.current_view(put).await,
             },
         };
         let max_attempts =
@@ -68,7 +68,7 @@ impl Desk {
 
     /// The current view of the task that was written or that answers for the submission. Callers see the data
     /// of a task that they submitted themselves.
-    async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
+    async fn current_view(&self, put: Put) -> Result<Submitted, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;
         let view = Self { shows_data, ..self.clone() }.get(put.id).await?;
@@ -79,7 +79,7 @@ impl Desk {
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
-        let (checked, _room) = self.admitted(checked, Limited::All).await;
+        let (checked, _room) = self.admit_all(checked, AppliedLimits::All).await;
         let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
         let (mut placed, mut tasks) = (Vec::new(), Vec::new());
         for (place, task) in checked.into_iter().enumerate() {
@@ -104,31 +104,31 @@ impl Desk {
 
     fn checked(&self, request: TaskRequest, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         let task = request.validate(now, limits)?;
-        self.ask_for_all(&task).map(|()| task)
+        self.require_queues_of(&task).map(|()| task)
     }
 
     /// Refuses a task that names a queue outside the caller's scope.
-    fn ask_for_all(&self, task: &ValidTask) -> Result<(), Problem> {
-        named(task).try_for_each(|queue| self.ask_for(queue))
+    fn require_queues_of(&self, task: &ValidTask) -> Result<(), Problem> {
+        queues_of(task).try_for_each(|queue| self.require_queue(queue))
     }
 
     /// Returns the tasks that may be stored. Creates, on their first use, the queues of these tasks only:
     /// neither the queue of a refused task nor one that a task merely depends on. Keep the [`Admission`] until
     /// the tasks are answered.
-    pub(super) async fn admitted(
+    pub(super) async fn admit_all(
         &self,
         tasks: Vec<Result<ValidTask, Problem>>,
-        limited: Limited,
+        limited: AppliedLimits,
     ) -> (Vec<Result<ValidTask, Problem>>, Admission) {
         // A message on its way to another exchange needs no queue of its own.
         let needs_queue = |task: &&ValidTask| task.envelope.is_none();
-        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(named).collect();
-        self.know(queues).await;
+        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(queues_of).collect();
+        self.read_unknown(queues).await;
         let admit = |task: ValidTask| if task.envelope.is_none() { self.admit(&task).map(|()| task) } else { Ok(task) };
         let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
         let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
-        let refused = self.open(queues).await;
+        let refused = self.create_unknown(queues).await;
         if !refused.is_empty() {
             for task in &mut tasks {
                 if let Ok(valid) = task
@@ -144,13 +144,13 @@ impl Desk {
 
     /// Creates the queues that do not exist, where submissions may create queues. Returns those for which there is no
     /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy.
-    pub(super) async fn open(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
+    pub(super) async fn create_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if missing.is_empty() || !self.parts().auto_create {
             return BTreeSet::new();
         }
-        if let Err(error) = self.create(missing.clone()).await {
+        if let Err(error) = self.create_missing(missing.clone()).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "a queue's first use is not stored yet");
             return BTreeSet::new();
         }
@@ -181,11 +181,11 @@ impl Desk {
     }
 
     /// Reads those of `queues` that are not in this node's book, if they exist.
-    pub(super) async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
+    pub(super) async fn read_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if !missing.is_empty()
-            && let Err(error) = self.look_for(&missing).await
+            && let Err(error) = self.read_missing(&missing).await
         {
             tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
         }
@@ -193,7 +193,7 @@ impl Desk {
 }
 
 /// The queues that a task names: its own and those of its dependencies.
-pub(super) fn named(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
+pub(super) fn queues_of(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
     std::iter::once(&task.queue).chain(task.depends_on.iter().map(|other| &other.queue))
 }
 

@@ -7,7 +7,7 @@ use common::wire::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Desk, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     access,
     loops::upkeep::token_reader::read_anew,
@@ -18,12 +18,12 @@ impl Desk {
     /// Creates a token in the name of `by`. It is in force on this node from the answer on, on the others
     /// within half a second.
     pub async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         let valid = request.validate(self.now())?;
         self.refuse_first()?;
         self.refuse_configured(&valid.name)?;
         let (desk, by) = (self.clone(), by.to_owned());
-        to_its_end(async move {
+        run_to_end(async move {
             let token = access::fresh_token();
             let added = desk.parts().store.home().token_add(&valid, &Sha256::digest(&token), &by).await;
             let record = match added? {
@@ -46,11 +46,11 @@ impl Desk {
 
     /// Revokes a token in the name of `by`. This node refuses it from the answer on, the others within half a second.
     pub async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         check_name(name)?;
         self.refuse_configured(name)?;
         let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
-        to_its_end(async move {
+        run_to_end(async move {
             let revoked = desk.parts().store.home().token_revoke(&name, &by).await?;
             let no_token = || Problem::not_found(format!("there is no token `{name}` that is in force"));
             let record = revoked.ok_or_else(no_token)?;
@@ -64,7 +64,7 @@ impl Desk {
     /// One page, newest first, revoked tokens included. The first page starts with the tokens of this node's
     /// configuration.
     pub async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
-        self.ask_for_everything()?;
+        self.require_all_queues()?;
         page.validate()?;
         let limit = i64::from(page.limit());
         let before = page.cursor.map(|cursor| cursor.0);

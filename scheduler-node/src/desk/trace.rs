@@ -16,7 +16,7 @@ use crate::{
 const MAX_LINKS: usize = 128;
 
 /// A task on its way into the database whose trace is recorded.
-pub(super) struct Traced {
+pub(super) struct TracedTask {
     hop: Hop,
     queue: QueueName,
 }
@@ -51,13 +51,13 @@ impl Desk {
         answers
     }
 
-    pub(super) fn traced(&self, task: &mut ValidTask) -> Option<Traced> {
-        self.parts().traces.submitting(task).map(|hop| Traced { hop, queue: task.queue.clone() })
+    pub(super) fn traced(&self, task: &mut ValidTask) -> Option<TracedTask> {
+        self.parts().traces.submitting(task).map(|hop| TracedTask { hop, queue: task.queue.clone() })
     }
 
     /// Records the outcome of a submission.
-    pub(super) fn trace(&self, traced: Option<Traced>, way: Way, answer: &Result<Answer, Unstored>) {
-        let Some(Traced { hop, queue }) = traced else { return };
+    pub(super) fn trace(&self, traced: Option<TracedTask>, way: Way, answer: &Result<Answer, Unstored>) {
+        let Some(TracedTask { hop, queue }) = traced else { return };
         let outcome = match answer {
             Ok(Answer::Stored(stored)) => Ok(stored.id),
             Ok(Answer::Keyed(put)) => Ok(put.id),

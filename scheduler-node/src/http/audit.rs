@@ -13,14 +13,14 @@ use common::{
     wire::{AuditList, ListAnswer, ScheduleView, TaskView},
 };
 
-use super::{Asked, ROUTES, Route, query, refusal::Refusal};
+use super::{ROUTES, Route, Scoped, query, refusal::Refusal};
 use crate::audit::{Audit, AuditAction, AuditEvent};
 
 /// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
 
-pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<AuditList>, Refusal> {
-    Ok(Json(asked.desk.audit_list(query::audit_filter(&uri)?).await?))
+pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<AuditList>, Refusal> {
+    Ok(Json(scoped.desk.audit_list(query::audit_filter(&uri)?).await?))
 }
 
 /// The target and details of an action that the path does not name. A handler puts them into the answer's extensions.
@@ -49,7 +49,7 @@ pub(super) fn task(view: TaskView) -> Response {
     answer(Json(view), shown)
 }
 
-/// The answer with the page of tasks that `uri` asked for.
+/// The answer with the page of tasks that `uri` asks for.
 pub(super) fn tasks(list: ListAnswer, uri: &Uri) -> Response {
     let count = list.tasks.iter().filter(|task| !task.data_hidden).count();
     let shown = (count > 0).then(|| ShownData {

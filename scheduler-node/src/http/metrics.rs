@@ -85,12 +85,12 @@ fn class(status: StatusCode) -> &'static str {
 
 /// Which limit a refused connection exceeded.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Full {
+pub(super) enum ExceededLimit {
     All,
     Address,
 }
 
-impl Full {
+impl ExceededLimit {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -101,7 +101,7 @@ impl Full {
 
 /// The missed deadline that ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum MissedDeadline {
     /// The head of a request.
     Head,
     /// The next request.
@@ -110,7 +110,7 @@ pub(super) enum Ended {
     Write,
 }
 
-impl Ended {
+impl MissedDeadline {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Head => "head",
@@ -150,10 +150,10 @@ impl ConnectionMetrics {
         registry.register(Box::new(metrics.open.clone()))?;
         registry.register(Box::new(metrics.refused.clone()))?;
         registry.register(Box::new(metrics.ended.clone()))?;
-        for full in [Full::All, Full::Address] {
+        for full in [ExceededLimit::All, ExceededLimit::Address] {
             let _ = metrics.refused.with_label_values(&[full.text()]);
         }
-        for ended in [Ended::Head, Ended::Idle, Ended::Write] {
+        for ended in [MissedDeadline::Head, MissedDeadline::Idle, MissedDeadline::Write] {
             let _ = metrics.ended.with_label_values(&[ended.text()]);
         }
         Ok(metrics)
@@ -163,11 +163,11 @@ impl ConnectionMetrics {
         self.open.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn refused(&self, full: Full) {
+    pub(super) fn refused(&self, full: ExceededLimit) {
         self.refused.with_label_values(&[full.text()]).inc();
     }
 
-    pub(super) fn ended(&self, ended: Ended) {
+    pub(super) fn ended(&self, ended: MissedDeadline) {
         self.ended.with_label_values(&[ended.text()]).inc();
     }
 }

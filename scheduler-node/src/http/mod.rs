@@ -12,6 +12,7 @@ mod cluster;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod fuzz;
 mod keys;
+mod memory;
 mod metrics;
 mod openapi;
 mod query;
@@ -19,7 +20,6 @@ mod queues;
 mod rate;
 mod refusal;
 mod requirement;
-mod room;
 mod routes;
 mod schedules;
 mod scoped;
@@ -42,16 +42,16 @@ use prometheus::Registry;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
 pub use self::{
-    auth::{Caller, Gate},
+    auth::{Authenticator, Caller},
     metrics::{ConnectionMetrics, HttpMetrics},
     routes::Route,
     serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
 };
 use self::{
-    rate::Rates,
+    memory::BodyMemory,
+    rate::CallerRates,
     refusal::Refusal,
-    room::Room,
-    scoped::{Asked, Front},
+    scoped::{Scoped, UnrestrictedDesk},
 };
 use crate::desk::Desk;
 
@@ -128,34 +128,35 @@ impl Limits {
 /// The shared state of all handlers.
 #[derive(Clone)]
 struct Api {
-    front: Front,
-    gate: Arc<Gate>,
+    desk: UnrestrictedDesk,
+    authenticator: Arc<Authenticator>,
     limits: Limits,
-    bodies: Arc<Room>,
+    bodies: Arc<BodyMemory>,
     registry: Registry,
 }
 
 /// The router of the whole API, with `pages` for a person's browser beside it.
 pub fn router(
     desk: Desk,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     limits: Limits,
     registry: Registry,
     metrics: HttpMetrics,
     pages: Router,
 ) -> Router {
-    let bodies = Arc::new(Room::new(limits.bodies_bytes));
+    let bodies = Arc::new(BodyMemory::new(limits.bodies_bytes));
     let audit = desk.audit().clone();
     let metrics = metrics.counting(desk.limited(Limit::TokenRequests));
-    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, bodies, registry };
-    let rates = Arc::new(Rates::new(limits.requests_per_second));
-    shell::around(routes().with_state(api).merge(pages), gate, rates, audit, metrics)
+    let api =
+        Api { desk: UnrestrictedDesk::new(desk), authenticator: Arc::clone(&authenticator), limits, bodies, registry };
+    let rates = Arc::new(CallerRates::new(limits.requests_per_second));
+    shell::around(routes().with_state(api).merge(pages), authenticator, rates, audit, metrics)
 }
 
 /// The one variable part of a path.
-struct Named(String);
+struct PathPart(String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<S: Send + Sync> FromRequestParts<S> for PathPart {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {

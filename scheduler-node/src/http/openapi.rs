@@ -66,9 +66,9 @@ mod tests {
                 Requirement::Open => false,
             };
             let roles: Vec<&str> = Role::ALL.iter().filter(|role| may(role)).map(|role| role.text()).collect();
-            let told: Vec<&str> =
+            let listed: Vec<&str> =
                 operation["x-roles"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            assert_eq!(told, roles, "{name}");
+            assert_eq!(listed, roles, "{name}");
             assert_eq!(operation["security"].is_array(), needed == Requirement::Open, "{name}");
         }
     }

@@ -31,7 +31,7 @@ impl Route {
 /// The condition that a request must meet before a handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requirement {
-    /// None: anybody may send it.
+    /// None: the route is open to any client.
     Open,
     /// A token of any role: the answer is the same for all of them.
     AnyToken,

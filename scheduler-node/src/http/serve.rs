@@ -1,12 +1,12 @@
 //! The listener: accepts connections until it is stopped, then lets the requests in flight finish.
 //!
-//! A connection takes a place, of which there is a limited number in all and for each address. It keeps the place
+//! A connection takes a slot, of which there is a limited number in all and for each address. It keeps the slot
 //! while it makes progress: a head, a body or an answer that stalls for too long ends the connection.
 
 mod activity;
 mod connection;
 mod paced;
-mod places;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(super) use self::paced::TooSlow;
 pub use self::tls::{Certificate, CertificateFiles};
-use self::{connection::Speaker, places::Places};
+use self::{connection::ConnectionHandler, slots::ConnectionSlots};
 use super::ConnectionMetrics;
 use crate::supervise::at_work;
 
@@ -97,8 +97,8 @@ impl Server {
     async fn serve_to_the_end(self, router: Router, stop: CancellationToken, within: Duration) {
         let Self { listener, limits, metrics, certificate } = self;
         let connections = TaskTracker::new();
-        let places = Arc::new(Places::new(limits.all, limits.per_address, metrics.clone()));
-        let speaker = Arc::new(Speaker::new(router, limits, metrics, stop.clone()));
+        let slots = Arc::new(ConnectionSlots::new(limits.all, limits.per_address, metrics.clone()));
+        let handler = Arc::new(ConnectionHandler::new(router, limits, metrics, stop.clone()));
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -106,16 +106,16 @@ impl Server {
             };
             let _work = at_work();
             let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
-            // Without a free place the connection is dropped here, which closes it.
-            let Some(place) = Places::take(&places, from.ip()) else { continue };
-            let speaker = Arc::clone(&speaker);
+            // Without a free slot the connection is dropped here, which closes it.
+            let Some(slot) = ConnectionSlots::take(&slots, from.ip()) else { continue };
+            let handler = Arc::clone(&handler);
             let acceptor = certificate.as_ref().map(|certificate| certificate.acceptor());
             connections.spawn(async move {
                 match acceptor {
-                    Some(acceptor) => speaker.speak_encrypted(acceptor, stream, from).await,
-                    None => speaker.speak(stream, from).await,
+                    Some(acceptor) => handler.handle_encrypted(acceptor, stream, from).await,
+                    None => handler.handle(stream, from).await,
                 }
-                drop(place);
+                drop(slot);
             });
         }
         drop(listener);

@@ -13,7 +13,7 @@ use common::{access::Caller, limit::Limit, wire::Problem};
 use futures::FutureExt;
 
 use super::{
-    Requirement, audit::AuditDraft, auth::Gate, metrics::HttpMetrics, rate::Rates, refusal::Refusal,
+    Requirement, audit::AuditDraft, auth::Authenticator, metrics::HttpMetrics, rate::CallerRates, refusal::Refusal,
     requirement::requirement,
 };
 use crate::{
@@ -23,8 +23,8 @@ use crate::{
 
 #[derive(Clone)]
 struct Shell {
-    gate: Arc<Gate>,
-    rates: Arc<Rates>,
+    authenticator: Arc<Authenticator>,
+    rates: Arc<CallerRates>,
     audit: Audit,
     metrics: HttpMetrics,
 }
@@ -57,11 +57,17 @@ impl Shell {
 const RATE_AGAIN_AFTER_S: u32 = 1;
 
 /// Puts the shell around `routes`.
-pub(super) fn around(routes: Router, gate: Arc<Gate>, rates: Arc<Rates>, audit: Audit, metrics: HttpMetrics) -> Router {
+pub(super) fn around(
+    routes: Router,
+    authenticator: Arc<Authenticator>,
+    rates: Arc<CallerRates>,
+    audit: Audit,
+    metrics: HttpMetrics,
+) -> Router {
     routes
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(nothing_here)
-        .layer(middleware::from_fn_with_state(Shell { gate, rates, audit, metrics }, pass))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(middleware::from_fn_with_state(Shell { authenticator, rates, audit, metrics }, pass))
 }
 
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
@@ -71,22 +77,22 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
     let draft = AuditDraft::of(&request, route);
-    let admitted = shell.gate.meet(host(&request)).and_then(|()| {
+    let authorized = shell.authenticator.check_host(host(&request)).and_then(|()| {
         let permission = match requirement(&method, route) {
             Requirement::Open => return Ok(None),
             Requirement::AnyToken => None,
             Requirement::May(permission) => Some(permission),
         };
-        let caller = shell.gate.admit(request.headers(), permission)?;
+        let caller = shell.authenticator.authorize(request.headers(), permission)?;
         shell.in_rate(caller, started).map(Some)
     });
-    let (caller, response) = match admitted {
+    let (caller, response) = match authorized {
         Ok(caller) => {
             if let Some(caller) = &caller {
                 request.extensions_mut().insert(caller.clone());
             }
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            (caller, answer.unwrap_or_else(|_| broken(&method, route)))
+            (caller, answer.unwrap_or_else(|_| after_panic(&method, route)))
         }
         Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
@@ -104,20 +110,20 @@ fn host(request: &Request) -> Option<&str> {
 }
 
 /// The answer after a panic, which has been logged where it happened.
-fn broken(method: &Method, route: Option<&str>) -> Response {
+fn after_panic(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
     Refusal::from(internal::problem(Origin::Request, None, "the request broke something here; it may have been done"))
         .into_response()
 }
 
-async fn nothing_here(uri: Uri) -> Refusal {
+async fn not_found(uri: Uri) -> Refusal {
     let detail =
         format!("there is nothing at {}; /openapi.json describes the API, and the console is at /console", uri.path());
     Problem::not_found(detail).into()
 }
 
 /// Refuses an unsupported method; the router adds the header that lists the supported ones.
-async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
     Problem::method_not_allowed(format!(
         "{method} is not a method of {}; the header Allow names those there are",
         uri.path()
@@ -149,10 +155,10 @@ mod tests {
         Audit::new(AuditMetrics::register(&Registry::new()).expect("registered once")).0
     }
 
-    fn gate(auth: &Auth) -> Arc<Gate> {
+    fn authenticator(auth: &Auth) -> Arc<Authenticator> {
         let access = Access::new(auth);
         access.put_in_force(TokenBook::default());
-        Arc::new(Gate::new(Arc::new(access)))
+        Arc::new(Authenticator::new(Arc::new(access)))
     }
 
     fn router(roles: &[Role]) -> Router {
@@ -167,15 +173,15 @@ mod tests {
             limits: Default::default(),
             sha256: Sha256::digest(role.text()).into(),
         };
-        let gate = gate(&Auth { token: roles.iter().map(token).collect(), oidc: None });
+        let authenticator = authenticator(&Auth { token: roles.iter().map(token).collect(), oidc: None });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
-            .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))
+            .route("/v1/tasks/{id}", get(|name: super::super::PathPart| async move { name.0 }))
             .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
-        around(routes, gate, Arc::new(Rates::new(per_second)), audit(), metrics)
+        around(routes, authenticator, Arc::new(CallerRates::new(per_second)), audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -287,7 +293,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, gate(&Auth::default()), Arc::new(Rates::new(0)), audit(), metrics);
+        let router = around(routes, authenticator(&Auth::default()), Arc::new(CallerRates::new(0)), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     audit::{Audit, AuditEvent},
     broker::{Broker, Door, Received},
-    desk::{Desk, Taken},
+    desk::{Desk, ReceiveOutcome},
     metrics::Metrics,
     store::Store,
     supervise::{at_work, spawn_child},
@@ -114,9 +114,9 @@ impl Receiver {
         fail::fail_point!("after_receive", |_| std::process::abort());
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
-                Taken::Durable => received.ack.ack().await,
-                Taken::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
-                Taken::Again(why) => again.push((received, why)),
+                ReceiveOutcome::Durable => received.ack.ack().await,
+                ReceiveOutcome::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
+                ReceiveOutcome::Again(why) => again.push((received, why)),
             }
         }
         self.give_back(again).await;

@@ -14,8 +14,8 @@ async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
     let page = browser.page("/console/cluster").await;
     let map = between(&page, "<ul class=\"shards\">", "</ul>").expect("a map");
     assert_eq!(map.matches("<li class=\"nobody\"").count(), map.matches("<li").count());
-    let told = page.split_once("id=\"shards\"").expect("a table").1.matches("<tr data-row>").count();
-    assert_eq!(told, map.matches("<li").count());
+    let rows = page.split_once("id=\"shards\"").expect("a table").1.matches("<tr data-row>").count();
+    assert_eq!(rows, map.matches("<li").count());
     assert!(page.contains("none is known") && page.contains("has not reached etcd"), "{page}");
     let all = browser.page("/console/cluster?shards=all").await;
     assert!(all.contains("href=\"/console/cluster\">Those only"), "{all}");

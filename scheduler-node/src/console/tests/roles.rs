@@ -89,8 +89,9 @@ async fn pages_with_payloads_and_exports_are_noted() {
     while let Ok(note) = browser.counter.notes.try_recv() {
         noted.push((note.event.caller.to_string(), note.event.action.text(), note.event.target, note.event.status));
     }
-    let of = |who: &str, what: &str| -> Vec<(&str, u16)> {
-        let mine = noted.iter().filter(|(name, action, ..)| name == &format!("the {who}") && *action == what);
+    let of = |role: &str, action: &str| -> Vec<(&str, u16)> {
+        let mine =
+            noted.iter().filter(|(name, noted_action, ..)| name == &format!("the {role}") && *noted_action == action);
         mine.map(|(_, _, target, status)| (target.as_str(), *status)).collect()
     };
     assert_eq!(of("viewer", "task.read"), [(ids[0].as_str(), 200)], "{noted:?}");

@@ -19,10 +19,10 @@ fn change(json: &str) -> ChangeRequest {
 async fn what_is_no_id_and_what_has_no_row_is_not_found() {
     let (counter, _test) = fresh().await;
     assert_eq!(counter.desk.id("17").expect_err("no id").status, 404);
-    let nobody = fixture::fresh_id();
-    assert_eq!(counter.desk.id(&nobody.to_string()).expect("an id"), nobody);
+    let unknown = fixture::fresh_id();
+    assert_eq!(counter.desk.id(&unknown.to_string()).expect("an id"), unknown);
     let elsewhere = fixture::fresh_id_of(ShardId::new(9_999));
-    for id in [nobody, elsewhere] {
+    for id in [unknown, elsewhere] {
         assert_eq!(counter.desk.get(id).await.expect_err("no row").status, 404);
         assert_eq!(counter.desk.cancel(id).await.expect_err("no row").status, 404);
         assert_eq!(counter.desk.run(id).await.expect_err("no row").status, 404);
