@@ -64,7 +64,6 @@ pub use overview::{Bucket, DEAD_LOOK, Outlook};
 pub use queues::Census;
 pub use receive::ReceiveOutcome;
 pub use schedules::PutSchedule;
-pub use submit::Submitted;
 
 /// The parts of the node that the desk uses.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use common::wire::{DelayWay, Message, Problem, ValidTask};
 
-use super::{Desk, limits::AppliedLimits, refusal};
+use super::{Desk, refusal, submit::Answered};
 use crate::{
     loops::submit::submitter::{Answer, Unstored},
     traces::Way,
@@ -33,31 +33,18 @@ impl Desk {
                 None => message.submitted(now, &limits),
             })
             .collect();
-        let (read, _room) = self.admit_all(read, AppliedLimits::All).await;
-        let mut taken = Vec::with_capacity(read.len());
-        let (mut places, mut tasks) = (Vec::new(), Vec::new());
-        for (place, task) in read.into_iter().enumerate() {
-            match task {
-                Ok(mut task) => {
-                    places.push((place, self.traced(&mut task)));
-                    tasks.push(task);
-                    taken.push(ReceiveOutcome::Durable);
-                }
-                Err(problem) => taken.push(ReceiveOutcome::Refused(problem)),
-            }
+        self.store(read, Way::Amqp, SOURCE).await.into_iter().map(outcome).collect()
+    }
+}
+
+fn outcome(answered: Result<Answered, Problem>) -> ReceiveOutcome {
+    match answered {
+        Ok((_, Ok(Answer::Stored(_)))) => ReceiveOutcome::Durable,
+        Ok((_, Ok(Answer::Keyed(put)))) => {
+            refusal::put(put).map_or_else(ReceiveOutcome::Refused, |_| ReceiveOutcome::Durable)
         }
-        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for ((place, traced), stored) in places.into_iter().zip(stored) {
-            self.trace(traced, Way::Amqp, &stored);
-            taken[place] = match stored {
-                Ok(Answer::Stored(_)) => ReceiveOutcome::Durable,
-                Ok(Answer::Keyed(put)) => {
-                    refusal::put(put).map_or_else(ReceiveOutcome::Refused, |_| ReceiveOutcome::Durable)
-                }
-                Err(error @ Unstored::Refused(_)) => ReceiveOutcome::Refused(error.into()),
-                Err(error) => ReceiveOutcome::Again(error.to_string()),
-            };
-        }
-        taken
+        Ok((_, Err(error @ Unstored::Refused(_)))) => ReceiveOutcome::Refused(error.into()),
+        Ok((_, Err(error))) => ReceiveOutcome::Again(error.to_string()),
+        Err(problem) => ReceiveOutcome::Refused(problem),
     }
 }

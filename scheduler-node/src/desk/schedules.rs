@@ -171,7 +171,7 @@ impl Desk {
             expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
             envelope: None,
         };
-        Ok(self.store_one(task, AppliedLimits::No).await?.view)
+        self.store_one(task, AppliedLimits::No).await
     }
 
     /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.

@@ -9,9 +9,9 @@ use common::{
     wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, limits::AppliedLimits, meter::Admission, refusal, trace::TracedTask};
+use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
-    loops::submit::submitter::{Answer, Stored},
+    loops::submit::submitter::{Answer, Stored, Unstored},
     store::put::{Put, PutOutcome},
     traces::Way,
 };
@@ -19,36 +19,24 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
-/// A task that is durable.
-#[derive(Clone, Debug)]
-pub struct Submitted {
-    pub view: TaskView,
-    /// Whether an earlier task answers for this submission.
-    pub duplicate: bool,
-}
-
-/// The position of a task in its batch, and the values that its receipt needs.
-struct Placed {
-    place: usize,
-    queue: QueueName,
-    traced: Option<TracedTask>,
-}
+/// The submitter's answer for a task, and the task's queue.
+pub(super) type Answered = (QueueName, Result<Answer, Unstored>);
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
-    pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
+    pub async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
         self.require_queues_of(&task)?;
         self.store_one(task, AppliedLimits::All).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<Submitted, Problem> {
+    pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<TaskView, Problem> {
         let (mut admitted, _room) = self.admit_all(vec![Ok(task)], limited).await;
         let mut task = admitted.pop().expect("one task, one answer")?;
-        let traced = self.traced(&mut task);
+        let hop = self.parts().traces.submitting(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
-        self.trace(traced, Way::Http, &answer);
+        self.trace(hop, &shown.queue, Way::Http, &answer);
         let stored = match answer? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
@@ -63,43 +51,54 @@ impl Desk {
             shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
         let mut new = shown.into_new(stored.id);
         new.due_at = stored.due_at;
-        Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
+        Ok(TaskView::of_new(&new, stored.created_at, max_attempts))
     }
 
     /// The current view of the task that was written or that answers for the submission. Callers see the data
     /// of a task that they submitted themselves.
-    async fn current_view(&self, put: Put) -> Result<Submitted, Problem> {
+    async fn current_view(&self, put: Put) -> Result<TaskView, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;
         let view = Self { shows_data, ..self.clone() }.get(put.id).await?;
-        Ok(Submitted { view: TaskView { duplicate, ..view }, duplicate })
+        Ok(TaskView { duplicate, ..view })
     }
 
     /// Returns one answer for each task, in their order. An invalid task does not affect the others.
     pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
-        let (checked, _room) = self.admit_all(checked, AppliedLimits::All).await;
-        let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
-        let (mut placed, mut tasks) = (Vec::new(), Vec::new());
-        for (place, task) in checked.into_iter().enumerate() {
-            match task {
-                Ok(mut task) => {
-                    let traced = self.traced(&mut task);
-                    placed.push(Placed { place, queue: task.queue.clone(), traced });
-                    tasks.push(task);
-                    answers.push(None);
-                }
-                Err(problem) => answers.push(Some(Err(problem))),
-            }
-        }
-        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
-            self.trace(traced, Way::Batch, &stored);
-            let answer = stored.map_err(Problem::from).and_then(|answer| receipt(queue, answer));
-            answers[place] = Some(answer);
-        }
-        answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
+        let answers = self.store(checked, Way::Batch, SOURCE).await;
+        let receipt = |answered: Result<Answered, Problem>| {
+            let (queue, answer) = answered?;
+            receipt(queue, answer?)
+        };
+        answers.into_iter().map(receipt).collect()
+    }
+
+    /// Stores those of `tasks` that their queues and limits admit. Returns one answer for each, in their order.
+    pub(super) async fn store(
+        &self,
+        tasks: Vec<Result<ValidTask, Problem>>,
+        way: Way,
+        source: &'static str,
+    ) -> Vec<Result<Answered, Problem>> {
+        let (tasks, _room) = self.admit_all(tasks, AppliedLimits::All).await;
+        let mut admitted = Vec::with_capacity(tasks.len());
+        let mut send = |task: Result<ValidTask, Problem>| {
+            let mut task = task?;
+            let sent = (self.parts().traces.submitting(&mut task), task.queue.clone());
+            admitted.push(task);
+            Ok(sent)
+        };
+        let sent: Vec<Result<_, Problem>> = tasks.into_iter().map(&mut send).collect();
+        let mut answers = self.parts().submitter.submit(admitted, source).await.into_iter();
+        let answered = |sent: Result<_, Problem>| {
+            let (hop, queue) = sent?;
+            let answer = answers.next().expect("every task has its answer");
+            self.trace(hop, &queue, way, &answer);
+            Ok((queue, answer))
+        };
+        sent.into_iter().map(answered).collect()
     }
 
     fn checked(&self, request: TaskRequest, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {

@@ -27,15 +27,15 @@ pub(super) async fn submit(scoped: Scoped, State(api): State<Api>, body: UnreadB
     let mut task = TaskRequest::parse(text.as_str())?;
     task.upstream = upstream;
     drop(text);
-    let submitted = scoped.desk.submit(task).await?;
-    let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
-    let place = format!("/v1/tasks/{}", submitted.view.id);
+    let view = scoped.desk.submit(task).await?;
+    let status = if view.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    let place = format!("/v1/tasks/{}", view.id);
     let headers = [(header::LOCATION, place)];
-    Ok(if submitted.duplicate {
+    Ok(if view.duplicate {
         // Another caller may have submitted it, so the answer counts as a read of its data.
-        (status, headers, audit::task(submitted.view)).into_response()
+        (status, headers, audit::task(view)).into_response()
     } else {
-        (status, headers, Json(submitted.view)).into_response()
+        (status, headers, Json(view)).into_response()
     })
 }
 

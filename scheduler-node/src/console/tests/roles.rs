@@ -13,7 +13,7 @@ async fn fill(browser: &Browser) -> Vec<String> {
     let json = r#"{"queue":"a","delay_ms":1000000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
     let mut ids = Vec::new();
     for _ in 0..2 {
-        ids.push(browser.counter.desk.submit(request(json)).await.expect("accepted").view.id);
+        ids.push(browser.counter.desk.submit(request(json)).await.expect("accepted").id);
     }
     let history = r#"[{"attempt":1,"reason":"rejected","error":"SECRET-7"}]"#;
     sqlx::query("UPDATE duetime.task SET attempt = 1, history = $1::jsonb")

@@ -11,7 +11,7 @@ use crate::{
 };
 
 async fn submit(browser: &Browser, json: &str) -> TaskId {
-    browser.counter.desk.submit(request(json)).await.expect("accepted").view.id
+    browser.counter.desk.submit(request(json)).await.expect("accepted").id
 }
 
 async fn state(browser: &Browser, id: TaskId) -> TaskState {
