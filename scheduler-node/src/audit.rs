@@ -17,7 +17,7 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-pub use self::action::AuditAction;
+pub(crate) use self::action::AuditAction;
 
 /// The most notes that wait to be written while the database is unreachable. That is some seconds of a program
 /// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
@@ -41,32 +41,32 @@ const TEXT_BYTES: usize = 2_000;
 
 /// An action that was taken or refused.
 #[derive(Clone, Debug)]
-pub struct AuditEvent {
+pub(crate) struct AuditEvent {
     /// The name of the caller's token.
-    pub caller: Arc<str>,
+    pub(crate) caller: Arc<str>,
     /// The id of that token, if it was created over the API.
-    pub caller_id: Option<i64>,
-    pub action: AuditAction,
+    pub(crate) caller_id: Option<i64>,
+    pub(crate) action: AuditAction,
     /// The object of the action: an id or a name.
-    pub target: String,
-    pub address: Option<IpAddr>,
+    pub(crate) target: String,
+    pub(crate) address: Option<IpAddr>,
     /// The HTTP status of the answer.
-    pub status: u16,
-    pub detail: Option<String>,
-    pub request_id: Option<String>,
+    pub(crate) status: u16,
+    pub(crate) detail: Option<String>,
+    pub(crate) request_id: Option<String>,
 }
 
 /// An event on its way into the database.
 #[derive(Clone, Debug)]
 pub struct AuditRecord {
-    pub id: Uuid,
-    pub event: AuditEvent,
-    pub at: Instant,
+    pub(crate) id: Uuid,
+    pub(crate) event: AuditEvent,
+    pub(crate) at: Instant,
 }
 
 /// The reason why an event is not recorded.
 #[derive(Clone, Copy, Debug)]
-pub enum DropReason {
+pub(crate) enum DropReason {
     /// Too many notes wait to be written.
     Full,
     /// Too many requests were refused in this second.
@@ -96,12 +96,12 @@ impl DropReason {
 /// The counts of events that were recorded and that were not.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
-    pub written: IntCounter,
+    pub(crate) written: IntCounter,
     dropped: IntCounterVec,
 }
 
 impl AuditMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let written = IntCounter::new("duetime_audit_written_total", "deeds written into the audit")?;
         let dropped = IntCounterVec::new(
             Opts::new("duetime_audit_dropped_total", "deeds that are missing in the audit, by why"),
@@ -115,7 +115,7 @@ impl AuditMetrics {
         Ok(Self { written, dropped })
     }
 
-    pub fn dropped(&self, reason: DropReason, count: usize) {
+    pub(crate) fn dropped(&self, reason: DropReason, count: usize) {
         let series = self.dropped.with_label_values(&[reason.text()]);
         if series.get() == 0 {
             let reason = reason.text();
@@ -171,7 +171,7 @@ impl Counts {
 
 impl AuditEvent {
     /// A refused message from the broker. RabbitMQ has checked the user, where the message names one.
-    pub fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
+    pub(crate) fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
         Self {
             caller: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
             caller_id: None,
@@ -196,14 +196,14 @@ impl AuditEvent {
 
 impl Audit {
     /// Returns the handle, and the receiver of all notes.
-    pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<AuditRecord>) {
+    pub(crate) fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<AuditRecord>) {
         let (sender, notes) = mpsc::channel(WAITING);
         let counts = |most| Arc::new(Mutex::new(Counts::new(most, Instant::now())));
         (Self { sender, metrics, refusals: counts(REFUSALS_PER_S), reads: counts(READS_PER_S) }, notes)
     }
 
     /// Records an answer that was just given. Never waits.
-    pub fn record(&self, event: AuditEvent) {
+    pub(crate) fn record(&self, event: AuditEvent) {
         let now = Instant::now();
         if event.is_refusal() {
             if !self.refusals.lock().has_room(&event, now) {

@@ -9,11 +9,11 @@ pub mod coordination;
 
 pub mod broker;
 
-pub mod http;
+pub(crate) mod http;
 
-pub mod console;
+pub(crate) mod console;
 
-pub mod desk;
+pub(crate) mod desk;
 
 pub mod intake;
 
@@ -29,10 +29,10 @@ pub mod traces;
 
 pub mod supervise;
 
-pub mod access;
+pub(crate) mod access;
 pub mod address;
 pub mod alarm;
-pub mod audit;
+pub(crate) mod audit;
 pub mod causes;
 pub mod cli;
 pub mod clock;

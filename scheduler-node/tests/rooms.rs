@@ -124,7 +124,7 @@ fn the_console_asks_the_desk_and_nobody_else() {
             assert_eq!(mention, None, "console/{name} speaks to {room}/; it asks the desk");
         }
         // The API and the console share the authenticator and the form of their tables of routes.
-        let http = ["http::Caller", "http::Authenticator", "http::Route"];
+        let http = ["http::Caller", "http::Authenticator", "http::Route", "http::Audited"];
         let mention = code(&text).find(|(_, line)| {
             line.contains("http::") && line.contains("crate") && !http.iter().any(|word| line.contains(word))
         });

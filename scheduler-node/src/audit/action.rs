@@ -2,7 +2,7 @@
 
 /// An action that the audit log records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuditAction {
+pub(crate) enum AuditAction {
     TaskChange,
     TaskCancel,
     TaskStop,
@@ -37,7 +37,7 @@ pub enum AuditAction {
 
 impl AuditAction {
     #[cfg(test)]
-    pub const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::TaskChange,
         Self::TaskCancel,
         Self::TaskStop,
@@ -66,7 +66,7 @@ impl AuditAction {
         Self::Refused,
     ];
 
-    pub const fn text(self) -> &'static str {
+    pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::TaskChange => "task.change",
             Self::TaskCancel => "task.cancel",

@@ -16,7 +16,7 @@ use crate::receipt::ReceiptKeys;
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
 
 /// Reads a form, as a browser sends it, as that of a queue, of a schedule and of a list of tasks.
-pub fn form(data: &[u8]) {
+pub(crate) fn form(data: &[u8]) {
     let fields: Vec<(String, String)> =
         form_urlencoded::parse(data).map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let one = |name: &str| {
@@ -47,7 +47,7 @@ fn page(task_query: &TaskQuery) {
 }
 
 /// Reads the value as `cookie`, as `origin`, and as the path to open after a sign-in.
-pub fn cookies(data: &[u8]) {
+pub(crate) fn cookies(data: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(data) else { return };
     let mut headers = HeaderMap::new();
     headers.insert(header::COOKIE, value.clone());

@@ -18,7 +18,7 @@ mod form;
 mod format;
 mod frame;
 #[cfg(any(test, feature = "failpoints"))]
-pub mod fuzz;
+pub(crate) mod fuzz;
 mod json;
 mod oidc;
 mod overview;
@@ -110,7 +110,7 @@ struct Console {
 }
 
 /// The router of all pages.
-pub fn router(
+pub(crate) fn router(
     desk: Desk,
     authenticator: Arc<Authenticator>,
     oidc: Option<Provider>,

@@ -7,12 +7,12 @@ use crate::audit::Audit;
 
 impl Desk {
     /// The audit log's entry point. The layer that answers a request notes the outcome here.
-    pub fn audit(&self) -> &Audit {
+    pub(crate) fn audit(&self) -> &Audit {
         &self.parts().audit
     }
 
     /// One page of the audit log, newest first.
-    pub async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
+    pub(crate) async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
         self.require_all_queues()?;
         filter.validate()?;
         Ok(self.parts().store.home().audit_list(&filter).await?)

@@ -58,7 +58,7 @@ impl BatchCounts {
 
 impl Desk {
     /// Applies the action to as many tasks as one request may, from its cursor on.
-    pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
+    pub(crate) async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
         let bulk = request.validate(self.now())?;
         self.require_queue_or_all(bulk.filter.queue.as_ref())?;
         self.require_error_texts(bulk.filter.error.as_ref())?;

@@ -30,7 +30,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 impl Desk {
     /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
     /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
-    pub async fn cluster(&self) -> Result<ClusterReport, Problem> {
+    pub(crate) async fn cluster(&self) -> Result<ClusterReport, Problem> {
         let databases = self.parts().store.databases();
         let ranges: Vec<(DatabaseName, ShardRange)> =
             databases.iter().map(|database| (database.name().clone(), database.shards())).collect();
@@ -63,7 +63,7 @@ impl Desk {
 
     /// Drains a node in the name of `by`, or ends a drain. The master moves the shards after the answer; the
     /// node's report shows how many are left. A repeated request changes nothing and gets the same answer.
-    pub async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
+    pub(crate) async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
         self.require_all_queues()?;
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
         run_to_end(async move {

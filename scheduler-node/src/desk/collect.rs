@@ -12,7 +12,7 @@ use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 impl Desk {
     /// Returns one answer for each row, in their order: the task to store, or the reason why the row cannot be
     /// one. The caller keeps the [`Admission`] until the tasks are stored.
-    pub async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
+    pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| {

@@ -49,7 +49,7 @@ struct Export {
 impl Desk {
     /// Returns lines of JSON in chunks of many lines; the last line counts them. A failure before the first
     /// line is the answer; a later problem ends the lines early.
-    pub async fn export(
+    pub(crate) async fn export(
         &self,
         filter: TaskFilter,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {

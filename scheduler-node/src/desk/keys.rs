@@ -12,7 +12,7 @@ use super::Desk;
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
     /// that is still kept.
-    pub async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
+    pub(crate) async fn find(&self, queue: &str, partition_key: Option<&str>, key: &str) -> Result<TaskId, Problem> {
         queue::check_name(queue)?;
         check_key("key", key)?;
         if let Some(partition_key) = partition_key {

@@ -68,7 +68,7 @@ impl Desk {
     /// One page in the order of (due_at, id), over all databases; with very many queues, one block of queues
     /// after another. A page may be short or empty and still have a next one, because the number of tasks
     /// examined for one page is bounded.
-    pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
+    pub(crate) async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
         self.require_queue_or_all(filter.queue.as_ref())?;
         self.require_error_texts(filter.error.as_ref())?;

@@ -173,7 +173,7 @@ async fn counted_in(database: &Database, queues: &[QueueName], most: Pending) ->
 /// Tasks that were admitted and are not answered yet. Once dropped, they count as stored until the next count.
 #[derive(Default)]
 #[must_use]
-pub struct Admission(Vec<(Arc<Meter>, Usage)>);
+pub(crate) struct Admission(Vec<(Arc<Meter>, Usage)>);
 
 impl std::fmt::Debug for Admission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -7,23 +7,23 @@ use common::{time::UnixMicros, wire::Problem};
 use super::Desk;
 use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
-pub use crate::store::outlook::DEAD_LOOK;
+pub(crate) use crate::store::outlook::DEAD_LOOK;
 
 /// The number of tasks that come due in one span of time, over all databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket {
-    pub starts_at: UnixMicros,
-    pub tasks: i64,
+pub(crate) struct Bucket {
+    pub(crate) starts_at: UnixMicros,
+    pub(crate) tasks: i64,
     /// Whether the number is a lower bound.
-    pub at_least: bool,
+    pub(crate) at_least: bool,
 }
 
 /// The numbers of tasks to come, one span after another.
-pub type Outlook = Vec<Bucket>;
+pub(crate) type Outlook = Vec<Bucket>;
 
 impl Desk {
     /// Counts the tasks that come due in each of `count` spans of `length` from now on.
-    pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
+    pub(crate) async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
         self.require_all_queues()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
@@ -44,7 +44,7 @@ impl Desk {
 
     /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see
     /// errors has one group for each queue.
-    pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
+    pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
         let parts = futures::future::try_join_all(parts).await?;
         let at_least = parts.iter().any(|part| part.at_least);

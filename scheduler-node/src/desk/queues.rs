@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-pub use crate::store::outlook::Census;
+pub(crate) use crate::store::outlook::Census;
 
 /// The most tries of one turn of a queue. A turn waits up to half a second for the claims in flight, and one of
 /// those may hang.
@@ -40,7 +40,7 @@ const READS_A_PAGE: usize = 10;
 impl Desk {
     /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
     /// (G12). While a database cannot be reached, nothing is changed.
-    pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
+    pub(crate) async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
         self.require_queue(&name)?;
         let paused = request.paused;
         let policy = request.into_policy()?;
@@ -128,7 +128,7 @@ impl Desk {
 
     /// Pauses or resumes dispatch; tasks that come due during a pause wait as `ready`. An unreachable database does
     /// not prevent the pause elsewhere: the answer then says that the queue's state in that database is uncertain.
-    pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
+    pub(crate) async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
         self.require_queue(&name)?;
         let desk = self.clone();
         run_to_end(async move {
@@ -142,7 +142,7 @@ impl Desk {
         .await
     }
 
-    pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
+    pub(crate) async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
         self.require_queue(&name)?;
         let record = self.parts().store.home().queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
@@ -151,7 +151,7 @@ impl Desk {
 
     /// A page of the queues that the caller may see, by name. A page may be short and still have a next one,
     /// because the number of queues examined for one page is bounded.
-    pub async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
+    pub(crate) async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
         page.validate()?;
         let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
         let home = self.parts().store.home();
@@ -181,7 +181,7 @@ impl Desk {
 
     /// Counts the unfinished tasks of all queues by state, over all databases. For a caller with queues of their own
     /// it counts those queues, up to one page of them. An unreachable database turns the count into a lower bound.
-    pub async fn census(&self) -> Result<Census, Problem> {
+    pub(crate) async fn census(&self) -> Result<Census, Problem> {
         if !self.scope.is_all() {
             let list = self.queue_list(&QueuePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
             let counts = list.queues.iter().map(|queue| queue.counts).fold(Counts::default(), sum);
@@ -204,7 +204,7 @@ impl Desk {
     }
 
     /// Deletes a queue that has no unfinished task.
-    pub async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
+    pub(crate) async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
         self.require_queue(&name)?;
         let desk = self.clone();
         run_to_end(async move {

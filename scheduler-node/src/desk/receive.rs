@@ -13,7 +13,7 @@ const SOURCE: &str = "amqp";
 
 /// The outcome for one message.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ReceiveOutcome {
+pub(crate) enum ReceiveOutcome {
     /// The message is durable as a task, or another task answers for it.
     Durable,
     /// The message cannot be a task.
@@ -24,7 +24,7 @@ pub enum ReceiveOutcome {
 
 impl Desk {
     /// Returns one outcome for each message, in their order. A message with a way goes on along it when it is due.
-    pub async fn receive(&self, messages: &[(Option<&DelayWay>, &Message)]) -> Vec<ReceiveOutcome> {
+    pub(crate) async fn receive(&self, messages: &[(Option<&DelayWay>, &Message)]) -> Vec<ReceiveOutcome> {
         let (now, limits) = (self.now(), self.limits());
         let read: Vec<Result<ValidTask, Problem>> = messages
             .iter()

@@ -26,10 +26,10 @@ const TRIES: usize = 10;
 
 /// A schedule that was put.
 #[derive(Debug)]
-pub struct PutSchedule {
-    pub view: ScheduleView,
+pub(crate) struct PutSchedule {
+    pub(crate) view: ScheduleView,
     /// Whether the request created it.
-    pub created: bool,
+    pub(crate) created: bool,
 }
 
 /// The number of next fire times that the answer to a change shows.
@@ -37,7 +37,11 @@ const NEXT_SHOWN: usize = 5;
 
 impl Desk {
     /// Sets a schedule. Fire times that are already decided still get the tasks of the schedule before the change.
-    pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
+    pub(crate) async fn schedule_put(
+        &self,
+        name: ScheduleName,
+        request: ScheduleRequest,
+    ) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
         self.require_queue(&valid.rules.queue)?;
         self.read_unknown([&valid.rules.queue]).await;
@@ -100,7 +104,7 @@ impl Desk {
     }
 
     /// Pauses or resumes a schedule. The fire times during the pause are not made up.
-    pub async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
+    pub(crate) async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             for _ in 0..TRIES {
@@ -123,12 +127,12 @@ impl Desk {
     }
 
     /// A schedule with its next `next` fire times.
-    pub async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
+    pub(crate) async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
         Ok(self.shown_schedule(self.schedule(&name).await?, next))
     }
 
     /// One page of schedules, by name, without payloads.
-    pub async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
+    pub(crate) async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
         page.validate()?;
         let limit = i64::from(page.limit());
         let home = self.parts().store.home();
@@ -152,7 +156,7 @@ impl Desk {
     }
 
     /// Makes a task now, outside the calendar. The task plays no part in the rule for overlaps.
-    pub async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
+    pub(crate) async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
         let now = self.now();
         let wait = |wait_ms| Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0));
@@ -175,7 +179,7 @@ impl Desk {
     }
 
     /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.
-    pub async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
+    pub(crate) async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
         let desk = self.clone();
         run_to_end(async move {
             let home = desk.parts().store.home();

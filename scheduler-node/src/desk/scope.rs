@@ -14,12 +14,12 @@ use super::Desk;
 
 impl Desk {
     /// The same desk, for a caller who may see these queues only.
-    pub fn within(&self, scope: Scope) -> Self {
+    pub(crate) fn within(&self, scope: Scope) -> Self {
         Self { scope, ..self.clone() }
     }
 
     /// The same desk, for this caller.
-    pub fn of(&self, caller: &Caller) -> Self {
+    pub(crate) fn of(&self, caller: &Caller) -> Self {
         Self {
             caller: Arc::clone(&caller.name),
             shows_data: caller.may(Permission::Payloads),
@@ -63,7 +63,7 @@ impl Desk {
     }
 
     /// Refuses a request about all queues to a caller who may see only some of them.
-    pub fn require_all_queues(&self) -> Result<(), Problem> {
+    pub(crate) fn require_all_queues(&self) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());
         }

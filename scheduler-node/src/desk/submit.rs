@@ -24,7 +24,7 @@ pub(super) type Answered = (QueueName, Result<Answer, Unstored>);
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
-    pub async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
+    pub(crate) async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
         self.require_queues_of(&task)?;
         self.store_one(task, AppliedLimits::All).await
@@ -64,7 +64,10 @@ impl Desk {
     }
 
     /// Returns one answer for each task, in their order. An invalid task does not affect the others.
-    pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
+    pub(crate) async fn submit_batch(
+        &self,
+        requests: Vec<Result<TaskRequest, Problem>>,
+    ) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
         let answers = self.store(checked, Way::Batch, SOURCE).await;

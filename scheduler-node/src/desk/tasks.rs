@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Desk {
-    pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
         let database = self.database(id)?;
         let Some(task) = database.task_read(id).await? else {
             return Err(self.missing_task(id).await);
@@ -36,7 +36,7 @@ impl Desk {
     }
 
     /// Changes a task that is not claimed yet.
-    pub async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
+    pub(crate) async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
         let change = request.validate(self.now(), &self.limits())?;
         let desk = self.clone();
         run_to_end(async move {
@@ -62,7 +62,7 @@ impl Desk {
     }
 
     /// Cancels a task that is not claimed yet. A repeated request gets the same answer.
-    pub async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+    pub(crate) async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
@@ -83,7 +83,7 @@ impl Desk {
     }
 
     /// Cancels a task that is not claimed yet. If it is claimed, asks its consumer to stop.
-    pub async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+    pub(crate) async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             let refused = match desk.cancel(id).await {
@@ -108,7 +108,7 @@ impl Desk {
     }
 
     /// Makes a task that is not claimed yet due now.
-    pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
@@ -122,7 +122,7 @@ impl Desk {
     }
 
     /// Gives a dead task new attempts. The first of them is due now.
-    pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
@@ -144,7 +144,7 @@ impl Desk {
     }
 
     /// Applies a consumer's report on one attempt.
-    pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
+    pub(crate) async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;

@@ -17,7 +17,7 @@ use crate::{
 impl Desk {
     /// Creates a token in the name of `by`. It is in force on this node from the answer on, on the others
     /// within half a second.
-    pub async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
+    pub(crate) async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
         self.require_all_queues()?;
         let valid = request.validate(self.now())?;
         self.refuse_first()?;
@@ -45,7 +45,7 @@ impl Desk {
     }
 
     /// Revokes a token in the name of `by`. This node refuses it from the answer on, the others within half a second.
-    pub async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
+    pub(crate) async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
         self.require_all_queues()?;
         check_name(name)?;
         self.refuse_configured(name)?;
@@ -63,7 +63,7 @@ impl Desk {
 
     /// One page, newest first, revoked tokens included. The first page starts with the tokens of this node's
     /// configuration.
-    pub async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
+    pub(crate) async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
         self.require_all_queues()?;
         page.validate()?;
         let limit = i64::from(page.limit());

@@ -19,7 +19,7 @@ impl Desk {
     /// [`Desk::submit_batch`] for a client that may have a trace of its own. The batch is then a hop of that
     /// trace, with the hops of its tasks below. Tasks that name traces of their own stay in those, and the
     /// batch is linked to them.
-    pub async fn submit_batch_for(
+    pub(crate) async fn submit_batch_for(
         &self,
         upstream: Option<Upstream>,
         mut requests: Vec<Result<TaskRequest, Problem>>,

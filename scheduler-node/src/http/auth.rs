@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use axum::http::{HeaderMap, HeaderValue, header, uri::Authority};
-pub use common::access::Caller;
+pub(crate) use common::access::Caller;
 use common::{access::Permission, wire::Problem};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -20,22 +20,22 @@ const KNOWN_AFTER_S: u32 = 1;
 /// Lets in callers with a valid token. Without any tokens it lets in every caller, which the configuration allows on
 /// loopback only.
 #[derive(Clone, Debug)]
-pub struct Authenticator {
+pub(crate) struct Authenticator {
     access: Arc<Access>,
 }
 
 impl Authenticator {
-    pub fn new(access: Arc<Access>) -> Self {
+    pub(crate) fn new(access: Arc<Access>) -> Self {
         Self { access }
     }
 
     /// The anonymous caller where there are no tokens; `None` where there are.
-    pub fn anonymous(&self) -> Option<Caller> {
+    pub(crate) fn anonymous(&self) -> Option<Caller> {
         self.access.is_open().then(Caller::anonymous)
     }
 
     /// The caller that has this token. The comparison takes the same time for every token, valid or not.
-    pub fn caller(&self, token: &[u8]) -> Option<Caller> {
+    pub(crate) fn caller(&self, token: &[u8]) -> Option<Caller> {
         if self.access.is_open() {
             return Some(Caller::anonymous());
         }

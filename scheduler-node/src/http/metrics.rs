@@ -12,7 +12,7 @@ const NO_ROUTE: &str = "none";
 
 /// Counts requests by route pattern, so that the number of series does not depend on tasks and queues.
 #[derive(Clone, Debug)]
-pub struct HttpMetrics {
+pub(crate) struct HttpMetrics {
     requests: IntCounterVec,
     seconds: HistogramVec,
     /// Requests refused because of their token's rate.
@@ -21,7 +21,7 @@ pub struct HttpMetrics {
 
 impl HttpMetrics {
     /// `pages`: the routes beside those of the API.
-    pub fn register(registry: &Registry, pages: &[Route]) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry, pages: &[Route]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
                 Opts::new("duetime_http_requests_total", "requests answered, by route, method and class of status"),
@@ -122,14 +122,14 @@ impl MissedDeadline {
 
 /// Counts open connections, refused ones, and those ended because they made no progress.
 #[derive(Clone, Debug)]
-pub struct ConnectionMetrics {
+pub(crate) struct ConnectionMetrics {
     open: IntGauge,
     refused: IntCounterVec,
     ended: IntCounterVec,
 }
 
 impl ConnectionMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
             open: IntGauge::new("duetime_http_connections", "connections of clients that are open")?,
             refused: IntCounterVec::new(

@@ -10,7 +10,7 @@ mod body;
 mod bulk;
 mod cluster;
 #[cfg(any(test, feature = "failpoints"))]
-pub mod fuzz;
+pub(crate) mod fuzz;
 mod keys;
 mod memory;
 mod metrics;
@@ -41,11 +41,11 @@ use common::{limit::Limit, wire::report::MAX_RESULT_BYTES};
 use prometheus::Registry;
 
 pub(crate) use self::routes::{Audited, Requirement, routes};
-pub use self::{
+pub(crate) use self::{
     auth::{Authenticator, Caller},
     metrics::{ConnectionMetrics, HttpMetrics},
     routes::Route,
-    serve::{BodyPace, Certificate, CertificateFiles, ConnectionLimits, Server},
+    serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
 };
 use self::{
     memory::BodyMemory,
@@ -102,19 +102,19 @@ const AROUND_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// Limits on the bodies and the rate of requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Of a request about one task: its payload in base64 and the JSON around it.
-    pub single_bytes: usize,
-    pub batch_bytes: usize,
+    pub(crate) single_bytes: usize,
+    pub(crate) batch_bytes: usize,
     /// Of all bodies that are being read or stored at one time; a body beyond it waits.
-    pub bodies_bytes: usize,
+    pub(crate) bodies_bytes: usize,
     /// Requests a second of each caller; 0: no limit.
-    pub requests_per_second: u32,
+    pub(crate) requests_per_second: u32,
 }
 
 impl Limits {
     /// The limits that match the largest payload the configuration allows.
-    pub fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
+    pub(crate) fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
         Self {
             single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
@@ -136,7 +136,7 @@ struct Api {
 }
 
 /// The router of the whole API, with `pages` for a person's browser beside it.
-pub fn router(
+pub(crate) fn router(
     desk: Desk,
     authenticator: Arc<Authenticator>,
     limits: Limits,

@@ -8,7 +8,7 @@ use crate::audit::AuditAction;
 
 /// One line of a table.
 #[derive(Debug)]
-pub struct Route {
+pub(crate) struct Route {
     pub(crate) method: Method,
     /// The pattern that the router matches and the metrics count.
     pub(crate) path: &'static str,
