@@ -17,28 +17,28 @@ use crate::config::Auth;
 const PREFIX: &str = "duetime_";
 
 /// A new token: 256 random bits.
-pub fn fresh_token() -> String {
+pub(crate) fn fresh_token() -> String {
     format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()))
 }
 
 /// A token as the node knows it: its hash, never the token itself.
 #[derive(Clone, Debug)]
-pub struct Token {
-    pub caller: Caller,
-    pub sha256: [u8; 32],
+pub(crate) struct Token {
+    pub(crate) caller: Caller,
+    pub(crate) sha256: [u8; 32],
     /// `None`: the token does not expire.
     ends: Option<Instant>,
 }
 
 impl Token {
     /// A token that was read at `read`, when it was to expire `left` later by its database's clock.
-    pub fn new(caller: Caller, sha256: [u8; 32], read: Instant, left: Option<Duration>) -> Self {
+    pub(crate) fn new(caller: Caller, sha256: [u8; 32], read: Instant, left: Option<Duration>) -> Self {
         // A moment beyond the end of the clock never comes.
         Self { caller, sha256, ends: left.and_then(|left| read.checked_add(left)) }
     }
 
     /// An expired token opens nothing, but still counts as an existing token.
-    pub fn is_expired(&self, now: Instant) -> bool {
+    pub(crate) fn is_expired(&self, now: Instant) -> bool {
         self.ends.is_some_and(|ends| ends <= now)
     }
 }
@@ -47,8 +47,8 @@ impl Token {
 #[derive(Clone, Debug, Default)]
 pub struct TokenBook {
     /// Rises with every token that is created or revoked. 0: there never was one.
-    pub revision: i64,
-    pub tokens: Vec<Token>,
+    pub(crate) revision: i64,
+    pub(crate) tokens: Vec<Token>,
 }
 
 /// The callers that this node accepts.
@@ -59,11 +59,11 @@ pub struct Access {
     closed: bool,
     book: ArcSwapOption<TokenBook>,
     /// Held by the task that reads the book anew.
-    pub reading: Mutex<()>,
+    pub(crate) reading: Mutex<()>,
 }
 
 impl Access {
-    pub fn new(auth: &Auth) -> Self {
+    pub(crate) fn new(auth: &Auth) -> Self {
         let configured = auth.token.iter().map(|token| {
             let (name, queues) = (token.name.as_str().into(), token.queues.clone());
             let caller = Caller { id: None, name, role: token.role, queues, limits: token.limits };
@@ -77,28 +77,28 @@ impl Access {
         }
     }
 
-    pub fn configured(&self) -> &[Token] {
+    pub(crate) fn configured(&self) -> &[Token] {
         &self.configured
     }
 
     /// Whether every caller must authenticate, whatever tokens the book holds.
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
     /// `None`: the book was not read since this node started.
-    pub fn book(&self) -> Option<Arc<TokenBook>> {
+    pub(crate) fn book(&self) -> Option<Arc<TokenBook>> {
         self.book.load_full()
     }
 
-    pub fn put_in_force(&self, book: TokenBook) {
+    pub(crate) fn put_in_force(&self, book: TokenBook) {
         self.book.store(Some(Arc::new(book)));
     }
 
     /// Whether every caller is accepted, because there never was a token and there is no identity provider. The
     /// configuration allows that on loopback only. A cluster whose tokens were all revoked stays closed: a
     /// revocation never opens it. Until the book is read, the node is not open either.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         !self.closed && self.book.load().as_ref().is_some_and(|book| book.revision == 0 && book.tokens.is_empty())
     }
 }

@@ -2,8 +2,9 @@
 //! writes notes in batches ([`crate::loops::upkeep::auditor`]). Notes for which there is no room are dropped, counted
 //! and logged.
 
+mod action;
+
 use std::{
-    borrow::Cow,
     collections::HashMap,
     net::IpAddr,
     sync::Arc,
@@ -15,6 +16,8 @@ use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tokio::sync::mpsc;
 use uuid::Uuid;
+
+pub(crate) use self::action::AuditAction;
 
 /// The most notes that wait to be written while the database is unreachable. That is some seconds of a program
 /// that cancels as fast as it can, or hours of people's actions. A note takes about 300 bytes.
@@ -32,48 +35,38 @@ const READS_PER_S: u32 = 20;
 const READS_WAITING: usize = WAITING / 2;
 /// The callers that are counted separately in a second. All others share one count.
 const CALLERS_APART: usize = 256;
-/// The actions that consist of an answer with payloads.
-const READS: [&str; 3] = [TASK_READ, TASK_LIST, SCHEDULE_READ];
-
-/// A task was shown with its data.
-pub const TASK_READ: &str = "task.read";
-/// A page of tasks was shown with their data.
-pub const TASK_LIST: &str = "task.list";
-/// A schedule was shown with the data of its tasks.
-pub const SCHEDULE_READ: &str = "schedule.read";
 
 /// The length at which texts of a note are cut off.
 const TEXT_BYTES: usize = 2_000;
 
 /// An action that was taken or refused.
 #[derive(Clone, Debug)]
-pub struct Deed {
+pub(crate) struct AuditEvent {
     /// The name of the caller's token.
-    pub who: Arc<str>,
+    pub(crate) caller: Arc<str>,
     /// The id of that token, if it was created over the API.
-    pub who_id: Option<i64>,
-    /// `task.cancel`, `queue.pause`; docs/security.md lists all of them.
-    pub what: Cow<'static, str>,
+    pub(crate) caller_id: Option<i64>,
+    pub(crate) action: AuditAction,
     /// The object of the action: an id or a name.
-    pub target: String,
-    pub address: Option<IpAddr>,
+    pub(crate) target: String,
+    pub(crate) address: Option<IpAddr>,
     /// The HTTP status of the answer.
-    pub status: u16,
-    pub detail: Option<String>,
-    pub request_id: Option<String>,
+    pub(crate) status: u16,
+    pub(crate) detail: Option<String>,
+    pub(crate) request_id: Option<String>,
 }
 
-/// A deed on its way into the database.
+/// An event on its way into the database.
 #[derive(Clone, Debug)]
-pub struct Noted {
-    pub id: Uuid,
-    pub deed: Deed,
-    pub at: Instant,
+pub struct AuditRecord {
+    pub(crate) id: Uuid,
+    pub(crate) event: AuditEvent,
+    pub(crate) at: Instant,
 }
 
-/// The reason why a deed is not noted.
+/// The reason why an event is not recorded.
 #[derive(Clone, Copy, Debug)]
-pub enum Dropped {
+pub(crate) enum DropReason {
     /// Too many notes wait to be written.
     Full,
     /// Too many requests were refused in this second.
@@ -86,7 +79,7 @@ pub enum Dropped {
     Unwritable,
 }
 
-impl Dropped {
+impl DropReason {
     const ALL: [Self; 5] = [Self::Full, Self::Refusals, Self::Reads, Self::Stopped, Self::Unwritable];
 
     const fn text(self) -> &'static str {
@@ -100,15 +93,15 @@ impl Dropped {
     }
 }
 
-/// The counts of deeds that were noted and that were not.
+/// The counts of events that were recorded and that were not.
 #[derive(Clone, Debug)]
 pub struct AuditMetrics {
-    pub written: IntCounter,
+    pub(crate) written: IntCounter,
     dropped: IntCounterVec,
 }
 
 impl AuditMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let written = IntCounter::new("duetime_audit_written_total", "audit records written")?;
         let dropped = IntCounterVec::new(
             Opts::new("duetime_audit_dropped_total", "audit records dropped, by reason"),
@@ -116,13 +109,13 @@ impl AuditMetrics {
         )?;
         registry.register(Box::new(written.clone()))?;
         registry.register(Box::new(dropped.clone()))?;
-        for reason in Dropped::ALL {
+        for reason in DropReason::ALL {
             let _ = dropped.with_label_values(&[reason.text()]);
         }
         Ok(Self { written, dropped })
     }
 
-    pub fn dropped(&self, reason: Dropped, count: usize) {
+    pub(crate) fn dropped(&self, reason: DropReason, count: usize) {
         let series = self.dropped.with_label_values(&[reason.text()]);
         if series.get() == 0 {
             let reason = reason.text();
@@ -135,13 +128,13 @@ impl AuditMetrics {
 /// The entry point of the audit log.
 #[derive(Clone, Debug)]
 pub struct Audit {
-    sender: mpsc::Sender<Noted>,
+    sender: mpsc::Sender<AuditRecord>,
     metrics: AuditMetrics,
     refusals: Arc<Mutex<Counts>>,
     reads: Arc<Mutex<Counts>>,
 }
 
-/// The counts of one kind of deed since an instant, by caller.
+/// The counts of one kind of event since an instant, by caller.
 #[derive(Debug)]
 struct Counts {
     /// The limit of one caller in a second.
@@ -156,13 +149,13 @@ impl Counts {
         Self { most, since: now, by_caller: HashMap::new(), others: 0 }
     }
 
-    fn has_room(&mut self, deed: &Deed, now: Instant) -> bool {
+    fn has_room(&mut self, event: &AuditEvent, now: Instant) -> bool {
         if now.duration_since(self.since) >= Duration::from_secs(1) {
             *self = Self::new(self.most, now);
         }
         // A caller without a valid token has no name of their own, so the address tells them apart.
-        let address = deed.address.filter(|_| &*deed.who == Caller::ANONYMOUS);
-        let caller = (Arc::clone(&deed.who), address);
+        let address = event.address.filter(|_| &*event.caller == Caller::ANONYMOUS);
+        let caller = (Arc::clone(&event.caller), address);
         let count = if self.by_caller.len() < CALLERS_APART || self.by_caller.contains_key(&caller) {
             self.by_caller.entry(caller).or_default()
         } else {
@@ -173,13 +166,13 @@ impl Counts {
     }
 }
 
-impl Deed {
+impl AuditEvent {
     /// A refused message from the broker. RabbitMQ has checked the user, where the message names one.
-    pub fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
+    pub(crate) fn refused_message(user: Option<&str>, target: String, why: &str) -> Self {
         Self {
-            who: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
-            who_id: None,
-            what: "refused".into(),
+            caller: user.map_or_else(|| "amqp".into(), |user| format!("amqp:{user}").into()),
+            caller_id: None,
+            action: AuditAction::Refused,
             target,
             address: None,
             // The status that HTTP would have answered.
@@ -194,36 +187,36 @@ impl Deed {
     }
 
     fn is_read(&self) -> bool {
-        READS.contains(&&*self.what)
+        self.action.shows_data()
     }
 }
 
 impl Audit {
     /// Returns the handle, and the receiver of all notes.
-    pub fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<Noted>) {
+    pub(crate) fn new(metrics: AuditMetrics) -> (Self, mpsc::Receiver<AuditRecord>) {
         let (sender, notes) = mpsc::channel(WAITING);
         let counts = |most| Arc::new(Mutex::new(Counts::new(most, Instant::now())));
         (Self { sender, metrics, refusals: counts(REFUSALS_PER_S), reads: counts(READS_PER_S) }, notes)
     }
 
-    /// Notes an answer that was just given. Never waits.
-    pub fn note(&self, deed: Deed) {
+    /// Records an answer that was just given. Never waits.
+    pub(crate) fn record(&self, event: AuditEvent) {
         let now = Instant::now();
-        if deed.is_refusal() {
-            if !self.refusals.lock().has_room(&deed, now) {
-                return self.metrics.dropped(Dropped::Refusals, 1);
+        if event.is_refusal() {
+            if !self.refusals.lock().has_room(&event, now) {
+                return self.metrics.dropped(DropReason::Refusals, 1);
             }
-        } else if deed.is_read() && !(self.has_room_for_reads() && self.reads.lock().has_room(&deed, now)) {
-            return self.metrics.dropped(Dropped::Reads, 1);
+        } else if event.is_read() && !(self.has_room_for_reads() && self.reads.lock().has_room(&event, now)) {
+            return self.metrics.dropped(DropReason::Reads, 1);
         }
-        let deed = Deed {
-            target: fit(deed.target),
-            detail: deed.detail.map(fit),
-            request_id: deed.request_id.map(fit),
-            ..deed
+        let event = AuditEvent {
+            target: fit(event.target),
+            detail: event.detail.map(fit),
+            request_id: event.request_id.map(fit),
+            ..event
         };
-        if self.sender.try_send(Noted { id: Uuid::now_v7(), deed, at: now }).is_err() {
-            self.metrics.dropped(Dropped::Full, 1);
+        if self.sender.try_send(AuditRecord { id: Uuid::now_v7(), event, at: now }).is_err() {
+            self.metrics.dropped(DropReason::Full, 1);
         }
     }
 
@@ -240,13 +233,16 @@ fn fit(mut text: String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        AuditAction::{Refused, ScheduleRead, TaskCancel, TaskList, TaskRead},
+        *,
+    };
 
-    fn deed(status: u16) -> Deed {
-        Deed {
-            who: "ops".into(),
-            who_id: None,
-            what: "task.cancel".into(),
+    fn event(status: u16) -> AuditEvent {
+        AuditEvent {
+            caller: "ops".into(),
+            caller_id: None,
+            action: AuditAction::TaskCancel,
             target: "x\0".repeat(TEXT_BYTES),
             address: None,
             status,
@@ -255,13 +251,13 @@ mod tests {
         }
     }
 
-    fn audit() -> (Audit, mpsc::Receiver<Noted>, Registry) {
+    fn audit() -> (Audit, mpsc::Receiver<AuditRecord>, Registry) {
         let registry = Registry::new();
         let (audit, notes) = Audit::new(AuditMetrics::register(&registry).expect("registered once"));
         (audit, notes, registry)
     }
 
-    fn dropped(audit: &Audit, reason: Dropped) -> u64 {
+    fn dropped(audit: &Audit, reason: DropReason) -> u64 {
         audit.metrics.dropped.with_label_values(&[reason.text()]).get()
     }
 
@@ -269,31 +265,36 @@ mod tests {
     fn what_there_is_no_room_for_is_dropped_and_counted() {
         let (audit, mut notes, _registry) = audit();
         for _ in 0..WAITING + 3 {
-            audit.note(deed(200));
+            audit.record(event(200));
         }
-        assert_eq!(dropped(&audit, Dropped::Full), 3);
-        let target = notes.try_recv().expect("noted").deed.target;
+        assert_eq!(dropped(&audit, DropReason::Full), 3);
+        let target = notes.try_recv().expect("noted").event.target;
         assert!(target.len() <= TEXT_BYTES * 2 && !target.contains('\0'));
     }
 
     #[test]
     fn one_callers_refusals_do_not_hide_those_of_others() {
         let (audit, mut notes, _registry) = audit();
-        let flood = |who: &str, address: &str| {
+        let flood = |caller: &str, address: &str| {
             for _ in 0..REFUSALS_PER_S * 10 {
                 let address = Some(address.parse().expect("an address"));
-                audit.note(Deed { who: who.into(), address, status: 401, ..deed(401) });
+                audit.record(AuditEvent { caller: caller.into(), address, status: 401, ..event(401) });
             }
         };
         flood("shop", "192.0.2.1");
         flood(Caller::ANONYMOUS, "192.0.2.1");
-        for (who, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
-            audit.note(Deed { who: who.into(), address: Some(address.parse().expect("an address")), ..deed(403) });
+        for (caller, address) in [("mail", "192.0.2.1"), (Caller::ANONYMOUS, "192.0.2.2")] {
+            audit.record(AuditEvent {
+                caller: caller.into(),
+                address: Some(address.parse().expect("an address")),
+                ..event(403)
+            });
         }
         let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
-        let of = |who: &str, last: &str| {
-            let is =
-                |noted: &&Noted| &*noted.deed.who == who && noted.deed.address.is_some_and(|ip| ip.to_string() == last);
+        let of = |caller: &str, last: &str| {
+            let is = |noted: &&AuditRecord| {
+                &*noted.event.caller == caller && noted.event.address.is_some_and(|ip| ip.to_string() == last)
+            };
             noted.iter().filter(is).count()
         };
         assert_eq!((of("mail", "192.0.2.1"), of(Caller::ANONYMOUS, "192.0.2.2")), (1, 1));
@@ -303,45 +304,47 @@ mod tests {
     #[test]
     fn reads_of_one_caller_hide_neither_its_changes_nor_what_others_read() {
         let (audit, mut notes, _registry) = audit();
-        let note = |who: &str, what: &'static str, status| {
-            audit.note(Deed { who: who.into(), what: what.into(), target: "t".to_owned(), ..deed(status) });
+        let record = |caller: &str, action: AuditAction, status| {
+            audit.record(AuditEvent { caller: caller.into(), action, target: "t".to_owned(), ..event(status) });
         };
         for _ in 0..READS_PER_S * 10 {
-            note("shop", TASK_READ, 200);
+            record("shop", TaskRead, 200);
         }
-        for (who, what, status) in
-            [("shop", "task.cancel", 200), ("shop", "refused", 403), ("mail", TASK_READ, 200), ("mail", TASK_LIST, 200)]
+        for (caller, action, status) in
+            [("shop", TaskCancel, 200), ("shop", Refused, 403), ("mail", TaskRead, 200), ("mail", TaskList, 200)]
         {
-            note(who, what, status);
+            record(caller, action, status);
         }
-        assert!(dropped(&audit, Dropped::Reads) > 0);
+        assert!(dropped(&audit, DropReason::Reads) > 0);
         let noted: Vec<_> = std::iter::from_fn(|| notes.try_recv().ok()).collect();
-        let of = |who: &str, what: &str| noted.iter().filter(|n| &*n.deed.who == who && n.deed.what == what).count();
-        assert!((READS_PER_S as usize..READS_PER_S as usize * 10).contains(&of("shop", TASK_READ)));
-        assert_eq!((of("shop", "task.cancel"), of("shop", "refused")), (1, 1));
-        assert_eq!((of("mail", TASK_READ), of("mail", TASK_LIST)), (1, 1));
+        let of = |caller: &str, action: AuditAction| {
+            noted.iter().filter(|n| &*n.event.caller == caller && n.event.action == action).count()
+        };
+        assert!((READS_PER_S as usize..READS_PER_S as usize * 10).contains(&of("shop", TaskRead)));
+        assert_eq!((of("shop", TaskCancel), of("shop", Refused)), (1, 1));
+        assert_eq!((of("mail", TaskRead), of("mail", TaskList)), (1, 1));
     }
 
     #[test]
     fn reads_of_many_callers_leave_room_for_changes_and_refusals() {
         let (audit, notes, _registry) = audit();
         for nth in 0..WAITING {
-            let who: Arc<str> = format!("u{}", nth / READS_PER_S as usize).into();
-            audit.note(Deed { who, what: SCHEDULE_READ.into(), target: "t".to_owned(), ..deed(200) });
+            let caller: Arc<str> = format!("u{}", nth / READS_PER_S as usize).into();
+            audit.record(AuditEvent { caller, action: ScheduleRead, target: "t".to_owned(), ..event(200) });
         }
         assert!(notes.len() <= READS_WAITING);
-        audit.note(deed(403));
-        audit.note(deed(200));
-        assert_eq!((dropped(&audit, Dropped::Full), dropped(&audit, Dropped::Refusals)), (0, 0));
+        audit.record(event(403));
+        audit.record(event(200));
+        assert_eq!((dropped(&audit, DropReason::Full), dropped(&audit, DropReason::Refusals)), (0, 0));
     }
 
     #[test]
     fn refused_attempts_cannot_flood_the_audit() {
         let (audit, notes, _registry) = audit();
         for _ in 0..REFUSALS_PER_S * 10 {
-            audit.note(deed(403));
+            audit.record(event(403));
         }
         assert!(notes.len() >= REFUSALS_PER_S as usize);
-        assert!(dropped(&audit, Dropped::Refusals) > 0);
+        assert!(dropped(&audit, DropReason::Refusals) > 0);
     }
 }

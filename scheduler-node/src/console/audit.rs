@@ -6,7 +6,6 @@ use axum::{
     response::Response,
 };
 use common::{
-    access::Permission,
     time::UnixMicros,
     wire::{AuditFilter, Problem, audit::AuditEventView},
 };
@@ -14,7 +13,7 @@ use common::{
 use super::{
     form::parameter,
     format::{When, when},
-    frame::{Frame, Trouble, show},
+    frame::{Frame, PageProblem, show},
     visitor::Visitor,
 };
 
@@ -37,12 +36,11 @@ struct Row {
     deed: AuditEventView,
 }
 
-pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    visitor.ask_for(Permission::Operate)?;
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let filter = filter(&uri).map_err(trouble)?;
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(&visitor, problem);
+    let filter = filter(&uri).map_err(as_page)?;
     let (who, what, target) = (filter.who.clone(), filter.what.clone(), filter.target.clone());
-    let listed = visitor.desk.audit_list(filter).await.map_err(trouble)?;
+    let listed = visitor.desk.audit_list(filter).await.map_err(as_page)?;
     let now = visitor.desk.now();
     let next = listed.next_cursor.map(|cursor| {
         let mut query = form_urlencoded::Serializer::new(String::new());

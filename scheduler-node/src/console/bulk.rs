@@ -20,11 +20,10 @@ use common::{
 };
 
 use super::{
-    actor::acted,
     format::count,
-    frame::{Frame, Trouble, show},
-    task_query::{FILTERS, PAGE, Wanted, utc},
-    visitor::Posted,
+    frame::{Frame, PageProblem, show},
+    task_query::{FILTERS, PAGE, TaskQuery, utc},
+    visitor::PostedForm,
 };
 use crate::desk::Desk;
 
@@ -41,7 +40,7 @@ struct BulkPage {
     on: Vec<String>,
     /// The hidden fields of the next form.
     hidden: Vec<(String, String)>,
-    told: Told,
+    outcome: ShownOutcome,
     back: String,
 }
 
@@ -59,7 +58,7 @@ enum Stage {
 
 /// The counts as the page shows them.
 #[derive(Default)]
-struct Told {
+struct ShownOutcome {
     matched: String,
     done: String,
     no_further_attempts: u64,
@@ -68,17 +67,17 @@ struct Told {
 }
 
 /// The action and its tasks, the same in every step.
-struct Wish {
+struct BulkForm {
     action: Action,
     target: Option<Target>,
     /// `None`: all tasks that the filter matches.
     selected: Option<Vec<TaskId>>,
-    wanted: Wanted,
+    task_query: TaskQuery,
 }
 
 /// Counts of the tasks examined so far, by outcome.
 #[derive(Default)]
-struct Tally {
+struct BulkCounts {
     matched: u64,
     done: u64,
     no_further_attempts: u64,
@@ -87,53 +86,53 @@ struct Tally {
     interrupted: Option<Problem>,
 }
 
-pub(super) async fn bulk(posted: Posted) -> Response {
+pub(super) async fn bulk(posted: PostedForm) -> Response {
     match answer(&posted).await {
         Ok(page) => show(StatusCode::OK, &page),
-        Err(problem) => Trouble::at(&posted.visitor, problem).into_response(),
+        Err(problem) => PageProblem::at(&posted.visitor, problem).into_response(),
     }
 }
 
-async fn answer(posted: &Posted) -> Result<BulkPage, Problem> {
+async fn answer(posted: &PostedForm) -> Result<BulkPage, Problem> {
     let desk = &posted.visitor.desk;
-    let wish = Wish::read(posted, desk.now())?;
-    if wish.action == Action::Move && wish.target.is_none() {
-        return Ok(page(posted, &wish, Stage::Where, &Tally::default()));
+    let form = BulkForm::read(posted, desk.now())?;
+    if form.action == Action::Move && form.target.is_none() {
+        return Ok(page(posted, &form, Stage::Where, &BulkCounts::default()));
     }
-    let confirmed = posted.one("confirmed") == Some("yes");
-    let tally = match &wish.selected {
-        Some(ids) => selected(desk, &wish, ids, confirmed).await?,
-        None => all(desk, &wish, posted.one("at"), confirmed).await?,
+    let confirmed = posted.field("confirmed") == Some("yes");
+    let counts = match &form.selected {
+        Some(ids) => apply_to_selected(desk, &form, ids, confirmed).await?,
+        None => apply_to_matching(desk, &form, posted.field("at"), confirmed).await?,
     };
     if !confirmed {
-        return Ok(page(posted, &wish, Stage::Confirm, &tally));
+        return Ok(page(posted, &form, Stage::Confirm, &counts));
     }
-    let on = match &wish.selected {
+    let on = match &form.selected {
         Some(ids) => ids.iter().map(TaskId::to_string).collect::<Vec<_>>().join(" "),
-        None => wish.on().join(", "),
+        None => form.on().join(", "),
     };
-    let outcome = format!("{} of {} done", tally.done, tally.matched);
-    acted(&posted.visitor.actor(), "task.bulk", &on, Ok(&format!("{}: {outcome}", wish.action)));
-    let stage = if tally.cursor.is_some() { Stage::GoOn } else { Stage::Done };
-    Ok(page(posted, &wish, stage, &tally))
+    let outcome = format!("{} of {} done", counts.done, counts.matched);
+    posted.record(&on, Ok(&format!("{}: {outcome}", form.action)));
+    let stage = if counts.cursor.is_some() { Stage::GoOn } else { Stage::Done };
+    Ok(page(posted, &form, stage, &counts))
 }
 
-impl Wish {
-    fn read(posted: &Posted, now: UnixMicros) -> Result<Self, Problem> {
-        let action = match posted.one("action") {
+impl BulkForm {
+    fn read(posted: &PostedForm, now: UnixMicros) -> Result<Self, Problem> {
+        let action = match posted.field("action") {
             Some("cancel") => Action::Cancel,
             Some("run") => Action::Run,
             Some("retry") => Action::Retry,
             Some("move") => Action::Move,
             _ => return Err(Problem::invalid_field("action", "choose an action: cancel, run, retry or move")),
         };
-        let selected = match posted.one("scope") {
+        let selected = match posted.field("scope") {
             Some("all") => None,
             _ => Some(ids(posted)?),
         };
-        let wanted = Wanted::of_pairs(posted.fields().iter().map(|(name, value)| (name, value)));
-        let target = target(posted.one("to"), posted.one("by_min"), now)?.filter(|_| action == Action::Move);
-        Ok(Self { action, target, selected, wanted })
+        let task_query = TaskQuery::of_pairs(posted.fields().iter().map(|(name, value)| (name, value)));
+        let target = target(posted.field("to"), posted.field("by_min"), now)?.filter(|_| action == Action::Move);
+        Ok(Self { action, target, selected, task_query })
     }
 
     fn act(&self) -> BulkAction {
@@ -150,14 +149,14 @@ impl Wish {
             return vec![format!("{} selected", ids.len())];
         }
         let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
-        let fields = self.wanted.fields().iter();
+        let fields = self.task_query.fields().iter();
         let words: Vec<String> = fields.map(|(name, value)| format!("{}: {value}", label(name))).collect();
         if words.is_empty() { vec!["all tasks".to_owned()] } else { words }
     }
 }
 
-fn ids(posted: &Posted) -> Result<Vec<TaskId>, Problem> {
-    let ids: Result<Vec<TaskId>, _> = posted.all("id").map(str::parse).collect();
+fn ids(posted: &PostedForm) -> Result<Vec<TaskId>, Problem> {
+    let ids: Result<Vec<TaskId>, _> = posted.values("id").map(str::parse).collect();
     let ids = ids.map_err(|_| Problem::invalid_field("id", "this is not the id of a task"))?;
     if ids.is_empty() {
         return Err(Problem::invalid_field("id", "no tasks are selected: select some, or choose all that match"));
@@ -195,16 +194,21 @@ pub(super) fn target(to: Option<&str>, by_min: Option<&str>, now: UnixMicros) ->
 }
 
 /// Applies the action to all tasks that the filter matches, as far as one request gets.
-async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Result<Tally, Problem> {
-    let filter = wish.wanted.task_filter()?;
-    let (due_at, shift_ms) = match wish.target {
+async fn apply_to_matching(
+    desk: &Desk,
+    form: &BulkForm,
+    at: Option<&str>,
+    confirmed: bool,
+) -> Result<BulkCounts, Problem> {
+    let filter = form.task_query.task_filter()?;
+    let (due_at, shift_ms) = match form.target {
         Some(Target::At(moment)) => (Some(moment), None),
         Some(Target::By { shift_ms }) => (None, Some(shift_ms)),
         None => (None, None),
     };
     let answer = desk
         .bulk(BulkRequest {
-            action: wish.action,
+            action: form.action,
             all: filter.is_empty(),
             filter,
             dry_run: !confirmed,
@@ -215,7 +219,7 @@ async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Res
             shift_ms,
         })
         .await?;
-    Ok(Tally {
+    Ok(BulkCounts {
         matched: answer.matched,
         done: answer.done,
         no_further_attempts: answer.no_further_attempts,
@@ -226,26 +230,31 @@ async fn all(desk: &Desk, wish: &Wish, at: Option<&str>, confirmed: bool) -> Res
 }
 
 /// Applies the action to the selected tasks, one by one; there are at most as many as a page has.
-async fn selected(desk: &Desk, wish: &Wish, ids: &[TaskId], confirmed: bool) -> Result<Tally, Problem> {
-    let mut tally = Tally { matched: ids.len() as u64, ..Tally::default() };
+async fn apply_to_selected(
+    desk: &Desk,
+    form: &BulkForm,
+    ids: &[TaskId],
+    confirmed: bool,
+) -> Result<BulkCounts, Problem> {
+    let mut counts = BulkCounts { matched: ids.len() as u64, ..BulkCounts::default() };
     for id in ids {
-        let done = if confirmed { one(desk, wish, *id).await } else { would(desk, wish, *id).await };
+        let done = if confirmed { apply(desk, form, *id).await } else { could_apply(desk, form, *id).await };
         match done {
             Ok(outcome) => {
-                tally.done += 1;
-                tally.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
+                counts.done += 1;
+                counts.no_further_attempts += u64::from(outcome == Some(CancelOutcome::NoFurtherAttempts));
             }
             Err(problem) if problem.status >= 500 => return Err(problem),
-            Err(problem) if problem.status == 422 => *tally.left.entry(SkipReason::WouldExpire).or_default() += 1,
-            Err(problem) if problem.slug() == "duplicate" => *tally.left.entry(SkipReason::KeyTaken).or_default() += 1,
-            Err(_) => *tally.left.entry(SkipReason::InFlight).or_default() += 1,
+            Err(problem) if problem.status == 422 => *counts.left.entry(SkipReason::WouldExpire).or_default() += 1,
+            Err(problem) if problem.slug() == "duplicate" => *counts.left.entry(SkipReason::KeyTaken).or_default() += 1,
+            Err(_) => *counts.left.entry(SkipReason::InFlight).or_default() += 1,
         }
     }
-    Ok(tally)
+    Ok(counts)
 }
 
-async fn one(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
-    match wish.act() {
+async fn apply(desk: &Desk, form: &BulkForm, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+    match form.act() {
         BulkAction::Cancel => return Ok(Some(desk.cancel(id).await?.outcome)),
         BulkAction::Run => drop(desk.run(id).await?),
         BulkAction::Retry => drop(desk.retry(id).await?),
@@ -260,20 +269,20 @@ pub(super) async fn move_to(desk: &Desk, id: TaskId, target: Target) -> Result<(
 }
 
 /// Whether the action could be applied to the task in its current state.
-async fn would(desk: &Desk, wish: &Wish, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
+async fn could_apply(desk: &Desk, form: &BulkForm, id: TaskId) -> Result<Option<CancelOutcome>, Problem> {
     let task = desk.get(id).await?;
     let (id, state, due_at, expires_at) = (task.id, task.state, task.due_at, task.expires_at);
-    match wish.act().check(&BulkCandidate { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
+    match form.act().check(&BulkCandidate { id, state, due_at, expires_at, key_taken: false }, desk.now()) {
         Ok(()) => Ok(None),
         Err(SkipReason::WouldExpire) => Err(Problem::unprocessable("it would expire before it is due")),
         Err(_) => Err(Problem::in_flight(task.state)),
     }
 }
 
-fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
+fn page(posted: &PostedForm, form: &BulkForm, stage: Stage, counts: &BulkCounts) -> BulkPage {
     let number = |number: u64, at_least| count(i64::try_from(number).unwrap_or(i64::MAX), at_least);
     // A dry run that stopped early has counted only a part.
-    let more = tally.cursor.is_some() && stage == Stage::Confirm;
+    let more = counts.cursor.is_some() && stage == Stage::Confirm;
     let left = |(why, tasks): (&SkipReason, &u64)| {
         let why = match why {
             SkipReason::InFlight => "are in flight, or have finished",
@@ -282,21 +291,21 @@ fn page(posted: &Posted, wish: &Wish, stage: Stage, tally: &Tally) -> BulkPage {
         };
         (why, *tasks)
     };
-    let told = Told {
-        matched: number(tally.matched, more),
-        done: number(tally.done, more),
-        no_further_attempts: tally.no_further_attempts,
-        left: tally.left.iter().map(left).collect(),
-        interrupted: tally.interrupted.as_ref().map(|problem| problem.detail.clone()),
+    let outcome = ShownOutcome {
+        matched: number(counts.matched, more),
+        done: number(counts.done, more),
+        no_further_attempts: counts.no_further_attempts,
+        left: counts.left.iter().map(left).collect(),
+        interrupted: counts.interrupted.as_ref().map(|problem| problem.detail.clone()),
     };
     // The next step asks for the same, and keeps the moment that a relative time stood for.
     let kept = posted.fields().iter().filter(|(name, _)| !["form_token", "at", "confirmed"].contains(&name.as_str()));
     let mut hidden: Vec<(String, String)> = kept.cloned().collect();
     if stage == Stage::GoOn {
-        hidden.extend(tally.cursor.iter().map(|cursor| ("at".to_owned(), cursor.clone())));
+        hidden.extend(counts.cursor.iter().map(|cursor| ("at".to_owned(), cursor.clone())));
     }
-    let back = wish.wanted.url();
-    let title = format!("{} tasks", wish.action);
+    let back = form.task_query.url();
+    let title = format!("{} tasks", form.action);
     let frame = Frame::new(title, &posted.visitor);
-    BulkPage { frame, stage, action: wish.action, on: wish.on(), hidden, told, back }
+    BulkPage { frame, stage, action: form.action, on: form.on(), hidden, outcome, back }
 }

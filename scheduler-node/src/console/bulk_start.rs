@@ -11,9 +11,8 @@ use common::{access::Permission, task::TaskState, wire::Problem};
 
 use super::{
     Console,
-    actor::acted,
-    frame::{Frame, Trouble, show},
-    task_query::Wanted,
+    frame::{Frame, PageProblem, show},
+    task_query::TaskQuery,
     visitor::Visitor,
 };
 
@@ -46,20 +45,20 @@ impl Input {
 
 /// The filter is in the URL. The page that the form leads to counts the tasks before any change.
 pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Response {
-    let wanted = Wanted::of_uri(&uri);
-    let wrong = wanted.task_filter().err().map(|problem| problem.detail);
+    let query = TaskQuery::of_uri(&uri);
+    let wrong = query.task_filter().err().map(|problem| problem.detail);
     let status = if wrong.is_some() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     let input = |(name, label): &(&'static str, &'static str)| Input {
         name,
         label,
-        value: wanted.get(name).unwrap_or_default().to_owned(),
+        value: query.get(name).unwrap_or_default().to_owned(),
         hint: if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" },
     };
-    let list = wanted.url();
+    let list = query.url();
     let page = BulkStartPage {
         frame: Frame::new("Bulk operations", &visitor),
         inputs: visitor.filters().map(input).collect(),
-        hidden: wanted.fields().to_vec(),
+        hidden: query.fields().to_vec(),
         wrong,
         export: list.replacen("/console/tasks", "/console/export", 1),
         list,
@@ -71,17 +70,21 @@ pub(super) async fn page(State(console): State<Console>, visitor: Visitor, uri: 
 
 /// Sends a file of JSON, one task a line. The status is fixed once lines have been sent, so an export that fails ends
 /// early, without its last line.
-pub(super) async fn export(State(console): State<Console>, visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
+pub(super) async fn export(
+    State(console): State<Console>,
+    visitor: Visitor,
+    uri: Uri,
+) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(&visitor, problem);
     if !console.show_payloads {
         let detail = "an export has payloads, but this console is configured to show none (`console.show_payloads`)";
-        return Err(trouble(Problem::forbidden(detail)));
+        return Err(as_page(Problem::forbidden(detail)));
     }
-    let filter = Wanted::of_uri(&uri).task_filter().map_err(trouble)?;
+    let filter = TaskQuery::of_uri(&uri).task_filter().map_err(as_page)?;
     let exported = visitor.desk.export(filter).await;
     let target = uri.query().filter(|query| !query.is_empty()).unwrap_or("all");
-    acted(&visitor.actor(), "task.export", target, exported.as_ref().map(|_| "begun"));
-    let lines = exported.map_err(trouble)?;
+    visitor.record(target, exported.as_ref().map(|_| "begun"));
+    let lines = exported.map_err(as_page)?;
     let headers = [
         (header::CONTENT_TYPE, "application/x-ndjson"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"duetime-tasks.ndjson\""),

@@ -15,11 +15,10 @@ use common::{
 };
 
 use super::{
-    actor::{On, acted, deed},
     form::parameter,
     format::{When, span, when},
-    frame::{Frame, Trouble, show},
-    visitor::{Posted, Visitor},
+    frame::{Frame, PageProblem, show},
+    visitor::{PostedForm, Visitor},
 };
 
 #[derive(Template)]
@@ -36,7 +35,7 @@ struct ClusterPage {
     nodes: Vec<NodeRow>,
     shards: Vec<Shard>,
     /// The shards that the table describes in detail.
-    told: Vec<Shard>,
+    listed: Vec<Shard>,
     all: bool,
     unsettled: usize,
     /// Whether the visitor may drain nodes.
@@ -65,21 +64,21 @@ struct Shard {
     owner: String,
     epoch: String,
     mark: String,
-    standing: Standing,
+    state: ShardState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum ShardState {
     Settled,
     /// Assigned to a node other than its owner.
     Moving,
-    Nobody,
+    Unowned,
 }
 
-impl Standing {
+impl ShardState {
     fn of(shard: &ShardReport) -> Self {
         match (&shard.owner, &shard.assigned) {
-            (None, _) => Self::Nobody,
+            (None, _) => Self::Unowned,
             (owner, assigned) if owner == assigned => Self::Settled,
             _ => Self::Moving,
         }
@@ -89,20 +88,20 @@ impl Standing {
         match self {
             Self::Settled => "settled",
             Self::Moving => "moving",
-            Self::Nobody => "nobody",
+            Self::Unowned => "nobody",
         }
     }
 }
 
 /// The table lists every shard with `?shards=all`; otherwise only those that are not settled.
-pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    let report = visitor.desk.cluster().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
+    let report = visitor.desk.cluster().await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let readiness = visitor.desk.readiness();
     let now = visitor.desk.now();
     let marks = marks(&report);
     let shards: Vec<Shard> = report.shards.iter().map(|report| shard(report, &marks)).collect();
     let all = parameter(&uri, "shards").as_deref() == Some("all");
-    let unsettled = |shard: &&Shard| shard.standing != Standing::Settled;
+    let unsettled = |shard: &&Shard| shard.state != ShardState::Settled;
     let overdue_ms = report.lag.oldest_overdue_ms.and_then(|late_ms| u64::try_from(late_ms).ok()).unwrap_or(0);
     let page = ClusterPage {
         frame: Frame::new("Cluster", &visitor),
@@ -115,26 +114,24 @@ pub(super) async fn cluster(visitor: Visitor, uri: Uri) -> Result<Response, Trou
         overdue: span(std::time::Duration::from_millis(overdue_ms)),
         nodes: nodes(&report, &marks, now),
         unsettled: shards.iter().filter(unsettled).count(),
-        told: shards.iter().filter(|shard| all || unsettled(shard)).cloned().collect(),
+        listed: shards.iter().filter(|shard| all || unsettled(shard)).cloned().collect(),
         shards,
         all,
-        may_act: visitor.may(Permission::Operate) && visitor.desk.ask_for_everything().is_ok(),
+        may_act: visitor.may(Permission::Operate) && visitor.desk.require_all_queues().is_ok(),
     };
     Ok(show(StatusCode::OK, &page))
 }
 
-pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
+pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
-    let action = posted.one("action").unwrap_or_default();
-    let node = posted.one("node").unwrap_or_default();
+    let action = posted.field("action").unwrap_or_default();
+    let node = posted.field("node").unwrap_or_default();
     let done = match action {
         "drain" | "undrain" => visitor.desk.node_drain(node, action == "drain", &visitor.caller.name).await.map(drop),
         _ => Err(Problem::invalid_field("action", "choose an action: drain or undrain")),
     };
-    if let Some(what) = deed(On::Node, action) {
-        acted(&visitor.actor(), what, node, done.as_ref().map(|()| "done"));
-    }
-    done.map_err(|problem| Trouble::at(visitor, problem))?;
+    posted.record(node, done.as_ref().map(|()| "done"));
+    done.map_err(|problem| PageProblem::at(visitor, problem))?;
     Ok(Redirect::to("/console/cluster").into_response())
 }
 
@@ -176,7 +173,7 @@ fn nodes(report: &ClusterReport, marks: &BTreeMap<NodeName, String>, now: common
 fn shard(report: &ShardReport, marks: &BTreeMap<NodeName, String>) -> Shard {
     let name = |name: &Option<NodeName>| name.as_ref().map_or_else(|| "–".to_owned(), NodeName::to_string);
     let mark = |name: &Option<NodeName>| name.as_ref().and_then(|name| marks.get(name)).map_or("–", String::as_str);
-    let standing = Standing::of(report);
+    let state = ShardState::of(report);
     let (owner, assigned) = (mark(&report.owner), mark(&report.assigned));
     Shard {
         number: report.shard.number().to_string(),
@@ -184,8 +181,8 @@ fn shard(report: &ShardReport, marks: &BTreeMap<NodeName, String>) -> Shard {
         assigned: name(&report.assigned),
         owner: name(&report.owner),
         epoch: report.epoch.map_or_else(|| "–".to_owned(), |epoch| epoch.to_string()),
-        mark: if standing == Standing::Settled { owner.to_owned() } else { format!("{owner}→{assigned}") },
-        standing,
+        mark: if state == ShardState::Settled { owner.to_owned() } else { format!("{owner}→{assigned}") },
+        state,
     }
 }
 
@@ -203,15 +200,15 @@ mod tests {
     #[test]
     fn where_a_shard_is_and_should_be_is_told_without_colour() {
         let marks = BTreeMap::from([(NodeName::new("a"), "A".to_owned()), (NodeName::new("b"), "B".to_owned())]);
-        for (assigned, owner, mark, standing) in [
-            (Some("a"), Some("a"), "A", Standing::Settled),
-            (Some("b"), Some("a"), "A→B", Standing::Moving),
-            (None, Some("a"), "A→–", Standing::Moving),
-            (Some("b"), None, "–→B", Standing::Nobody),
-            (None, None, "–→–", Standing::Nobody),
+        for (assigned, owner, mark, state) in [
+            (Some("a"), Some("a"), "A", ShardState::Settled),
+            (Some("b"), Some("a"), "A→B", ShardState::Moving),
+            (None, Some("a"), "A→–", ShardState::Moving),
+            (Some("b"), None, "–→B", ShardState::Unowned),
+            (None, None, "–→–", ShardState::Unowned),
         ] {
             let shard = shard(&report(assigned, owner), &marks);
-            assert_eq!((shard.mark.as_str(), shard.standing), (mark, standing));
+            assert_eq!((shard.mark.as_str(), shard.state), (mark, state));
         }
     }
 }

@@ -6,8 +6,8 @@ use common::access::Permission;
 
 use super::{
     format::{When, count, when},
-    frame::{Frame, Trouble, show},
-    task_query::Wanted,
+    frame::{Frame, PageProblem, show},
+    task_query::TaskQuery,
     visitor::Visitor,
 };
 use crate::desk::DEAD_LOOK;
@@ -32,8 +32,8 @@ struct Group {
     href: String,
 }
 
-pub(super) async fn list(visitor: Visitor) -> Result<Response, Trouble> {
-    let dead = visitor.desk.dead_groups().await.map_err(|problem| Trouble::at(&visitor, problem))?;
+pub(super) async fn list(visitor: Visitor) -> Result<Response, PageProblem> {
+    let dead = visitor.desk.dead_groups().await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let now = visitor.desk.now();
     let groups = dead.groups.iter().map(|group| {
         let fields = [("state", "dead"), ("queue", group.queue.as_str()), ("error", group.error.as_str())];
@@ -42,7 +42,7 @@ pub(super) async fn list(visitor: Visitor) -> Result<Response, Trouble> {
             error: group.error.clone(),
             tasks: count(group.tasks, dead.at_least),
             newest: when(group.newest_at, now),
-            href: Wanted::of_pairs(fields.into_iter()).url(),
+            href: TaskQuery::of_pairs(fields.into_iter()).url(),
         }
     });
     let page = DeadPage {

@@ -5,7 +5,7 @@ use axum::http::Uri;
 use common::wire::Problem;
 use serde_json::{Map, Value};
 
-use super::visitor::Posted;
+use super::visitor::PostedForm;
 
 /// One field of a form.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +94,8 @@ pub(super) fn parameter(uri: &Uri, name: &str) -> Option<String> {
 }
 
 /// The fields as the person filled them in.
-pub(super) fn filled(specs: &[Spec], posted: &Posted) -> Vec<Field> {
-    let value = |name| posted.one(name).unwrap_or_default().to_owned();
+pub(super) fn filled(specs: &[Spec], posted: &PostedForm) -> Vec<Field> {
+    let value = |name| posted.field(name).unwrap_or_default().to_owned();
     specs.iter().map(|spec| Field { spec: *spec, value: value(spec.name), error: None }).collect()
 }
 
@@ -121,8 +121,8 @@ fn text(value: &Value) -> String {
 
 /// The body of a request from the filled-in fields. Empty fields are left out; the problem names a field that does
 /// not parse.
-pub(super) fn read(specs: &[Spec], posted: &Posted) -> Result<Map<String, Value>, Problem> {
-    read_fields(specs, |name| posted.one(name))
+pub(super) fn read(specs: &[Spec], posted: &PostedForm) -> Result<Map<String, Value>, Problem> {
+    read_fields(specs, |name| posted.field(name))
 }
 
 /// Like [`read`]; `one` finds a field by its name.

@@ -50,8 +50,8 @@ pub(super) fn span(length: Duration) -> String {
 
 /// A count of tasks, marked with `≈` if it is an estimate.
 pub(super) fn about(number: i64, census: &Census) -> String {
-    let told = count(number, census.counts.at_least);
-    if census.estimated { format!("≈ {told}") } else { told }
+    let text = count(number, census.counts.at_least);
+    if census.estimated { format!("≈ {text}") } else { text }
 }
 
 /// With a comma between thousands; `+` means: or more.

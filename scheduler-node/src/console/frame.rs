@@ -9,25 +9,25 @@ use common::{access::Permission, wire::Problem};
 
 use super::{
     assets,
-    visitor::{Posted, Visitor},
+    visitor::{AnyVisitor, PostedForm, Visitor},
 };
 
 /// The places in the navigation of every page; `g` and the letter lead there too.
-pub(super) const PLACES: &[Place] = &[
-    Place { letter: 'o', name: "Overview", path: "/console", needs: Permission::Look },
-    Place { letter: 't', name: "Tasks", path: "/console/tasks", needs: Permission::Look },
-    Place { letter: 'd', name: "Dead letters", path: "/console/dead", needs: Permission::Look },
-    Place { letter: 'b', name: "Bulk", path: "/console/bulk", needs: Permission::Look },
-    Place { letter: 'q', name: "Queues", path: "/console/queues", needs: Permission::Look },
-    Place { letter: 's', name: "Schedules", path: "/console/schedules", needs: Permission::Look },
-    Place { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Permission::Look },
-    Place { letter: 'a', name: "Audit", path: "/console/audit", needs: Permission::Operate },
-    Place { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Permission::Operate },
+pub(super) const NAVIGATION: &[NavigationEntry] = &[
+    NavigationEntry { letter: 'o', name: "Overview", path: "/console", needs: Permission::Look },
+    NavigationEntry { letter: 't', name: "Tasks", path: "/console/tasks", needs: Permission::Look },
+    NavigationEntry { letter: 'd', name: "Dead letters", path: "/console/dead", needs: Permission::Look },
+    NavigationEntry { letter: 'b', name: "Bulk", path: "/console/bulk", needs: Permission::Look },
+    NavigationEntry { letter: 'q', name: "Queues", path: "/console/queues", needs: Permission::Look },
+    NavigationEntry { letter: 's', name: "Schedules", path: "/console/schedules", needs: Permission::Look },
+    NavigationEntry { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Permission::Look },
+    NavigationEntry { letter: 'a', name: "Audit", path: "/console/audit", needs: Permission::Operate },
+    NavigationEntry { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Permission::Operate },
 ];
 
 /// An entry of the navigation.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct NavigationEntry {
     pub(super) letter: char,
     pub(super) name: &'static str,
     pub(super) path: &'static str,
@@ -126,7 +126,7 @@ impl Frame {
     }
 
     /// Whether the page is at that place or below it.
-    pub(super) fn is_at(&self, place: &Place) -> bool {
+    pub(super) fn is_at(&self, place: &NavigationEntry) -> bool {
         let path = self.visitor.as_ref().map_or("", |visitor| visitor.here.split('?').next().unwrap_or_default());
         path == place.path || (place.path != "/console" && path.starts_with(&format!("{}/", place.path)))
     }
@@ -176,19 +176,19 @@ pub(super) struct SignInPage {
 
 #[derive(Template)]
 #[template(path = "trouble.html")]
-struct TroublePage {
+struct ProblemPage {
     frame: Frame,
     problem: Problem,
 }
 
 /// A problem, as a page. The `Err` of every handler.
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct PageProblem {
     // Boxed to keep every handler's `Result` small.
     inner: Box<(Frame, Problem)>,
 }
 
-impl Trouble {
+impl PageProblem {
     pub(super) fn at(visitor: &Visitor, problem: Problem) -> Self {
         Self::outside(Frame::new(problem.title.to_string(), visitor), problem)
     }
@@ -198,11 +198,11 @@ impl Trouble {
     }
 }
 
-impl IntoResponse for Trouble {
+impl IntoResponse for PageProblem {
     fn into_response(self) -> Response {
         let (frame, problem) = *self.inner;
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        show(status, &TroublePage { frame, problem })
+        show(status, &ProblemPage { frame, problem })
     }
 }
 
@@ -216,15 +216,15 @@ pub(super) async fn help(visitor: Visitor) -> Response {
     show(StatusCode::OK, &HelpPage { frame: Frame::new("Help", &visitor) })
 }
 
-pub(super) async fn nothing_here(visitor: Visitor) -> Trouble {
+pub(super) async fn not_found(AnyVisitor(visitor): AnyVisitor) -> PageProblem {
     let detail = format!("there is no page {}", visitor.here);
-    Trouble::at(&visitor, Problem::not_found(detail))
+    PageProblem::at(&visitor, Problem::not_found(detail))
 }
 
 /// Switches the theme and returns to the page.
-pub(super) async fn theme(posted: Posted) -> Response {
-    let theme = posted.one("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
+pub(super) async fn theme(posted: PostedForm) -> Response {
+    let theme = posted.field("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
     let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");
-    let back = super::visitor::safe_next(posted.one("back"));
+    let back = super::visitor::safe_next(posted.field("back"));
     ([(header::SET_COOKIE, cookie)], Redirect::to(back)).into_response()
 }

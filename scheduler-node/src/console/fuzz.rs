@@ -10,13 +10,13 @@ use common::{
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{form, frame::cookie, queue, schedule, session::Sessions, task_query::Wanted, visitor};
+use super::{form, frame::cookie, queue, schedule, session::Sessions, task_query::TaskQuery, visitor};
 use crate::receipt::ReceiptKeys;
 
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
 
 /// Reads a form, as a browser sends it, as that of a queue, of a schedule and of a list of tasks.
-pub fn form(data: &[u8]) {
+pub(crate) fn form(data: &[u8]) {
     let fields: Vec<(String, String)> =
         form_urlencoded::parse(data).map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
     let one = |name: &str| {
@@ -31,23 +31,23 @@ pub fn form(data: &[u8]) {
         let request = ScheduleRequest::parse(&Value::Object(body).to_string());
         let _ = request.and_then(|request| request.validate(NOW, &Limits::default()));
     }
-    page(&Wanted::of_pairs(fields.iter().map(|(name, value)| (name, value))));
+    page(&TaskQuery::of_pairs(fields.iter().map(|(name, value)| (name, value))));
 }
 
 /// Checks that a page's address holds the whole state of the page.
-fn page(wanted: &Wanted) {
-    let url = wanted.url();
+fn page(task_query: &TaskQuery) {
+    let url = task_query.url();
     let (_, query) = url.split_once('?').expect("it has a query");
-    assert_eq!(Wanted::of_pairs(form_urlencoded::parse(query.as_bytes())), *wanted);
-    let _ = wanted.list_filter();
-    let _ = wanted.task_filter();
-    if let Some(previous) = wanted.next("c".to_owned()).previous() {
-        assert_eq!(previous.cursor.as_deref().unwrap_or("first"), wanted.cursor.as_deref().unwrap_or("first"));
+    assert_eq!(TaskQuery::of_pairs(form_urlencoded::parse(query.as_bytes())), *task_query);
+    let _ = task_query.list_filter();
+    let _ = task_query.task_filter();
+    if let Some(previous) = task_query.next("c".to_owned()).previous() {
+        assert_eq!(previous.cursor.as_deref().unwrap_or("first"), task_query.cursor.as_deref().unwrap_or("first"));
     }
 }
 
 /// Reads the value as `cookie`, as `origin`, and as the path to open after a sign-in.
-pub fn cookies(data: &[u8]) {
+pub(crate) fn cookies(data: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(data) else { return };
     let mut headers = HeaderMap::new();
     headers.insert(header::COOKIE, value.clone());

@@ -2,8 +2,9 @@
 //! without a script, and every state of a page is in its URL. The heap, the stores and the loops are absent on
 //! purpose.
 //!
-//! A page is a template under `templates/` and a handler that fills it. A change is a form, taken by a handler with a
-//! [`Posted`](visitor::Posted), and noted by [`acted`](actor::acted).
+//! A page is a template under `templates/` and a handler that fills it. A change is a form: a handler takes it as a
+//! [`PostedForm`](visitor::PostedForm), and [`Actor::record`](actor::Actor::record) records it. The table of routes
+//! names the permission for each page and form, and its action in the audit log.
 
 mod actor;
 mod assets;
@@ -17,7 +18,7 @@ mod form;
 mod format;
 mod frame;
 #[cfg(any(test, feature = "failpoints"))]
-pub mod fuzz;
+pub(crate) mod fuzz;
 mod json;
 mod oidc;
 mod overview;
@@ -50,51 +51,58 @@ use self::session::Sessions;
 use crate::{
     config,
     desk::Desk,
-    http::{Gate, routes},
+    http::{Authenticator, routes},
     oidc::Provider,
     receipt::Receipts,
 };
 
 routes! { Console =>
-    GET "/" => async || Redirect::to("/console");
-    GET "/console" => overview::overview;
-    GET "/console/sign-in" => visitor::sign_in_page;
-    POST "/console/sign-in" => visitor::sign_in;
-    GET "/console/sign-in/oidc" => oidc::begin;
-    GET "/console/sign-in/oidc/callback" => oidc::callback;
-    POST "/console/sign-out" => visitor::sign_out;
-    POST "/console/theme" => frame::theme;
-    GET "/console/help" => frame::help;
-    GET "/console/find" => find::find;
-    GET "/console/tasks" => tasks::list;
-    POST "/console/tasks/bulk" => bulk::bulk;
-    GET "/console/tasks/{id}" => task::task;
-    POST "/console/tasks/{id}" => task::act;
-    GET "/console/tasks/{id}/cancel" => task::cancel_page;
-    GET "/console/dead" => dead::list;
-    GET "/console/queues" => queues::list;
-    GET "/console/queues/{queue}" => queue::queue;
-    POST "/console/queues/{queue}" => queue::act;
-    GET "/console/queues/{queue}/delete" => queue::delete_page;
-    GET "/console/schedules" => schedules::list;
-    GET "/console/schedules/{name}" => schedule::schedule;
-    POST "/console/schedules/{name}" => schedule::act.layer(DefaultBodyLimit::max(SCHEDULE_BYTES));
-    GET "/console/schedules/{name}/delete" => schedule::delete_page;
-    GET "/console/cluster" => cluster::cluster;
-    POST "/console/cluster" => cluster::act;
-    GET "/console/audit" => audit::list;
-    GET "/console/tokens" => tokens::list;
-    POST "/console/tokens" => tokens::act;
-    GET "/console/bulk" => bulk_start::page;
-    GET "/console/export" => bulk_start::export;
-    GET "/console/assets/{hash}/{name}" => assets::asset;
+    GET "/" => async || Redirect::to("/console"), Open, No;
+    GET "/console" => overview::overview, May(Look), No;
+    GET "/console/sign-in" => visitor::sign_in_page, Open, No;
+    POST "/console/sign-in" => visitor::sign_in, Open, As(ConsoleSignIn);
+    GET "/console/sign-in/oidc" => oidc::begin, Open, No;
+    GET "/console/sign-in/oidc/callback" => oidc::callback, Open, As(ConsoleSignIn);
+    POST "/console/sign-out" => visitor::sign_out, May(Look), As(ConsoleSignOut);
+    POST "/console/theme" => frame::theme, May(Look), No;
+    GET "/console/help" => frame::help, May(Look), No;
+    GET "/console/find" => find::find, May(Look), No;
+    GET "/console/tasks" => tasks::list, May(Look), No;
+    POST "/console/tasks/bulk" => bulk::bulk, May(Change), As(TaskBulk);
+    GET "/console/tasks/{id}" => task::task, May(Look), As(TaskRead);
+    POST "/console/tasks/{id}" => task::act, May(Change), ByForm(&[
+        ("cancel", TaskCancel), ("stop", TaskStop), ("run", TaskRun), ("retry", TaskRetry), ("move", TaskChange),
+    ]);
+    GET "/console/tasks/{id}/cancel" => task::cancel_page, May(Look), No;
+    GET "/console/dead" => dead::list, May(Look), No;
+    GET "/console/queues" => queues::list, May(Look), No;
+    GET "/console/queues/{queue}" => queue::queue, May(Look), No;
+    POST "/console/queues/{queue}" => queue::act, May(Operate), ByForm(&[
+        ("set", QueuePut), ("pause", QueuePause), ("resume", QueueResume), ("delete", QueueDelete),
+    ]);
+    GET "/console/queues/{queue}/delete" => queue::delete_page, May(Operate), No;
+    GET "/console/schedules" => schedules::list, May(Look), No;
+    GET "/console/schedules/{name}" => schedule::schedule, May(Look), As(ScheduleRead);
+    POST "/console/schedules/{name}" => schedule::act.layer(DefaultBodyLimit::max(SCHEDULE_BYTES)), May(Operate), ByForm(&[
+        ("set", SchedulePut), ("pause", SchedulePause), ("resume", ScheduleResume), ("run", ScheduleRun),
+        ("delete", ScheduleDelete),
+    ]);
+    GET "/console/schedules/{name}/delete" => schedule::delete_page, May(Operate), No;
+    GET "/console/cluster" => cluster::cluster, May(Look), No;
+    POST "/console/cluster" => cluster::act, May(Operate), ByForm(&[("drain", NodeDrain), ("undrain", NodeUndrain)]);
+    GET "/console/audit" => audit::list, May(Operate), No;
+    GET "/console/tokens" => tokens::list, May(Operate), No;
+    POST "/console/tokens" => tokens::act, May(Operate), ByForm(&[("create", TokenCreate), ("revoke", TokenRevoke)]);
+    GET "/console/bulk" => bulk_start::page, May(Look), No;
+    GET "/console/export" => bulk_start::export, May(Look), As(TaskExport);
+    GET "/console/assets/{hash}/{name}" => assets::asset, Open, No;
 }
 
 /// The shared state of all handlers.
 #[derive(Clone)]
 struct Console {
     desk: Desk,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     /// The identity provider that signs people in, beside the tokens.
     oidc: Option<Arc<Provider>>,
     sessions: Sessions,
@@ -102,12 +110,18 @@ struct Console {
 }
 
 /// The router of all pages.
-pub fn router(desk: Desk, gate: Arc<Gate>, oidc: Option<Provider>, keys: Receipts, config: &config::Console) -> Router {
+pub(crate) fn router(
+    desk: Desk,
+    authenticator: Arc<Authenticator>,
+    oidc: Option<Provider>,
+    keys: Receipts,
+    config: &config::Console,
+) -> Router {
     let (oidc, sessions) = (oidc.map(Arc::new), Sessions::new(keys));
-    let console = Console { desk, gate, oidc, sessions, show_payloads: config.show_payloads };
+    let console = Console { desk, authenticator, oidc, sessions, show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
-        .route("/console/{*rest}", get(frame::nothing_here))
+        .route("/console/{*rest}", get(frame::not_found))
         .layer(DefaultBodyLimit::max(FORM_BYTES))
         .layer(middleware::from_fn(in_time))
         .with_state(console)

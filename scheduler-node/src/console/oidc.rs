@@ -21,12 +21,13 @@ use common::{
 
 use super::{
     Console,
-    actor::{Actor, acted},
+    actor::Actor,
     frame::{Frame, Theme, cookie, show},
-    visitor::{self, BY_PROVIDER, SESSION, kept},
+    visitor::{self, BY_PROVIDER, SESSION, cookie_value},
 };
 use crate::{
     clock,
+    http::Route,
     oidc::{Provider, Refusal, Returned, SIGN_IN_S, SignedIn},
 };
 
@@ -48,7 +49,8 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
     let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
     match provider.begin(next, clock::now()).await {
         Ok(begun) => {
-            let flow = kept(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
+            let flow =
+                cookie_value(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
         Err(refusal) => visitor::not_signed_in(&console, &headers, next, &refusal.problem()),
@@ -57,6 +59,7 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
 
 pub(super) async fn callback(
     State(console): State<Console>,
+    route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     uri: Uri,
@@ -69,9 +72,9 @@ pub(super) async fn callback(
     let mut response = match &finished {
         Ok(signed_in) => {
             let said = format!("signed in with {} as {:?}", provider.name(), signed_in.known_as);
-            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from };
-            acted(&actor, "console.sign_in", "console", Ok(&said));
-            let_on(provider, &headers, signed_in)
+            let actor = Actor { desk: &console.desk, caller: &signed_in.caller, from, route: Some(route) };
+            actor.record(None, "console", Ok(&said));
+            signed_in_page(provider, &headers, signed_in)
         }
         Err(refusal) => {
             if let Refusal::NoRole { who, .. } = refusal {
@@ -79,15 +82,15 @@ pub(super) async fn callback(
                 let name = who.as_str().into();
                 let caller =
                     Caller { id: None, name, role: Role::Viewer, queues: Scope::ALL, limits: TokenLimits::NONE };
-                let actor = Actor { desk: &console.desk, caller: &caller, from };
-                acted(&actor, "console.sign_in", "console", Err(&refusal.problem()));
+                let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
+                actor.record(None, "console", Err(&refusal.problem()));
             }
             visitor::not_signed_in(&console, &headers, "/console", &refusal.problem())
         }
     };
     // Another sign-in may be in progress in this browser; this one is over once it was answered.
     if !matches!(finished, Err(Refusal::Over)) {
-        let over = kept(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
+        let over = cookie_value(&format!("{FLOW}=; Max-Age=0"), "Lax", provider.is_secure());
         response.headers_mut().append(header::SET_COOKIE, HeaderValue::try_from(over).expect("it is all ASCII"));
     }
     response
@@ -100,9 +103,10 @@ struct SignedInPage<'a> {
     next: &'a str,
 }
 
-fn let_on(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
+fn signed_in_page(provider: &Provider, headers: &HeaderMap, signed_in: &SignedIn) -> Response {
     let SignedIn { session, left_s, next, .. } = signed_in;
-    let session = kept(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
+    let session =
+        cookie_value(&format!("{SESSION}={BY_PROVIDER}{session}; Max-Age={left_s}"), "Strict", provider.is_secure());
     let page = SignedInPage { frame: Frame::outside("Signed in", Theme::of(headers)), next };
     let lead = [(header::SET_COOKIE, session), (header::REFRESH, format!("0; url={next}"))];
     (AppendHeaders(lead), show(StatusCode::OK, &page)).into_response()

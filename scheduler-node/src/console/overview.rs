@@ -58,7 +58,7 @@ struct Bar {
     /// Distance from the top, out of 100.
     top: i64,
     height: i64,
-    told: String,
+    label: String,
     at_least: bool,
 }
 
@@ -136,8 +136,8 @@ fn chart(title: &'static str, outlook: &Outlook) -> Chart {
     let bar = |bucket: &crate::desk::Bucket| {
         // A bar with any task is at least 2 high, so that it is visible.
         let height = if bucket.tasks == 0 { 0 } else { (bucket.tasks * 100 / most).max(2) };
-        let told = format!("{}: {}", clock_time(bucket.starts_at), count(bucket.tasks, bucket.at_least));
-        Bar { top: 100 - height, height, told, at_least: bucket.at_least }
+        let label = format!("{}: {}", clock_time(bucket.starts_at), count(bucket.tasks, bucket.at_least));
+        Bar { top: 100 - height, height, label, at_least: bucket.at_least }
     };
     let total = outlook.iter().map(|bucket| bucket.tasks).sum();
     let edge =

@@ -16,12 +16,11 @@ use common::{
 use serde_json::Value;
 
 use super::{
-    actor::{On, acted, deed},
     form::{self, Field, Kind, Spec, parameter, spec},
     format::{When, count, span, when},
-    frame::{Frame, Trouble, show},
-    queues::Shown,
-    visitor::{Posted, Visitor},
+    frame::{Frame, PageProblem, show},
+    queues::ShownCounts,
+    visitor::{PostedForm, Visitor},
 };
 use crate::{
     desk::NodeFigures,
@@ -91,16 +90,16 @@ struct QueuePage {
     frame: Frame,
     name: QueueName,
     /// `None`: the queue does not exist yet.
-    there: Option<There>,
+    there: Option<ExistingQueue>,
     fields: Vec<Field>,
     /// A mistake that concerns no single field.
     wrong: Option<String>,
     may_act: bool,
 }
 
-struct There {
+struct ExistingQueue {
     paused: bool,
-    counts: Shown,
+    counts: ShownCounts,
     updated: Option<When>,
     flow: Flow,
 }
@@ -122,12 +121,12 @@ struct DeletePage {
     name: QueueName,
 }
 
-pub(super) async fn queue(visitor: Visitor, Path(name): Path<String>, uri: Uri) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    let there = look(&visitor, &name).await.map_err(trouble)?;
+pub(super) async fn queue(visitor: Visitor, Path(name): Path<String>, uri: Uri) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(&visitor, problem);
+    let name = queue_name(&name).map_err(as_page)?;
+    let there = look(&visitor, &name).await.map_err(as_page)?;
     let status = if there.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
-    let json = there.as_ref().map(policy_of).transpose().map_err(trouble)?;
+    let json = there.as_ref().map(policy_of).transpose().map_err(as_page)?;
     let fields = form::shown(&specs(), &json.unwrap_or_default());
     Ok(show(status, &page(&visitor, name, there, fields, &uri)))
 }
@@ -148,9 +147,9 @@ fn policy_of(queue: &QueueView) -> Result<Value, Problem> {
 
 fn page(visitor: &Visitor, name: QueueName, there: Option<QueueView>, fields: Vec<Field>, uri: &Uri) -> QueuePage {
     let now = visitor.desk.now();
-    let there = there.map(|queue| There {
+    let there = there.map(|queue| ExistingQueue {
         paused: queue.paused,
-        counts: Shown::of(&queue.counts),
+        counts: ShownCounts::of(&queue.counts),
         updated: queue.updated_at.map(|moment| when(moment, now)),
         flow: flow(&visitor.desk.node_figures(), &name, uri),
     });
@@ -185,47 +184,44 @@ fn flow(figures: &NodeFigures, name: &QueueName, uri: &Uri) -> Flow {
     }
 }
 
-pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: Posted) -> Result<Response, Trouble> {
+pub(super) async fn act(Path(name): Path<String>, uri: Uri, posted: PostedForm) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
-    let trouble = |problem| Trouble::at(visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    let action = posted.one("action").unwrap_or_default();
+    let as_page = |problem| PageProblem::at(visitor, problem);
+    let name = queue_name(&name).map_err(as_page)?;
+    let action = posted.field("action").unwrap_or_default();
     let done = match action {
         "set" => set(&name, &posted).await,
         "pause" | "resume" => visitor.desk.queue_pause(name.clone(), action == "pause").await.map(drop),
         "delete" => visitor.desk.queue_delete(name.clone()).await,
         _ => Err(Problem::invalid_field("action", "choose an action: set, pause, resume or delete")),
     };
-    if let Some(what) = deed(On::Queue, action) {
-        acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));
-    }
+    posted.record(name.as_str(), done.as_ref().map(|()| "done"));
     match done {
         Ok(()) if action == "delete" => Ok(Redirect::to("/console/queues").into_response()),
         Ok(()) => Ok(Redirect::to(&format!("/console/queues/{name}")).into_response()),
         Err(problem) if action == "set" && problem.status < 500 => {
-            let there = look(visitor, &name).await.map_err(trouble)?;
+            let there = look(visitor, &name).await.map_err(as_page)?;
             let mut fields = form::filled(&specs(), &posted);
             let wrong = form::blame(&mut fields, &problem);
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
             let page = page(visitor, name, there, fields, &uri);
             Ok(show(status, &QueuePage { wrong, ..page }))
         }
-        Err(problem) => Err(trouble(problem)),
+        Err(problem) => Err(as_page(problem)),
     }
 }
 
-async fn set(name: &QueueName, posted: &Posted) -> Result<(), Problem> {
+async fn set(name: &QueueName, posted: &PostedForm) -> Result<(), Problem> {
     let body = Value::Object(form::read(&specs(), posted)?);
     posted.visitor.desk.queue_put(name.clone(), QueueRequest::parse(&body.to_string())?).await.map(drop)
 }
 
-pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    visitor.ask_for(Permission::Operate)?;
-    let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
+pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, PageProblem> {
+    let name = queue_name(&name).map_err(|problem| PageProblem::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }
 
-fn named(name: &str) -> Result<QueueName, Problem> {
+fn queue_name(name: &str) -> Result<QueueName, Problem> {
     check_name(name)?;
     Ok(QueueName::new(name))
 }

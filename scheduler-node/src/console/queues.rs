@@ -19,7 +19,7 @@ use common::{
 use super::{
     form::parameter,
     format::{count, span},
-    frame::{Frame, Trouble, show},
+    frame::{Frame, PageProblem, show},
     visitor::Visitor,
 };
 use crate::desk::NodeFigures;
@@ -42,19 +42,19 @@ struct Row {
     name: QueueName,
     paused: bool,
     policy: Vec<String>,
-    counts: Shown,
+    counts: ShownCounts,
     rate: String,
 }
 
 /// A count of tasks as the page shows it.
-pub(super) struct Shown {
+pub(super) struct ShownCounts {
     pub(super) scheduled: String,
     pub(super) waiting: String,
     pub(super) ready: String,
     pub(super) in_flight: String,
 }
 
-impl Shown {
+impl ShownCounts {
     pub(super) fn of(counts: &Counts) -> Self {
         let shown = |tasks| count(tasks, counts.at_least);
         Self {
@@ -67,13 +67,13 @@ impl Shown {
 }
 
 /// `?open=` leads to the page of a queue by its name, whether it exists or not.
-pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
     if let Some(open) = parameter(&uri, "open") {
-        check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
+        check_name(&open).map_err(|error| PageProblem::at(&visitor, error.into()))?;
         return Ok(Redirect::to(&format!("/console/queues/{open}")).into_response());
     }
-    let wanted = QueuePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
-    let listed = visitor.desk.queue_list(&wanted).await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let request = QueuePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
+    let listed = visitor.desk.queue_list(&request).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let figures = visitor.desk.node_figures();
     let page = QueuesPage {
         frame: Frame::new("Queues", &visitor),
@@ -93,7 +93,7 @@ fn row(queue: &QueueView, figures: &NodeFigures) -> Row {
         name: queue.name.clone(),
         paused: queue.paused,
         policy: in_short(&queue.policy),
-        counts: Shown::of(&queue.counts),
+        counts: ShownCounts::of(&queue.counts),
         rate: rate.unwrap_or_else(|| "–".to_owned()),
     }
 }

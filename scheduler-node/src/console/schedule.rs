@@ -17,15 +17,13 @@ use serde_json::{Value, value::RawValue};
 
 use super::{
     Console,
-    actor::{On, acted, deed},
     form::{self, Field, Kind, Spec, spec},
     format::{When, when},
-    frame::{Frame, Trouble, show},
+    frame::{Frame, PageProblem, show},
     schedules::Rule,
-    visitor::{Posted, Visitor},
+    visitor::{PostedForm, Visitor},
 };
 use crate::{
-    audit::SCHEDULE_READ,
     desk::Desk,
     internal::{self, Origin},
 };
@@ -75,7 +73,7 @@ struct SchedulePage {
     frame: Frame,
     name: ScheduleName,
     /// `None`: the schedule does not exist yet.
-    there: Option<There>,
+    there: Option<ExistingSchedule>,
     fields: Vec<Field>,
     payload_hidden: bool,
     /// A mistake that concerns no single field.
@@ -83,7 +81,7 @@ struct SchedulePage {
     may_act: bool,
 }
 
-struct There {
+struct ExistingSchedule {
     queue: QueueName,
     rule: Rule,
     paused: bool,
@@ -112,15 +110,15 @@ pub(super) async fn schedule(
     State(console): State<Console>,
     visitor: Visitor,
     Path(name): Path<String>,
-) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    let there = look(&visitor, &name).await.map_err(trouble)?;
+) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(&visitor, problem);
+    let name = schedule_name(&name).map_err(as_page)?;
+    let there = look(&visitor, &name).await.map_err(as_page)?;
     if let Some(view) = there.as_ref().filter(|view| console.show_payloads && !view.data_hidden) {
-        acted(&visitor.actor(), SCHEDULE_READ, view.name.as_str(), Ok("shown"));
+        visitor.record(view.name.as_str(), Ok("shown"));
     }
     let status = if there.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
-    let json = there.as_ref().map(json_of).transpose().map_err(trouble)?;
+    let json = there.as_ref().map(json_of).transpose().map_err(as_page)?;
     let fields = form::shown(&specs(console.show_payloads || there.is_none()), &json.unwrap_or_default());
     Ok(show(status, &page(&console, &visitor, name, there, fields).await))
 }
@@ -162,7 +160,7 @@ async fn page(
     SchedulePage { frame, name, there, fields, payload_hidden, wrong: None, may_act: visitor.may(Permission::Operate) }
 }
 
-async fn shown(desk: &Desk, view: &ScheduleView) -> There {
+async fn shown(desk: &Desk, view: &ScheduleView) -> ExistingSchedule {
     let now = desk.now();
     let calendar = view.rules.when.calendar().ok();
     let local = |at| calendar.as_ref().map(|calendar| calendar.on_the_clock(at)).unwrap_or_default();
@@ -172,7 +170,7 @@ async fn shown(desk: &Desk, view: &ScheduleView) -> There {
     for at in gone.into_iter().filter(|at| *at >= view.created_at) {
         last.push(fire_time(at, task_of(desk, view, at).await));
     }
-    There {
+    ExistingSchedule {
         queue: view.rules.queue.clone(),
         rule: Rule::of(view),
         paused: view.paused,
@@ -195,12 +193,12 @@ async fn task_of(desk: &Desk, view: &ScheduleView, at: UnixMicros) -> Option<(St
 pub(super) async fn act(
     State(console): State<Console>,
     Path(name): Path<String>,
-    posted: Posted,
-) -> Result<Response, Trouble> {
+    posted: PostedForm,
+) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
-    let trouble = |problem| Trouble::at(visitor, problem);
-    let name = named(&name).map_err(trouble)?;
-    let action = posted.one("action").unwrap_or_default();
+    let as_page = |problem| PageProblem::at(visitor, problem);
+    let name = schedule_name(&name).map_err(as_page)?;
+    let action = posted.field("action").unwrap_or_default();
     let here = format!("/console/schedules/{name}");
     let done = match action {
         "set" => set(&console, &name, &posted).await.map(|()| here),
@@ -209,24 +207,22 @@ pub(super) async fn act(
         "delete" => visitor.desk.schedule_delete(name.clone()).await.map(|()| "/console/schedules".to_owned()),
         _ => Err(Problem::invalid_field("action", "choose an action: set, pause, resume, run or delete")),
     };
-    if let Some(what) = deed(On::Schedule, action) {
-        acted(&visitor.actor(), what, name.as_str(), done.as_ref().map(|_| "done"));
-    }
+    posted.record(name.as_str(), done.as_ref().map(|_| "done"));
     match done {
         Ok(next) => Ok(Redirect::to(&next).into_response()),
         Err(problem) if action == "set" && problem.status < 500 => {
-            let there = look(visitor, &name).await.map_err(trouble)?;
+            let there = look(visitor, &name).await.map_err(as_page)?;
             let mut fields = form::filled(&specs(console.show_payloads || there.is_none()), &posted);
             let wrong = form::blame(&mut fields, &problem);
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::UNPROCESSABLE_ENTITY);
             let page = page(&console, visitor, name, there, fields).await;
             Ok(show(status, &SchedulePage { wrong, ..page }))
         }
-        Err(problem) => Err(trouble(problem)),
+        Err(problem) => Err(as_page(problem)),
     }
 }
 
-async fn set(console: &Console, name: &ScheduleName, posted: &Posted) -> Result<(), Problem> {
+async fn set(console: &Console, name: &ScheduleName, posted: &PostedForm) -> Result<(), Problem> {
     let kept = if console.show_payloads { None } else { look(&posted.visitor, name).await? };
     let body = Value::Object(form::read(&specs(kept.is_none()), posted)?);
     let mut request = ScheduleRequest::parse(&body.to_string())?;
@@ -236,7 +232,7 @@ async fn set(console: &Console, name: &ScheduleName, posted: &Posted) -> Result<
             (request.payload, request.payload_base64) = (view.payload, view.payload_base64);
         }
         // The payload stays as written, so that no number in it loses a digit.
-        None => request.payload = posted.one("payload").map(json).transpose()?,
+        None => request.payload = posted.field("payload").map(json).transpose()?,
     }
     posted.visitor.desk.schedule_put(name.clone(), request).await.map(drop)
 }
@@ -248,13 +244,12 @@ fn json(text: &str) -> Result<Box<RawValue>, Problem> {
         .map_err(|error| Problem::invalid_field("payload", format!("`payload` must be JSON: {error}")))
 }
 
-pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, Trouble> {
-    visitor.ask_for(Permission::Operate)?;
-    let name = named(&name).map_err(|problem| Trouble::at(&visitor, problem))?;
+pub(super) async fn delete_page(visitor: Visitor, Path(name): Path<String>) -> Result<Response, PageProblem> {
+    let name = schedule_name(&name).map_err(|problem| PageProblem::at(&visitor, problem))?;
     Ok(show(StatusCode::OK, &DeletePage { frame: Frame::new(format!("Delete {name}"), &visitor), name }))
 }
 
-fn named(name: &str) -> Result<ScheduleName, Problem> {
+fn schedule_name(name: &str) -> Result<ScheduleName, Problem> {
     check_name(name)?;
     Ok(ScheduleName::new(name))
 }

@@ -16,7 +16,7 @@ use common::{
 use super::{
     form::parameter,
     format::{When, span, when},
-    frame::{Frame, Trouble, show},
+    frame::{Frame, PageProblem, show},
     visitor::Visitor,
 };
 
@@ -70,13 +70,13 @@ impl Rule {
 }
 
 /// `?open=` leads to the page of a schedule by its name, whether it exists or not.
-pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
     if let Some(open) = parameter(&uri, "open") {
-        check_name(&open).map_err(|error| Trouble::at(&visitor, error.into()))?;
+        check_name(&open).map_err(|error| PageProblem::at(&visitor, error.into()))?;
         return Ok(Redirect::to(&format!("/console/schedules/{open}")).into_response());
     }
     let page = SchedulePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
-    let listed = visitor.desk.schedule_list(page).await.map_err(|problem| Trouble::at(&visitor, problem))?;
+    let listed = visitor.desk.schedule_list(page).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let now = visitor.desk.now();
     let page = SchedulesPage {
         frame: Frame::new("Schedules", &visitor),

@@ -2,9 +2,9 @@
 //! API.
 //!
 //! The seal's key is derived from the keys of the home database that every node reads (`receipt.rs`): nodes share no
-//! further secret and keep no sessions. The cookie seals the token itself, not its name or its hash. So the gate
-//! checks the token at each request, which ends the session of a token that was revoked or has expired. A reader of
-//! the database finds those keys and the hashes of tokens there, but cannot make a session.
+//! further secret and keep no sessions. The cookie seals the token itself, not its name or its hash. So the
+//! authenticator checks the token at each request, which ends the session of a token that was revoked or has expired.
+//! A reader of the database finds those keys and the hashes of tokens there, but cannot make a session.
 
 use common::{time::UnixMicros, wire::Problem};
 use secrecy::{ExposeSecret, SecretSlice};

@@ -17,14 +17,13 @@ use common::{
 
 use super::{
     Console,
-    actor::{On, acted, deed},
     bulk::{move_to, target},
     format::{When, short, when},
-    frame::{Frame, Trouble, show},
+    frame::{Frame, PageProblem, show},
     json,
-    visitor::{Posted, Visitor},
+    visitor::{PostedForm, Visitor},
 };
-use crate::{audit::TASK_READ, desk::Desk};
+use crate::desk::Desk;
 
 #[derive(Template)]
 #[template(path = "task.html")]
@@ -38,11 +37,11 @@ struct TaskPage {
     timeline: Vec<Step>,
     depends_on: Vec<String>,
     headers: Vec<(String, String)>,
-    payload: Shown,
-    result: Option<Shown>,
+    payload: ShownContent,
+    result: Option<ShownContent>,
     curl: String,
     cli: String,
-    can: Can,
+    can: AllowedActions,
 }
 
 /// A past or future event of the task.
@@ -53,7 +52,7 @@ struct Step {
 }
 
 /// A payload or a result, cut to the part that is shown.
-struct Shown {
+struct ShownContent {
     text: String,
     note: String,
 }
@@ -63,7 +62,7 @@ const NOT_SHOWN: &str = "`console.show_payloads` is false";
 
 /// The actions that this visitor may apply to the task.
 #[derive(Default)]
-struct Can {
+struct AllowedActions {
     cancel: bool,
     change: bool,
     retry: bool,
@@ -81,7 +80,7 @@ struct CancelPage {
 }
 
 /// The messages that a page may show after a form. The URL only selects one of these.
-const SAID: [(&str, &str); 6] = [
+const OUTCOMES: [(&str, &str); 6] = [
     ("cancelled", "Cancelled: nothing is delivered from here on."),
     ("no_further_attempts", "No further attempts; a copy of an earlier one may still be with the broker."),
     ("stopping", "Its consumer is asked to stop with its next heartbeat."),
@@ -96,15 +95,15 @@ pub(super) async fn task(
     Path(id): Path<String>,
     uri: Uri,
     headers: HeaderMap,
-) -> Result<Response, Trouble> {
-    let task = find(&visitor.desk, &id).await.map_err(|problem| Trouble::at(&visitor, problem))?;
+) -> Result<Response, PageProblem> {
+    let task = find(&visitor.desk, &id).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let (now, show_payloads) = (visitor.desk.now(), console.show_payloads);
     if show_payloads && !task.data_hidden {
-        acted(&visitor.actor(), TASK_READ, &task.id.to_string(), Ok("shown"));
+        visitor.record(&task.id.to_string(), Ok("shown"));
     }
     let said = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
         .find(|(name, _)| name == "said")
-        .and_then(|(_, said)| SAID.into_iter().find(|(word, _)| *word == said))
+        .and_then(|(_, said)| OUTCOMES.into_iter().find(|(word, _)| *word == said))
         .map(|(_, sentence)| sentence);
     let page = TaskPage {
         frame: Frame::new(format!("Task {}", short(task.id)), &visitor),
@@ -116,17 +115,16 @@ pub(super) async fn task(
         depends_on: task.depends_on.iter().map(dependency).collect(),
         headers: task.headers.clone().into_iter().collect(),
         payload: match (task.data_hidden, show_payloads) {
-            (true, _) => Shown::hidden("your role shows no payloads, headers, results or error texts"),
-            (false, false) => Shown::hidden(NOT_SHOWN),
+            (true, _) => ShownContent::hidden("your role shows no payloads, headers, results or error texts"),
+            (false, false) => ShownContent::hidden(NOT_SHOWN),
             (false, true) => payload(&task),
         },
-        result: task
-            .result
-            .as_ref()
-            .map(|result| if show_payloads { Shown::json(result.get()) } else { Shown::hidden(NOT_SHOWN) }),
+        result: task.result.as_ref().map(|result| {
+            if show_payloads { ShownContent::json(result.get()) } else { ShownContent::hidden(NOT_SHOWN) }
+        }),
         curl: curl(&task, &headers, visitor.signed_in),
         cli: format!("duetime get {}", task.id),
-        can: Can::of(&task, &visitor),
+        can: AllowedActions::of(&task, &visitor),
     };
     Ok(show(StatusCode::OK, &page))
 }
@@ -135,7 +133,7 @@ async fn find(desk: &Desk, id: &str) -> Result<TaskView, Problem> {
     desk.get(desk.id(id)?).await
 }
 
-impl Can {
+impl AllowedActions {
     fn of(task: &TaskView, visitor: &Visitor) -> Self {
         if !visitor.may(Permission::Change) {
             return Self::default();
@@ -208,7 +206,7 @@ fn dependency(on: &common::wire::DependencyView) -> String {
     format!("{} of {}: {state}", on.key, on.queue)
 }
 
-impl Shown {
+impl ShownContent {
     fn hidden(why: &str) -> Self {
         Self { text: String::new(), note: format!("Hidden here: {why}.") }
     }
@@ -220,15 +218,15 @@ impl Shown {
     }
 }
 
-fn payload(task: &TaskView) -> Shown {
+fn payload(task: &TaskView) -> ShownContent {
     if let Some(payload) = &task.payload {
-        return Shown::json(payload.get());
+        return ShownContent::json(payload.get());
     }
     let encoded = task.payload_base64.as_deref().unwrap_or_default();
     let decoded = STANDARD.decode(encoded).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let (text, form) = decoded.as_deref().map_or((encoded, "base64"), |text| (text, "text"));
     let (text, whole) = json::shown(text);
-    Shown { text: text.to_owned(), note: format!("{}, as {form}{}", task.content_type, cut(whole)) }
+    ShownContent { text: text.to_owned(), note: format!("{}, as {form}{}", task.content_type, cut(whole)) }
 }
 
 fn cut(whole: bool) -> String {
@@ -246,11 +244,11 @@ fn curl(task: &TaskView, headers: &HeaderMap, with_token: bool) -> String {
 }
 
 /// Asks for confirmation before a task is cancelled, because a cancel cannot be undone.
-pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let task = find(&visitor.desk, &id).await.map_err(trouble)?;
-    if !Can::of(&task, &visitor).cancel {
-        return Err(trouble(Problem::in_flight(task.state)));
+pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(&visitor, problem);
+    let task = find(&visitor.desk, &id).await.map_err(as_page)?;
+    if !AllowedActions::of(&task, &visitor).cancel {
+        return Err(as_page(Problem::in_flight(task.state)));
     }
     let page = CancelPage {
         frame: Frame::new("Cancel a task", &visitor),
@@ -263,35 +261,33 @@ pub(super) async fn cancel_page(visitor: Visitor, Path(id): Path<String>) -> Res
 }
 
 /// Applies one action to one task.
-pub(super) async fn act(Path(id): Path<String>, posted: Posted) -> Response {
+pub(super) async fn act(Path(id): Path<String>, posted: PostedForm) -> Response {
     let visitor = &posted.visitor;
     let done = match visitor.desk.id(&id) {
         Ok(id) => done(&visitor.desk, id, &posted).await.map(|said| (id, said)),
         Err(problem) => Err(problem),
     };
-    if let Some(what) = deed(On::Task, posted.one("action").unwrap_or_default()) {
-        acted(&visitor.actor(), what, &id, done.as_ref().map(|(_, said)| *said));
-    }
+    posted.record(&id, done.as_ref().map(|(_, said)| *said));
     match done {
         Ok((id, said)) => Redirect::to(&format!("/console/tasks/{id}?said={said}")).into_response(),
-        Err(problem) => Trouble::at(visitor, problem).into_response(),
+        Err(problem) => PageProblem::at(visitor, problem).into_response(),
     }
 }
 
 /// Applies the action and returns the word for its outcome.
-async fn done(desk: &Desk, id: TaskId, posted: &Posted) -> Result<&'static str, Problem> {
+async fn done(desk: &Desk, id: TaskId, posted: &PostedForm) -> Result<&'static str, Problem> {
     let outcome = |outcome| match outcome {
         CancelOutcome::Cancelled => "cancelled",
         CancelOutcome::NoFurtherAttempts => "no_further_attempts",
         CancelOutcome::Stopping => "stopping",
     };
-    match posted.one("action") {
+    match posted.field("action") {
         Some("cancel") => Ok(outcome(desk.cancel(id).await?.outcome)),
         Some("stop") => Ok(outcome(desk.stop(id).await?.outcome)),
         Some("run") => desk.run(id).await.map(|_| "run"),
         Some("retry") => desk.retry(id).await.map(|_| "retry"),
         Some("move") => {
-            let Some(target) = target(posted.one("to"), posted.one("by_min"), desk.now())? else {
+            let Some(target) = target(posted.field("to"), posted.field("by_min"), desk.now())? else {
                 return Err(Problem::invalid_field("to", "give the new due time"));
             };
             move_to(desk, id, target).await.map(|()| "move")

@@ -28,33 +28,33 @@ const FIRST: &str = "first";
 
 /// A filter and a position in its list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct TaskQuery {
     fields: Vec<(&'static str, String)>,
     pub(super) cursor: Option<String>,
     /// The pages before this one, the nearest last.
     back: Vec<String>,
 }
 
-impl Wanted {
+impl TaskQuery {
     pub(super) fn of_uri(uri: &Uri) -> Self {
         Self::of_pairs(form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()))
     }
 
     /// Empty and unknown fields are left out, because forms send every field.
     pub(super) fn of_pairs(pairs: impl Iterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Self {
-        let mut wanted = Self::default();
+        let mut query = Self::default();
         for (name, value) in pairs {
             let (name, value) = (name.as_ref(), value.as_ref().trim());
             let known = FILTERS.iter().find(|(known, _)| *known == name);
             match known {
                 _ if value.is_empty() => {}
-                Some((known, _)) => wanted.set(known, Some(value)),
-                None if name == "cursor" => wanted.cursor = Some(value.to_owned()),
-                None if name == "back" => wanted.back = value.split(' ').map(str::to_owned).collect(),
+                Some((known, _)) => query.set(known, Some(value)),
+                None if name == "cursor" => query.cursor = Some(value.to_owned()),
+                None if name == "back" => query.back = value.split(' ').map(str::to_owned).collect(),
                 None => {}
             }
         }
-        wanted
+        query
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&str> {
@@ -72,9 +72,9 @@ impl Wanted {
 
     /// The first page of the same filter with that field set, or without it.
     pub(super) fn with(&self, name: &'static str, value: Option<&str>) -> Self {
-        let mut wanted = Self { fields: self.fields.clone(), ..Self::default() };
-        wanted.set(name, value);
-        wanted
+        let mut query = Self { fields: self.fields.clone(), ..Self::default() };
+        query.set(name, value);
+        query
     }
 
     /// The page that begins at `cursor`, with this one to go back to.
@@ -151,34 +151,34 @@ mod tests {
 
     use super::*;
 
-    fn wanted(query: &str) -> Wanted {
-        Wanted::of_uri(&format!("/console/tasks?{query}").parse().expect("a path"))
+    fn parsed(query: &str) -> TaskQuery {
+        TaskQuery::of_uri(&format!("/console/tasks?{query}").parse().expect("a path"))
     }
 
     #[test]
     fn a_url_says_all_and_reads_back() {
         let query = "queue=mail&state=dead&key=a+b%26c&due_after=2030-01-01+10%3A00&error=100%25&cursor=x&back=first";
-        let read = wanted(query);
+        let read = parsed(query);
         assert_eq!(read.get("key"), Some("a b&c"));
-        assert_eq!(wanted(read.url().split_once('?').expect("a query").1), read);
-        assert_eq!(wanted("queue=&state=+&colour=red"), Wanted::default());
+        assert_eq!(parsed(read.url().split_once('?').expect("a query").1), read);
+        assert_eq!(parsed("queue=&state=+&colour=red"), TaskQuery::default());
     }
 
     #[test]
     fn filters_are_read_as_the_api_reads_them() {
-        let filter = Wanted { cursor: None, ..wanted("state=dead&due_after=2030-01-01+10:00&error=x") };
+        let filter = TaskQuery { cursor: None, ..parsed("state=dead&due_after=2030-01-01+10:00&error=x") };
         let list = filter.list_filter().expect("a filter");
         assert_eq!((list.state, list.limit, list.error.as_deref()), (Some(TaskState::Dead), Some(PAGE), Some("x")));
         assert_eq!(list.due_after.expect("given").to_string(), "2030-01-01T10:00:00.000000Z");
         assert_eq!(filter.task_filter().expect("a filter").due_after, list.due_after);
         for query in ["state=done", "queue=a/b", "due_after=soon", "cursor=x"] {
-            assert_eq!(wanted(query).list_filter().expect_err("refused").status, 422, "{query}");
+            assert_eq!(parsed(query).list_filter().expect_err("refused").status, 422, "{query}");
         }
     }
 
     #[test]
     fn pages_lead_on_and_back() {
-        let first = wanted("queue=q");
+        let first = parsed("queue=q");
         assert_eq!(first.previous(), None);
         let second = first.next("c2".to_owned());
         let third = second.next("c3".to_owned());
@@ -186,6 +186,6 @@ mod tests {
         assert_eq!(second.previous(), Some(first.clone()));
         let far = (0..100).fold(first, |page, n| page.next(n.to_string()));
         assert!(far.url().len() < 500, "{}", far.url());
-        assert_eq!(third.with("queue", None), Wanted::default());
+        assert_eq!(third.with("queue", None), TaskQuery::default());
     }
 }

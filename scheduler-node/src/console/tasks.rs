@@ -15,8 +15,8 @@ use common::{
 
 use super::{
     format::{When, about, short, when},
-    frame::{Frame, Trouble, show},
-    task_query::{FILTERS, Wanted},
+    frame::{Frame, PageProblem, show},
+    task_query::{FILTERS, TaskQuery},
     visitor::Visitor,
 };
 use crate::desk::{Census, Desk};
@@ -92,22 +92,22 @@ pub(super) fn last_error(task: &TaskView) -> Option<&str> {
     task.status_msg.as_deref().or_else(of_attempt)
 }
 
-pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    let wanted = Wanted::of_uri(&uri);
-    let trouble = |problem| Trouble::at(&visitor, problem);
-    let filter = wanted.list_filter().map_err(trouble)?;
-    let (listed, counts) = tokio::join!(visitor.desk.list(filter), counts(&visitor.desk, &wanted));
-    let listed = listed.map_err(trouble)?;
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
+    let query = TaskQuery::of_uri(&uri);
+    let as_page = |problem| PageProblem::at(&visitor, problem);
+    let filter = query.list_filter().map_err(as_page)?;
+    let (listed, counts) = tokio::join!(visitor.desk.list(filter), counts(&visitor.desk, &query));
+    let listed = listed.map_err(as_page)?;
     let now = visitor.desk.now();
     let page = TasksPage {
         frame: Frame::new("Tasks", &visitor),
-        tabs: tabs(&wanted, counts.as_ref()),
-        chips: chips(&wanted),
-        inputs: inputs(&visitor, &wanted),
+        tabs: tabs(&query, counts.as_ref()),
+        chips: chips(&query),
+        inputs: inputs(&visitor, &query),
         rows: listed.tasks.iter().map(|task| Row::of(task, now)).collect(),
-        previous: wanted.previous().map(|page| page.url()),
-        next: listed.next_cursor.map(|cursor| wanted.next(cursor.to_string()).url()),
-        hidden: wanted.fields().to_vec(),
+        previous: query.previous().map(|page| page.url()),
+        next: listed.next_cursor.map(|cursor| query.next(cursor.to_string()).url()),
+        hidden: query.fields().to_vec(),
         may_act: visitor.may(Permission::Change),
     };
     Ok(show(StatusCode::OK, &page))
@@ -115,11 +115,11 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble
 
 /// Counts of unfinished tasks by state, of all queues or of one; `None` when the page filters by more, or counting
 /// fails.
-async fn counts(desk: &Desk, wanted: &Wanted) -> Option<Census> {
-    if wanted.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
+async fn counts(desk: &Desk, query: &TaskQuery) -> Option<Census> {
+    if query.fields().iter().any(|(name, _)| !["queue", "state"].contains(name)) {
         return None;
     }
-    match wanted.get("queue") {
+    match query.get("queue") {
         Some(queue) => {
             let queue = desk.queue_get(QueueName::new(queue)).await.ok()?;
             Some(Census { counts: queue.counts, estimated: false })
@@ -140,39 +140,39 @@ fn of_state(counts: &Counts, state: TaskState) -> Option<i64> {
     }
 }
 
-fn tabs(wanted: &Wanted, census: Option<&Census>) -> Vec<Tab> {
+fn tabs(query: &TaskQuery, census: Option<&Census>) -> Vec<Tab> {
     let all = Tab {
         name: "all",
-        href: wanted.with("state", None).url(),
+        href: query.with("state", None).url(),
         count: String::new(),
-        current: wanted.get("state").is_none(),
+        current: query.get("state").is_none(),
     };
     let tab = |state: TaskState| Tab {
         name: state.text(),
-        href: wanted.with("state", Some(state.text())).url(),
+        href: query.with("state", Some(state.text())).url(),
         count: census.and_then(|census| Some(about(of_state(&census.counts, state)?, census))).unwrap_or_default(),
-        current: wanted.get("state") == Some(state.text()),
+        current: query.get("state") == Some(state.text()),
     };
     std::iter::once(all).chain(TaskState::ALL.map(tab)).collect()
 }
 
 /// The state is left out, because it has its tabs.
-fn chips(wanted: &Wanted) -> Vec<Chip> {
+fn chips(query: &TaskQuery) -> Vec<Chip> {
     let label = |name: &str| FILTERS.iter().find(|(filter, _)| *filter == name).map_or("", |(_, label)| label);
-    let others = wanted.fields().iter().filter(|(name, _)| *name != "state");
+    let others = query.fields().iter().filter(|(name, _)| *name != "state");
     others
-        .map(|(name, value)| Chip { text: format!("{}: {value}", label(name)), without: wanted.with(name, None).url() })
+        .map(|(name, value)| Chip { text: format!("{}: {value}", label(name)), without: query.with(name, None).url() })
         .collect()
 }
 
-fn inputs(visitor: &Visitor, wanted: &Wanted) -> Vec<Input> {
+fn inputs(visitor: &Visitor, query: &TaskQuery) -> Vec<Input> {
     let others = visitor.filters().filter(|(name, _)| *name != "state");
     let hint = |name: &str| if name.starts_with("due_") { "2030-01-31 08:00 (UTC)" } else { "" };
     others
         .map(|(name, label)| Input {
             name,
             label,
-            value: wanted.get(name).unwrap_or_default().to_owned(),
+            value: query.get(name).unwrap_or_default().to_owned(),
             hint: hint(name),
         })
         .collect()

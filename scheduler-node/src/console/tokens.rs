@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use common::{
-    access::{Permission, Role},
+    access::Role,
     time::UnixMicros,
     wire::{
         Problem, TokenPage, TokenRequest, TokenView,
@@ -15,11 +15,10 @@ use common::{
 };
 
 use super::{
-    actor::{On, acted, deed},
     form::parameter,
     format::{When, when},
-    frame::{Frame, Trouble, show},
-    visitor::{Posted, Visitor},
+    frame::{Frame, PageProblem, show},
+    visitor::{PostedForm, Visitor},
 };
 
 /// Tokens on one page.
@@ -50,42 +49,39 @@ struct Row {
     revoked: Option<(When, String)>,
 }
 
-pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, Trouble> {
-    visitor.ask_for(Permission::Operate)?;
+pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PageProblem> {
     page(&visitor, parameter(&uri, "cursor"), None).await
 }
 
 /// Only the answer to the form that created a token shows its secret, so there is no redirect.
-pub(super) async fn act(posted: Posted) -> Result<Response, Trouble> {
+pub(super) async fn act(posted: PostedForm) -> Result<Response, PageProblem> {
     let visitor = &posted.visitor;
-    let action = posted.one("action").unwrap_or_default();
-    let name = posted.one("name").unwrap_or_default();
+    let action = posted.field("action").unwrap_or_default();
+    let name = posted.field("name").unwrap_or_default();
     let by = &visitor.caller.name;
     let done = match action {
         "create" => create(&posted).await,
         "revoke" => visitor.desk.token_revoke(name, by).await,
         _ => Err(Problem::invalid_field("action", "choose an action: create or revoke")),
     };
-    if let Some(what) = deed(On::Token, action) {
-        acted(&visitor.actor(), what, name, done.as_ref().map(|_| "done"));
-    }
-    let view = done.map_err(|problem| Trouble::at(visitor, problem))?;
+    posted.record(name, done.as_ref().map(|_| "done"));
+    let view = done.map_err(|problem| PageProblem::at(visitor, problem))?;
     match view.token {
         Some(token) => page(visitor, None, Some((view.name, token))).await,
         None => Ok(Redirect::to("/console/tokens").into_response()),
     }
 }
 
-async fn create(posted: &Posted) -> Result<TokenView, Problem> {
-    let role = posted.one("role").and_then(Role::parse);
-    let days = match posted.one("days") {
+async fn create(posted: &PostedForm) -> Result<TokenView, Problem> {
+    let role = posted.field("role").and_then(Role::parse);
+    let days = match posted.field("days") {
         Some(text) => Some(text.trim().parse::<i64>().map_err(|_| not_days())?),
         None => None,
     };
-    let names = posted.one("queues").unwrap_or_default().split(',').map(|name| name.trim().to_owned());
+    let names = posted.field("queues").unwrap_or_default().split(',').map(|name| name.trim().to_owned());
     let queues: Vec<String> = names.filter(|name| !name.is_empty()).collect();
     let request = TokenRequest {
-        name: posted.one("name").unwrap_or_default().trim().to_owned(),
+        name: posted.field("name").unwrap_or_default().trim().to_owned(),
         role: role.ok_or_else(|| Problem::invalid_field("role", "choose a role"))?,
         queues: (!queues.is_empty()).then_some(queues),
         expires_at: None,
@@ -96,8 +92,8 @@ async fn create(posted: &Posted) -> Result<TokenView, Problem> {
 }
 
 /// Reads the limits; an empty field means no limit.
-fn limits(posted: &Posted) -> Result<LimitsRequest, Problem> {
-    let number = |field: &'static str| match posted.one(field) {
+fn limits(posted: &PostedForm) -> Result<LimitsRequest, Problem> {
+    let number = |field: &'static str| match posted.field(field) {
         Some(text) => match text.trim().parse::<i64>() {
             Ok(number) => Ok(Some(number)),
             Err(_) => Err(Problem::invalid_field(field, "a limit must be a whole number")),
@@ -118,11 +114,15 @@ fn not_days() -> Problem {
     Problem::invalid_field("days", "a token's expiry must be a whole number of days from now")
 }
 
-async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, String)>) -> Result<Response, Trouble> {
-    let trouble = |problem| Trouble::at(visitor, problem);
+async fn page(
+    visitor: &Visitor,
+    cursor: Option<String>,
+    made: Option<(String, String)>,
+) -> Result<Response, PageProblem> {
+    let as_page = |problem| PageProblem::at(visitor, problem);
     let cursor = cursor.map(|text| serde_json::from_value(text.into())).transpose();
-    let cursor = cursor.map_err(|error| trouble(Problem::invalid_field("cursor", error.to_string())))?;
-    let listed = visitor.desk.token_list(TokenPage { limit: Some(PAGE), cursor }).await.map_err(trouble)?;
+    let cursor = cursor.map_err(|error| as_page(Problem::invalid_field("cursor", error.to_string())))?;
+    let listed = visitor.desk.token_list(TokenPage { limit: Some(PAGE), cursor }).await.map_err(as_page)?;
     let now = visitor.desk.now();
     let page = TokensPage {
         frame: Frame::new("Tokens", visitor),
@@ -135,7 +135,7 @@ async fn page(visitor: &Visitor, cursor: Option<String>, made: Option<(String, S
 }
 
 fn row(view: TokenView, now: UnixMicros) -> Row {
-    let by = |who: Option<String>| who.unwrap_or_default();
+    let by = |name: Option<String>| name.unwrap_or_default();
     Row {
         id: view.id.map_or_else(|| "–".to_owned(), |id| id.to_string()),
         name: view.name,

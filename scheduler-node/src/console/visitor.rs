@@ -19,15 +19,20 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
 use super::{
-    Console,
-    actor::{Actor, acted},
+    Console, ROUTES,
+    actor::Actor,
     form::parameter,
-    frame::{Frame, SignInPage, Theme, Trouble, cookie, show},
+    frame::{Frame, PageProblem, SignInPage, Theme, cookie, show},
     oidc,
     session::SESSION_S,
     task_query::FILTERS,
 };
-use crate::{clock, desk::Desk, http::Caller};
+use crate::{
+    clock,
+    desk::Desk,
+    http::{Caller, Requirement, Route},
+    internal::{self, Origin},
+};
 
 /// The cookie of a sealed session. Its value begins with a prefix that names the kind.
 pub(super) const SESSION: &str = "duetime_session";
@@ -58,6 +63,8 @@ pub(super) struct Visitor {
     pub(super) here: String,
     /// The address of the client, if known.
     pub(super) from: Option<SocketAddr>,
+    /// The line of the table that matched; `None` for a path that the table does not list.
+    route: Option<&'static Route>,
 }
 
 impl Visitor {
@@ -65,13 +72,11 @@ impl Visitor {
         self.caller.may(needed)
     }
 
-    /// Refuses a page to a visitor without the permission.
-    pub(super) fn ask_for(&self, needed: Permission) -> Result<(), Trouble> {
-        if self.may(needed) {
-            return Ok(());
-        }
+    /// Refuses a visitor without the permission that the route needs.
+    fn check_permission(&self) -> Result<(), PageProblem> {
+        let Some(needed) = needed(self.route).filter(|needed| !self.may(*needed)) else { return Ok(()) };
         let detail = format!("this page needs the role {}; your role is {}", needed.roles(), self.caller.role);
-        Err(Trouble::at(self, Problem::forbidden(detail)))
+        Err(PageProblem::at(self, Problem::forbidden(detail)))
     }
 
     /// The list filters that the visitor may use: a filter by error text needs the permission to read data.
@@ -80,16 +85,21 @@ impl Visitor {
         FILTERS.iter().filter(move |(name, _)| may || *name != "error")
     }
 
-    pub(super) fn actor(&self) -> Actor<'_> {
-        Actor { desk: &self.desk, caller: &self.caller, from: self.from }
+    /// Records in the audit log what the visitor saw or took along.
+    pub(super) fn record(&self, target: &str, outcome: Result<&str, &Problem>) {
+        self.actor().record(None, target, outcome);
+    }
+
+    fn actor(&self) -> Actor<'_> {
+        Actor { desk: &self.desk, caller: &self.caller, from: self.from, route: self.route }
     }
 
     /// `None`: there is no session, or its role does not open the console.
     fn of(parts: &Parts, console: &Console) -> Result<Option<Self>, Problem> {
-        let (caller, session) = match (console.gate.anybody(), cookie(&parts.headers, SESSION)) {
-            (Some(anybody), _) => (anybody, ""),
+        let (caller, session) = match (console.authenticator.anonymous(), cookie(&parts.headers, SESSION)) {
+            (Some(anonymous), _) => (anonymous, ""),
             (None, None) => return Ok(None),
-            (None, Some(session)) => match holder(console, session)? {
+            (None, Some(session)) => match session_caller(console, session)? {
                 Some(caller) => (caller, session),
                 None => return Ok(None),
             },
@@ -105,14 +115,12 @@ impl Visitor {
             theme: Theme::of(&parts.headers),
             here: parts.uri.path_and_query().map_or("/console", |path| path.as_str()).to_owned(),
             from: parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(from)| *from),
+            route: matched(parts),
         }))
     }
-}
 
-impl FromRequestParts<Console> for Visitor {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
+    /// The visitor of any path, whatever they may see. Without a session, leads to the sign-in page.
+    fn signed_in(parts: &Parts, console: &Console) -> Result<Self, Response> {
         match Self::of(parts, console) {
             Ok(Some(visitor)) => Ok(visitor),
             Ok(None) => {
@@ -123,47 +131,99 @@ impl FromRequestParts<Console> for Visitor {
             }
             Err(problem) => {
                 let frame = Frame::outside(problem.title.to_string(), Theme::of(&parts.headers));
-                Err(Trouble::outside(frame, problem).into_response())
+                Err(PageProblem::outside(frame, problem).into_response())
             }
         }
     }
 }
 
+/// The line of the table that matched.
+fn matched(parts: &Parts) -> Option<&'static Route> {
+    let path = parts.extensions.get::<MatchedPath>()?;
+    Route::serving(ROUTES, &parts.method, path.as_str())
+}
+
+/// The permission that a page or a form needs. An unlisted route needs the rarest one, so that a forgotten route is
+/// closed.
+fn needed(route: Option<&Route>) -> Option<Permission> {
+    match route.map(|route| route.requirement) {
+        Some(Requirement::May(permission)) => Some(permission),
+        Some(Requirement::Open | Requirement::AnyToken) => None,
+        None => Some(Permission::Operate),
+    }
+}
+
+impl FromRequestParts<Console> for &'static Route {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _console: &Console) -> Result<Self, Response> {
+        matched(parts).ok_or_else(|| {
+            let problem = internal::problem(Origin::Request, None, "this route is not in the console's table");
+            let frame = Frame::outside(problem.title.to_string(), Theme::of(&parts.headers));
+            PageProblem::outside(frame, problem).into_response()
+        })
+    }
+}
+
+impl FromRequestParts<Console> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
+        let visitor = Self::signed_in(parts, console)?;
+        visitor.check_permission().map_err(IntoResponse::into_response)?;
+        Ok(visitor)
+    }
+}
+
+/// A visitor of a path that the table does not list. They may have any role.
+pub(super) struct AnyVisitor(pub(super) Visitor);
+
+impl FromRequestParts<Console> for AnyVisitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, console: &Console) -> Result<Self, Response> {
+        Visitor::signed_in(parts, console).map(Self)
+    }
+}
+
 /// A form that came from a page of this console, sent by a visitor with the permission of its route.
 #[derive(Debug)]
-pub(super) struct Posted {
+pub(super) struct PostedForm {
     pub(super) visitor: Visitor,
     fields: Vec<(String, String)>,
 }
 
-impl Posted {
+impl PostedForm {
     /// The field, when it is present and not empty.
-    pub(super) fn one(&self, name: &str) -> Option<&str> {
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(field, text)| field == name && !text.is_empty()).map(|(_, text)| text.as_str())
     }
 
-    pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+    pub(super) fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.fields.iter().filter(move |(field, _)| field == name).map(|(_, text)| text.as_str())
     }
 
     pub(super) fn fields(&self) -> &[(String, String)] {
         &self.fields
     }
+
+    /// Records in the audit log what the form did.
+    pub(super) fn record(&self, target: &str, outcome: Result<&str, &Problem>) {
+        self.visitor.actor().record(self.field("action"), target, outcome);
+    }
 }
 
-impl FromRequest<Console> for Posted {
+impl FromRequest<Console> for PostedForm {
     type Rejection = Response;
 
     async fn from_request(request: Request, console: &Console) -> Result<Self, Response> {
-        let (mut parts, body) = request.into_parts();
-        let visitor = Visitor::from_request_parts(&mut parts, console).await?;
-        let refuse = |problem: Problem| Trouble::at(&visitor, problem).into_response();
+        let (parts, body) = request.into_parts();
+        let visitor = Visitor::signed_in(&parts, console)?;
+        let refuse = |problem: Problem| PageProblem::at(&visitor, problem).into_response();
         if !is_from_here(&parts.headers) {
             return Err(refuse(Problem::forbidden("the form was not sent by a page of this console")));
         }
-        let route = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let needed = needed(route.unwrap_or_default());
-        visitor.ask_for(needed).map_err(IntoResponse::into_response)?;
+        visitor.check_permission().map_err(IntoResponse::into_response)?;
         let read = Form::<Vec<(String, String)>>::from_request(Request::from_parts(parts, body), console).await;
         let Form(fields) = read.map_err(|error| refuse(Problem::malformed(error.body_text())))?;
         let sent = fields.iter().find(|(name, _)| name == FORM_TOKEN).map_or("", |(_, token)| token.as_str());
@@ -173,16 +233,6 @@ impl FromRequest<Console> for Posted {
             )));
         }
         Ok(Self { visitor, fields })
-    }
-}
-
-/// The permission that a form's route needs. An unlisted route needs the rarest one, so that a forgotten route is
-/// closed.
-fn needed(route: &str) -> Permission {
-    match route {
-        "/console/sign-out" | "/console/theme" => Permission::Look,
-        route if route.starts_with("/console/tasks") || route.starts_with("/console/dead") => Permission::Change,
-        _ => Permission::Operate,
     }
 }
 
@@ -205,14 +255,15 @@ fn form_token(key: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes())
 }
 
-/// The holder of a session. The gate checks a token at every request, so revoking the token ends its session.
-fn holder(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
+/// The caller of a session. The authenticator checks a token at every request, so revoking the token ends its
+/// session.
+fn session_caller(console: &Console, session: &str) -> Result<Option<Caller>, Problem> {
     if let Some(sealed) = session.strip_prefix(BY_PROVIDER) {
         return Ok(console.oidc.as_ref().and_then(|provider| provider.caller(sealed, clock::now())));
     }
     let Some(sealed) = session.strip_prefix(BY_TOKEN) else { return Ok(None) };
     let token = console.sessions.open(sealed, clock::now())?;
-    Ok(token.and_then(|token| console.gate.caller(token.as_bytes())))
+    Ok(token.and_then(|token| console.authenticator.caller(token.as_bytes())))
 }
 
 pub(super) fn sign_in_url(next: &str) -> String {
@@ -236,7 +287,7 @@ pub(super) fn next_of(uri: &Uri) -> String {
 
 pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
     let next = next_of(&uri);
-    if console.gate.anybody().is_some() {
+    if console.authenticator.anonymous().is_some() {
         return Redirect::to(&next).into_response();
     }
     ask(&console, &headers, &next, StatusCode::OK, None)
@@ -262,6 +313,7 @@ pub(super) struct SignIn {
 
 pub(super) async fn sign_in(
     State(console): State<Console>,
+    route: &'static Route,
     from: Option<Extension<ConnectInfo<SocketAddr>>>,
     headers: HeaderMap,
     Form(form): Form<SignIn>,
@@ -269,34 +321,35 @@ pub(super) async fn sign_in(
     let from = from.map(|Extension(from)| from);
     if !is_from_here(&headers) {
         let frame = Frame::outside("Sign in", Theme::of(&headers));
-        return Trouble::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
+        return PageProblem::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
             .into_response();
     }
     let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
-    let Some(caller) = console.gate.caller(token.as_bytes()) else {
+    let Some(caller) = console.authenticator.caller(token.as_bytes()) else {
         let trouble = "The token is unknown, revoked or expired.".to_owned();
         return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
     };
-    let actor = Actor { desk: &console.desk, caller: &caller, from: from.map(|ConnectInfo(from)| from) };
+    let from = from.map(|ConnectInfo(from)| from);
+    let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
     if !caller.may(Permission::Look) {
         let problem = Problem::forbidden(format!(
             "the console needs a token with the role {}; this one has the role {}",
             Permission::Look.roles(),
             caller.role
         ));
-        acted(&actor, "console.sign_in", "console", Err(&problem));
+        actor.record(None, "console", Err(&problem));
         return not_signed_in(&console, &headers, next, &problem);
     }
     let sealed = match console.sessions.close(token, clock::now()) {
         Ok(sealed) => sealed,
         Err(problem) => return not_signed_in(&console, &headers, next, &problem),
     };
-    acted(&actor, "console.sign_in", "console", Ok("signed in"));
+    actor.record(None, "console", Ok("signed in"));
     with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={BY_TOKEN}{sealed}; Max-Age={SESSION_S}"))
 }
 
-pub(super) async fn sign_out(headers: HeaderMap, posted: Posted) -> Response {
-    acted(&posted.visitor.actor(), "console.sign_out", "console", Ok("signed out"));
+pub(super) async fn sign_out(headers: HeaderMap, posted: PostedForm) -> Response {
+    posted.record("console", Ok("signed out"));
     with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
 }
 
@@ -305,12 +358,12 @@ fn with_cookie(headers: &HeaderMap, redirect: Redirect, pair: &str) -> Response 
     let says = |name: &str, start: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.starts_with(start))
     };
-    let cookie = kept(pair, "Strict", says("origin", "https://") || says("x-forwarded-proto", "https"));
+    let cookie = cookie_value(pair, "Strict", says("origin", "https://") || says("x-forwarded-proto", "https"));
     ([(header::SET_COOKIE, cookie)], redirect).into_response()
 }
 
 /// The attributes of a cookie that scripts cannot read.
-pub(super) fn kept(pair: &str, same_site: &str, is_secure: bool) -> String {
+pub(super) fn cookie_value(pair: &str, same_site: &str, is_secure: bool) -> String {
     let secure = if is_secure { "; Secure" } else { "" };
     format!("{pair}; Path=/console; HttpOnly; SameSite={same_site}{secure}")
 }
@@ -318,6 +371,7 @@ pub(super) fn kept(pair: &str, same_site: &str, is_secure: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::Audited;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let pair = |(name, value): &(&'static str, &'static str)| {
@@ -359,15 +413,27 @@ mod tests {
     }
 
     #[test]
-    fn a_route_nobody_thought_of_needs_an_operator() {
-        for (route, permission) in [
-            ("/console/theme", Permission::Look),
-            ("/console/tasks/{id}/cancel", Permission::Change),
-            ("/console/dead/retry", Permission::Change),
-            ("/console/anything", Permission::Operate),
-            ("", Permission::Operate),
-        ] {
-            assert_eq!(needed(route), permission, "{route}");
+    fn each_form_and_page_needs_its_permission_and_an_unlisted_one_an_operator() {
+        assert_eq!(needed(None), Some(Permission::Operate));
+        for route in ROUTES {
+            let changes = route.method == "POST";
+            let expected = match route.path {
+                path if path == "/" || path.starts_with("/console/sign-in") || path.contains("/assets/") => None,
+                "/console/sign-out" | "/console/theme" => Some(Permission::Look),
+                "/console/audit" | "/console/tokens" => Some(Permission::Operate),
+                path if path.ends_with("/delete") => Some(Permission::Operate),
+                path if changes && path.starts_with("/console/tasks") => Some(Permission::Change),
+                _ if changes => Some(Permission::Operate),
+                _ => Some(Permission::Look),
+            };
+            assert_eq!(needed(Some(route)), expected, "{} {}", route.method, route.path);
+        }
+    }
+
+    #[test]
+    fn the_audit_log_has_a_name_for_every_form_but_the_theme() {
+        for route in ROUTES.iter().filter(|route| route.method == "POST") {
+            assert_eq!(route.audited == Audited::No, route.path == "/console/theme", "{}", route.path);
         }
     }
 

@@ -2,19 +2,19 @@
 
 use common::wire::{AuditFilter, AuditList, Problem};
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::audit::Audit;
 
 impl Desk {
     /// The audit log's entry point. The layer that answers a request notes the outcome here.
-    pub fn audit(&self) -> &Audit {
+    pub(crate) fn audit(&self) -> &Audit {
         &self.parts().audit
     }
 
     /// One page of the audit log, newest first.
-    pub async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn audit_list(&self, filter: AuditFilter) -> Result<AuditList, Problem> {
+        self.require_all_queues()?;
         filter.validate()?;
-        self.parts().store.home().audit_list(&filter).await.map_err(|error| failed(&error))
+        Ok(self.parts().store.home().audit_list(&filter).await?)
     }
 }

@@ -22,7 +22,7 @@ use common::{
     },
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, run_to_end};
 use crate::store::{
     Database,
     bulk::{BATCH, Done, Found, Walk},
@@ -34,14 +34,14 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The outcome of one batch.
 #[derive(Debug, Default)]
-struct Tally {
+struct BatchCounts {
     matched: u64,
     done: u64,
     no_further_attempts: u64,
     refused: BTreeMap<SkipReason, u64>,
 }
 
-impl Tally {
+impl BatchCounts {
     fn refuse(&mut self, why: SkipReason) {
         *self.refused.entry(why).or_default() += 1;
     }
@@ -58,39 +58,39 @@ impl Tally {
 
 impl Desk {
     /// Applies the action to as many tasks as one request may, from its cursor on.
-    pub async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
+    pub(crate) async fn bulk(&self, request: BulkRequest) -> Result<BulkAnswer, Problem> {
         let bulk = request.validate(self.now())?;
-        self.ask_for_tasks(bulk.filter.queue.as_ref())?;
-        self.ask_for_errors(bulk.filter.error.as_ref())?;
+        self.require_queue_or_all(bulk.filter.queue.as_ref())?;
+        self.require_error_texts(bulk.filter.error.as_ref())?;
         if let Some(place) = bulk.cursor.as_ref().and_then(|cursor| cursor.place.as_ref()) {
             // The walk continues in the queue of the cursor, whatever the filter says.
-            self.ask_for(&place.queue)?;
+            self.require_queue(&place.queue)?;
         }
         let started = Instant::now();
-        let (mut tally, mut interrupted) = (Tally::default(), None);
+        let (mut counts, mut interrupted) = (BatchCounts::default(), None);
         let mut position = match &bulk.cursor {
             Some(cursor) => Some(cursor.0.clone()),
             None => Some(Position { action: bulk.action, began_at: bulk.began_at, database: 0, place: None }),
         };
         while let Some(at) = &position {
-            let room = bulk.limit.saturating_sub(usize::try_from(tally.matched).unwrap_or(usize::MAX));
+            let room = bulk.limit.saturating_sub(usize::try_from(counts.matched).unwrap_or(usize::MAX));
             if room == 0 || started.elapsed() > ANSWER_WITHIN {
                 break;
             }
             match self.step(&bulk, at, room.min(BATCH)).await {
                 Ok((batch, next)) => {
-                    tally.add(batch);
+                    counts.add(batch);
                     position = next;
                 }
                 // The answer reports the work done so far together with the problem.
-                Err(problem) if tally.matched > 0 => {
+                Err(problem) if counts.matched > 0 => {
                     interrupted = Some(problem);
                     break;
                 }
                 Err(problem) => return Err(problem),
             }
         }
-        let Tally { matched, done, no_further_attempts, refused } = tally;
+        let BatchCounts { matched, done, no_further_attempts, refused } = counts;
         tracing::info!(action = %bulk.action, dry_run = bulk.dry_run, matched, done, ended = position.is_none(), "bulk request");
         Ok(BulkAnswer {
             action: bulk.action,
@@ -105,29 +105,33 @@ impl Desk {
     }
 
     /// Handles one batch, and returns the position of the next one.
-    async fn step(&self, bulk: &ValidBulk, at: &Position, most: usize) -> Result<(Tally, Option<Position>), Problem> {
+    async fn step(
+        &self,
+        bulk: &ValidBulk,
+        at: &Position,
+        most: usize,
+    ) -> Result<(BatchCounts, Option<Position>), Problem> {
         let databases = self.parts().store.databases();
         let Some(database) = databases.get(at.database) else {
             return Err(Problem::invalid_field("cursor", "the cursor belongs to a cluster with more databases"));
         };
-        let looked = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await;
-        let step = looked.map_err(|error| failed(&error))?;
-        let mut tally = Tally { matched: step.found.len() as u64, ..Tally::default() };
+        let step = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await?;
+        let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
         let now = self.now();
         let mut fit = Vec::with_capacity(step.found.len());
         for found in step.found {
             match bulk.act.check(&found.seen, now) {
                 Ok(()) => fit.push(found),
-                Err(why) => tally.refuse(why),
+                Err(why) => counts.refuse(why),
             }
         }
         if bulk.dry_run {
-            tally.done = fit.len() as u64;
+            counts.done = fit.len() as u64;
         } else if !fit.is_empty() {
             let (desk, database, act) = (self.clone(), Arc::clone(database), bulk.act);
-            tally.add(to_its_end(async move { desk.act(&database, act, fit).await }).await?);
+            counts.add(run_to_end(async move { desk.act(&database, act, fit).await }).await?);
         }
-        Ok((tally, self.after(at, step.next)))
+        Ok((counts, self.after(at, step.next)))
     }
 
     fn after(&self, at: &Position, place: Option<Place>) -> Option<Position> {
@@ -141,32 +145,32 @@ impl Desk {
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
     /// to the rest.
-    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<Found>) -> Result<Tally, Problem> {
+    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<Found>) -> Result<BatchCounts, Problem> {
         let keep = Keep::of(&self.parts().books.load());
-        let done = database.bulk_act(act, &batch, &keep).await.map_err(|error| failed(&error))?;
-        let mut tally = self.noted(&done);
+        let done = database.bulk_act(act, &batch, &keep).await?;
+        let mut counts = self.count_done(&done);
         let done: BTreeSet<TaskId> = done.iter().map(Done::id).collect();
         for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {
             match self.act_singly(act, found).await {
                 Ok(cancelled) => {
-                    tally.done += 1;
-                    tally.no_further_attempts += u64::from(cancelled == Some(CancelOutcome::NoFurtherAttempts));
+                    counts.done += 1;
+                    counts.no_further_attempts += u64::from(cancelled == Some(CancelOutcome::NoFurtherAttempts));
                 }
                 Err(problem) if problem.status >= 500 => return Err(problem),
-                Err(problem) => tally.refuse(why(&problem)),
+                Err(problem) => counts.refuse(reason_left(&problem)),
             }
         }
-        Ok(tally)
+        Ok(counts)
     }
 
     /// Counts the changes, and nudges the owners of the tasks that have a new moment to act on.
-    fn noted(&self, done: &[Done]) -> Tally {
-        let mut tally = Tally { done: done.len() as u64, ..Tally::default() };
+    fn count_done(&self, done: &[Done]) -> BatchCounts {
+        let mut counts = BatchCounts { done: done.len() as u64, ..BatchCounts::default() };
         let mut cancelled: BTreeMap<_, u64> = BTreeMap::new();
         for done in done {
             if let Done::Cancelled { queue, attempt, .. } = done {
                 *cancelled.entry(queue).or_default() += 1;
-                tally.no_further_attempts += u64::from(attempt.number() > 0);
+                counts.no_further_attempts += u64::from(attempt.number() > 0);
             }
         }
         for (queue, count) in cancelled {
@@ -176,7 +180,7 @@ impl Desk {
             Done::Woken { id, wake_at } => Some((*id, *wake_at)),
             Done::Cancelled { .. } => None,
         }));
-        tally
+        counts
     }
 
     /// Does what a request about this task alone would do.
@@ -199,7 +203,7 @@ impl Desk {
 }
 
 /// The reason for which one task was refused.
-fn why(problem: &Problem) -> SkipReason {
+fn reason_left(problem: &Problem) -> SkipReason {
     match (problem.status, problem.slug()) {
         (422, _) => SkipReason::WouldExpire,
         (_, "duplicate") => SkipReason::KeyTaken,

@@ -12,7 +12,7 @@ use common::{
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
 
-use super::{Desk, refusal::uncoordinated, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     clock,
     coordination::{Error, EtcdOp},
@@ -30,7 +30,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 impl Desk {
     /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
     /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
-    pub async fn cluster(&self) -> Result<ClusterReport, Problem> {
+    pub(crate) async fn cluster(&self) -> Result<ClusterReport, Problem> {
         let databases = self.parts().store.databases();
         let ranges: Vec<(DatabaseName, ShardRange)> =
             databases.iter().map(|database| (database.name().clone(), database.shards())).collect();
@@ -65,10 +65,10 @@ impl Desk {
 
     /// Drains a node in the name of `by`, or ends a drain. The master moves the shards after the answer; the
     /// node's report shows how many are left. A repeated request changes nothing and gets the same answer.
-    pub async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn node_drain(&self, name: &str, drained: bool, by: &str) -> Result<NodeReport, Problem> {
+        self.require_all_queues()?;
         let (desk, name, by) = (self.clone(), NodeName::new(name), by.to_owned());
-        to_its_end(async move {
+        run_to_end(async move {
             if let Some(revision) = desk.drain_write(&name, drained).await? {
                 tracing::info!(node = %name, drained, by, "node {}", if drained { "drained" } else { "undrained" });
                 let mut views = desk.parts().views.clone();
@@ -88,17 +88,17 @@ impl Desk {
     async fn drain_write(&self, name: &NodeName, drained: bool) -> Result<Option<i64>, Problem> {
         let coordination = &self.parts().coordination;
         for _ in 0..ROUNDS {
-            let read = coordination.drained_read().await.map_err(|error| uncoordinated(&error))?;
+            let read = coordination.drained_read().await?;
             let next = read.roll.set(name, drained).map_err(|refused| refusal(&refused))?;
             if next == read.roll.drained {
                 return Ok(None);
             }
-            let written = coordination.drained_write(&read, &next).await.map_err(|error| uncoordinated(&error))?;
+            let written = coordination.drained_write(&read, &next).await?;
             if written.is_some() {
                 return Ok(written);
             }
         }
-        Err(uncoordinated(&Error::Contended { op: EtcdOp::DrainWrite }))
+        Err(Error::Contended { op: EtcdOp::DrainWrite }.into())
     }
 }
 

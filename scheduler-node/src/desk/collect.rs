@@ -6,13 +6,13 @@ use common::{
     wire::{Problem, TaskRequest, ValidTask},
 };
 
-use super::{Desk, limits::Limited, meter::Admission};
+use super::{Desk, limits::AppliedLimits, meter::Admission};
 use crate::store::inbox::{InboxRow, LONGEST_REQUEST};
 
 impl Desk {
     /// Returns one answer for each row, in their order: the task to store, or the reason why the row cannot be
     /// one. The caller keeps the [`Admission`] until the tasks are stored.
-    pub async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
+    pub(crate) async fn judge(&self, rows: &[InboxRow]) -> (Vec<Result<NewTask, Problem>>, Admission) {
         let limits = self.limits();
         // Times count from the submission, however long the row has waited.
         let read = |row: &InboxRow| {
@@ -20,7 +20,7 @@ impl Desk {
             TaskRequest::parse(request)?.validate(row.submitted_at, &limits)
         };
         let read: Vec<Result<ValidTask, Problem>> = rows.iter().map(read).collect();
-        let (read, room) = self.admitted(read, Limited::Pending).await;
+        let (read, room) = self.admit_all(read, AppliedLimits::Pending).await;
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
             self.check_shard(row, &task)?;

@@ -16,7 +16,7 @@ use common::{
 use futures::{Stream, StreamExt};
 use serde_json::value::RawValue;
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::{
     internal::{self, Origin},
     store::{
@@ -49,12 +49,12 @@ struct Export {
 impl Desk {
     /// Returns lines of JSON in chunks of many lines; the last line counts them. A failure before the first
     /// line is the answer; a later problem ends the lines early.
-    pub async fn export(
+    pub(crate) async fn export(
         &self,
         filter: TaskFilter,
     ) -> Result<impl Stream<Item = Result<Vec<u8>, Problem>> + use<>, Problem> {
-        self.ask_for_tasks(filter.queue.as_ref())?;
-        self.ask_for_data("an export has payloads")?;
+        self.require_queue_or_all(filter.queue.as_ref())?;
+        self.require_data("an export has payloads")?;
         let databases = self.parts().store.databases();
         let of_database = |database: &Arc<Database>| {
             walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()
@@ -101,7 +101,7 @@ impl Export {
             if some.is_empty() {
                 continue;
             }
-            let tasks = database.export_read(walk, &some).await.map_err(|error| failed(&error))?;
+            let tasks = database.export_read(walk, &some).await?;
             if !tasks.is_empty() {
                 return self.lines(tasks).map(Some);
             }
@@ -109,8 +109,7 @@ impl Export {
     }
 
     async fn look(&mut self, database: &Database, walk: Walk) -> Result<(), Problem> {
-        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await;
-        let step = step.map_err(|error| failed(&error))?;
+        let step = database.bulk_look(walk, &self.filter, self.place.as_ref(), BATCH).await?;
         self.walked = step.next.is_none();
         (self.found, self.place) = (step.found.into(), step.next);
         Ok(())

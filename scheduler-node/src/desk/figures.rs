@@ -16,36 +16,36 @@ use crate::metrics::Lateness;
 
 /// Counts and states of this node alone.
 #[derive(Clone, Debug)]
-pub struct NodeFigures {
-    pub node: NodeId,
-    pub at: UnixMicros,
-    pub up: Duration,
-    pub lateness: Lateness,
+pub(crate) struct NodeFigures {
+    pub(crate) node: NodeId,
+    pub(crate) at: UnixMicros,
+    pub(crate) up: Duration,
+    pub(crate) lateness: Lateness,
     /// The delay of the oldest due task of the node's shards.
-    pub oldest_overdue: Duration,
+    pub(crate) oldest_overdue: Duration,
     finished: BTreeMap<String, u64>,
 }
 
 impl NodeFigures {
     /// The number of tasks that reached a final state on this node.
-    pub fn finished(&self) -> u64 {
+    pub(crate) fn finished(&self) -> u64 {
         self.finished.values().sum()
     }
 
     /// The number of tasks of one queue that reached a final state on this node. `None`: none did, or there are
     /// too many queues for this one to have a count of its own.
-    pub fn finished_of(&self, queue: &QueueName) -> Option<u64> {
+    pub(crate) fn finished_of(&self, queue: &QueueName) -> Option<u64> {
         self.finished.get(queue.as_str()).copied()
     }
 
     /// `finished` tasks as an average number a minute since the node's start.
-    pub fn a_minute(&self, finished: u64) -> f64 {
+    pub(crate) fn a_minute(&self, finished: u64) -> f64 {
         finished as f64 / (self.up.as_secs_f64() / 60.0).max(1.0)
     }
 }
 
 impl Desk {
-    pub fn node_figures(&self) -> NodeFigures {
+    pub(crate) fn node_figures(&self) -> NodeFigures {
         let metrics = &self.parts().metrics;
         NodeFigures {
             node: self.parts().me.clone(),

@@ -36,7 +36,7 @@ const MADE_AGAIN_AFTER_S: u32 = 60;
 
 /// The limits that apply to a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Limited {
+pub(super) enum AppliedLimits {
     No,
     /// Rates do not refuse an SQL submission: its transaction has committed, and the task can wait.
     Pending,
@@ -45,32 +45,32 @@ pub(super) enum Limited {
 
 /// The holder of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+enum LimitHolder {
     Queue,
     Token,
 }
 
 /// One limit that a task has to keep.
 #[derive(Clone)]
-struct Bound {
-    whose: Whose,
+struct LimitBound {
+    whose: LimitHolder,
     meter: Arc<Meter>,
     most: PendingLimits,
 }
 
-enum Verdict {
+enum LimitVerdict {
     Open,
     Admitted,
     Refused(Limit, Problem),
 }
 
 /// A task with a limit.
-struct Case {
+struct LimitedTask {
     /// Its index in the request.
     place: usize,
     size: Usage,
-    bounds: Vec<Bound>,
-    verdict: Verdict,
+    bounds: Vec<LimitBound>,
+    verdict: LimitVerdict,
 }
 
 impl Desk {
@@ -83,11 +83,11 @@ impl Desk {
     pub(super) async fn within_limits(
         &self,
         mut tasks: Vec<Result<ValidTask, Problem>>,
-        limited: Limited,
+        limited: AppliedLimits,
     ) -> (Vec<Result<ValidTask, Problem>>, Admission) {
         let mut admission = Admission::default();
         let book = self.parts().books.load_full();
-        if limited == Limited::No || (book.limited().is_empty() && self.limits.pending().is_none()) {
+        if limited == AppliedLimits::No || (book.limited().is_empty() && self.limits.pending().is_none()) {
             return (tasks, admission);
         }
         let mut cases = self.cases(&tasks, &book, limited);
@@ -97,8 +97,8 @@ impl Desk {
             self.rule(&mut cases, &mut admission, true);
         }
         self.let_answered_pass(&tasks, &mut cases, &mut admission).await;
-        for Case { place, verdict, .. } in cases {
-            if let Verdict::Refused(limit, problem) = verdict {
+        for LimitedTask { place, verdict, .. } in cases {
+            if let LimitVerdict::Refused(limit, problem) = verdict {
                 self.parts().metrics.limited(limit).inc();
                 tasks[place] = Err(problem);
             }
@@ -108,48 +108,55 @@ impl Desk {
 
     /// Collects the tasks with a limit, and refuses those beyond a rate at once. Messages on their way to
     /// another exchange have no limit.
-    fn cases(&self, tasks: &[Result<ValidTask, Problem>], book: &QueueBook, limited: Limited) -> Vec<Case> {
+    fn cases(
+        &self,
+        tasks: &[Result<ValidTask, Problem>],
+        book: &QueueBook,
+        limited: AppliedLimits,
+    ) -> Vec<LimitedTask> {
         let now = Instant::now();
         let of_token = self.token_bound(now);
-        let mut queues: BTreeMap<&QueueName, Option<(Bound, Option<u32>)>> = BTreeMap::new();
+        let mut queues: BTreeMap<&QueueName, Option<(LimitBound, Option<u32>)>> = BTreeMap::new();
         let mut cases = Vec::new();
         for (place, task) in tasks.iter().enumerate() {
             let Some(task) = task.as_ref().ok().filter(|task| task.envelope.is_none()) else { continue };
             let of_queue = queues.entry(&task.queue).or_insert_with(|| self.queue_bound(&task.queue, book, now));
-            let rate =
-                of_queue.as_ref().filter(|_| limited == Limited::All).and_then(|(bound, rate)| Some((bound, (*rate)?)));
+            let rate = of_queue
+                .as_ref()
+                .filter(|_| limited == AppliedLimits::All)
+                .and_then(|(bound, rate)| Some((bound, (*rate)?)));
             let verdict = match rate {
                 Some((bound, most)) if !bound.meter.may_submit(most, now) => {
-                    Verdict::Refused(Limit::QueueSubmits, too_fast(&task.queue, most))
+                    LimitVerdict::Refused(Limit::QueueSubmits, too_fast(&task.queue, most))
                 }
-                _ => Verdict::Open,
+                _ => LimitVerdict::Open,
             };
             let of_queue = of_queue.as_ref().map(|(bound, _)| bound).filter(|bound| !bound.most.is_none());
-            let bounds: Vec<Bound> = of_queue.into_iter().chain(&of_token).cloned().collect();
-            if !bounds.is_empty() || matches!(verdict, Verdict::Refused(..)) {
-                cases.push(Case { place, size: task.content.usage(), bounds, verdict });
+            let bounds: Vec<LimitBound> = of_queue.into_iter().chain(&of_token).cloned().collect();
+            if !bounds.is_empty() || matches!(verdict, LimitVerdict::Refused(..)) {
+                cases.push(LimitedTask { place, size: task.content.usage(), bounds, verdict });
             }
         }
         cases
     }
 
-    fn token_bound(&self, now: Instant) -> Option<Bound> {
+    fn token_bound(&self, now: Instant) -> Option<LimitBound> {
         let most = self.limits.pending();
         let meter = || self.meters().of(Subject::Scope(self.scope.clone()), now);
-        (!most.is_none()).then(|| Bound { whose: Whose::Token, meter: meter(), most })
+        (!most.is_none()).then(|| LimitBound { whose: LimitHolder::Token, meter: meter(), most })
     }
 
-    fn queue_bound(&self, name: &QueueName, book: &QueueBook, now: Instant) -> Option<(Bound, Option<u32>)> {
+    fn queue_bound(&self, name: &QueueName, book: &QueueBook, now: Instant) -> Option<(LimitBound, Option<u32>)> {
         let policy = &book.limited().get(name).and_then(|name| book.find(name))?.policy;
         let meter = self.meters().of(Subject::Queue(name.clone()), now);
-        Some((Bound { whose: Whose::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
+        Some((LimitBound { whose: LimitHolder::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
     }
 
     /// Rules on the open cases. Returns the limits that need a count before the other cases can be ruled on.
-    fn rule(&self, cases: &mut [Case], admission: &mut Admission, last: bool) -> Vec<Bound> {
+    fn rule(&self, cases: &mut [LimitedTask], admission: &mut Admission, last: bool) -> Vec<LimitBound> {
         let now = Instant::now();
-        let (mut first, mut meanwhile): (Vec<Bound>, Vec<Bound>) = (Vec::new(), Vec::new());
-        for case in cases.iter_mut().filter(|case| matches!(case.verdict, Verdict::Open)) {
+        let (mut first, mut meanwhile): (Vec<LimitBound>, Vec<LimitBound>) = (Vec::new(), Vec::new());
+        for case in cases.iter_mut().filter(|case| matches!(case.verdict, LimitVerdict::Open)) {
             let mut taken = Vec::with_capacity(case.bounds.len());
             for bound in &case.bounds {
                 match bound.meter.admit(bound.most, case.size, now, last) {
@@ -164,14 +171,14 @@ impl Desk {
                     }
                     LimitDecision::Exceeds(excess) => {
                         let limit = limit_of(bound.whose, excess.by);
-                        case.verdict = Verdict::Refused(limit, self.full(limit, excess, case.size));
+                        case.verdict = LimitVerdict::Refused(limit, self.full(limit, excess, case.size));
                         break;
                     }
                 }
             }
             if taken.len() == case.bounds.len() {
                 taken.into_iter().for_each(|bound| admission.add(&bound.meter, case.size));
-                case.verdict = Verdict::Admitted;
+                case.verdict = LimitVerdict::Admitted;
             } else {
                 taken.into_iter().for_each(|bound| bound.meter.withdraw(case.size));
             }
@@ -182,7 +189,7 @@ impl Desk {
         first
     }
 
-    async fn counted(&self, bounds: Vec<Bound>) {
+    async fn counted(&self, bounds: Vec<LimitBound>) {
         let mut counts: Vec<_> = bounds.into_iter().map(|bound| bound.meter.count(self, bound.most)).collect();
         let all = join_all(counts.iter_mut().map(|count| count.changed()));
         let _ = timeout(COUNT_WITHIN, all).await;
@@ -193,12 +200,11 @@ impl Desk {
     async fn let_answered_pass(
         &self,
         tasks: &[Result<ValidTask, Problem>],
-        cases: &mut [Case],
+        cases: &mut [LimitedTask],
         admission: &mut Admission,
     ) {
-        let refused =
-            |case: &Case| matches!(&case.verdict, Verdict::Refused(limit, _) if *limit != Limit::QueueSubmits);
-        let keyed = |case: &Case| tasks[case.place].as_ref().ok().filter(|task| task.keyed.is_some());
+        let refused = |case: &LimitedTask| matches!(&case.verdict, LimitVerdict::Refused(limit, _) if *limit != Limit::QueueSubmits);
+        let keyed = |case: &LimitedTask| tasks[case.place].as_ref().ok().filter(|task| task.keyed.is_some());
         let named: Vec<(usize, &ValidTask)> = (0..)
             .zip(cases.iter())
             .filter(|(_, case)| refused(case))
@@ -216,7 +222,7 @@ impl Desk {
                 bound.meter.force(case.size);
                 admission.add(&bound.meter, case.size);
             }
-            case.verdict = Verdict::Admitted;
+            case.verdict = LimitVerdict::Admitted;
         }
     }
 
@@ -275,18 +281,18 @@ impl Desk {
     }
 }
 
-fn note(bounds: &mut Vec<Bound>, bound: &Bound) {
+fn note(bounds: &mut Vec<LimitBound>, bound: &LimitBound) {
     if bounds.iter().all(|noted| !Arc::ptr_eq(&noted.meter, &bound.meter)) {
         bounds.push(bound.clone());
     }
 }
 
-const fn limit_of(whose: Whose, by: Measure) -> Limit {
+const fn limit_of(whose: LimitHolder, by: Measure) -> Limit {
     match (whose, by) {
-        (Whose::Queue, Measure::Tasks) => Limit::QueuePending,
-        (Whose::Queue, Measure::Bytes) => Limit::QueuePendingBytes,
-        (Whose::Token, Measure::Tasks) => Limit::TokenPending,
-        (Whose::Token, Measure::Bytes) => Limit::TokenPendingBytes,
+        (LimitHolder::Queue, Measure::Tasks) => Limit::QueuePending,
+        (LimitHolder::Queue, Measure::Bytes) => Limit::QueuePendingBytes,
+        (LimitHolder::Token, Measure::Tasks) => Limit::TokenPending,
+        (LimitHolder::Token, Measure::Bytes) => Limit::TokenPendingBytes,
     }
 }
 

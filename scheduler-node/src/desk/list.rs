@@ -9,7 +9,7 @@ use common::{
     wire::{Cursor, ListAnswer, ListFilter, Problem, list::Block},
 };
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::store::list::{Among, Page};
 
 /// The time for which a request without a match goes on to the following pages before it answers.
@@ -68,10 +68,10 @@ impl Desk {
     /// One page in the order of (due_at, id), over all databases; with very many queues, one block of queues
     /// after another. A page may be short or empty and still have a next one, because the number of tasks
     /// examined for one page is bounded.
-    pub async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
+    pub(crate) async fn list(&self, mut filter: ListFilter) -> Result<ListAnswer, Problem> {
         filter.validate()?;
-        self.ask_for_tasks(filter.queue.as_ref())?;
-        self.ask_for_errors(filter.error.as_ref())?;
+        self.require_queue_or_all(filter.queue.as_ref())?;
+        self.require_error_texts(filter.error.as_ref())?;
         let started = Instant::now();
         loop {
             let page = self.page(&filter).await?;
@@ -89,7 +89,7 @@ impl Desk {
         let queues = Queues::of(filter, &book);
         let among = Among { names: &queues.names, others: queues.block.is_none() };
         let parts = self.parts().store.databases().iter().map(|database| database.task_list(filter, &among));
-        let pages = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let pages = futures::future::try_join_all(parts).await?;
         let page = Page::merge(pages, usize::try_from(filter.limit()).unwrap_or(usize::MAX));
         let next = match page.next {
             Some(next) => Some(Cursor { block: queues.block.clone(), ..next }),

@@ -50,7 +50,7 @@ pub(super) struct Meter {
 struct State {
     tally: UsageCounter,
     submits: Bucket,
-    asked: Instant,
+    last_used: Instant,
 }
 
 impl Default for Meters {
@@ -65,19 +65,19 @@ impl Meters {
         if meters.len() >= METERS && !meters.contains_key(&subject) {
             // A meter in use counts tasks on their way into the database.
             let is_idle = |meter: &Arc<Meter>| {
-                Arc::strong_count(meter) == 1 && now.saturating_duration_since(meter.state.lock().asked) >= IDLE
+                Arc::strong_count(meter) == 1 && now.saturating_duration_since(meter.state.lock().last_used) >= IDLE
             };
             meters.retain(|_, meter| !is_idle(meter));
         }
         let meter = meters.entry(subject.clone()).or_insert_with(|| Arc::new(Meter::new(subject, now)));
-        meter.state.lock().asked = now;
+        meter.state.lock().last_used = now;
         Arc::clone(meter)
     }
 }
 
 impl Meter {
     fn new(subject: Subject, now: Instant) -> Self {
-        let state = State { tally: UsageCounter::default(), submits: Bucket::default(), asked: now };
+        let state = State { tally: UsageCounter::default(), submits: Bucket::default(), last_used: now };
         Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
     }
 
@@ -173,7 +173,7 @@ async fn counted_in(database: &Database, queues: &[QueueName], most: PendingLimi
 /// Tasks that were admitted and are not answered yet. Once dropped, they count as stored until the next count.
 #[derive(Default)]
 #[must_use]
-pub struct Admission(Vec<(Arc<Meter>, Usage)>);
+pub(crate) struct Admission(Vec<(Arc<Meter>, Usage)>);
 
 impl std::fmt::Debug for Admission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -54,36 +54,36 @@ use crate::{
     traces::Traces,
 };
 
-pub use figures::NodeFigures;
-pub use overview::{Bucket, DEAD_LOOK, Outlook};
-pub use queues::Census;
-pub use receive::Taken;
+pub(crate) use figures::NodeFigures;
+pub(crate) use overview::{Bucket, DEAD_LOOK, Outlook};
+pub(crate) use queues::Census;
+pub(crate) use receive::ReceiveOutcome;
 
 /// The parts of the node that the desk uses.
 #[derive(Debug)]
-pub struct Parts {
-    pub me: NodeId,
-    pub store: Store,
-    pub submitter: Submitter,
-    pub nudger: Nudger,
-    pub reporter: Reporter,
-    pub books: Books,
-    pub access: Arc<Access>,
-    pub audit: Audit,
-    pub max_payload_bytes: usize,
+pub(crate) struct Parts {
+    pub(crate) me: NodeId,
+    pub(crate) store: Store,
+    pub(crate) submitter: Submitter,
+    pub(crate) nudger: Nudger,
+    pub(crate) reporter: Reporter,
+    pub(crate) books: Books,
+    pub(crate) access: Arc<Access>,
+    pub(crate) audit: Audit,
+    pub(crate) max_payload_bytes: usize,
     /// Whether a queue is created with the first task that names it.
-    pub auto_create: bool,
+    pub(crate) auto_create: bool,
     /// The most queues in the cluster, and of these the most that one caller's submissions create.
-    pub queues_max: u32,
-    pub queues_max_per_caller: u32,
-    pub views: watch::Receiver<Arc<ClusterView>>,
+    pub(crate) queues_max: u32,
+    pub(crate) queues_max_per_caller: u32,
+    pub(crate) views: watch::Receiver<Arc<ClusterView>>,
     /// Until this moment nothing is reassigned, because too many nodes vanished together. A moment in the past
     /// has no effect.
-    pub frozen_until: watch::Receiver<Option<UnixMicros>>,
-    pub coordination: Coordination,
-    pub metrics: Arc<Metrics>,
-    pub traces: Traces,
-    pub readiness: Readiness,
+    pub(crate) frozen_until: watch::Receiver<Option<UnixMicros>>,
+    pub(crate) coordination: Coordination,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traces: Traces,
+    pub(crate) readiness: Readiness,
 }
 
 #[derive(Clone)]
@@ -102,7 +102,7 @@ pub struct Desk {
 struct Inner {
     parts: Parts,
     started: Instant,
-    /// OwnedShards by a request that reads the queues, so that many requests that miss the same queue read it once.
+    /// Held by a request that reads the queues, so that many requests that miss the same queue read it once.
     reading: Mutex<()>,
     meters: meter::Meters,
 }
@@ -117,7 +117,7 @@ impl fmt::Debug for Desk {
 const NO_CALLER: &str = "no token";
 
 impl Desk {
-    pub fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
         Self {
             inner: Arc::new(Inner {
                 parts,
@@ -133,17 +133,17 @@ impl Desk {
     }
 
     /// Whether requests should come to this node, and if not, why.
-    pub fn readiness(&self) -> Report {
+    pub(crate) fn readiness(&self) -> Report {
         self.parts().readiness.report()
     }
 
     /// The counter of requests refused because `limit` is reached.
-    pub fn limited(&self, limit: Limit) -> prometheus::IntCounter {
+    pub(crate) fn limited(&self, limit: Limit) -> prometheus::IntCounter {
         self.parts().metrics.limited(limit)
     }
 
     /// Parses a task's id. A text that is no id gets the answer of a task that does not exist.
-    pub fn id(&self, text: &str) -> Result<TaskId, Problem> {
+    pub(crate) fn id(&self, text: &str) -> Result<TaskId, Problem> {
         text.parse().map_err(|_| Problem::not_found(format!("`{text}` is not the id of a task")))
     }
 
@@ -161,7 +161,7 @@ impl Desk {
     }
 
     /// The problem for a task that was not found: a task submitted in SQL may still be in an inbox.
-    async fn missing(&self, id: TaskId) -> Problem {
+    async fn missing_task(&self, id: TaskId) -> Problem {
         // A row of an inbox may be of any queue.
         let databases = if self.scope.is_all() { self.parts().store.databases() } else { &[] };
         let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
@@ -189,13 +189,13 @@ impl Desk {
 
     /// The moment from which delays count. It is the first database's time, which decides what is due, while it
     /// is known.
-    pub fn now(&self) -> UnixMicros {
+    pub(crate) fn now(&self) -> UnixMicros {
         self.parts().store.home().clock().at(Instant::now()).unwrap_or_else(clock::now)
     }
 }
 
 /// Runs to its end even when the client has gone.
-async fn to_its_end<T: Send + 'static>(
+async fn run_to_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
     match spawn_child(work).await {

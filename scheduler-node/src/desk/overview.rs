@@ -4,30 +4,30 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::{time::UnixMicros, wire::Problem};
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 use crate::store::outlook::{DeadGroup, DeadGroups, SPAN_LOOK};
 
-pub use crate::store::outlook::DEAD_LOOK;
+pub(crate) use crate::store::outlook::DEAD_LOOK;
 
 /// The number of tasks that come due in one span of time, over all databases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bucket {
-    pub starts_at: UnixMicros,
-    pub tasks: i64,
+pub(crate) struct Bucket {
+    pub(crate) starts_at: UnixMicros,
+    pub(crate) tasks: i64,
     /// Whether the number is a lower bound.
-    pub at_least: bool,
+    pub(crate) at_least: bool,
 }
 
 /// The numbers of tasks to come, one span after another.
-pub type Outlook = Vec<Bucket>;
+pub(crate) type Outlook = Vec<Bucket>;
 
 impl Desk {
     /// Counts the tasks that come due in each of `count` spans of `length` from now on.
-    pub async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn outlook(&self, length: Duration, count: i32) -> Result<Outlook, Problem> {
+        self.require_all_queues()?;
         let now = self.now();
         let parts = self.parts().store.databases().iter().map(|database| database.task_outlook(now, length, count));
-        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let parts = futures::future::try_join_all(parts).await?;
         let mut buckets = Vec::new();
         let mut starts_at = now;
         for nth in 0..usize::try_from(count).unwrap_or(0) {
@@ -44,9 +44,9 @@ impl Desk {
 
     /// The dead tasks by queue and error, over all databases, the largest group first. A caller who may not see
     /// errors has one group for each queue.
-    pub async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
+    pub(crate) async fn dead_groups(&self) -> Result<DeadGroups, Problem> {
         let parts = self.parts().store.databases().iter().map(|database| database.dead_groups());
-        let parts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let parts = futures::future::try_join_all(parts).await?;
         let at_least = parts.iter().any(|part| part.at_least);
         let mut groups: BTreeMap<_, DeadGroup> = BTreeMap::new();
         let mine = parts.into_iter().flat_map(|part| part.groups).filter(|group| self.scope.has(&group.queue));

@@ -13,7 +13,7 @@ use common::{
     },
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-pub use crate::store::outlook::Census;
+pub(crate) use crate::store::outlook::Census;
 
 /// The most tries of one turn of a queue. A turn waits up to half a second for the claims in flight, and one of
 /// those may hang.
@@ -40,14 +40,14 @@ const READS_A_PAGE: usize = 10;
 impl Desk {
     /// Sets a queue's policy. The policy is in force, on every node, for every task accepted after the answer
     /// (G12). While a database cannot be reached, nothing is changed.
-    pub async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
+    pub(crate) async fn queue_put(&self, name: QueueName, request: QueueRequest) -> Result<QueueView, Problem> {
+        self.require_queue(&name)?;
         let paused = request.paused;
         let policy = request.into_policy()?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
-            let record = home.queue_find(&name).await.map_err(|error| failed(&error))?;
+            let record = home.queue_find(&name).await?;
             let before = record.map(|record| record.queue.policy);
             desk.refuse_to_leave(before.as_ref(), &policy)?;
             desk.refuse_to_move(&name, before.as_ref(), policy.placement).await?;
@@ -56,10 +56,10 @@ impl Desk {
             }
             desk.reach_all().await?;
             let most = desk.parts().queues_max;
-            let put = turn(|| home.queue_put(&name, &policy, paused, most)).await;
-            let put = put.map_err(|error| failed(&error))?.ok_or_else(|| too_many(&name, most))?;
+            let put =
+                turn(|| home.queue_put(&name, &policy, paused, most)).await?.ok_or_else(|| too_many(&name, most))?;
             tracing::info!(queue = %name, created = put.created, paused = put.record.queue.paused, "queue set");
-            desk.turned(&name, put.turn).await?;
+            desk.announce(&name, put.turn).await?;
             Ok(desk.shown_queue(put.record).await)
         })
         .await
@@ -68,7 +68,7 @@ impl Desk {
     /// Refuses another queue beyond the limit of the token.
     async fn refuse_one_more(&self) -> Result<(), Problem> {
         if self.limits.queues.is_some() {
-            self.read_anew().await.map_err(|error| failed(&error))?;
+            self.read_anew().await?;
         }
         match self.queues_of_token() {
             Some((used, most)) if used >= most => Err(self.too_many_made(Limit::TokenQueues, most, used)),
@@ -130,31 +130,30 @@ impl Desk {
 
     /// Pauses or resumes dispatch; tasks that come due during a pause wait as `ready`. An unreachable database does
     /// not prevent the pause elsewhere: the answer then says that the queue's state in that database is uncertain.
-    pub async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
+    pub(crate) async fn queue_pause(&self, name: QueueName, paused: bool) -> Result<QueueView, Problem> {
+        self.require_queue(&name)?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
-            let paused_now = turn(|| home.queue_pause(&name, paused)).await.map_err(|error| failed(&error))?;
-            let (record, turned) = paused_now.ok_or_else(|| no_queue(&name))?;
+            let written = turn(|| home.queue_pause(&name, paused)).await?;
+            let (record, turned) = written.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, paused, "queue {}", if paused { "paused" } else { "resumed" });
-            desk.turned(&name, turned).await?;
+            desk.announce(&name, turned).await?;
             Ok(desk.shown_queue(record).await)
         })
         .await
     }
 
-    pub async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
-        self.ask_for(&name)?;
-        let record = self.parts().store.home().queue_find(&name).await.map_err(|error| failed(&error))?;
-        let record = record.ok_or_else(|| no_queue(&name))?;
+    pub(crate) async fn queue_get(&self, name: QueueName) -> Result<QueueView, Problem> {
+        self.require_queue(&name)?;
+        let record = self.parts().store.home().queue_find(&name).await?.ok_or_else(|| no_queue(&name))?;
         let views = self.with_counts(vec![record]).await;
         views.into_iter().next().ok_or_else(|| no_queue(&name))
     }
 
     /// A page of the queues that the caller may see, by name. A page may be short and still have a next one,
     /// because the number of queues examined for one page is bounded.
-    pub async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
+    pub(crate) async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
         page.validate()?;
         let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
         let home = self.parts().store.home();
@@ -164,8 +163,7 @@ impl Desk {
             // With all queues in scope, the page reads just as many as it needs. Otherwise it reads a larger
             // piece at once, as most queues are outside the caller's scope.
             let most = if self.scope.is_all() { limit } else { READ_AT_ONCE };
-            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await;
-            let read = read.map_err(|error| failed(&error))?;
+            let read = home.queue_page(after, i64::try_from(most).unwrap_or(i64::MAX)).await?;
             let ended = read.len() < most;
             next_cursor = read.last().map(|record| record.queue.name.to_string());
             records.extend(read.into_iter().filter(|record| self.scope.has(&record.queue.name)));
@@ -185,7 +183,7 @@ impl Desk {
 
     /// Counts the unfinished tasks of all queues by state, over all databases. For a caller with queues of their own
     /// it counts those queues, up to one page of them. An unreachable database turns the count into a lower bound.
-    pub async fn census(&self) -> Result<Census, Problem> {
+    pub(crate) async fn census(&self) -> Result<Census, Problem> {
         if !self.scope.is_all() {
             let list = self.queue_list(&QueuePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
             let counts = list.queues.iter().map(|queue| queue.counts).fold(Counts::default(), sum);
@@ -200,7 +198,7 @@ impl Desk {
                     census.counts = sum(census.counts, part.counts);
                     census.estimated |= part.estimated;
                 }
-                Err(error) if error.fault() == Fault::Bug => return Err(failed(&error)),
+                Err(error) if error.fault() == Fault::Bug => return Err(error.into()),
                 Err(_) => census.counts.at_least = true,
             }
         }
@@ -208,10 +206,10 @@ impl Desk {
     }
 
     /// Deletes a queue that has no unfinished task.
-    pub async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
-        self.ask_for(&name)?;
+    pub(crate) async fn queue_delete(&self, name: QueueName) -> Result<(), Problem> {
+        self.require_queue(&name)?;
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let live = desk.live(&name).await?;
             if live.total() > 0 {
                 let more = if live.at_least { " or more" } else { "" };
@@ -219,10 +217,9 @@ impl Desk {
                 return Err(Problem::conflict(detail));
             }
             let home = desk.parts().store.home();
-            let gone = turn(|| home.queue_delete(&name)).await.map_err(|error| failed(&error))?;
-            let turned = gone.ok_or_else(|| no_queue(&name))?;
+            let turned = turn(|| home.queue_delete(&name)).await?.ok_or_else(|| no_queue(&name))?;
             tracing::info!(queue = %name, "queue deleted");
-            desk.turned(&name, turned).await
+            desk.announce(&name, turned).await
         })
         .await
     }
@@ -242,14 +239,14 @@ impl Desk {
 
     /// Announces a queue's new policy to the other databases. From the answer on, every database refuses claims
     /// that do not know the policy, and tasks whose shards came from an older placement.
-    async fn turned(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
+    async fn announce(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
-        let told = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
+        let announced = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
         if let Err(error) = self.read_anew().await {
             // The change is written. Claims that do not know it are refused until this node can read the queues.
             tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, "a changed queue cannot be read back");
         }
-        let Some(error) = told.into_iter().find_map(Result::err) else { return Ok(()) };
+        let Some(error) = announced.into_iter().find_map(Result::err) else { return Ok(()) };
         tracing::warn!(error = &error as &dyn std::error::Error, queue = %name, revision = to.revision, "could not announce a queue's new policy to a database");
         let detail = format!(
             "the change is stored, but database `{}` could not be notified; its nodes follow once they reread the \
@@ -271,7 +268,7 @@ impl Desk {
     }
 
     /// Reads the queues if they have changed, because `missing` are not in the book.
-    pub(super) async fn look_for(&self, missing: &[QueueName]) -> Result<(), Error> {
+    pub(super) async fn read_missing(&self, missing: &[QueueName]) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
         // An earlier request may have read them.
@@ -284,7 +281,7 @@ impl Desk {
     }
 
     /// Creates those of `missing` that do not exist, as far as there is room.
-    pub(super) async fn create(&self, missing: Vec<QueueName>) -> Result<(), Error> {
+    pub(super) async fn create_missing(&self, missing: Vec<QueueName>) -> Result<(), Error> {
         let _alone = self.inner.reading.lock().await;
         let book = self.parts().books.load_full();
         let mut missing: Vec<QueueName> = missing.into_iter().filter(|queue| book.find(queue).is_none()).collect();
@@ -310,7 +307,7 @@ impl Desk {
     async fn live(&self, name: &QueueName) -> Result<Counts, Problem> {
         let names = std::slice::from_ref(name);
         let parts = self.parts().store.databases().iter().map(|database| database.queue_counts(names));
-        let counts = futures::future::try_join_all(parts).await.map_err(|error| failed(&error))?;
+        let counts = futures::future::try_join_all(parts).await?;
         Ok(counts.into_iter().filter_map(|mut counts| counts.remove(name)).fold(Counts::default(), sum))
     }
 

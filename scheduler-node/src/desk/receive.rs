@@ -2,7 +2,7 @@
 
 use common::wire::{DelayRoute, Message, Problem, ValidTask};
 
-use super::{Desk, limits::Limited, refusal};
+use super::{Desk, refusal, submit::Answered};
 use crate::{
     loops::submit::submitter::{Answer, Unstored},
     traces::Way,
@@ -13,7 +13,7 @@ const SOURCE: &str = "amqp";
 
 /// The outcome for one message.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Taken {
+pub(crate) enum ReceiveOutcome {
     /// The message is durable as a task, or another task answers for it.
     Durable,
     /// The message cannot be a task.
@@ -24,7 +24,7 @@ pub enum Taken {
 
 impl Desk {
     /// Returns one outcome for each message, in their order. A message with a way goes on along it when it is due.
-    pub async fn receive(&self, messages: &[(Option<&DelayRoute>, &Message)]) -> Vec<Taken> {
+    pub(crate) async fn receive(&self, messages: &[(Option<&DelayRoute>, &Message)]) -> Vec<ReceiveOutcome> {
         let (now, limits) = (self.now(), self.limits());
         let read: Vec<Result<ValidTask, Problem>> = messages
             .iter()
@@ -33,29 +33,18 @@ impl Desk {
                 None => message.submitted(now, &limits),
             })
             .collect();
-        let (read, _room) = self.admitted(read, Limited::All).await;
-        let mut taken = Vec::with_capacity(read.len());
-        let (mut places, mut tasks) = (Vec::new(), Vec::new());
-        for (place, task) in read.into_iter().enumerate() {
-            match task {
-                Ok(mut task) => {
-                    places.push((place, self.traced(&mut task)));
-                    tasks.push(task);
-                    taken.push(Taken::Durable);
-                }
-                Err(problem) => taken.push(Taken::Refused(problem)),
-            }
+        self.store(read, Way::Amqp, SOURCE).await.into_iter().map(outcome).collect()
+    }
+}
+
+fn outcome(answered: Result<Answered, Problem>) -> ReceiveOutcome {
+    match answered {
+        Ok((_, Ok(Answer::Stored(_)))) => ReceiveOutcome::Durable,
+        Ok((_, Ok(Answer::Keyed(put)))) => {
+            refusal::put(put).map_or_else(ReceiveOutcome::Refused, |_| ReceiveOutcome::Durable)
         }
-        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for ((place, traced), stored) in places.into_iter().zip(stored) {
-            self.trace(traced, Way::Amqp, &stored);
-            taken[place] = match stored {
-                Ok(Answer::Stored(_)) => Taken::Durable,
-                Ok(Answer::Keyed(put)) => refusal::put(put).map_or_else(Taken::Refused, |_| Taken::Durable),
-                Err(error @ Unstored::Refused(_)) => Taken::Refused(refusal::unstored(&error)),
-                Err(error) => Taken::Again(error.to_string()),
-            };
-        }
-        taken
+        Ok((_, Err(error @ Unstored::Refused(_)))) => ReceiveOutcome::Refused(error.into()),
+        Ok((_, Err(error))) => ReceiveOutcome::Again(error.to_string()),
+        Err(problem) => ReceiveOutcome::Refused(problem),
     }
 }

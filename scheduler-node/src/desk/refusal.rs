@@ -15,8 +15,28 @@ use crate::{
 /// `Retry-After` in seconds: about as long as a store takes to come back or to get out of the way.
 const AGAIN_AFTER_S: u32 = 1;
 
+/// The problem for a failed statement. Logs the failure; callers need not.
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        failed(&error)
+    }
+}
+
+/// The problem for a failed request to etcd. Logs the failure; callers need not.
+impl From<coordination::Error> for Problem {
+    fn from(error: coordination::Error) -> Self {
+        uncoordinated(&error)
+    }
+}
+
+impl From<Unstored> for Problem {
+    fn from(error: Unstored) -> Self {
+        unstored(&error)
+    }
+}
+
 /// The problem for a submission that is not stored, or not known to be stored: the client has to send it again.
-pub(super) fn unstored(error: &Unstored) -> Problem {
+fn unstored(error: &Unstored) -> Problem {
     let detail = match error {
         Unstored::Refused(why) => {
             return Problem::unprocessable(format!("the database refuses the task, and will refuse it again: {why}"));
@@ -55,8 +75,7 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
     }
 }
 
-/// The problem for a failed statement. Logs the failure; callers need not.
-pub(super) fn failed(error: &Error) -> Problem {
+fn failed(error: &Error) -> Problem {
     let database = &error.database;
     if is_ours(error) {
         let op = error.op;
@@ -88,8 +107,7 @@ pub(super) fn failed(error: &Error) -> Problem {
     Problem::unavailable(detail).retry_after(AGAIN_AFTER_S)
 }
 
-/// The problem for a failed request to etcd. Logs the failure; callers need not.
-pub(super) fn uncoordinated(error: &coordination::Error) -> Problem {
+fn uncoordinated(error: &coordination::Error) -> Problem {
     use coordination::Error;
     let detail = match error {
         Error::Unanswered { op: EtcdOp::DrainWrite, .. } => {

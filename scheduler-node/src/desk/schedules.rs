@@ -15,7 +15,7 @@ use common::{
     },
 };
 
-use super::{Desk, limits::Limited, refusal::failed, to_its_end};
+use super::{Desk, limits::AppliedLimits, run_to_end};
 use crate::{
     internal::{self, Origin},
     store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
@@ -26,10 +26,10 @@ const TRIES: usize = 10;
 
 /// A schedule that was put.
 #[derive(Debug)]
-pub struct PutSchedule {
-    pub view: ScheduleView,
+pub(crate) struct PutSchedule {
+    pub(crate) view: ScheduleView,
     /// Whether the request created it.
-    pub created: bool,
+    pub(crate) created: bool,
 }
 
 /// The number of next fire times that the answer to a change shows.
@@ -37,16 +37,20 @@ const NEXT_SHOWN: usize = 5;
 
 impl Desk {
     /// Sets a schedule. Fire times that are already decided still get the tasks of the schedule before the change.
-    pub async fn schedule_put(&self, name: ScheduleName, request: ScheduleRequest) -> Result<PutSchedule, Problem> {
+    pub(crate) async fn schedule_put(
+        &self,
+        name: ScheduleName,
+        request: ScheduleRequest,
+    ) -> Result<PutSchedule, Problem> {
         let valid = request.validate(self.now(), &self.limits())?;
-        self.ask_for(&valid.rules.queue)?;
-        self.know([&valid.rules.queue]).await;
+        self.require_queue(&valid.rules.queue)?;
+        self.read_unknown([&valid.rules.queue]).await;
         self.admit_payload(&valid.rules.queue, &valid.payload)?;
-        if !self.open([&valid.rules.queue]).await.is_empty() {
+        if !self.create_unknown([&valid.rules.queue]).await.is_empty() {
             return Err(self.no_queue_more(&valid.rules.queue));
         }
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             for _ in 0..TRIES {
                 if let Some((record, created)) = desk.put_once(&name, &valid).await? {
                     tracing::info!(schedule = %name, created, "schedule set");
@@ -65,7 +69,7 @@ impl Desk {
         valid: &ValidSchedule,
     ) -> Result<Option<(ScheduleRecord, bool)>, Problem> {
         let home = self.parts().store.home();
-        let before = home.schedule_read(name).await.map_err(|error| failed(&error))?;
+        let before = home.schedule_read(name).await?;
         if before.as_ref().is_some_and(|before| !self.scope.has(&before.rules.queue)) {
             return Err(Problem::conflict(format!(
                 "the name `{name}` is in use; choose another name for the schedule"
@@ -82,14 +86,14 @@ impl Desk {
             None => ScheduleState::new(&valid.calendar, now),
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
-        let wish = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let change = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
         let of_queue = self.parts().books.load().get(&valid.rules.queue).policy.max_schedules;
         let quota = ScheduleQuota { of_queue, of_caller: self.limits.schedules, queues: self.scope.patterns() };
         let put = match &before {
-            Some(before) => home.schedule_change(name, before.revision, wish, quota).await,
-            None => home.schedule_add(name, wish, quota).await,
+            Some(before) => home.schedule_change(name, before.revision, change, quota).await,
+            None => home.schedule_add(name, change, quota).await,
         };
-        match put.map_err(|error| failed(&error))? {
+        match put? {
             Written::Done(record) => Ok(Some((*record, before.is_none()))),
             Written::Overtaken => Ok(None),
             Written::QueueFull(used) => {
@@ -102,9 +106,9 @@ impl Desk {
     }
 
     /// Pauses or resumes a schedule. The fire times during the pause are not made up.
-    pub async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
+    pub(crate) async fn schedule_pause(&self, name: ScheduleName, paused: bool) -> Result<ScheduleView, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             for _ in 0..TRIES {
                 let before = desk.schedule(&name).await?;
                 let now = desk.now();
@@ -114,8 +118,8 @@ impl Desk {
                 let wake_at = state.wake_at(now);
                 let turn = FireDecision { fires: Vec::new(), skipped: 0, missed: 0, state, wake_at };
                 let home = desk.parts().store.home();
-                let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await;
-                if let Some(record) = turned.map_err(|error| failed(&error))? {
+                let turned = home.schedule_turn(&name, before.revision, &turn, &[], Duration::ZERO).await?;
+                if let Some(record) = turned {
                     tracing::info!(schedule = %name, paused, "schedule {}", if paused { "paused" } else { "resumed" });
                     return Ok(desk.shown_schedule(record, NEXT_SHOWN));
                 }
@@ -126,18 +130,18 @@ impl Desk {
     }
 
     /// A schedule with its next `next` fire times.
-    pub async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
+    pub(crate) async fn schedule_get(&self, name: ScheduleName, next: usize) -> Result<ScheduleView, Problem> {
         Ok(self.shown_schedule(self.schedule(&name).await?, next))
     }
 
     /// One page of schedules, by name, without payloads.
-    pub async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
+    pub(crate) async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
         page.validate()?;
         let limit = i64::from(page.limit());
         let home = self.parts().store.home();
         let mut after = page.cursor;
         loop {
-            let records = home.schedule_list(after.as_deref(), limit).await.map_err(|error| failed(&error))?;
+            let records = home.schedule_list(after.as_deref(), limit).await?;
             let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
             after = records.last().filter(|_| full).map(|last| last.name.to_string());
             let own = records.iter().filter(|record| self.scope.has(&record.rules.queue));
@@ -155,7 +159,7 @@ impl Desk {
     }
 
     /// Makes a task now, outside the calendar. The task plays no part in the rule for overlaps.
-    pub async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
+    pub(crate) async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
         let now = self.now();
         let wait = |wait_ms| Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0));
@@ -174,19 +178,19 @@ impl Desk {
             expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
             envelope: None,
         };
-        Ok(self.store_one(task, Limited::No).await?.view)
+        self.store_one(task, AppliedLimits::No).await
     }
 
     /// Deletes a schedule. Fire times that are already decided still get tasks, and existing tasks stay.
-    pub async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
+    pub(crate) async fn schedule_delete(&self, name: ScheduleName) -> Result<(), Problem> {
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let home = desk.parts().store.home();
             for _ in 0..TRIES {
                 // A caller who may not see all schedules deletes the schedule that was read, not one that took
                 // its place.
                 let read = if desk.scope.is_all() { None } else { Some(desk.schedule(&name).await?.revision) };
-                if home.schedule_delete(&name, read).await.map_err(|error| failed(&error))? {
+                if home.schedule_delete(&name, read).await? {
                     tracing::info!(schedule = %name, "schedule deleted");
                     return Ok(());
                 }
@@ -200,7 +204,7 @@ impl Desk {
     }
 
     async fn schedule(&self, name: &ScheduleName) -> Result<ScheduleRecord, Problem> {
-        let found = self.parts().store.home().schedule_read(name).await.map_err(|error| failed(&error))?;
+        let found = self.parts().store.home().schedule_read(name).await?;
         found.filter(|record| self.scope.has(&record.rules.queue)).ok_or_else(|| no_schedule(name))
     }
 

@@ -10,16 +10,16 @@ use common::{
     wire::Problem,
 };
 
-use super::{Desk, refusal::failed};
+use super::Desk;
 
 impl Desk {
     /// The same desk, for a caller who may see these queues only.
-    pub fn within(&self, scope: Scope) -> Self {
+    pub(crate) fn within(&self, scope: Scope) -> Self {
         Self { scope, ..self.clone() }
     }
 
     /// The same desk, for this caller.
-    pub fn of(&self, caller: &Caller) -> Self {
+    pub(crate) fn of(&self, caller: &Caller) -> Self {
         Self {
             caller: Arc::clone(&caller.name),
             shows_data: caller.may(Permission::Payloads),
@@ -29,7 +29,7 @@ impl Desk {
     }
 
     /// Refuses a queue outside the caller's scope.
-    pub(super) fn ask_for(&self, queue: &QueueName) -> Result<(), Problem> {
+    pub(super) fn require_queue(&self, queue: &QueueName) -> Result<(), Problem> {
         if self.scope.has(queue) {
             return Ok(());
         }
@@ -38,9 +38,9 @@ impl Desk {
     }
 
     /// Refuses tasks of all queues to a caller who may see only some queues.
-    pub(super) fn ask_for_tasks(&self, queue: Option<&QueueName>) -> Result<(), Problem> {
+    pub(super) fn require_queue_or_all(&self, queue: Option<&QueueName>) -> Result<(), Problem> {
         match queue {
-            Some(queue) => self.ask_for(queue),
+            Some(queue) => self.require_queue(queue),
             None if self.scope.is_all() => Ok(()),
             None => {
                 let detail =
@@ -52,18 +52,18 @@ impl Desk {
 
     /// Refuses a task outside the caller's scope. A task never changes its queue, so the check still holds at a
     /// later write.
-    pub(super) async fn ask_for_task(&self, id: TaskId) -> Result<(), Problem> {
+    pub(super) async fn require_task(&self, id: TaskId) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());
         }
-        match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
+        match self.database(id)?.task_read(id).await? {
             Some(task) if self.scope.has(&task.queue) => Ok(()),
-            _ => Err(self.missing(id).await),
+            _ => Err(self.missing_task(id).await),
         }
     }
 
     /// Refuses a request about all queues to a caller who may see only some of them.
-    pub fn ask_for_everything(&self) -> Result<(), Problem> {
+    pub(crate) fn require_all_queues(&self) -> Result<(), Problem> {
         if self.scope.is_all() {
             return Ok(());
         }

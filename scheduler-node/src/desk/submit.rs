@@ -9,9 +9,9 @@ use common::{
     wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
 };
 
-use super::{Desk, limits::Limited, meter::Admission, refusal, trace::Traced};
+use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
-    loops::submit::submitter::{Answer, Stored},
+    loops::submit::submitter::{Answer, Stored, Unstored},
     store::put::{Put, PutOutcome},
     traces::Way,
 };
@@ -19,116 +19,118 @@ use crate::{
 /// The label of this source in the metrics.
 const SOURCE: &str = "http";
 
-/// A task that is durable.
-#[derive(Clone, Debug)]
-pub struct Submitted {
-    pub view: TaskView,
-    /// Whether an earlier task answers for this submission.
-    pub duplicate: bool,
-}
-
-/// The position of a task in its batch, and the values that its receipt needs.
-struct Placed {
-    place: usize,
-    queue: QueueName,
-    traced: Option<Traced>,
-}
+/// The submitter's answer for a task, and the task's queue.
+pub(super) type Answered = (QueueName, Result<Answer, Unstored>);
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
-    pub async fn submit(&self, request: TaskRequest) -> Result<Submitted, Problem> {
+    pub(crate) async fn submit(&self, request: TaskRequest) -> Result<TaskView, Problem> {
         let task = request.validate(self.now(), &self.limits())?;
-        self.ask_for_all(&task)?;
-        self.store_one(task, Limited::All).await
+        self.require_queues_of(&task)?;
+        self.store_one(task, AppliedLimits::All).await
     }
 
-    pub(super) async fn store_one(&self, task: ValidTask, limited: Limited) -> Result<Submitted, Problem> {
-        let (mut admitted, _room) = self.admitted(vec![Ok(task)], limited).await;
+    pub(super) async fn store_one(&self, task: ValidTask, limited: AppliedLimits) -> Result<TaskView, Problem> {
+        let (mut admitted, _room) = self.admit_all(vec![Ok(task)], limited).await;
         let mut task = admitted.pop().expect("one task, one answer")?;
-        let traced = self.traced(&mut task);
+        let hop = self.parts().traces.submitting(&mut task);
         let shown = task.clone();
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
-        self.trace(traced, Way::Http, &answer);
-        let stored = match answer.map_err(|error| refusal::unstored(&error))? {
+        self.trace(hop, &shown.queue, Way::Http, &answer);
+        let stored = match answer? {
             Answer::Stored(stored) => stored,
             Answer::Keyed(put) => match refusal::put(put)? {
                 put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
                     Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
                 }
                 // The task existed already, or its view has to list the tasks for which it waits.
-                put => return self.as_it_is(put).await,
+                put => return self.current_view(put).await,
             },
         };
         let max_attempts =
             shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
         let mut new = shown.into_new(stored.id);
         new.due_at = stored.due_at;
-        Ok(Submitted { view: TaskView::of_new(&new, stored.created_at, max_attempts), duplicate: false })
+        Ok(TaskView::of_new(&new, stored.created_at, max_attempts))
     }
 
     /// The current view of the task that was written or that answers for the submission. Callers see the data
     /// of a task that they submitted themselves.
-    async fn as_it_is(&self, put: Put) -> Result<Submitted, Problem> {
+    async fn current_view(&self, put: Put) -> Result<TaskView, Problem> {
         let duplicate = put.outcome != PutOutcome::Created;
         let shows_data = self.shows_data || !duplicate;
         let view = Self { shows_data, ..self.clone() }.get(put.id).await?;
-        Ok(Submitted { view: TaskView { duplicate, ..view }, duplicate })
+        Ok(TaskView { duplicate, ..view })
     }
 
     /// Returns one answer for each task, in their order. An invalid task does not affect the others.
-    pub async fn submit_batch(&self, requests: Vec<Result<TaskRequest, Problem>>) -> Vec<Result<TaskReceipt, Problem>> {
+    pub(crate) async fn submit_batch(
+        &self,
+        requests: Vec<Result<TaskRequest, Problem>>,
+    ) -> Vec<Result<TaskReceipt, Problem>> {
         let (now, limits) = (self.now(), self.limits());
         let checked: Vec<_> = requests.into_iter().map(|request| self.checked(request?, now, &limits)).collect();
-        let (checked, _room) = self.admitted(checked, Limited::All).await;
-        let mut answers: Vec<Option<Result<TaskReceipt, Problem>>> = Vec::with_capacity(checked.len());
-        let (mut placed, mut tasks) = (Vec::new(), Vec::new());
-        for (place, task) in checked.into_iter().enumerate() {
-            match task {
-                Ok(mut task) => {
-                    let traced = self.traced(&mut task);
-                    placed.push(Placed { place, queue: task.queue.clone(), traced });
-                    tasks.push(task);
-                    answers.push(None);
-                }
-                Err(problem) => answers.push(Some(Err(problem))),
-            }
-        }
-        let stored = self.parts().submitter.submit(tasks, SOURCE).await;
-        for (Placed { place, queue, traced }, stored) in placed.into_iter().zip(stored) {
-            self.trace(traced, Way::Batch, &stored);
-            let answer = stored.map_err(|error| refusal::unstored(&error)).and_then(|answer| receipt(queue, answer));
-            answers[place] = Some(answer);
-        }
-        answers.into_iter().map(|answer| answer.expect("every task has its answer")).collect()
+        let answers = self.store(checked, Way::Batch, SOURCE).await;
+        let receipt = |answered: Result<Answered, Problem>| {
+            let (queue, answer) = answered?;
+            receipt(queue, answer?)
+        };
+        answers.into_iter().map(receipt).collect()
+    }
+
+    /// Stores those of `tasks` that their queues and limits admit. Returns one answer for each, in their order.
+    pub(super) async fn store(
+        &self,
+        tasks: Vec<Result<ValidTask, Problem>>,
+        way: Way,
+        source: &'static str,
+    ) -> Vec<Result<Answered, Problem>> {
+        let (tasks, _room) = self.admit_all(tasks, AppliedLimits::All).await;
+        let mut admitted = Vec::with_capacity(tasks.len());
+        let mut send = |task: Result<ValidTask, Problem>| {
+            let mut task = task?;
+            let sent = (self.parts().traces.submitting(&mut task), task.queue.clone());
+            admitted.push(task);
+            Ok(sent)
+        };
+        let sent: Vec<Result<_, Problem>> = tasks.into_iter().map(&mut send).collect();
+        let mut answers = self.parts().submitter.submit(admitted, source).await.into_iter();
+        let answered = |sent: Result<_, Problem>| {
+            let (hop, queue) = sent?;
+            let answer = answers.next().expect("every task has its answer");
+            self.trace(hop, &queue, way, &answer);
+            Ok((queue, answer))
+        };
+        sent.into_iter().map(answered).collect()
     }
 
     fn checked(&self, request: TaskRequest, now: UnixMicros, limits: &Limits) -> Result<ValidTask, Problem> {
         let task = request.validate(now, limits)?;
-        self.ask_for_all(&task).map(|()| task)
+        self.require_queues_of(&task).map(|()| task)
     }
 
     /// Refuses a task that names a queue outside the caller's scope.
-    fn ask_for_all(&self, task: &ValidTask) -> Result<(), Problem> {
-        named(task).try_for_each(|queue| self.ask_for(queue))
+    fn require_queues_of(&self, task: &ValidTask) -> Result<(), Problem> {
+        queues_of(task).try_for_each(|queue| self.require_queue(queue))
     }
 
     /// Returns the tasks that may be stored. Creates, on their first use, the queues of these tasks only:
     /// neither the queue of a refused task nor one that a task merely depends on. Keep the [`Admission`] until
     /// the tasks are answered.
-    pub(super) async fn admitted(
+    pub(super) async fn admit_all(
         &self,
         tasks: Vec<Result<ValidTask, Problem>>,
-        limited: Limited,
+        limited: AppliedLimits,
     ) -> (Vec<Result<ValidTask, Problem>>, Admission) {
         // A message on its way to another exchange needs no queue of its own.
         let needs_queue = |task: &&ValidTask| task.envelope.is_none();
-        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(named).collect();
-        self.know(queues).await;
+        let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).flat_map(queues_of).collect();
+        self.read_unknown(queues).await;
         let admit = |task: ValidTask| if task.envelope.is_none() { self.admit(&task).map(|()| task) } else { Ok(task) };
         let tasks: Vec<_> = tasks.into_iter().map(|task| task.and_then(admit)).collect();
         let (mut tasks, admission) = self.within_limits(tasks, limited).await;
         let queues: BTreeSet<&QueueName> = tasks.iter().flatten().filter(needs_queue).map(|task| &task.queue).collect();
-        let refused = self.open(queues).await;
+        let refused = self.create_unknown(queues).await;
         if !refused.is_empty() {
             for task in &mut tasks {
                 if let Ok(valid) = task
@@ -144,13 +146,13 @@ impl Desk {
 
     /// Creates the queues that do not exist, where submissions may create queues. Returns those for which there is no
     /// room. When the database cannot say, a task is accepted all the same: its queue has the default policy.
-    pub(super) async fn open(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
+    pub(super) async fn create_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) -> BTreeSet<QueueName> {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if missing.is_empty() || !self.parts().auto_create {
             return BTreeSet::new();
         }
-        if let Err(error) = self.create(missing.clone()).await {
+        if let Err(error) = self.create_missing(missing.clone()).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "could not create the queues of a submission");
             return BTreeSet::new();
         }
@@ -181,11 +183,11 @@ impl Desk {
     }
 
     /// Reads those of `queues` that are not in this node's book, if they exist.
-    pub(super) async fn know(&self, queues: impl IntoIterator<Item = &QueueName>) {
+    pub(super) async fn read_unknown(&self, queues: impl IntoIterator<Item = &QueueName>) {
         let book = self.parts().books.load_full();
         let missing: Vec<QueueName> = queues.into_iter().filter(|queue| book.find(queue).is_none()).cloned().collect();
         if !missing.is_empty()
-            && let Err(error) = self.look_for(&missing).await
+            && let Err(error) = self.read_missing(&missing).await
         {
             tracing::debug!(error = &error as &dyn std::error::Error, "the queues cannot be read");
         }
@@ -193,7 +195,7 @@ impl Desk {
 }
 
 /// The queues that a task names: its own and those of its dependencies.
-pub(super) fn named(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
+pub(super) fn queues_of(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
     std::iter::once(&task.queue).chain(task.depends_on.iter().map(|other| &other.queue))
 }
 

@@ -10,7 +10,7 @@ use common::{
     wire::{CancelAnswer, ChangeRequest, Problem, TaskView, ValidChange, format},
 };
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
@@ -20,32 +20,32 @@ use crate::{
 };
 
 impl Desk {
-    pub async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
         let database = self.database(id)?;
-        let Some(task) = database.task_read(id).await.map_err(|error| failed(&error))? else {
-            return Err(self.missing(id).await);
+        let Some(task) = database.task_read(id).await? else {
+            return Err(self.missing_task(id).await);
         };
         if !self.scope.has(&task.queue) {
-            return Err(self.missing(id).await);
+            return Err(self.missing_task(id).await);
         }
         let depends_on = match task.state {
-            TaskState::Waiting => database.task_dependencies(id).await.map_err(|error| failed(&error))?,
+            TaskState::Waiting => database.task_dependencies(id).await?,
             _ => Vec::new(),
         };
         Ok(TaskView { depends_on, ..self.shown(task) })
     }
 
     /// Changes a task that is not claimed yet.
-    pub async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
+    pub(crate) async fn change(&self, id: TaskId, request: ChangeRequest) -> Result<TaskView, Problem> {
         let change = request.validate(self.now(), &self.limits())?;
         let desk = self.clone();
-        to_its_end(async move {
-            desk.ask_for_task(id).await?;
+        run_to_end(async move {
+            desk.require_task(id).await?;
             desk.check_format(id, &change).await?;
-            match desk.database(id)?.task_change(id, &change).await.map_err(|error| failed(&error))? {
-                Guarded::Done(task) => Ok(desk.written(task)),
+            match desk.database(id)?.task_change(id, &change).await? {
+                Guarded::Done(task) => Ok(desk.changed(task)),
                 Guarded::Refused(task) => Err(unchanged(&task, &change)),
-                Guarded::Missing => Err(desk.missing(id).await),
+                Guarded::Missing => Err(desk.missing_task(id).await),
             }
         })
         .await
@@ -55,19 +55,19 @@ impl Desk {
     async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
         let Some(payload) = &change.payload else { return Ok(()) };
         // A task never changes its queue, so the queue read here is still the task's when the change is written.
-        match self.database(id)?.task_read(id).await.map_err(|error| failed(&error))? {
+        match self.database(id)?.task_read(id).await? {
             Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
-            None => Err(self.missing(id).await),
+            None => Err(self.missing_task(id).await),
         }
     }
 
     /// Cancels a task that is not claimed yet. A repeated request gets the same answer.
-    pub async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+    pub(crate) async fn cancel(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
-            desk.ask_for_task(id).await?;
+        run_to_end(async move {
+            desk.require_task(id).await?;
             let keep = Keep::of(&desk.parts().books.load());
-            let attempt = match desk.database(id)?.task_cancel(id, &keep).await.map_err(|error| failed(&error))? {
+            let attempt = match desk.database(id)?.task_cancel(id, &keep).await? {
                 Guarded::Done(cancelled) => {
                     desk.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
                     tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
@@ -75,7 +75,7 @@ impl Desk {
                 }
                 Guarded::Refused(task) if task.state == TaskState::Cancelled => task.attempt,
                 Guarded::Refused(task) => return Err(Problem::in_flight(task.state)),
-                Guarded::Missing => return Err(desk.missing(id).await),
+                Guarded::Missing => return Err(desk.missing_task(id).await),
             };
             Ok(CancelAnswer { id, outcome: cancel_outcome(TaskState::Cancelled, attempt)? })
         })
@@ -83,9 +83,9 @@ impl Desk {
     }
 
     /// Cancels a task that is not claimed yet. If it is claimed, asks its consumer to stop.
-    pub async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
+    pub(crate) async fn stop(&self, id: TaskId) -> Result<CancelAnswer, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
+        run_to_end(async move {
             let refused = match desk.cancel(id).await {
                 Err(problem) if problem.state.is_some_and(TaskState::is_in_flight) => problem,
                 answer => return answer,
@@ -96,7 +96,7 @@ impl Desk {
                               asked to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
             }
-            match desk.database(id)?.task_stop(id).await.map_err(|error| failed(&error))? {
+            match desk.database(id)?.task_stop(id).await? {
                 Guarded::Done(task) => {
                     tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is asked to stop");
                     Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
@@ -109,47 +109,47 @@ impl Desk {
     }
 
     /// Makes a task that is not claimed yet due now.
-    pub async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn run(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
-            desk.ask_for_task(id).await?;
-            match desk.database(id)?.task_run(id).await.map_err(|error| failed(&error))? {
-                Guarded::Done(task) => Ok(desk.written(task)),
+        run_to_end(async move {
+            desk.require_task(id).await?;
+            match desk.database(id)?.task_run(id).await? {
+                Guarded::Done(task) => Ok(desk.changed(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
-                Guarded::Missing => Err(desk.missing(id).await),
+                Guarded::Missing => Err(desk.missing_task(id).await),
             }
         })
         .await
     }
 
     /// Gives a dead task new attempts. The first of them is due now.
-    pub async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
+    pub(crate) async fn retry(&self, id: TaskId) -> Result<TaskView, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
-            desk.ask_for_task(id).await?;
+        run_to_end(async move {
+            desk.require_task(id).await?;
             let database = desk.database(id)?;
             let revived = match database.task_revive(id).await {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
-                revived => revived.map_err(|error| failed(&error))?,
+                revived => revived?,
             };
             match revived {
-                Guarded::Done(task) => Ok(desk.written(task)),
+                Guarded::Done(task) => Ok(desk.changed(task)),
                 Guarded::Refused(task) => {
                     let detail = format!("only a dead task can be retried, but this one is {}", task.state);
                     Err(Problem::conflict(detail).with_state(task.state))
                 }
-                Guarded::Missing => Err(desk.missing(id).await),
+                Guarded::Missing => Err(desk.missing_task(id).await),
             }
         })
         .await
     }
 
     /// Applies a consumer's report on one attempt.
-    pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
+    pub(crate) async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<TaskView, Problem> {
         let desk = self.clone();
-        to_its_end(async move {
-            desk.ask_for_task(id).await?;
-            let reported = desk.parts().reporter.report(id, attempt, body).await.map_err(|error| failed(&error))?;
+        run_to_end(async move {
+            desk.require_task(id).await?;
+            let reported = desk.parts().reporter.report(id, attempt, body).await?;
             match reported {
                 Reported::Applied { .. } => {}
                 Reported::Stale { state, attempt: newest } => return Err(stale(attempt, state, newest)),
@@ -168,7 +168,7 @@ impl Desk {
     }
 
     /// The view of a task that a request has just changed. Tells the task's owner the moment of its next action.
-    fn written(&self, task: TaskRecord) -> TaskView {
+    fn changed(&self, task: TaskRecord) -> TaskView {
         self.parts().nudger.written(task.id, task.wake_at);
         tracing::debug!(task = %task.id, queue = %task.queue, due_at = %task.due_at, "task changed by hand");
         self.shown(task)

@@ -7,7 +7,7 @@ use common::wire::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Desk, refusal::failed, to_its_end};
+use super::{Desk, run_to_end};
 use crate::{
     access,
     loops::upkeep::token_reader::read_anew,
@@ -17,16 +17,16 @@ use crate::{
 impl Desk {
     /// Creates a token in the name of `by`. It is in force on this node from the answer on, on the others
     /// within half a second.
-    pub async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn token_add(&self, request: TokenRequest, by: &str) -> Result<TokenView, Problem> {
+        self.require_all_queues()?;
         let valid = request.validate(self.now())?;
         self.refuse_first()?;
         self.refuse_configured(&valid.name)?;
         let (desk, by) = (self.clone(), by.to_owned());
-        to_its_end(async move {
+        run_to_end(async move {
             let token = access::fresh_token();
             let added = desk.parts().store.home().token_add(&valid, &Sha256::digest(&token), &by).await;
-            let record = match added.map_err(|error| failed(&error))? {
+            let record = match added? {
                 TokenAdded::Made(record) => record,
                 TokenAdded::NameTaken => {
                     let detail =
@@ -47,13 +47,13 @@ impl Desk {
     }
 
     /// Revokes a token in the name of `by`. This node refuses it from the answer on, the others within half a second.
-    pub async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn token_revoke(&self, name: &str, by: &str) -> Result<TokenView, Problem> {
+        self.require_all_queues()?;
         check_name(name)?;
         self.refuse_configured(name)?;
         let (desk, name, by) = (self.clone(), name.to_owned(), by.to_owned());
-        to_its_end(async move {
-            let revoked = desk.parts().store.home().token_revoke(&name, &by).await.map_err(|error| failed(&error))?;
+        run_to_end(async move {
+            let revoked = desk.parts().store.home().token_revoke(&name, &by).await?;
             let no_token = || Problem::not_found(format!("there is no valid token `{name}`"));
             let record = revoked.ok_or_else(no_token)?;
             tracing::info!(token = name, by, "token revoked");
@@ -65,13 +65,13 @@ impl Desk {
 
     /// One page, newest first, revoked tokens included. The first page starts with the tokens of this node's
     /// configuration.
-    pub async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
-        self.ask_for_everything()?;
+    pub(crate) async fn token_list(&self, page: TokenPage) -> Result<TokenList, Problem> {
+        self.require_all_queues()?;
         page.validate()?;
         let limit = i64::from(page.limit());
         let before = page.cursor.map(|cursor| cursor.0);
         let home = self.parts().store.home();
-        let records = home.token_list(before, limit).await.map_err(|error| failed(&error))?;
+        let records = home.token_list(before, limit).await?;
         let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
         let next_cursor = records.last().filter(|_| full).map(|last| TokenCursor(last.id));
         let configured = if before.is_none() { self.parts().access.configured() } else { &[] };

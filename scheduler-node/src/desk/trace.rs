@@ -3,7 +3,7 @@
 use common::{
     ids::QueueName,
     task::{TraceContext, trace::Upstream},
-    wire::{Problem, TaskReceipt, TaskRequest, ValidTask},
+    wire::{Problem, TaskReceipt, TaskRequest},
 };
 
 use super::Desk;
@@ -15,17 +15,11 @@ use crate::{
 /// The most traces of a batch's tasks to which the batch's own hop is linked. The tasks name their traces anyway.
 const MAX_LINKS: usize = 128;
 
-/// A task on its way into the database whose trace is recorded.
-pub(super) struct Traced {
-    hop: Hop,
-    queue: QueueName,
-}
-
 impl Desk {
     /// [`Desk::submit_batch`] for a client that may have a trace of its own. The batch is then a hop of that
     /// trace, with the hops of its tasks below. Tasks that name traces of their own stay in those, and the
     /// batch is linked to them.
-    pub async fn submit_batch_for(
+    pub(crate) async fn submit_batch_for(
         &self,
         upstream: Option<Upstream>,
         mut requests: Vec<Result<TaskRequest, Problem>>,
@@ -51,19 +45,15 @@ impl Desk {
         answers
     }
 
-    pub(super) fn traced(&self, task: &mut ValidTask) -> Option<Traced> {
-        self.parts().traces.submitting(task).map(|hop| Traced { hop, queue: task.queue.clone() })
-    }
-
-    /// Records the outcome of a submission.
-    pub(super) fn trace(&self, traced: Option<Traced>, way: Way, answer: &Result<Answer, Unstored>) {
-        let Some(Traced { hop, queue }) = traced else { return };
+    /// Records the outcome of a submission whose trace is recorded.
+    pub(super) fn trace(&self, hop: Option<Hop>, queue: &QueueName, way: Way, answer: &Result<Answer, Unstored>) {
+        let Some(hop) = hop else { return };
         let outcome = match answer {
             Ok(Answer::Stored(stored)) => Ok(stored.id),
             Ok(Answer::Keyed(put)) => Ok(put.id),
             Err(error) => Err(error.to_string()),
         };
         let done = Done::Submitted(Submitted { way, outcome });
-        self.parts().traces.record(&hop, Step { queue: Some(&queue), done });
+        self.parts().traces.record(&hop, Step { queue: Some(queue), done });
     }
 }

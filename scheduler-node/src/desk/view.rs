@@ -25,7 +25,7 @@ impl Desk {
     }
 
     /// Refuses an answer that consists of data to a caller whose role shows none.
-    pub(super) fn ask_for_data(&self, of: &str) -> Result<(), Problem> {
+    pub(super) fn require_data(&self, of: &str) -> Result<(), Problem> {
         if self.shows_data {
             return Ok(());
         }
@@ -33,8 +33,8 @@ impl Desk {
     }
 
     /// Refuses a filter by error texts to a caller who may see no data: the matches would reveal the texts.
-    pub(super) fn ask_for_errors(&self, error: Option<&String>) -> Result<(), Problem> {
-        error.map_or(Ok(()), |_| self.ask_for_data("the filter `error` searches the error texts of consumers"))
+    pub(super) fn require_error_texts(&self, error: Option<&String>) -> Result<(), Problem> {
+        error.map_or(Ok(()), |_| self.require_data("the filter `error` searches the error texts of consumers"))
     }
 }
 

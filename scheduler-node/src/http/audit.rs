@@ -1,4 +1,4 @@
-//! The audit: its routes, and the note that is made once a request has been answered.
+//! The audit log: its route, and the event that is recorded once a request has been answered.
 
 use std::net::SocketAddr;
 
@@ -13,56 +13,67 @@ use common::{
     wire::{AuditList, ListAnswer, ScheduleView, TaskView},
 };
 
-use super::{Asked, query, refusal::Refusal};
-use crate::audit::{Audit, Deed, SCHEDULE_READ, TASK_LIST, TASK_READ};
+use super::{ROUTES, Route, Scoped, query, refusal::Refusal};
+use crate::audit::{Audit, AuditAction, AuditEvent};
 
 /// The header by which a client finds its request in the audit.
 const REQUEST_ID: &str = "x-request-id";
 
-pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<AuditList>, Refusal> {
-    Ok(Json(asked.desk.audit_list(query::audit_filter(&uri)?).await?))
+pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<AuditList>, Refusal> {
+    Ok(Json(scoped.desk.audit_list(query::audit_filter(&uri)?).await?))
 }
 
-/// Details of a deed that its path does not hold. A handler puts them into the answer's extensions.
+/// The target and details of an action that the path does not name. A handler puts them into the answer's extensions.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct AuditDetails {
     pub(super) target: String,
     pub(super) detail: Option<String>,
 }
 
-/// Marks an answer that shows the data of tasks; a handler puts it into the extensions. Such an answer is noted
-/// unless the request is noted as a deed already.
+/// Marks an answer that shows the data of tasks; a handler puts it into the extensions. Such an answer is recorded
+/// unless the request is recorded as another action already.
 #[derive(Clone, Debug)]
-struct Read {
-    what: &'static str,
+struct ShownData {
+    action: AuditAction,
     target: String,
     detail: Option<String>,
 }
 
 /// The answer with one task.
 pub(super) fn task(view: TaskView) -> Response {
-    let read = (!view.data_hidden).then(|| Read { what: TASK_READ, target: view.id.to_string(), detail: None });
-    answer(Json(view), read)
+    let shown = (!view.data_hidden).then(|| ShownData {
+        action: AuditAction::TaskRead,
+        target: view.id.to_string(),
+        detail: None,
+    });
+    answer(Json(view), shown)
 }
 
-/// The answer with the page of tasks that `uri` asked for.
+/// The answer with the page of tasks that `uri` asks for.
 pub(super) fn tasks(list: ListAnswer, uri: &Uri) -> Response {
-    let shown = list.tasks.iter().filter(|task| !task.data_hidden).count();
-    let read =
-        (shown > 0).then(|| Read { what: TASK_LIST, target: filter(uri), detail: Some(format!("{shown} tasks")) });
-    answer(Json(list), read)
+    let count = list.tasks.iter().filter(|task| !task.data_hidden).count();
+    let shown = (count > 0).then(|| ShownData {
+        action: AuditAction::TaskList,
+        target: filter(uri),
+        detail: Some(format!("{count} tasks")),
+    });
+    answer(Json(list), shown)
 }
 
 /// The answer with one schedule.
 pub(super) fn schedule(view: ScheduleView) -> Response {
-    let read = (!view.data_hidden).then(|| Read { what: SCHEDULE_READ, target: view.name.to_string(), detail: None });
-    answer(Json(view), read)
+    let shown = (!view.data_hidden).then(|| ShownData {
+        action: AuditAction::ScheduleRead,
+        target: view.name.to_string(),
+        detail: None,
+    });
+    answer(Json(view), shown)
 }
 
-fn answer(body: impl IntoResponse, read: Option<Read>) -> Response {
+fn answer(body: impl IntoResponse, shown: Option<ShownData>) -> Response {
     let mut response = body.into_response();
-    if let Some(read) = read {
-        response.extensions_mut().insert(read);
+    if let Some(shown) = shown {
+        response.extensions_mut().insert(shown);
     }
     response
 }
@@ -72,88 +83,60 @@ fn filter(uri: &Uri) -> String {
     uri.query().filter(|query| !query.is_empty()).unwrap_or("all").to_owned()
 }
 
-/// The data of a request for its note, which is made after the answer.
-pub(super) struct Draft {
-    what: Option<&'static str>,
+/// The data of a request for its event, which is recorded after the answer.
+pub(super) struct AuditDraft {
+    action: Option<AuditAction>,
     method: Method,
-    route: Option<String>,
+    route: Option<&'static Route>,
     uri: Uri,
     from: Option<SocketAddr>,
     request_id: Option<HeaderValue>,
 }
 
-impl Draft {
-    pub(super) fn of(request: &Request, route: Option<&str>) -> Self {
-        let what = route.and_then(|route| deed(request.method(), route));
+impl AuditDraft {
+    /// `path` is the pattern that matched, if one did.
+    pub(super) fn of(request: &Request, path: Option<&str>) -> Self {
+        let route = path.and_then(|path| Route::find(ROUTES, request.method(), path));
         Self {
-            what,
+            action: route.and_then(|route| route.audited.action(None)),
             method: request.method().clone(),
-            // For a request that is noted only if it is refused, the path is enough.
-            route: what.and(route).map(str::to_owned),
+            route,
             uri: request.uri().clone(),
             from: request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0),
             request_id: request.headers().get(REQUEST_ID).cloned(),
         }
     }
 
-    /// Notes deeds, answers that show data, and refusals.
-    pub(super) fn note(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
+    /// Records actions, answers that show data, and refusals.
+    pub(super) fn record(self, audit: &Audit, caller: Option<&Caller>, response: &Response) {
         let status = response.status().as_u16();
-        let read = response.extensions().get::<Read>();
-        let what = match (self.what, read) {
-            (Some(what), _) => what,
-            (None, Some(read)) => read.what,
-            (None, None) if [401, 403].contains(&status) => "refused",
+        let shown = response.extensions().get::<ShownData>();
+        let action = match (self.action, shown) {
+            (Some(action), _) => action,
+            (None, Some(shown)) => shown.action,
+            (None, None) if [401, 403].contains(&status) => AuditAction::Refused,
             (None, None) => return,
         };
-        let told = response.extensions().get::<Told>();
-        let target = match (told, &self.route, read) {
-            (Some(told), ..) => told.target.clone(),
-            (None, Some(route), _) if route == "/v1/tasks/export" => filter(&self.uri),
-            (None, Some(route), _) => target(route, self.uri.path()),
-            (None, None, Some(read)) => read.target.clone(),
-            (None, None, None) => format!("{} {}", self.method, self.uri.path()),
+        let details = response.extensions().get::<AuditDetails>();
+        let target = match (details, self.action, self.route, shown) {
+            (Some(details), ..) => details.target.clone(),
+            (None, Some(AuditAction::TaskExport), ..) => filter(&self.uri),
+            (None, Some(_), Some(route), _) => target(route.path, self.uri.path()),
+            (None, _, _, Some(shown)) => shown.target.clone(),
+            (None, _, _, None) => format!("{} {}", self.method, self.uri.path()),
         };
-        let told = told.and_then(|told| told.detail.clone());
-        audit.note(Deed {
-            who: caller.map_or_else(|| Caller::ANONYMOUS.into(), |caller| caller.name.clone()),
-            who_id: caller.and_then(|caller| caller.id),
-            what: what.into(),
+        let detail = details.and_then(|details| details.detail.clone());
+        audit.record(AuditEvent {
+            caller: caller.map_or_else(|| Caller::ANONYMOUS.into(), |caller| caller.name.clone()),
+            caller_id: caller.and_then(|caller| caller.id),
+            action,
             target,
             address: self.from.map(|from| from.ip()),
             status,
-            detail: told.or_else(|| read.and_then(|read| read.detail.clone())),
+            detail: detail.or_else(|| shown.and_then(|shown| shown.detail.clone())),
             request_id: self.request_id.and_then(|id| Some(id.to_str().ok()?.to_owned())),
         });
     }
-}
-
-/// The deed of a request, which is noted whatever its answer. Submissions and results are not, because there are too
-/// many. A read is noted when its answer shows the data of tasks.
-fn deed(method: &Method, route: &str) -> Option<&'static str> {
-    Some(match (method.as_str(), route) {
-        ("PATCH", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.change",
-        ("DELETE", "/v1/tasks/{id}" | "/v1/queues/{queue}/keys/{key}") => "task.cancel",
-        ("POST", "/v1/tasks/{id}/stop") => "task.stop",
-        ("POST", "/v1/tasks/{id}/run") => "task.run",
-        ("POST", "/v1/tasks/{id}/retry") => "task.retry",
-        ("POST", "/v1/tasks/bulk") => "task.bulk",
-        ("GET", "/v1/tasks/export") => "task.export",
-        ("PUT", "/v1/queues/{queue}") => "queue.put",
-        ("DELETE", "/v1/queues/{queue}") => "queue.delete",
-        ("POST", "/v1/queues/{queue}/pause") => "queue.pause",
-        ("POST", "/v1/queues/{queue}/resume") => "queue.resume",
-        ("PUT", "/v1/schedules/{name}") => "schedule.put",
-        ("DELETE", "/v1/schedules/{name}") => "schedule.delete",
-        ("POST", "/v1/schedules/{name}/pause") => "schedule.pause",
-        ("POST", "/v1/schedules/{name}/resume") => "schedule.resume",
-        ("POST", "/v1/schedules/{name}/run") => "schedule.run",
-        ("POST", "/v1/tokens") => "token.create",
-        ("DELETE", "/v1/tokens/{name}") => "token.revoke",
-        ("POST", "/v1/cluster/nodes/{name}/drain") => "node.drain",
-        ("POST", "/v1/cluster/nodes/{name}/undrain") => "node.undrain",
-        _ => return None,
-    })
 }
 
 /// The variable parts of a path, as they were written in it.
@@ -165,15 +148,16 @@ fn target(route: &str, path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::ROUTES;
+    use crate::http::Audited;
 
     #[test]
     fn every_route_that_changes_something_is_noted_but_for_submissions_and_results_and_so_is_an_export() {
         const TOO_MANY: [&str; 3] = ["/v1/tasks", "/v1/tasks/batch", "/v1/tasks/{id}/result"];
-        for (method, route) in ROUTES {
-            // An export is a deed, because it takes every payload along.
-            let looks = method == Method::GET && *route != "/v1/tasks/export";
-            assert_eq!(deed(method, route).is_some(), !looks && !TOO_MANY.contains(route), "{method} {route}");
+        for Route { method, path, audited, .. } in ROUTES {
+            // An export is an action, because it takes every payload along.
+            let reads = method == Method::GET && *path != "/v1/tasks/export";
+            assert_eq!(matches!(audited, Audited::As(_)), !reads && !TOO_MANY.contains(path), "{method} {path}");
+            assert!(!matches!(audited, Audited::ByForm(_)), "{method} {path} takes no form");
         }
     }
 

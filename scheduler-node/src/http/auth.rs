@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use axum::http::{HeaderMap, HeaderValue, header, uri::Authority};
-pub use common::access::Caller;
+pub(crate) use common::access::Caller;
 use common::{access::Permission, wire::Problem};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -20,22 +20,22 @@ const KNOWN_AFTER_S: u32 = 1;
 /// Lets in callers with a valid token. Without any tokens it lets in every caller, which the configuration allows on
 /// loopback only.
 #[derive(Clone, Debug)]
-pub struct Gate {
+pub(crate) struct Authenticator {
     access: Arc<Access>,
 }
 
-impl Gate {
-    pub fn new(access: Arc<Access>) -> Self {
+impl Authenticator {
+    pub(crate) fn new(access: Arc<Access>) -> Self {
         Self { access }
     }
 
     /// The anonymous caller where there are no tokens; `None` where there are.
-    pub fn anybody(&self) -> Option<Caller> {
+    pub(crate) fn anonymous(&self) -> Option<Caller> {
         self.access.is_open().then(Caller::anonymous)
     }
 
     /// The caller that has this token. The comparison takes the same time for every token, valid or not.
-    pub fn caller(&self, token: &[u8]) -> Option<Caller> {
+    pub(crate) fn caller(&self, token: &[u8]) -> Option<Caller> {
         if self.access.is_open() {
             return Some(Caller::anonymous());
         }
@@ -56,7 +56,7 @@ impl Gate {
     /// Where no token is required, refuses a request whose `Host` is not this machine's own name. Another site may
     /// point its name here while a person views its page (DNS rebinding); the browser then takes that page and this
     /// node for the same site.
-    pub(super) fn meet(&self, host: Option<&str>) -> Result<(), Refusal> {
+    pub(super) fn check_host(&self, host: Option<&str>) -> Result<(), Refusal> {
         if !self.access.is_open() || host.is_none_or(is_own) {
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl Gate {
     }
 
     /// Refuses a caller without the permission that the route needs. `None`: any valid token is enough.
-    pub(super) fn admit(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
+    pub(super) fn authorize(&self, headers: &HeaderMap, needed: Option<Permission>) -> Result<Caller, Refusal> {
         if self.access.is_open() && is_from_another_site(headers) {
             let detail = "without tokens configured, pages of other sites may not use this API from a browser";
             return Err(Problem::forbidden(detail).into());
@@ -150,10 +150,10 @@ mod tests {
         config::{self, Auth},
     };
 
-    fn of(auth: &Auth) -> Gate {
+    fn of(auth: &Auth) -> Authenticator {
         let access = Access::new(auth);
         access.put_in_force(TokenBook::default());
-        Gate::new(Arc::new(access))
+        Authenticator::new(Arc::new(access))
     }
 
     fn configured() -> Auth {
@@ -167,7 +167,7 @@ mod tests {
         Auth { token: Role::ALL.map(token).to_vec(), oidc: None }
     }
 
-    fn gate() -> Gate {
+    fn authenticator() -> Authenticator {
         of(&configured())
     }
 
@@ -197,23 +197,27 @@ mod tests {
         for role in Role::ALL {
             for needed in Permission::ALL {
                 let expected = if role.may(needed) { 200 } else { 403 };
-                let answer = gate().admit(&sent(&format!("Bearer {role}")), Some(needed));
+                let answer = authenticator().authorize(&sent(&format!("Bearer {role}")), Some(needed));
                 assert_eq!(status(answer), expected, "{role} for {needed:?}");
             }
-            assert_eq!(status(gate().admit(&sent(&format!("Bearer {role}")), None)), 200, "{role}");
+            assert_eq!(status(authenticator().authorize(&sent(&format!("Bearer {role}")), None)), 200, "{role}");
         }
     }
 
     #[test]
     fn a_refused_role_is_told_which_roles_may() {
-        let refusal = gate().admit(&sent("bearer viewer"), Some(Permission::Change)).expect_err("refused");
+        let refusal = authenticator().authorize(&sent("bearer viewer"), Some(Permission::Change)).expect_err("refused");
         assert!(refusal.problem().detail.contains("producer or operator"), "{}", refusal.problem());
     }
 
     #[test]
     fn only_who_may_look_reads_why_a_node_is_not_ready() {
         for role in Role::ALL {
-            assert_eq!(gate().may_look(&sent(&format!("Bearer {role}"))), role.may(Permission::Look), "{role}");
+            assert_eq!(
+                authenticator().may_look(&sent(&format!("Bearer {role}"))),
+                role.may(Permission::Look),
+                "{role}"
+            );
         }
     }
 
@@ -222,54 +226,62 @@ mod tests {
         for headers in
             [HeaderMap::new(), sent("Bearer unknown"), sent("Bearer "), sent("Basic b3BlcmF0b3I="), sent("operator")]
         {
-            assert_eq!(status(gate().admit(&headers, Some(Permission::Look))), 401, "{headers:?}");
-            assert!(!gate().may_look(&headers));
+            assert_eq!(status(authenticator().authorize(&headers, Some(Permission::Look))), 401, "{headers:?}");
+            assert!(!authenticator().may_look(&headers));
         }
     }
 
     #[test]
     fn without_tokens_everybody_is_let_in() {
         let open = of(&Auth::default());
-        assert_eq!(status(open.admit(&HeaderMap::new(), Some(Permission::Operate))), 200);
-        assert_eq!(status(open.admit(&sent("Bearer anything"), Some(Permission::Operate))), 200);
+        assert_eq!(status(open.authorize(&HeaderMap::new(), Some(Permission::Operate))), 200);
+        assert_eq!(status(open.authorize(&sent("Bearer anything"), Some(Permission::Operate))), 200);
         assert!(open.may_look(&HeaderMap::new()));
     }
 
     #[test]
     fn a_token_made_over_the_api_is_let_in_until_it_is_gone_or_has_expired() {
-        let gate = gate();
-        let ask = || status(gate.admit(&sent("Bearer shop"), Some(Permission::Change)));
+        let authenticator = authenticator();
+        let ask = || status(authenticator.authorize(&sent("Bearer shop"), Some(Permission::Change)));
         assert_eq!(ask(), 401);
-        gate.access.put_in_force(made("shop", Some(Duration::from_secs(60))));
+        authenticator.access.put_in_force(made("shop", Some(Duration::from_secs(60))));
         assert_eq!(ask(), 200);
-        assert_eq!(gate.caller(b"shop").expect("let in").name.as_ref(), "shop");
-        assert_eq!(status(gate.admit(&sent("Bearer operator"), Some(Permission::Operate))), 200, "beside it");
-        gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
+        assert_eq!(authenticator.caller(b"shop").expect("let in").name.as_ref(), "shop");
+        assert_eq!(
+            status(authenticator.authorize(&sent("Bearer operator"), Some(Permission::Operate))),
+            200,
+            "beside it"
+        );
+        authenticator.access.put_in_force(made("shop", Some(Duration::ZERO)));
         assert_eq!(ask(), 401);
     }
 
     #[test]
     fn a_node_without_configured_tokens_is_open_only_when_it_knows_that_there_never_were_any() {
-        let gate = Gate::new(Arc::new(Access::new(&Auth::default())));
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 503);
-        gate.access.put_in_force(made("shop", Some(Duration::ZERO)));
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 401, "an expired token is refused");
-        gate.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
+        let authenticator = Authenticator::new(Arc::new(Access::new(&Auth::default())));
+        assert_eq!(status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))), 503);
+        authenticator.access.put_in_force(made("shop", Some(Duration::ZERO)));
         assert_eq!(
-            status(gate.admit(&HeaderMap::new(), Some(Permission::Look))),
+            status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))),
+            401,
+            "an expired token is refused"
+        );
+        authenticator.access.put_in_force(TokenBook { revision: 2, tokens: Vec::new() });
+        assert_eq!(
+            status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))),
             401,
             "the token check stays on after the last revocation"
         );
-        gate.access.put_in_force(TokenBook::default());
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 200);
+        authenticator.access.put_in_force(TokenBook::default());
+        assert_eq!(status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))), 200);
     }
 
     #[test]
     fn until_the_tokens_are_known_an_unknown_one_is_not_called_wrong() {
-        let gate = Gate::new(Arc::new(Access::new(&configured())));
-        assert_eq!(status(gate.admit(&sent("Bearer operator"), Some(Permission::Operate))), 200);
-        assert_eq!(status(gate.admit(&sent("Bearer shop"), Some(Permission::Look))), 503);
-        assert_eq!(status(gate.admit(&HeaderMap::new(), Some(Permission::Look))), 401);
+        let authenticator = Authenticator::new(Arc::new(Access::new(&configured())));
+        assert_eq!(status(authenticator.authorize(&sent("Bearer operator"), Some(Permission::Operate))), 200);
+        assert_eq!(status(authenticator.authorize(&sent("Bearer shop"), Some(Permission::Look))), 503);
+        assert_eq!(status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))), 401);
     }
 
     #[test]
@@ -279,7 +291,7 @@ mod tests {
         };
         let open = of(&Auth::default());
         for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
-            assert_eq!(status(open.admit(&from(site), Some(Permission::Look))), expected, "{site}");
+            assert_eq!(status(open.authorize(&from(site), Some(Permission::Look))), expected, "{site}");
         }
     }
 
@@ -287,13 +299,13 @@ mod tests {
     fn without_tokens_only_names_are_answered_that_nobody_else_can_have_lead_here() {
         let open = of(&Auth::default());
         for own in ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "[::1]:8080", "192.0.2.7"] {
-            assert!(open.meet(Some(own)).is_ok(), "{own}");
+            assert!(open.check_host(Some(own)).is_ok(), "{own}");
         }
         for name in ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b"]
         {
-            assert!(open.meet(Some(name)).is_err(), "{name}");
-            assert!(gate().meet(Some(name)).is_ok(), "a page without a token is refused: {name}");
+            assert!(open.check_host(Some(name)).is_err(), "{name}");
+            assert!(authenticator().check_host(Some(name)).is_ok(), "a page without a token is refused: {name}");
         }
-        assert!(open.meet(None).is_ok(), "every browser sends it");
+        assert!(open.check_host(None).is_ok(), "every browser sends it");
     }
 }

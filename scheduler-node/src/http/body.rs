@@ -13,60 +13,60 @@ use futures::StreamExt;
 
 use super::{
     Api,
+    memory::{BodyMemory, Reservation},
     refusal::Refusal,
-    room::{Reserved, Room},
     serve::TooSlow,
 };
 
 /// The first bytes reserve this much memory. More is reserved only as it arrives, whatever size the client announces.
-const FIRST_ROOM_BYTES: usize = 1 << 20;
+const FIRST_RESERVED_BYTES: usize = 1 << 20;
 /// This much of an oversized body is still read, so that the client sees the answer and not a broken connection.
 const DRAIN_BYTES: usize = 16 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(3);
 
 /// A request's body of which nothing has been read yet.
-pub(super) struct Sent {
+pub(super) struct UnreadBody {
     pub(super) headers: HeaderMap,
     body: Body,
-    room: Arc<Room>,
+    memory: Arc<BodyMemory>,
     caller: Arc<str>,
 }
 
-impl FromRequest<Api> for Sent {
+impl FromRequest<Api> for UnreadBody {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Refusal> {
         let caller =
             request.extensions().get::<Caller>().map_or_else(|| Caller::ANONYMOUS.into(), |it| it.name.clone());
         let (parts, body) = request.into_parts();
-        Ok(Self { headers: parts.headers, body, room: Arc::clone(&api.bodies), caller })
+        Ok(Self { headers: parts.headers, body, memory: Arc::clone(&api.bodies), caller })
     }
 }
 
-impl Sent {
+impl UnreadBody {
     /// Reads the body as text. `Content-Type` must be JSON, or absent.
-    pub(super) async fn text(self, limit_bytes: usize) -> Result<Text, Problem> {
+    pub(super) async fn text(self, limit_bytes: usize) -> Result<BodyText, Problem> {
         check_type(&self.headers)?;
-        let said = said_bytes(&self.headers);
-        if said.is_some_and(|said| said > limit_bytes) {
+        let announced = announced_bytes(&self.headers);
+        if announced.is_some_and(|announced| announced > limit_bytes) {
             drain(self.body.into_data_stream()).await;
             return Err(too_large(limit_bytes));
         }
-        let reserved = Reserved::none(&self.room, self.caller);
-        let (bytes, reserved) = collect(self.body, said.unwrap_or(0), limit_bytes, reserved).await?;
+        let reserved = Reservation::none(&self.memory, self.caller);
+        let (bytes, reserved) = collect(self.body, announced.unwrap_or(0), limit_bytes, reserved).await?;
         let text = String::from_utf8(bytes).map_err(|error| not_text(error.utf8_error()))?;
-        Ok(Text { text, reserved })
+        Ok(BodyText { text, reserved })
     }
 }
 
 /// A body in UTF-8, with the memory that it has reserved.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct BodyText {
     text: String,
-    reserved: Reserved,
+    reserved: Reservation,
 }
 
-impl Text {
+impl BodyText {
     pub(super) fn as_str(&self) -> &str {
         &self.text
     }
@@ -77,7 +77,7 @@ impl Text {
     }
 
     /// Keeps only the reservation, for the values that were parsed from the body and take as much memory.
-    pub(super) fn into_reserved(self) -> Reserved {
+    pub(super) fn into_reserved(self) -> Reservation {
         self.reserved
     }
 }
@@ -88,10 +88,10 @@ fn not_text(error: Utf8Error) -> Problem {
 
 async fn collect(
     body: Body,
-    said: usize,
+    announced: usize,
     limit_bytes: usize,
-    mut reserved: Reserved,
-) -> Result<(Vec<u8>, Reserved), Problem> {
+    mut reserved: Reservation,
+) -> Result<(Vec<u8>, Reservation), Problem> {
     let mut bytes = Vec::new();
     let mut arriving = body.into_data_stream();
     while let Some(chunk) = arriving.next().await {
@@ -104,8 +104,8 @@ async fn collect(
         }
         if needed > bytes.capacity() {
             // The buffer doubles as bytes arrive, or grows to the announced size if that is less than double.
-            let wanted = needed.max(bytes.capacity() * 2).max(said.min(FIRST_ROOM_BYTES)).min(limit_bytes);
-            let wanted = if (needed..wanted).contains(&said) { said } else { wanted };
+            let wanted = needed.max(bytes.capacity() * 2).max(announced.min(FIRST_RESERVED_BYTES)).min(limit_bytes);
+            let wanted = if (needed..wanted).contains(&announced) { announced } else { wanted };
             reserved.grow_to(wanted).await?;
             bytes.reserve_exact(wanted - bytes.len());
         }
@@ -138,7 +138,7 @@ async fn drain(mut arriving: impl futures::Stream<Item = Result<Bytes, axum::Err
     let _ = tokio::time::timeout(DRAIN_WITHIN, take).await;
 }
 
-fn said_bytes(headers: &HeaderMap) -> Option<usize> {
+fn announced_bytes(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
@@ -172,9 +172,9 @@ mod tests {
         Body::from_stream(futures::stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>)))
     }
 
-    async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<Text, Problem> {
-        let room = Arc::new(Room::new(1 << 20));
-        Sent { headers: headers.clone(), body, room, caller: "ops".into() }.text(limit_bytes).await
+    async fn text(headers: &HeaderMap, body: Body, limit_bytes: usize) -> Result<BodyText, Problem> {
+        let memory = Arc::new(BodyMemory::new(1 << 20));
+        UnreadBody { headers: headers.clone(), body, memory, caller: "ops".into() }.text(limit_bytes).await
     }
 
     #[tokio::test]
@@ -206,11 +206,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_announced_body_takes_no_room_before_it_comes() {
-        let room = Arc::new(Room::new(1 << 20));
-        let sent = |headers: &HeaderMap, body| Sent {
+        let memory = Arc::new(BodyMemory::new(1 << 20));
+        let sent = |headers: &HeaderMap, body| UnreadBody {
             headers: headers.clone(),
             body,
-            room: Arc::clone(&room),
+            memory: Arc::clone(&memory),
             caller: "ops".into(),
         };
         let announced = headers(&[(header::CONTENT_LENGTH, "500000")]);

@@ -9,27 +9,29 @@ use axum::{
 };
 use common::wire::{BulkAnswer, BulkRequest};
 
-use super::{Api, Asked, audit::Told, body::Sent, query, refusal::Refusal};
+use super::{Api, Scoped, audit::AuditDetails, body::UnreadBody, query, refusal::Refusal};
 
 /// JSON, one value a line.
 const LINES: &str = "application/x-ndjson";
 
 pub(super) async fn act(
-    asked: Asked,
+    scoped: Scoped,
     State(api): State<Api>,
-    sent: Sent,
-) -> Result<(Extension<Told>, Json<BulkAnswer>), Refusal> {
-    let text = sent.text(api.limits.single_bytes).await?;
-    let answer = asked.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
+    body: UnreadBody,
+) -> Result<(Extension<AuditDetails>, Json<BulkAnswer>), Refusal> {
+    let text = body.text(api.limits.single_bytes).await?;
+    let answer = scoped.desk.bulk(BulkRequest::parse(text.as_str())?).await?;
     let BulkAnswer { matched, done, .. } = answer;
-    let told =
-        Told { target: "tasks".to_owned(), detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())) };
-    Ok((Extension(told), Json(answer)))
+    let details = AuditDetails {
+        target: "tasks".to_owned(),
+        detail: Some(format!("matched {matched}, done {done}: {}", text.as_str())),
+    };
+    Ok((Extension(details), Json(answer)))
 }
 
 /// Sends the lines of an export. The status is fixed once lines have been sent, so an export that fails ends early,
 /// without its last line.
-pub(super) async fn export(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
-    let lines = asked.desk.export(query::task_filter(&uri)?).await?;
+pub(super) async fn export(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
+    let lines = scoped.desk.export(query::task_filter(&uri)?).await?;
     Ok(([(header::CONTENT_TYPE, LINES)], Body::from_stream(lines)).into_response())
 }

@@ -10,19 +10,19 @@ use common::wire::{ClusterReport, cluster::NodeReport};
 use prometheus::TextEncoder;
 use serde_json::json;
 
-use super::{Api, Asked, Named, refusal::Refusal};
+use super::{Api, PathPart, Scoped, refusal::Refusal};
 use crate::internal::{self, Origin};
 
-pub(super) async fn show(asked: Asked) -> Result<Json<ClusterReport>, Refusal> {
-    Ok(Json(asked.desk.cluster().await?))
+pub(super) async fn show(scoped: Scoped) -> Result<Json<ClusterReport>, Refusal> {
+    Ok(Json(scoped.desk.cluster().await?))
 }
 
-pub(super) async fn drain(asked: Asked, Named(name): Named) -> Result<Json<NodeReport>, Refusal> {
-    Ok(Json(asked.desk.node_drain(&name, true, &asked.caller.name).await?))
+pub(super) async fn drain(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<NodeReport>, Refusal> {
+    Ok(Json(scoped.desk.node_drain(&name, true, &scoped.caller.name).await?))
 }
 
-pub(super) async fn undrain(asked: Asked, Named(name): Named) -> Result<Json<NodeReport>, Refusal> {
-    Ok(Json(asked.desk.node_drain(&name, false, &asked.caller.name).await?))
+pub(super) async fn undrain(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<NodeReport>, Refusal> {
+    Ok(Json(scoped.desk.node_drain(&name, false, &scoped.caller.name).await?))
 }
 
 /// Says that the process answers. A liveness probe must ask no more, because a restart heals nothing else.
@@ -33,9 +33,9 @@ pub(super) async fn alive() -> Json<serde_json::Value> {
 /// Whether this node should get requests. Only a caller who may look at the cluster reads the reasons, because they
 /// name hosts.
 pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Response {
-    let readiness = api.front.readiness();
+    let readiness = api.desk.readiness();
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let answer = if api.gate.may_look(&headers) {
+    let answer = if api.authenticator.may_look(&headers) {
         json!({ "ready": readiness.ready, "reasons": readiness.reasons })
     } else {
         json!({ "ready": readiness.ready })
@@ -44,8 +44,8 @@ pub(super) async fn ready(State(api): State<Api>, headers: HeaderMap) -> Respons
 }
 
 /// The metrics name every queue, so the caller must be allowed all of them.
-pub(super) async fn metrics(asked: Asked, State(api): State<Api>) -> Result<Response, Refusal> {
-    asked.desk.ask_for_everything()?;
+pub(super) async fn metrics(scoped: Scoped, State(api): State<Api>) -> Result<Response, Refusal> {
+    scoped.desk.require_all_queues()?;
     let text = TextEncoder::new()
         .encode_to_string(&api.registry.gather())
         .map_err(|error| internal::problem(Origin::Request, Some(&error), "the metrics cannot be rendered"))?;

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// A query string is accepted, or refused with a problem that blames the client.
-pub fn query(text: &str) {
+pub(crate) fn query(text: &str) {
     let Ok(uri) = format!("/v1/tasks?{text}").parse::<Uri>() else { return };
     let refused = |problem: Problem| assert!((400..500).contains(&problem.status), "{problem:?}");
     let _ = query::filter(&uri).map(|filter| assert!((1..=1_000).contains(&filter.limit()))).map_err(refused);
@@ -23,7 +23,7 @@ pub fn query(text: &str) {
 }
 
 /// Reads the value as `authorization` and as `host`.
-pub fn header(data: &[u8]) {
+pub(crate) fn header(data: &[u8]) {
     if let Ok(value) = HeaderValue::from_bytes(data)
         && let Some(token) = bearer(&value)
     {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use axum::http::{Method, StatusCode};
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-use super::ROUTES;
+use super::{ROUTES, Route};
 
 /// The route label of a request that matched no route.
 const NO_ROUTE: &str = "none";
 
 /// Counts requests by route pattern, so that the number of series does not depend on tasks and queues.
 #[derive(Clone, Debug)]
-pub struct HttpMetrics {
+pub(crate) struct HttpMetrics {
     requests: IntCounterVec,
     seconds: HistogramVec,
     /// Requests refused because of their token's rate.
@@ -21,7 +21,7 @@ pub struct HttpMetrics {
 
 impl HttpMetrics {
     /// `pages`: the routes beside those of the API.
-    pub fn register(registry: &Registry, pages: &[(Method, &str)]) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry, pages: &[Route]) -> prometheus::Result<Self> {
         let metrics = Self {
             requests: IntCounterVec::new(
                 Opts::new("duetime_http_requests_total", "requests answered, by route, method and status class"),
@@ -40,10 +40,10 @@ impl HttpMetrics {
         crate::internal::register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.seconds.clone()))?;
-        for (method, route) in ROUTES.iter().chain(pages) {
-            let _ = metrics.seconds.with_label_values(&[route, method.as_str()]);
+        for Route { method, path, .. } in ROUTES.iter().chain(pages) {
+            let _ = metrics.seconds.with_label_values(&[path, method.as_str()]);
             for class in ["2xx", "4xx", "5xx"] {
-                let _ = metrics.requests.with_label_values(&[route, method.as_str(), class]);
+                let _ = metrics.requests.with_label_values(&[path, method.as_str(), class]);
             }
         }
         Ok(metrics)
@@ -85,12 +85,12 @@ fn class(status: StatusCode) -> &'static str {
 
 /// Which limit a refused connection exceeded.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Full {
+pub(super) enum ExceededLimit {
     All,
     Address,
 }
 
-impl Full {
+impl ExceededLimit {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -101,7 +101,7 @@ impl Full {
 
 /// The missed deadline that ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum MissedDeadline {
     /// The head of a request.
     Head,
     /// The next request.
@@ -110,7 +110,7 @@ pub(super) enum Ended {
     Write,
 }
 
-impl Ended {
+impl MissedDeadline {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Head => "head",
@@ -122,14 +122,14 @@ impl Ended {
 
 /// Counts open connections, refused ones, and those ended because they made no progress.
 #[derive(Clone, Debug)]
-pub struct ConnectionMetrics {
+pub(crate) struct ConnectionMetrics {
     open: IntGauge,
     refused: IntCounterVec,
     ended: IntCounterVec,
 }
 
 impl ConnectionMetrics {
-    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+    pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
             open: IntGauge::new("duetime_http_connections", "open client connections")?,
             refused: IntCounterVec::new(
@@ -150,10 +150,10 @@ impl ConnectionMetrics {
         registry.register(Box::new(metrics.open.clone()))?;
         registry.register(Box::new(metrics.refused.clone()))?;
         registry.register(Box::new(metrics.ended.clone()))?;
-        for full in [Full::All, Full::Address] {
+        for full in [ExceededLimit::All, ExceededLimit::Address] {
             let _ = metrics.refused.with_label_values(&[full.text()]);
         }
-        for ended in [Ended::Head, Ended::Idle, Ended::Write] {
+        for ended in [MissedDeadline::Head, MissedDeadline::Idle, MissedDeadline::Write] {
             let _ = metrics.ended.with_label_values(&[ended.text()]);
         }
         Ok(metrics)
@@ -163,11 +163,11 @@ impl ConnectionMetrics {
         self.open.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn refused(&self, full: Full) {
+    pub(super) fn refused(&self, full: ExceededLimit) {
         self.refused.with_label_values(&[full.text()]).inc();
     }
 
-    pub(super) fn ended(&self, ended: Ended) {
+    pub(super) fn ended(&self, ended: MissedDeadline) {
         self.ended.with_label_values(&[ended.text()]).inc();
     }
 }

@@ -5,22 +5,24 @@
 //! absent on purpose.
 
 mod audit;
+mod auth;
 mod body;
 mod bulk;
 mod cluster;
 #[cfg(any(test, feature = "failpoints"))]
-pub mod fuzz;
+pub(crate) mod fuzz;
 mod keys;
+mod memory;
 mod metrics;
-mod need;
 mod openapi;
 mod query;
 mod queues;
 mod rate;
 mod refusal;
-mod room;
+mod requirement;
 mod routes;
 mod schedules;
+mod scoped;
 mod serve;
 mod shell;
 mod tasks;
@@ -38,60 +40,61 @@ use axum::{
 use common::{limit::Limit, task::report::MAX_RESULT_BYTES};
 use prometheus::Registry;
 
-pub(crate) use self::routes::routes;
-pub use self::{
-    auth::{Caller, Gate},
+pub(crate) use self::routes::{Audited, Requirement, routes};
+pub(crate) use self::{
+    auth::{Authenticator, Caller},
     metrics::{ConnectionMetrics, HttpMetrics},
+    routes::Route,
     serve::{Certificate, CertificateFiles, ConnectionLimits, Server},
 };
 use self::{
-    rate::Rates,
+    memory::BodyMemory,
+    rate::CallerRates,
     refusal::Refusal,
-    room::Room,
-    scoped::{Asked, Front},
+    scoped::{Scoped, UnrestrictedDesk},
 };
 use crate::desk::Desk;
 
 routes! { Api =>
-    POST "/v1/tasks" => tasks::submit;
-    GET "/v1/tasks" => tasks::list;
-    POST "/v1/tasks/batch" => tasks::submit_batch;
-    POST "/v1/tasks/bulk" => bulk::act;
-    GET "/v1/tasks/export" => bulk::export;
-    GET "/v1/tasks/{id}" => tasks::show;
-    PATCH "/v1/tasks/{id}" => tasks::change;
-    DELETE "/v1/tasks/{id}" => tasks::cancel;
-    POST "/v1/tasks/{id}/stop" => tasks::stop;
-    POST "/v1/tasks/{id}/run" => tasks::run;
-    POST "/v1/tasks/{id}/retry" => tasks::retry;
-    POST "/v1/tasks/{id}/result" => tasks::report;
-    GET "/v1/queues" => queues::list;
-    GET "/v1/queues/{queue}" => queues::show;
-    PUT "/v1/queues/{queue}" => queues::put;
-    DELETE "/v1/queues/{queue}" => queues::delete;
-    POST "/v1/queues/{queue}/pause" => queues::pause;
-    POST "/v1/queues/{queue}/resume" => queues::resume;
-    GET "/v1/queues/{queue}/keys/{key}" => keys::show;
-    PATCH "/v1/queues/{queue}/keys/{key}" => keys::change;
-    DELETE "/v1/queues/{queue}/keys/{key}" => keys::cancel;
-    GET "/v1/schedules" => schedules::list;
-    GET "/v1/schedules/{name}" => schedules::show;
-    PUT "/v1/schedules/{name}" => schedules::put;
-    DELETE "/v1/schedules/{name}" => schedules::delete;
-    POST "/v1/schedules/{name}/pause" => schedules::pause;
-    POST "/v1/schedules/{name}/resume" => schedules::resume;
-    POST "/v1/schedules/{name}/run" => schedules::run;
-    GET "/v1/tokens" => tokens::list;
-    POST "/v1/tokens" => tokens::add;
-    DELETE "/v1/tokens/{name}" => tokens::revoke;
-    GET "/v1/audit" => audit::list;
-    GET "/v1/cluster" => cluster::show;
-    POST "/v1/cluster/nodes/{name}/drain" => cluster::drain;
-    POST "/v1/cluster/nodes/{name}/undrain" => cluster::undrain;
-    GET "/healthz" => cluster::alive;
-    GET "/readyz" => cluster::ready;
-    GET "/metrics" => cluster::metrics;
-    GET "/openapi.json" => openapi::show;
+    POST "/v1/tasks" => tasks::submit, May(Submit), No;
+    GET "/v1/tasks" => tasks::list, May(Look), No;
+    POST "/v1/tasks/batch" => tasks::submit_batch, May(Submit), No;
+    POST "/v1/tasks/bulk" => bulk::act, May(Change), As(TaskBulk);
+    GET "/v1/tasks/export" => bulk::export, May(Payloads), As(TaskExport);
+    GET "/v1/tasks/{id}" => tasks::show, May(Look), No;
+    PATCH "/v1/tasks/{id}" => tasks::change, May(Change), As(TaskChange);
+    DELETE "/v1/tasks/{id}" => tasks::cancel, May(Change), As(TaskCancel);
+    POST "/v1/tasks/{id}/stop" => tasks::stop, May(Change), As(TaskStop);
+    POST "/v1/tasks/{id}/run" => tasks::run, May(Change), As(TaskRun);
+    POST "/v1/tasks/{id}/retry" => tasks::retry, May(Change), As(TaskRetry);
+    POST "/v1/tasks/{id}/result" => tasks::report, May(Report), No;
+    GET "/v1/queues" => queues::list, May(Look), No;
+    GET "/v1/queues/{queue}" => queues::show, May(Look), No;
+    PUT "/v1/queues/{queue}" => queues::put, May(Operate), As(QueuePut);
+    DELETE "/v1/queues/{queue}" => queues::delete, May(Operate), As(QueueDelete);
+    POST "/v1/queues/{queue}/pause" => queues::pause, May(Operate), As(QueuePause);
+    POST "/v1/queues/{queue}/resume" => queues::resume, May(Operate), As(QueueResume);
+    GET "/v1/queues/{queue}/keys/{key}" => keys::show, May(Look), No;
+    PATCH "/v1/queues/{queue}/keys/{key}" => keys::change, May(Change), As(TaskChange);
+    DELETE "/v1/queues/{queue}/keys/{key}" => keys::cancel, May(Change), As(TaskCancel);
+    GET "/v1/schedules" => schedules::list, May(Look), No;
+    GET "/v1/schedules/{name}" => schedules::show, May(Look), No;
+    PUT "/v1/schedules/{name}" => schedules::put, May(Operate), As(SchedulePut);
+    DELETE "/v1/schedules/{name}" => schedules::delete, May(Operate), As(ScheduleDelete);
+    POST "/v1/schedules/{name}/pause" => schedules::pause, May(Operate), As(SchedulePause);
+    POST "/v1/schedules/{name}/resume" => schedules::resume, May(Operate), As(ScheduleResume);
+    POST "/v1/schedules/{name}/run" => schedules::run, May(Operate), As(ScheduleRun);
+    GET "/v1/tokens" => tokens::list, May(Operate), No;
+    POST "/v1/tokens" => tokens::add, May(Operate), As(TokenCreate);
+    DELETE "/v1/tokens/{name}" => tokens::revoke, May(Operate), As(TokenRevoke);
+    GET "/v1/audit" => audit::list, May(Operate), No;
+    GET "/v1/cluster" => cluster::show, May(Look), No;
+    POST "/v1/cluster/nodes/{name}/drain" => cluster::drain, May(Operate), As(NodeDrain);
+    POST "/v1/cluster/nodes/{name}/undrain" => cluster::undrain, May(Operate), As(NodeUndrain);
+    GET "/healthz" => cluster::alive, Open, No;
+    GET "/readyz" => cluster::ready, Open, No;
+    GET "/metrics" => cluster::metrics, May(Metrics), No;
+    GET "/openapi.json" => openapi::show, AnyToken, No;
 }
 
 /// The names, times and headers of a request beside its payload; they are small.
@@ -99,19 +102,19 @@ const AROUND_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// Limits on the bodies and the rate of requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Of a request about one task: its payload in base64 and the JSON around it.
-    pub single_bytes: usize,
-    pub batch_bytes: usize,
+    pub(crate) single_bytes: usize,
+    pub(crate) batch_bytes: usize,
     /// Of all bodies that are being read or stored at one time; a body beyond it waits.
-    pub bodies_bytes: usize,
+    pub(crate) bodies_bytes: usize,
     /// Requests a second of each caller; 0: no limit.
-    pub requests_per_second: u32,
+    pub(crate) requests_per_second: u32,
 }
 
 impl Limits {
     /// The limits that match the largest payload the configuration allows.
-    pub fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
+    pub(crate) fn of_payload(max_payload_bytes: usize, requests_per_second: u32) -> Self {
         let largest = max_payload_bytes.max(MAX_RESULT_BYTES);
         Self {
             single_bytes: largest.div_ceil(3) * 4 + AROUND_PAYLOAD_BYTES,
@@ -125,34 +128,35 @@ impl Limits {
 /// The shared state of all handlers.
 #[derive(Clone)]
 struct Api {
-    front: Front,
-    gate: Arc<Gate>,
+    desk: UnrestrictedDesk,
+    authenticator: Arc<Authenticator>,
     limits: Limits,
-    bodies: Arc<Room>,
+    bodies: Arc<BodyMemory>,
     registry: Registry,
 }
 
 /// The router of the whole API, with `pages` for a person's browser beside it.
-pub fn router(
+pub(crate) fn router(
     desk: Desk,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     limits: Limits,
     registry: Registry,
     metrics: HttpMetrics,
     pages: Router,
 ) -> Router {
-    let bodies = Arc::new(Room::new(limits.bodies_bytes));
+    let bodies = Arc::new(BodyMemory::new(limits.bodies_bytes));
     let audit = desk.audit().clone();
     let metrics = metrics.counting(desk.limited(Limit::TokenRequests));
-    let api = Api { front: Front::new(desk), gate: Arc::clone(&gate), limits, bodies, registry };
-    let rates = Arc::new(Rates::new(limits.requests_per_second));
-    shell::around(routes().with_state(api).merge(pages), gate, rates, audit, metrics)
+    let api =
+        Api { desk: UnrestrictedDesk::new(desk), authenticator: Arc::clone(&authenticator), limits, bodies, registry };
+    let rates = Arc::new(CallerRates::new(limits.requests_per_second));
+    shell::around(routes().with_state(api).merge(pages), authenticator, rates, audit, metrics)
 }
 
 /// The one variable part of a path.
-struct Named(String);
+struct PathPart(String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<S: Send + Sync> FromRequestParts<S> for PathPart {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
@@ -160,5 +164,3 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
         Ok(Self(name))
     }
 }
-mod auth;
-mod scoped;

@@ -23,10 +23,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{
-        super::{
-            ROUTES,
-            need::{Need, needed},
-        },
+        super::{ROUTES, Requirement, Route, requirement::requirement},
         *,
     };
 
@@ -53,7 +50,8 @@ mod tests {
     fn every_route_is_described_and_no_other() {
         let document = document();
         let described: BTreeSet<String> = operations(&document).into_iter().map(|(name, _)| name).collect();
-        let routed: BTreeSet<String> = ROUTES.iter().map(|(method, path)| format!("{method} {path}")).collect();
+        let routed: BTreeSet<String> =
+            ROUTES.iter().map(|Route { method, path, .. }| format!("{method} {path}")).collect();
         assert_eq!(described, routed);
     }
 
@@ -61,17 +59,17 @@ mod tests {
     fn every_operation_tells_the_roles_that_may_call_it() {
         for (name, operation) in operations(&document()) {
             let (method, path) = name.split_once(' ').expect("two words");
-            let need = needed(&method.parse::<Method>().expect("a method"), Some(path));
-            let may = |role: &Role| match need {
-                Need::May(permission) => role.may(permission),
-                Need::Token => true,
-                Need::Nothing => false,
+            let needed = requirement(&method.parse::<Method>().expect("a method"), Some(path));
+            let may = |role: &Role| match needed {
+                Requirement::May(permission) => role.may(permission),
+                Requirement::AnyToken => true,
+                Requirement::Open => false,
             };
             let roles: Vec<&str> = Role::ALL.iter().filter(|role| may(role)).map(|role| role.text()).collect();
-            let told: Vec<&str> =
+            let listed: Vec<&str> =
                 operation["x-roles"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            assert_eq!(told, roles, "{name}");
-            assert_eq!(operation["security"].is_array(), need == Need::Nothing, "{name}");
+            assert_eq!(listed, roles, "{name}");
+            assert_eq!(operation["security"].is_array(), needed == Requirement::Open, "{name}");
         }
     }
 

@@ -10,13 +10,13 @@ const CALLERS: usize = 4_096;
 
 /// A token bucket for each limited caller.
 #[derive(Debug)]
-pub(super) struct Rates {
+pub(super) struct CallerRates {
     /// The rate of callers whose token has no limit of its own; 0: no limit.
     per_second: u32,
     buckets: Mutex<HashMap<Arc<str>, Bucket>>,
 }
 
-impl Rates {
+impl CallerRates {
     pub(super) fn new(per_second: u32) -> Self {
         Self { per_second, buckets: Mutex::default() }
     }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn each_caller_has_its_own_rate_and_a_burst_of_a_second() {
-        let (rates, start) = (Rates::new(10), Instant::now());
+        let (rates, start) = (CallerRates::new(10), Instant::now());
         let (shop, mail) = (caller("shop", None), caller("mail", None));
         let passed = |caller, at, sent: usize| (0..sent).filter(|_| rates.has_room(caller, at)).count();
         assert_eq!(passed(&shop, start, 50), 10);
@@ -67,7 +67,7 @@ mod tests {
     fn the_rate_of_a_token_counts_instead_of_the_configured_one() {
         let start = Instant::now();
         for configured in [0, 10] {
-            let rates = Rates::new(configured);
+            let rates = CallerRates::new(configured);
             let shop = caller("shop", Some(3));
             assert_eq!((0..50).filter(|_| rates.has_room(&shop, start)).count(), 3, "{configured}");
         }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_everything_passes_and_nothing_is_remembered() {
-        let rates = Rates::new(0);
+        let rates = CallerRates::new(0);
         assert!((0..1_000).all(|_| rates.has_room(&caller("shop", None), Instant::now())));
         assert!(rates.buckets.lock().is_empty());
     }

@@ -12,49 +12,49 @@ use common::{
     wire::{Problem, ScheduleList, ScheduleRequest, ScheduleView},
 };
 
-use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};
+use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
 
-pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
-    Ok(Json(asked.desk.schedule_list(query::schedule_page(&uri)?).await?))
+pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
+    Ok(Json(scoped.desk.schedule_list(query::schedule_page(&uri)?).await?))
 }
 
-pub(super) async fn show(asked: Asked, Named(name): Named, uri: Uri) -> Result<Response, Refusal> {
-    Ok(audit::schedule(asked.desk.schedule_get(named(&name)?, query::next(&uri)?).await?))
+pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart, uri: Uri) -> Result<Response, Refusal> {
+    Ok(audit::schedule(scoped.desk.schedule_get(schedule_name(&name)?, query::next(&uri)?).await?))
 }
 
 pub(super) async fn put(
-    asked: Asked,
+    scoped: Scoped,
     State(api): State<Api>,
-    Named(name): Named,
-    sent: Sent,
+    PathPart(name): PathPart,
+    body: UnreadBody,
 ) -> Result<Response, Refusal> {
-    let name = named(&name)?;
-    let text = sent.text(api.limits.single_bytes).await?;
-    let put = asked.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
+    let name = schedule_name(&name)?;
+    let text = body.text(api.limits.single_bytes).await?;
+    let put = scoped.desk.schedule_put(name, ScheduleRequest::parse(text.as_str())?).await?;
     let status = if put.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(put.view)).into_response())
 }
 
-pub(super) async fn delete(asked: Asked, Named(name): Named) -> Result<StatusCode, Refusal> {
-    asked.desk.schedule_delete(named(&name)?).await?;
+pub(super) async fn delete(scoped: Scoped, PathPart(name): PathPart) -> Result<StatusCode, Refusal> {
+    scoped.desk.schedule_delete(schedule_name(&name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(asked: Asked, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(asked.desk.schedule_pause(named(&name)?, true).await?))
+pub(super) async fn pause(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<ScheduleView>, Refusal> {
+    Ok(Json(scoped.desk.schedule_pause(schedule_name(&name)?, true).await?))
 }
 
-pub(super) async fn resume(asked: Asked, Named(name): Named) -> Result<Json<ScheduleView>, Refusal> {
-    Ok(Json(asked.desk.schedule_pause(named(&name)?, false).await?))
+pub(super) async fn resume(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<ScheduleView>, Refusal> {
+    Ok(Json(scoped.desk.schedule_pause(schedule_name(&name)?, false).await?))
 }
 
-pub(super) async fn run(asked: Asked, Named(name): Named) -> Result<Response, Refusal> {
-    let task = asked.desk.schedule_run(named(&name)?).await?;
+pub(super) async fn run(scoped: Scoped, PathPart(name): PathPart) -> Result<Response, Refusal> {
+    let task = scoped.desk.schedule_run(schedule_name(&name)?).await?;
     let place = format!("/v1/tasks/{}", task.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], Json(task)).into_response())
 }
 
-fn named(name: &str) -> Result<ScheduleName, Problem> {
+fn schedule_name(name: &str) -> Result<ScheduleName, Problem> {
     schedule::check_name(name)?;
     Ok(ScheduleName::new(name))
 }

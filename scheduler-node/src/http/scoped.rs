@@ -11,11 +11,11 @@ use crate::{
     readiness::Report,
 };
 
-/// The unrestricted desk behind the gate; handlers cannot take it out.
+/// The unrestricted desk behind the authenticator; handlers cannot take it out.
 #[derive(Clone)]
-pub(super) struct Front(Desk);
+pub(super) struct UnrestrictedDesk(Desk);
 
-impl Front {
+impl UnrestrictedDesk {
     pub(super) fn new(desk: Desk) -> Self {
         Self(desk)
     }
@@ -27,19 +27,19 @@ impl Front {
 }
 
 /// The caller of a request, and the desk restricted to the caller's queues.
-pub(super) struct Asked {
+pub(super) struct Scoped {
     pub(super) desk: Desk,
     pub(super) caller: Caller,
 }
 
-impl FromRequestParts<Api> for Asked {
+impl FromRequestParts<Api> for Scoped {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Refusal> {
         // The shell puts the caller there, except on routes that are open to all.
-        let nobody =
+        let unauthenticated =
             || internal::problem(Origin::Request, None, "the request was not authenticated; nothing was changed");
-        let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(nobody)?;
-        Ok(Self { desk: api.front.0.of(&caller), caller })
+        let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(unauthenticated)?;
+        Ok(Self { desk: api.desk.0.of(&caller), caller })
     }
 }

@@ -1,12 +1,12 @@
 //! The listener: accepts connections until it is stopped, then lets the requests in flight finish.
 //!
-//! A connection takes a place, of which there is a limited number in all and for each address. It keeps the place
+//! A connection takes a slot, of which there is a limited number in all and for each address. It keeps the slot
 //! while it makes progress: a head, a body or an answer that stalls for too long ends the connection.
 
 mod activity;
 mod connection;
 mod paced;
-mod places;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -18,8 +18,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(super) use self::paced::TooSlow;
-pub use self::tls::{Certificate, CertificateFiles};
-use self::{connection::Speaker, places::Places};
+pub(crate) use self::tls::{Certificate, CertificateFiles};
+use self::{connection::ConnectionHandler, slots::ConnectionSlots};
 use super::ConnectionMetrics;
 use crate::supervise::at_work;
 
@@ -33,35 +33,35 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Limits on clients' use of a node's connections and time.
 #[derive(Clone, Copy, Debug)]
-pub struct ConnectionLimits {
+pub(crate) struct ConnectionLimits {
     /// Most open connections.
-    pub all: usize,
+    pub(crate) all: usize,
     /// Most open connections from one address; they count towards `all` too.
-    pub per_address: usize,
+    pub(crate) per_address: usize,
     /// A request's head must be complete within this time after its first byte, and the first head after the
     /// connection opened.
-    pub head_within: Duration,
+    pub(crate) head_within: Duration,
     /// How long a connection may stay open without a request. It exceeds the 60 s of common load balancers, so that
     /// the balancer closes first. A balancer then never sends a request into a connection that the node is closing.
-    pub idle_within: Duration,
+    pub(crate) idle_within: Duration,
     /// The client must take some part of an answer within this time.
-    pub write_within: Duration,
-    pub body: BodyPace,
+    pub(crate) write_within: Duration,
+    pub(crate) body: BodyPace,
 }
 
 /// How fast a request's body must arrive. Time counts only while the node waits for the client.
 #[derive(Clone, Copy, Debug)]
-pub struct BodyPace {
+pub(crate) struct BodyPace {
     /// Every body has this much time.
-    pub grace: Duration,
+    pub(crate) grace: Duration,
     /// A body gets a second more for each of this many bytes that have arrived.
-    pub bytes_per_second: u64,
+    pub(crate) bytes_per_second: u64,
     /// The longest pause between two pieces.
-    pub pause: Duration,
+    pub(crate) pause: Duration,
 }
 
 impl ConnectionLimits {
-    pub fn new(all: usize, per_address: usize) -> Self {
+    pub(crate) fn new(all: usize, per_address: usize) -> Self {
         Self {
             all,
             per_address,
@@ -80,25 +80,25 @@ impl ConnectionLimits {
 
 /// Everything that a listener needs beside its router.
 #[derive(Debug)]
-pub struct Server {
-    pub listener: TcpListener,
-    pub limits: ConnectionLimits,
-    pub metrics: ConnectionMetrics,
+pub(crate) struct Server {
+    pub(crate) listener: TcpListener,
+    pub(crate) limits: ConnectionLimits,
+    pub(crate) metrics: ConnectionMetrics,
     /// `None`: plain HTTP.
-    pub certificate: Option<Arc<Certificate>>,
+    pub(crate) certificate: Option<Arc<Certificate>>,
 }
 
 impl Server {
     /// Serves until `stop` is cancelled and the requests in flight at that time are finished.
-    pub async fn serve(self, router: Router, stop: CancellationToken) {
+    pub(crate) async fn serve(self, router: Router, stop: CancellationToken) {
         self.serve_to_the_end(router, stop, FINISH_WITHIN).await;
     }
 
     async fn serve_to_the_end(self, router: Router, stop: CancellationToken, within: Duration) {
         let Self { listener, limits, metrics, certificate } = self;
         let connections = TaskTracker::new();
-        let places = Arc::new(Places::new(limits.all, limits.per_address, metrics.clone()));
-        let speaker = Arc::new(Speaker::new(router, limits, metrics, stop.clone()));
+        let slots = Arc::new(ConnectionSlots::new(limits.all, limits.per_address, metrics.clone()));
+        let handler = Arc::new(ConnectionHandler::new(router, limits, metrics, stop.clone()));
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -106,16 +106,16 @@ impl Server {
             };
             let _work = at_work();
             let Some((stream, from)) = accepted_or_pause(accepted).await else { continue };
-            // Without a free place the connection is dropped here, which closes it.
-            let Some(place) = Places::take(&places, from.ip()) else { continue };
-            let speaker = Arc::clone(&speaker);
+            // Without a free slot the connection is dropped here, which closes it.
+            let Some(slot) = ConnectionSlots::take(&slots, from.ip()) else { continue };
+            let handler = Arc::clone(&handler);
             let acceptor = certificate.as_ref().map(|certificate| certificate.acceptor());
             connections.spawn(async move {
                 match acceptor {
-                    Some(acceptor) => speaker.speak_encrypted(acceptor, stream, from).await,
-                    None => speaker.speak(stream, from).await,
+                    Some(acceptor) => handler.handle_encrypted(acceptor, stream, from).await,
+                    None => handler.handle(stream, from).await,
                 }
-                drop(place);
+                drop(slot);
             });
         }
         drop(listener);

@@ -13,12 +13,8 @@ use common::{access::Caller, limit::Limit, wire::Problem};
 use futures::FutureExt;
 
 use super::{
-    audit::Draft,
-    auth::Gate,
-    metrics::HttpMetrics,
-    need::{Need, needed},
-    rate::Rates,
-    refusal::Refusal,
+    Requirement, audit::AuditDraft, auth::Authenticator, metrics::HttpMetrics, rate::CallerRates, refusal::Refusal,
+    requirement::requirement,
 };
 use crate::{
     audit::Audit,
@@ -27,8 +23,8 @@ use crate::{
 
 #[derive(Clone)]
 struct Shell {
-    gate: Arc<Gate>,
-    rates: Arc<Rates>,
+    authenticator: Arc<Authenticator>,
+    rates: Arc<CallerRates>,
     audit: Audit,
     metrics: HttpMetrics,
 }
@@ -61,11 +57,17 @@ impl Shell {
 const RATE_AGAIN_AFTER_S: u32 = 1;
 
 /// Puts the shell around `routes`.
-pub(super) fn around(routes: Router, gate: Arc<Gate>, rates: Arc<Rates>, audit: Audit, metrics: HttpMetrics) -> Router {
+pub(super) fn around(
+    routes: Router,
+    authenticator: Arc<Authenticator>,
+    rates: Arc<CallerRates>,
+    audit: Audit,
+    metrics: HttpMetrics,
+) -> Router {
     routes
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(nothing_here)
-        .layer(middleware::from_fn_with_state(Shell { gate, rates, audit, metrics }, pass))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(middleware::from_fn_with_state(Shell { authenticator, rates, audit, metrics }, pass))
 }
 
 async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> Response {
@@ -74,27 +76,27 @@ async fn pass(State(shell): State<Shell>, mut request: Request, next: Next) -> R
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-    let draft = Draft::of(&request, route);
-    let admitted = shell.gate.meet(host(&request)).and_then(|()| {
-        let permission = match needed(&method, route) {
-            Need::Nothing => return Ok(None),
-            Need::Token => None,
-            Need::May(permission) => Some(permission),
+    let draft = AuditDraft::of(&request, route);
+    let authorized = shell.authenticator.check_host(host(&request)).and_then(|()| {
+        let permission = match requirement(&method, route) {
+            Requirement::Open => return Ok(None),
+            Requirement::AnyToken => None,
+            Requirement::May(permission) => Some(permission),
         };
-        let caller = shell.gate.admit(request.headers(), permission)?;
+        let caller = shell.authenticator.authorize(request.headers(), permission)?;
         shell.in_rate(caller, started).map(Some)
     });
-    let (caller, response) = match admitted {
+    let (caller, response) = match authorized {
         Ok(caller) => {
             if let Some(caller) = &caller {
                 request.extensions_mut().insert(caller.clone());
             }
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-            (caller, answer.unwrap_or_else(|_| broken(&method, route)))
+            (caller, answer.unwrap_or_else(|_| after_panic(&method, route)))
         }
         Err(refusal) => (refusal.caller().cloned(), refusal.into_response()),
     };
-    draft.note(&shell.audit, caller.as_ref(), &response);
+    draft.record(&shell.audit, caller.as_ref(), &response);
     let took = started.elapsed();
     shell.metrics.answered(route, &method, response.status(), took);
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms = took.as_secs_f64() * 1e3, "answered");
@@ -108,13 +110,13 @@ fn host(request: &Request) -> Option<&str> {
 }
 
 /// The answer after a panic, which has been logged where it happened.
-fn broken(method: &Method, route: Option<&str>) -> Response {
+fn after_panic(method: &Method, route: Option<&str>) -> Response {
     tracing::error!(%method, route, "a handler panicked");
     Refusal::from(internal::problem(Origin::Request, None, "the request caused a panic and may have taken effect"))
         .into_response()
 }
 
-async fn nothing_here(uri: Uri) -> Refusal {
+async fn not_found(uri: Uri) -> Refusal {
     let detail = format!(
         "there is no resource at {}; /openapi.json describes the API, and the console is at /console",
         uri.path()
@@ -123,7 +125,7 @@ async fn nothing_here(uri: Uri) -> Refusal {
 }
 
 /// Refuses an unsupported method; the router adds the header that lists the supported ones.
-async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+async fn method_not_allowed(method: Method, uri: Uri) -> Refusal {
     Problem::method_not_allowed(format!(
         "{method} is not allowed for {}; the header Allow names the allowed methods",
         uri.path()
@@ -155,10 +157,10 @@ mod tests {
         Audit::new(AuditMetrics::register(&Registry::new()).expect("registered once")).0
     }
 
-    fn gate(auth: &Auth) -> Arc<Gate> {
+    fn authenticator(auth: &Auth) -> Arc<Authenticator> {
         let access = Access::new(auth);
         access.put_in_force(TokenBook::default());
-        Arc::new(Gate::new(Arc::new(access)))
+        Arc::new(Authenticator::new(Arc::new(access)))
     }
 
     fn router(roles: &[Role]) -> Router {
@@ -173,15 +175,15 @@ mod tests {
             limits: Default::default(),
             sha256: Sha256::digest(role.text()).into(),
         };
-        let gate = gate(&Auth { token: roles.iter().map(token).collect(), oidc: None });
+        let authenticator = authenticator(&Auth { token: roles.iter().map(token).collect(), oidc: None });
         let routes = Router::new()
             .route("/v1/tasks", post(|| async { "submitted" }).get(|| async { "listed" }))
-            .route("/v1/tasks/{id}", get(|name: super::super::Named| async move { name.0 }))
+            .route("/v1/tasks/{id}", get(|name: super::super::PathPart| async move { name.0 }))
             .route("/v1/queues/{queue}/pause", post(|| async { "paused" }))
             .route("/v1/cluster", get(broken_handler))
             .route("/healthz", get(|| async { "alive" }));
         let metrics = HttpMetrics::register(&Registry::new(), &[]).expect("registered once");
-        around(routes, gate, Arc::new(Rates::new(per_second)), audit(), metrics)
+        around(routes, authenticator, Arc::new(CallerRates::new(per_second)), audit(), metrics)
     }
 
     async fn broken_handler() -> &'static str {
@@ -293,7 +295,7 @@ mod tests {
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
         let routes = Router::new().route("/v1/tasks/{id}", get(|| async { "shown" }));
-        let router = around(routes, gate(&Auth::default()), Arc::new(Rates::new(0)), audit(), metrics);
+        let router = around(routes, authenticator(&Auth::default()), Arc::new(CallerRates::new(0)), audit(), metrics);
         for path in ["/v1/tasks/1", "/v1/tasks/2", "/nothing/1", "/nothing/2"] {
             ask(&router, "GET", path, None).await;
         }

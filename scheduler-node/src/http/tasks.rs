@@ -15,40 +15,40 @@ use common::{
     wire::{BatchAnswer, BatchRequest, BatchResult, CancelAnswer, ChangeRequest, Problem, TaskRequest, TaskView},
 };
 
-use super::{Api, Asked, Named, audit, body::Sent, query, refusal::Refusal};
+use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
 
 /// Yields after parsing this many tasks of a batch, so that parsing never delays due tasks.
 const READ_AT_A_TIME: usize = 64;
 
-pub(super) async fn submit(asked: Asked, State(api): State<Api>, sent: Sent) -> Result<Response, Refusal> {
-    let upstream = upstream(&sent.headers);
-    let text = sent.text(api.limits.single_bytes).await?;
+pub(super) async fn submit(scoped: Scoped, State(api): State<Api>, body: UnreadBody) -> Result<Response, Refusal> {
+    let upstream = upstream(&body.headers);
+    let text = body.text(api.limits.single_bytes).await?;
     let mut task = TaskRequest::parse(text.as_str())?;
     task.upstream = upstream;
     drop(text);
-    let submitted = asked.desk.submit(task).await?;
-    let status = if submitted.duplicate { StatusCode::OK } else { StatusCode::CREATED };
-    let place = format!("/v1/tasks/{}", submitted.view.id);
+    let view = scoped.desk.submit(task).await?;
+    let status = if view.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    let place = format!("/v1/tasks/{}", view.id);
     let headers = [(header::LOCATION, place)];
-    Ok(if submitted.duplicate {
+    Ok(if view.duplicate {
         // Another caller may have submitted it, so the answer counts as a read of its data.
-        (status, headers, audit::task(submitted.view)).into_response()
+        (status, headers, audit::task(view)).into_response()
     } else {
-        (status, headers, Json(submitted.view)).into_response()
+        (status, headers, Json(view)).into_response()
     })
 }
 
 pub(super) async fn submit_batch(
-    asked: Asked,
+    scoped: Scoped,
     State(api): State<Api>,
-    sent: Sent,
+    body: UnreadBody,
 ) -> Result<Json<BatchAnswer>, Refusal> {
-    let upstream = upstream(&sent.headers);
-    let text = sent.text(api.limits.batch_bytes).await?;
+    let upstream = upstream(&body.headers);
+    let text = body.text(api.limits.batch_bytes).await?;
     let tasks = read_batch(text.as_str()).await?;
     // Until they are stored, the tasks take about as much memory as their text did.
     let _reserved = text.into_reserved();
-    let answers = asked.desk.submit_batch_for(upstream, tasks).await;
+    let answers = scoped.desk.submit_batch_for(upstream, tasks).await;
     let results = answers.into_iter().enumerate().map(|(index, answer)| match answer {
         Ok(receipt) => BatchResult::Accepted(receipt),
         Err(problem) => BatchResult::Refused { error: problem.at(index) },
@@ -67,53 +67,53 @@ async fn read_batch(text: &str) -> Result<Vec<Result<TaskRequest, Problem>>, Pro
     Ok(tasks)
 }
 
-pub(super) async fn list(asked: Asked, uri: Uri) -> Result<Response, Refusal> {
-    Ok(audit::tasks(asked.desk.list(query::filter(&uri)?).await?, &uri))
+pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Response, Refusal> {
+    Ok(audit::tasks(scoped.desk.list(query::filter(&uri)?).await?, &uri))
 }
 
-pub(super) async fn show(asked: Asked, Named(id): Named) -> Result<Response, Refusal> {
-    Ok(audit::task(asked.desk.get(asked.desk.id(&id)?).await?))
+pub(super) async fn show(scoped: Scoped, PathPart(id): PathPart) -> Result<Response, Refusal> {
+    Ok(audit::task(scoped.desk.get(scoped.desk.id(&id)?).await?))
 }
 
 pub(super) async fn change(
-    asked: Asked,
+    scoped: Scoped,
     State(api): State<Api>,
-    Named(id): Named,
-    sent: Sent,
+    PathPart(id): PathPart,
+    body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = asked.desk.id(&id)?;
-    let text = sent.text(api.limits.single_bytes).await?;
-    Ok(Json(asked.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
+    let id = scoped.desk.id(&id)?;
+    let text = body.text(api.limits.single_bytes).await?;
+    Ok(Json(scoped.desk.change(id, ChangeRequest::parse(text.as_str())?).await?))
 }
 
-pub(super) async fn stop(asked: Asked, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
-    Ok(Json(asked.desk.stop(asked.desk.id(&id)?).await?))
+pub(super) async fn stop(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(scoped.desk.stop(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn cancel(asked: Asked, Named(id): Named) -> Result<Json<CancelAnswer>, Refusal> {
-    Ok(Json(asked.desk.cancel(asked.desk.id(&id)?).await?))
+pub(super) async fn cancel(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<CancelAnswer>, Refusal> {
+    Ok(Json(scoped.desk.cancel(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn run(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(asked.desk.run(asked.desk.id(&id)?).await?))
+pub(super) async fn run(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(scoped.desk.run(scoped.desk.id(&id)?).await?))
 }
 
-pub(super) async fn retry(asked: Asked, Named(id): Named) -> Result<Json<TaskView>, Refusal> {
-    Ok(Json(asked.desk.retry(asked.desk.id(&id)?).await?))
+pub(super) async fn retry(scoped: Scoped, PathPart(id): PathPart) -> Result<Json<TaskView>, Refusal> {
+    Ok(Json(scoped.desk.retry(scoped.desk.id(&id)?).await?))
 }
 
 pub(super) async fn report(
-    asked: Asked,
+    scoped: Scoped,
     State(api): State<Api>,
-    Named(id): Named,
-    sent: Sent,
+    PathPart(id): PathPart,
+    body: UnreadBody,
 ) -> Result<Json<TaskView>, Refusal> {
-    let id = asked.desk.id(&id)?;
-    let upstream = upstream(&sent.headers);
-    let text = sent.text(api.limits.single_bytes).await?;
+    let id = scoped.desk.id(&id)?;
+    let upstream = upstream(&body.headers);
+    let text = body.text(api.limits.single_bytes).await?;
     let (attempt, mut report) = read_report(text.as_str())?;
     report.trace = upstream.map(|upstream| upstream.context);
-    let task = asked.desk.report(id, attempt, report).await?;
+    let task = scoped.desk.report(id, attempt, report).await?;
     // The consumer has the data from the message; a heartbeat should not count as a read of a payload.
     Ok(Json(task.without_data()))
 }

@@ -15,7 +15,7 @@ use prometheus::Registry;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use super::{Gate, HttpMetrics, Limits, ROUTES, router};
+use super::{Authenticator, HttpMetrics, Limits, ROUTES, Route, router};
 use crate::desk::tests::{Counter, fresh};
 
 /// A route's answer to a caller about a queue outside of their scope.
@@ -30,7 +30,7 @@ enum Foreign {
     /// 200, without it.
     Hidden,
     /// 403 although the request names no queue: it concerns them all.
-    ForNobody,
+    ForAllQueues,
     /// The answer holds nothing about queues.
     Open,
 }
@@ -53,9 +53,9 @@ fn decision(method: &Method, route: &str) -> Option<Foreign> {
         | ("POST", "/v1/schedules/{name}/pause" | "/v1/schedules/{name}/resume" | "/v1/schedules/{name}/run") => {
             Foreign::Missing
         }
-        ("GET" | "POST", "/v1/tokens") | ("DELETE", "/v1/tokens/{name}") => Foreign::ForNobody,
-        ("POST", "/v1/cluster/nodes/{name}/drain" | "/v1/cluster/nodes/{name}/undrain") => Foreign::ForNobody,
-        ("GET", "/v1/audit" | "/metrics") => Foreign::ForNobody,
+        ("GET" | "POST", "/v1/tokens") | ("DELETE", "/v1/tokens/{name}") => Foreign::ForAllQueues,
+        ("POST", "/v1/cluster/nodes/{name}/drain" | "/v1/cluster/nodes/{name}/undrain") => Foreign::ForAllQueues,
+        ("GET", "/v1/audit" | "/metrics") => Foreign::ForAllQueues,
         ("GET", "/v1/cluster" | "/healthz" | "/readyz" | "/openapi.json") => Foreign::Open,
         _ => return None,
     })
@@ -83,8 +83,9 @@ impl Api {
         let mine = make(r#"{"name":"mine","role":"operator","queues":["mine"]}"#).await;
         let registry = Registry::new();
         let metrics = HttpMetrics::register(&registry, &[]).expect("registered once");
-        let gate = Arc::new(Gate::new(Arc::clone(&counter.access)));
-        let router = router(counter.desk.clone(), gate, Limits::of_payload(1_000, 0), registry, metrics, Router::new());
+        let authenticator = Arc::new(Authenticator::new(Arc::clone(&counter.access)));
+        let router =
+            router(counter.desk.clone(), authenticator, Limits::of_payload(1_000, 0), registry, metrics, Router::new());
         (Self { router, counter, all, mine, tokens: Mutex::default() }, test)
     }
 
@@ -138,11 +139,11 @@ impl Api {
 #[tokio::test]
 async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for() {
     let (api, _test) = Api::new().await;
-    for (method, route) in ROUTES {
+    for Route { method, path: route, .. } in ROUTES {
         let decided = decision(method, route).unwrap_or_else(|| panic!("{method} {route} has no decision"));
         let (status, body) = api.ask_about(method, route, "theirs").await;
         let expected = match decided {
-            Foreign::Forbidden | Foreign::ForNobody => 403,
+            Foreign::Forbidden | Foreign::ForAllQueues => 403,
             Foreign::Missing => 404,
             Foreign::EachForbidden | Foreign::Hidden => 200,
             // These routes report on this node, and any of its statuses will do.
@@ -155,7 +156,7 @@ async fn no_route_tells_or_touches_anything_of_a_queue_that_a_token_is_not_for()
             _ => {}
         }
         let (own, body) = api.ask_about(method, route, "mine").await;
-        let refused = decided == Foreign::ForNobody;
+        let refused = decided == Foreign::ForAllQueues;
         assert_eq!(own == 403, refused, "{method} {route} of its own queue: {body}");
         assert!(own != 404, "{method} {route} of its own queue: {body}");
     }
@@ -180,10 +181,11 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         api.ask(token, &method, &path, body).await;
     }
     while let Ok(note) = api.counter.notes.try_recv() {
-        assert_eq!(note.deed.request_id.as_deref(), Some("r-7"));
-        noted.push(note.deed);
+        assert_eq!(note.event.request_id.as_deref(), Some("r-7"));
+        noted.push(note.event);
     }
-    let shown: Vec<_> = noted.iter().map(|deed| (&*deed.who, &*deed.what, deed.target.as_str(), deed.status)).collect();
+    let shown: Vec<_> =
+        noted.iter().map(|event| (&*event.caller, event.action.text(), event.target.as_str(), event.status)).collect();
     let expected = [
         ("mine", "task.read", id.as_str(), 200),
         ("mine", "task.cancel", id.as_str(), 200),
@@ -195,10 +197,10 @@ async fn what_was_done_shown_or_refused_is_noted_and_what_was_submitted_is_not()
         ("all", "task.export", "queue=mine", 200),
     ];
     assert_eq!(shown, expected);
-    let ids: Vec<_> = noted.iter().map(|deed| (&*deed.who, deed.who_id)).collect();
+    let ids: Vec<_> = noted.iter().map(|event| (&*event.caller, event.caller_id)).collect();
     assert!(ids.contains(&("all", Some(1))) && ids.contains(&("mine", Some(2))), "{ids:?}");
     assert!(ids.contains(&("anonymous", None)), "{ids:?}");
-    let details: Vec<_> = noted.iter().filter_map(|deed| deed.detail.as_deref()).collect();
+    let details: Vec<_> = noted.iter().filter_map(|event| event.detail.as_deref()).collect();
     assert!(details[0].starts_with("matched 0, done 0: {\"action\""), "{details:?}");
     assert_eq!(details[1], "viewer, all queues");
 }

@@ -16,9 +16,9 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    audit::{Audit, Deed},
+    audit::{Audit, AuditEvent},
     broker::{Broker, IntakeSource, Received},
-    desk::{Desk, Taken},
+    desk::{Desk, ReceiveOutcome},
     metrics::Metrics,
     store::Store,
     supervise::{at_work, spawn_child},
@@ -102,7 +102,7 @@ impl AmqpIntake {
         }
         for received in by_name {
             let user = received.message.properties.user_id.as_ref().and_then(Text::as_str);
-            self.audit.note(Deed::refused_message(user, SUBMIT.to_owned(), BY_NAME));
+            self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
             self.refuse(received, BY_NAME, &mut again).await;
         }
         let way = |received: &Received| match received.source {
@@ -114,9 +114,9 @@ impl AmqpIntake {
         fail::fail_point!("after_receive", |_| std::process::abort());
         for (received, taken) in batch.into_iter().zip(taken) {
             match taken {
-                Taken::Durable => received.ack.ack().await,
-                Taken::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
-                Taken::Again(why) => again.push((received, why)),
+                ReceiveOutcome::Durable => received.ack.ack().await,
+                ReceiveOutcome::Refused(problem) => self.refuse(received, &problem.to_string(), &mut again).await,
+                ReceiveOutcome::Again(why) => again.push((received, why)),
             }
         }
         self.give_back(again).await;

@@ -67,10 +67,10 @@ impl Shared {
         let limits =
             http::Limits::of_payload(self.config.queues.max_payload_bytes, self.config.http.max_requests_per_second);
         let http_metrics = http::HttpMetrics::register(&self.registry, console::ROUTES)?;
-        let gate = Arc::new(http::Gate::new(Arc::clone(&self.access)));
+        let authenticator = Arc::new(http::Authenticator::new(Arc::clone(&self.access)));
         let oidc = self.config.auth.oidc.clone().map(oidc::Provider::new).transpose()?;
-        let pages = console::router(desk.clone(), Arc::clone(&gate), oidc, keys, &self.config.console);
-        let router = http::router(desk, gate, limits, self.registry.clone(), http_metrics, pages);
+        let pages = console::router(desk.clone(), Arc::clone(&authenticator), oidc, keys, &self.config.console);
+        let router = http::router(desk, authenticator, limits, self.registry.clone(), http_metrics, pages);
         let certificate = settings::certificate(&self.config.http).context("cannot use http.cert_file")?;
         if let Some(certificate) = &certificate {
             crew.spawn(LoopKind::Http, Arc::clone(certificate).watch(self.stop.intake.clone()));

@@ -9,21 +9,21 @@ use common::{
 use sqlx::{Row, postgres::PgRow};
 
 use super::{Database, Error, StoreOp, claim::interval, unexpected};
-use crate::audit::Noted;
+use crate::audit::AuditRecord;
 
 /// The most entries examined for one page: some 30 ms.
 const LOOK: i64 = 20_000;
 
 impl Database {
     /// Stores actions that were done on `node`. An entry that is stored already is not stored again.
-    pub async fn audit_add(&self, notes: &[Noted], node: &str) -> Result<(), Error> {
-        let each = |text: fn(&Noted) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
-        let some = |text: fn(&Noted) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
+    pub async fn audit_add(&self, notes: &[AuditRecord], node: &str) -> Result<(), Error> {
+        let each = |text: fn(&AuditRecord) -> &str| notes.iter().map(text).collect::<Vec<&str>>();
+        let some = |text: fn(&AuditRecord) -> Option<&str>| notes.iter().map(text).collect::<Vec<Option<&str>>>();
         let ids: Vec<uuid::Uuid> = notes.iter().map(|note| note.id).collect();
         let addresses: Vec<Option<String>> =
-            notes.iter().map(|note| note.deed.address.map(|address| address.to_string())).collect();
-        let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.deed.who_id).collect();
-        let statuses: Vec<i32> = notes.iter().map(|note| note.deed.status.into()).collect();
+            notes.iter().map(|note| note.event.address.map(|address| address.to_string())).collect();
+        let who_ids: Vec<Option<i64>> = notes.iter().map(|note| note.event.caller_id).collect();
+        let statuses: Vec<i32> = notes.iter().map(|note| note.event.status.into()).collect();
         self.run(StoreOp::AuditAdd, |pool| async move {
             // This is computed as late as possible: the database counts the age from the arrival of the statement.
             let ago_ms: Vec<i64> =
@@ -31,13 +31,13 @@ impl Database {
             sqlx::query(include_str!("queries/audit_add.sql"))
                 .bind(ids)
                 .bind(ago_ms)
-                .bind(each(|note| &note.deed.who))
-                .bind(each(|note| &note.deed.what))
-                .bind(each(|note| &note.deed.target))
+                .bind(each(|note| &note.event.caller))
+                .bind(each(|note| note.event.action.text()))
+                .bind(each(|note| &note.event.target))
                 .bind(addresses)
                 .bind(statuses)
-                .bind(some(|note| note.deed.detail.as_deref()))
-                .bind(some(|note| note.deed.request_id.as_deref()))
+                .bind(some(|note| note.event.detail.as_deref()))
+                .bind(some(|note| note.event.request_id.as_deref()))
                 .bind(node)
                 .bind(who_ids)
                 .execute(&pool)

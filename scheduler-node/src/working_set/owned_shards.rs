@@ -302,6 +302,7 @@ impl OwnedShards {
         self.state.lock().in_flight.len()
     }
 
+    #[cfg(test)]
     pub fn is_in_flight(&self, id: TaskId) -> bool {
         self.state.lock().in_flight.contains_key(&id)
     }

@@ -24,9 +24,9 @@ async fn a_token_is_made_shown_once_and_revoked_and_all_of_it_is_noted() {
     assert!(browser.page("/console/tokens").await.contains("revoked"));
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.deed.what.to_string(), note.deed.target, note.deed.status));
+        noted.push((note.event.action.text(), note.event.target, note.event.status));
     }
-    let deeds: Vec<_> = noted.iter().map(|(what, target, status)| (what.as_str(), target.as_str(), *status)).collect();
+    let deeds: Vec<_> = noted.iter().map(|(action, target, status)| (*action, target.as_str(), *status)).collect();
     assert_eq!(
         deeds,
         [

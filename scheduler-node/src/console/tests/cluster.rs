@@ -14,8 +14,8 @@ async fn every_shard_is_on_the_map_and_those_with_nobody_are_told_of() {
     let page = browser.page("/console/cluster").await;
     let map = between(&page, "<ul class=\"shards\">", "</ul>").expect("a map");
     assert_eq!(map.matches("<li class=\"nobody\"").count(), map.matches("<li").count());
-    let told = page.split_once("id=\"shards\"").expect("a table").1.matches("<tr data-row>").count();
-    assert_eq!(told, map.matches("<li").count());
+    let rows = page.split_once("id=\"shards\"").expect("a table").1.matches("<tr data-row>").count();
+    assert_eq!(rows, map.matches("<li").count());
     assert!(page.contains("none is known") && page.contains("has not reached etcd"), "{page}");
     let all = browser.page("/console/cluster?shards=all").await;
     assert!(all.contains("href=\"/console/cluster\">Only those"), "{all}");
@@ -47,9 +47,9 @@ async fn a_node_is_drained_and_undrained_by_a_form_for_operators_and_noted() {
     assert!(!browser.page("/console/cluster").await.contains("Undrain"));
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.deed.what.to_string(), note.deed.target, note.deed.status));
+        noted.push((note.event.action.text(), note.event.target, note.event.status));
     }
-    let noted: Vec<_> = noted.iter().map(|(what, target, status)| (what.as_str(), target.as_str(), *status)).collect();
+    let noted: Vec<_> = noted.iter().map(|(action, target, status)| (*action, target.as_str(), *status)).collect();
     let expected = [("node.drain", "node-2", 200), ("node.drain", "node-1", 409), ("node.undrain", "node-2", 200)];
     assert!(noted.ends_with(&expected), "{noted:?}");
 }

@@ -27,7 +27,7 @@ use crate::{
     access::{Access, TokenBook},
     config::{self, Auth, Role, Token},
     desk::tests::{Counter, fresh},
-    http::{self, Gate, HttpMetrics},
+    http::{self, Authenticator, HttpMetrics},
     oidc::Provider,
     receipt::ReceiptKeys,
     store::tests::fixture::TestDatabase,
@@ -80,15 +80,15 @@ fn browser_at(
     let access = Access::new(&Auth { token: roles.iter().map(token).collect(), oidc: oidc.clone() });
     access.put_in_force(TokenBook::default());
     let access = Arc::new(access);
-    let gate = Arc::new(Gate::new(Arc::clone(&access)));
+    let authenticator = Arc::new(Authenticator::new(Arc::clone(&access)));
     let keys = watch::channel(keys(&[1])).0;
     let registry = Registry::new();
     let metrics = HttpMetrics::register(&registry, super::ROUTES).expect("registered once");
     let oidc = oidc.map(|oidc| Provider::new(oidc).expect("a client"));
     let config = config::Console { show_payloads };
-    let pages = super::router(counter.desk.clone(), Arc::clone(&gate), oidc, keys.subscribe(), &config);
+    let pages = super::router(counter.desk.clone(), Arc::clone(&authenticator), oidc, keys.subscribe(), &config);
     let limits = http::Limits::of_payload(1_000, 0);
-    let router = http::router(counter.desk.clone(), gate, limits, registry, metrics, pages);
+    let router = http::router(counter.desk.clone(), authenticator, limits, registry, metrics, pages);
     Browser { router, counter, cookie: None, access, keys, test }
 }
 

@@ -74,10 +74,10 @@ async fn a_person_signs_in_acts_under_his_name_and_signs_out() {
     assert!(out.set_cookie.expect("a cookie").starts_with("duetime_session=; Max-Age=0"));
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.deed.who.to_string(), note.deed.what.to_string(), note.deed.detail.unwrap_or_default()));
+        noted.push((note.event.caller.to_string(), note.event.action.text(), note.event.detail.unwrap_or_default()));
     }
     assert!(noted.iter().all(|(who, ..)| who == "oidc:ann-7"), "{noted:?}");
-    let deeds: Vec<_> = noted.iter().map(|(_, what, _)| what.as_str()).collect();
+    let deeds: Vec<_> = noted.iter().map(|(_, action, _)| *action).collect();
     assert_eq!(deeds, ["console.sign_in", "token.create", "console.sign_out"]);
     assert!(noted[0].2.contains("ann@a.example"), "{noted:?}");
 }
@@ -112,8 +112,8 @@ async fn what_went_wrong_is_said_where_one_may_try_again() {
     assert_eq!(refused.status, StatusCode::FORBIDDEN);
     assert!(refused.html.contains("claim `groups`") && !refused.html.contains("others"), "{}", refused.html);
     assert!(refused.html.contains("Sign in with localhost"), "{}", refused.html);
-    let noted = browser.counter.notes.try_recv().expect("noted").deed;
-    assert_eq!((&*noted.who, &*noted.what, noted.status), ("oidc:bob", "console.sign_in", 403));
+    let noted = browser.counter.notes.try_recv().expect("noted").event;
+    assert_eq!((&*noted.caller, noted.action.text(), noted.status), ("oidc:bob", "console.sign_in", 403));
     idp.lie(Lie::Refuses);
     let refused = there_and_back(&mut browser, "/console").await;
     assert!(refused.html.contains("access_denied") && !refused.html.contains("<b>no"), "{}", refused.html);

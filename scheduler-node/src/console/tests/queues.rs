@@ -152,7 +152,7 @@ async fn a_queue_is_paused_resumed_and_deleted_once_it_is_empty() {
     assert!(browser.page(&format!("{path}/delete")).await.contains("id=\"confirm\""));
     let full = browser.post(path, &[("action", "delete")]).await;
     assert_eq!(full.status, StatusCode::CONFLICT);
-    browser.counter.desk.cancel(task.view.id).await.expect("cancelled");
+    browser.counter.desk.cancel(task.id).await.expect("cancelled");
     let deleted = browser.post(path, &[("action", "delete")]).await;
     assert_eq!(deleted.location.as_deref(), Some("/console/queues"), "{}", deleted.html);
     assert_eq!(browser.get(path).await.status, StatusCode::NOT_FOUND);
@@ -184,7 +184,7 @@ async fn the_rate_is_told_since_the_look_that_the_url_tells_of() {
     let desk = &browser.counter.desk;
     let cancel_one = || async {
         let task = desk.submit(request(r#"{"queue":"q","delay_ms":100000}"#)).await.expect("accepted");
-        desk.cancel(task.view.id).await.expect("cancelled");
+        desk.cancel(task.id).await.expect("cancelled");
     };
     cancel_one().await;
     let page = browser.page("/console/queues/q").await;

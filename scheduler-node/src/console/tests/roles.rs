@@ -13,7 +13,7 @@ async fn fill(browser: &Browser) -> Vec<String> {
     let json = r#"{"queue":"a","delay_ms":1000000,"payload":{"x":"SECRET-7"},"headers":{"h":"SECRET-7"}}"#;
     let mut ids = Vec::new();
     for _ in 0..2 {
-        ids.push(browser.counter.desk.submit(request(json)).await.expect("accepted").view.id);
+        ids.push(browser.counter.desk.submit(request(json)).await.expect("accepted").id);
     }
     let history = r#"[{"attempt":1,"reason":"rejected","error":"SECRET-7"}]"#;
     sqlx::query("UPDATE duetime.task SET attempt = 1, history = $1::jsonb")
@@ -45,8 +45,8 @@ async fn an_observer_finds_the_data_of_tasks_on_no_page_and_a_viewer_does() {
     let ids = fill(&browser).await;
     let paths: Vec<String> = ROUTES
         .iter()
-        .filter(|(method, path)| method == "GET" && !path.contains("/assets/"))
-        .flat_map(|(_, path)| ids.iter().map(move |id| path.replace("{id}", id)))
+        .filter(|route| route.method == "GET" && !route.path.contains("/assets/"))
+        .flat_map(|route| ids.iter().map(move |id| route.path.replace("{id}", id)))
         .map(|path| path.replace("{queue}", "a").replace("{name}", "nightly"))
         .chain(["/console/tasks?state=dead".to_owned(), "/console/bulk?state=dead".to_owned()])
         .collect();
@@ -87,10 +87,11 @@ async fn pages_with_payloads_and_exports_are_noted() {
     }
     let mut noted = Vec::new();
     while let Ok(note) = browser.counter.notes.try_recv() {
-        noted.push((note.deed.who.to_string(), note.deed.what.to_string(), note.deed.target, note.deed.status));
+        noted.push((note.event.caller.to_string(), note.event.action.text(), note.event.target, note.event.status));
     }
-    let of = |who: &str, what: &str| -> Vec<(&str, u16)> {
-        let mine = noted.iter().filter(|(name, deed, ..)| name == &format!("the {who}") && deed == what);
+    let of = |role: &str, action: &str| -> Vec<(&str, u16)> {
+        let mine =
+            noted.iter().filter(|(name, noted_action, ..)| name == &format!("the {role}") && *noted_action == action);
         mine.map(|(_, _, target, status)| (target.as_str(), *status)).collect()
     };
     assert_eq!(of("viewer", "task.read"), [(ids[0].as_str(), 200)], "{noted:?}");
@@ -105,13 +106,13 @@ async fn neither_a_guess_nor_a_narrow_role_opens_the_console_and_both_are_noted(
     let mut browser = browser(&Role::ALL, true).await;
     browser.post_bare("/console/sign-in", &[("token", "a guess")], "same-origin").await;
     let note = browser.counter.notes.try_recv().expect("noted");
-    assert_eq!((&*note.deed.who, &*note.deed.what, note.deed.status), ("anonymous", "refused", 401));
+    assert_eq!((&*note.event.caller, note.event.action.text(), note.event.status), ("anonymous", "refused", 401));
     for role in [Role::Metrics, Role::Submitter, Role::Reporter] {
         let answer = browser.post_bare("/console/sign-in", &[("token", role.text())], "same-origin").await;
         assert_eq!((answer.status, answer.set_cookie), (StatusCode::FORBIDDEN, None), "{role}");
         assert!(answer.html.contains("observer, viewer, producer or operator"), "{role}: {}", answer.html);
         let note = browser.counter.notes.try_recv().expect("noted");
-        assert_eq!((&*note.deed.what, note.deed.status), ("console.sign_in", 403), "{role}");
+        assert_eq!((note.event.action.text(), note.event.status), ("console.sign_in", 403), "{role}");
         while browser.counter.notes.try_recv().is_ok() {}
     }
 }

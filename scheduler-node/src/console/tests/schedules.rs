@@ -50,7 +50,7 @@ async fn a_fire_time_that_is_gone_leads_to_the_task_it_made() {
     let view = desk.schedule_get(name.clone(), 1).await.expect("made");
     let key = key_of(&name, view.next_fire_times[0].shifted(-2 * 3_600_000));
     let json = format!(r#"{{"queue":"q","key":"{key}","delay_ms":100000}}"#);
-    let id = desk.submit(request(&json)).await.expect("accepted").view.id;
+    let id = desk.submit(request(&json)).await.expect("accepted").id;
     let page = browser.page("/console/schedules/s").await;
     let last = page.split_once("Last fire times").expect("a table").1;
     assert_eq!(last.matches("<tr data-row>").count(), 5);

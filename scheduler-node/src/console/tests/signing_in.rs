@@ -14,6 +14,7 @@ use super::{browser, keys};
 use crate::{
     access::{Token, TokenBook},
     config::Role,
+    http::Route,
 };
 
 #[tokio::test]
@@ -28,7 +29,7 @@ async fn without_tokens_nobody_is_asked() {
 #[tokio::test]
 async fn with_tokens_every_page_asks_for_one_and_leads_back() {
     let mut browser = browser(&Role::ALL, true).await;
-    for (method, path) in super::super::ROUTES {
+    for Route { method, path, .. } in super::super::ROUTES {
         if method != "GET" || ["/", "/console/sign-in", "/console/assets/{hash}/{name}"].contains(path) {
             continue;
         }

@@ -11,7 +11,7 @@ use crate::{
 };
 
 async fn submit(browser: &Browser, json: &str) -> TaskId {
-    browser.counter.desk.submit(request(json)).await.expect("accepted").view.id
+    browser.counter.desk.submit(request(json)).await.expect("accepted").id
 }
 
 async fn state(browser: &Browser, id: TaskId) -> TaskState {
@@ -179,8 +179,8 @@ async fn many_are_counted_before_anything_is_done_to_them() {
 async fn many_are_moved_once_it_was_said_where_to() {
     let browser = browser(&[], true).await;
     let id = submit(&browser, r#"{"queue":"a","delay_ms":1000000}"#).await;
-    let asked = browser.post("/console/tasks/bulk", &[("action", "move"), ("scope", "all"), ("queue", "a")]).await;
-    assert!(asked.html.contains("name=\"by_min\""), "{}", asked.html);
+    let moved = browser.post("/console/tasks/bulk", &[("action", "move"), ("scope", "all"), ("queue", "a")]).await;
+    assert!(moved.html.contains("name=\"by_min\""), "{}", moved.html);
     let fields =
         [("action", "move"), ("scope", "all"), ("queue", "a"), ("to", "2099-01-02 03:04"), ("confirmed", "yes")];
     let done = browser.post("/console/tasks/bulk", &fields).await;

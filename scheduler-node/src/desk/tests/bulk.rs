@@ -16,7 +16,7 @@ async fn bulk(counter: &Counter, json: &str) -> Result<BulkAnswer, Problem> {
 }
 
 async fn submitted(counter: &Counter, json: &str) -> TaskId {
-    counter.desk.submit(request(json)).await.expect("accepted").view.id
+    counter.desk.submit(request(json)).await.expect("accepted").id
 }
 
 async fn state(counter: &Counter, id: TaskId) -> TaskState {
@@ -179,7 +179,7 @@ async fn what_was_done_before_a_database_was_missed_is_told_with_the_place_to_go
     let id = loop {
         let near = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await;
         if let Ok(near) = near {
-            break near.view.id;
+            break near.id;
         }
     };
     let answer = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("some is done");

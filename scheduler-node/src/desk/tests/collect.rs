@@ -62,10 +62,10 @@ async fn an_id_that_is_still_in_an_inbox_is_told_apart_from_one_that_nobody_know
     let (counter, [_, east]) = with_two_databases().await;
     let id: uuid::Uuid = sqlx::query_scalar("SELECT duetime.submit('mail', '{}')").fetch_one(&east.pool).await.unwrap();
     let id = TaskId::from_uuid(id);
-    let told = async || counter.desk.get(id).await.unwrap_err();
-    assert!(told().await.detail.contains("about to be a task"));
+    let problem_of = async || counter.desk.get(id).await.unwrap_err();
+    assert!(problem_of().await.detail.contains("about to be a task"));
     counter.store.databases()[1].inbox_refuse(&[(id, "no room".to_owned())], false).await.unwrap();
-    let problem = told().await;
+    let problem = problem_of().await;
     assert!(problem.status == 404 && problem.detail.contains("no room"), "{problem}");
     assert!(counter.desk.get(fixture::fresh_id()).await.unwrap_err().detail.contains("there is no task"));
 }

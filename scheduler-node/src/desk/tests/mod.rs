@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Desk, Parts};
 use crate::{
     access::Access,
-    audit::{Audit, AuditMetrics, Noted},
+    audit::{Audit, AuditMetrics, AuditRecord},
     broker::{BrokerState, ExchangeTroubles},
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
@@ -68,7 +68,7 @@ pub(crate) struct Counter {
     pub(crate) desk: Desk,
     pub(crate) access: Arc<Access>,
     /// The entries of the audit log.
-    pub(crate) notes: mpsc::Receiver<Noted>,
+    pub(crate) notes: mpsc::Receiver<AuditRecord>,
     pub(crate) databases: NodeDatabases,
     pub(crate) books: Books,
     pub(crate) store: Store,

@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::fresh;
-use crate::desk::Taken;
+use crate::desk::ReceiveOutcome;
 
 fn message(headers: &[(&str, Field)]) -> Message {
     let headers = headers.iter().map(|(name, field)| ((*name).into(), field.clone())).collect();
@@ -23,7 +23,10 @@ async fn each_message_gets_its_own_answer_and_one_on_its_way_makes_no_queue() {
     let batch = [(Some(&way), &delayed), (Some(&way), &broken), (None, &own), (None, &delayed)];
     let taken = counter.desk.receive(&batch).await;
     assert!(
-        matches!(taken.as_slice(), [Taken::Durable, Taken::Refused(_), Taken::Durable, Taken::Refused(_)]),
+        matches!(
+            taken.as_slice(),
+            [ReceiveOutcome::Durable, ReceiveOutcome::Refused(_), ReceiveOutcome::Durable, ReceiveOutcome::Refused(_)]
+        ),
         "{taken:?}"
     );
     let (_, queues) = test.database.queue_read().await.unwrap();
@@ -36,7 +39,7 @@ async fn a_message_that_comes_twice_is_one_task_if_it_has_an_id() {
     let own = message(&[("duetime-queue", Field::Text("mail".into()))]);
     let known = Message { properties: Properties { message_id: Some("m-1".into()), ..own.properties }, ..own };
     for _ in 0..2 {
-        assert_eq!(counter.desk.receive(&[(None, &known)]).await, [Taken::Durable]);
+        assert_eq!(counter.desk.receive(&[(None, &known)]).await, [ReceiveOutcome::Durable]);
     }
     let tasks: i64 = sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&test.pool).await.unwrap();
     assert_eq!(tasks, 1);

@@ -19,10 +19,10 @@ fn change(json: &str) -> ChangeRequest {
 async fn what_is_no_id_and_what_has_no_row_is_not_found() {
     let (counter, _test) = fresh().await;
     assert_eq!(counter.desk.id("17").expect_err("no id").status, 404);
-    let nobody = fixture::fresh_id();
-    assert_eq!(counter.desk.id(&nobody.to_string()).expect("an id"), nobody);
+    let unknown = fixture::fresh_id();
+    assert_eq!(counter.desk.id(&unknown.to_string()).expect("an id"), unknown);
     let elsewhere = fixture::fresh_id_of(ShardId::new(9_999));
-    for id in [nobody, elsewhere] {
+    for id in [unknown, elsewhere] {
         assert_eq!(counter.desk.get(id).await.expect_err("no row").status, 404);
         assert_eq!(counter.desk.cancel(id).await.expect_err("no row").status, 404);
         assert_eq!(counter.desk.run(id).await.expect_err("no row").status, 404);
@@ -36,7 +36,7 @@ async fn what_is_no_id_and_what_has_no_row_is_not_found() {
 #[tokio::test]
 async fn a_cancel_says_what_it_promises_and_repeats_it() {
     let (counter, _test) = fresh().await;
-    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").id;
     for _ in 0..2 {
         assert_eq!(counter.desk.cancel(id).await.expect("cancelled").outcome, CancelOutcome::Cancelled);
     }
@@ -45,7 +45,7 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
     let refused = counter.desk.change(id, change(r#"{"priority":1}"#)).await.expect_err("it is over");
     assert_eq!((refused.status, refused.state), (409, Some(TaskState::Cancelled)));
 
-    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;
     let attempt = claim(&counter, id).await;
     let refused = counter.desk.cancel(id).await.expect_err("in flight");
     assert_eq!((refused.status, refused.slug(), refused.state), (409, "in_flight", Some(TaskState::Dispatching)));
@@ -59,7 +59,7 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
 #[tokio::test]
 async fn a_change_that_brings_a_task_near_puts_it_before_its_owner() {
     let (counter, _test) = fresh().await;
-    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":600000}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":600000}"#)).await.expect("accepted").id;
     let held = &counter.databases.all()[0].owned_shards;
     held.adopt(&[(id.shard(), common::ids::Epoch::from_store(1))]);
     assert_eq!(held.heap_len(), 0);
@@ -75,7 +75,7 @@ async fn a_change_that_brings_a_task_near_puts_it_before_its_owner() {
 async fn a_change_that_cannot_be_is_told_by_its_field() {
     let (counter, _test) = fresh().await;
     let body = r#"{"queue":"a","delay_ms":60000,"expires_after_ms":120000}"#;
-    let id = counter.desk.submit(request(body)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(body)).await.expect("accepted").id;
     for (json, field) in [
         (r#"{"delay_ms":180000}"#, "due_at"),
         (r#"{"expires_after_ms":30000}"#, "expires_at"),
@@ -90,7 +90,7 @@ async fn a_change_that_cannot_be_is_told_by_its_field() {
 #[tokio::test]
 async fn only_a_dead_task_is_retried() {
     let (counter, _test) = fresh().await;
-    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;
     let refused = counter.desk.retry(id).await.expect_err("it is alive");
     assert_eq!((refused.status, refused.state), (409, Some(TaskState::Scheduled)));
     let attempt = claim(&counter, id).await;
@@ -105,7 +105,7 @@ async fn only_a_dead_task_is_retried() {
 #[tokio::test]
 async fn a_report_about_an_attempt_that_is_over_is_stale() {
     let (counter, _test) = fresh().await;
-    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;
     let attempt = claim(&counter, id).await;
     let succeeded = || ResultBody::parse(r#"{"status":"succeeded","result":{"n":1}}"#).expect("a report");
     let done = counter.desk.report(id, attempt, succeeded()).await.expect("applied");
@@ -117,7 +117,7 @@ async fn a_report_about_an_attempt_that_is_over_is_stale() {
 #[tokio::test]
 async fn a_client_that_hangs_up_does_not_stop_what_it_asked_for() {
     let (counter, test) = fresh().await;
-    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").view.id;
+    let id = counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted").id;
     let lock = test.lock_row(id).await;
     let desk = counter.desk.clone();
     let asking = spawn_child(async move { desk.cancel(id).await });

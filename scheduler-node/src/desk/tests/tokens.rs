@@ -86,8 +86,8 @@ async fn what_names_no_queue_is_refused_to_whoever_may_not_know_of_all() {
 async fn schedules_of_other_queues_are_neither_shown_nor_replaced() {
     let (counter, _test) = fresh().await;
     let put = async |desk: &Desk, name: &str, queue: &str| {
-        let wish = format!(r#"{{"queue":"{queue}","every_ms":3600000}}"#);
-        desk.schedule_put(common::ids::ScheduleName::new(name), ScheduleRequest::parse(&wish).expect("a schedule"))
+        let json = format!(r#"{{"queue":"{queue}","every_ms":3600000}}"#);
+        desk.schedule_put(common::ids::ScheduleName::new(name), ScheduleRequest::parse(&json).expect("a schedule"))
             .await
     };
     for (name, queue) in [("a", "theirs"), ("b", "mine"), ("c", "theirs"), ("d", "mine"), ("e", "theirs")] {

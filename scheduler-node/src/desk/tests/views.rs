@@ -16,7 +16,7 @@ async fn one_list_goes_through_all_databases_in_the_order_of_due_times() {
     let mut submitted = Vec::new();
     for nth in 0..40 {
         let body = format!(r#"{{"queue":"q{}","delay_ms":{}}}"#, nth % 3, 60_000 + 1_000 * ((nth * 7) % 40));
-        submitted.push(counter.desk.submit(request(&body)).await.expect("accepted").view);
+        submitted.push(counter.desk.submit(request(&body)).await.expect("accepted"));
     }
     for task in submitted.iter().step_by(4) {
         counter.desk.cancel(task.id).await.expect("cancelled");

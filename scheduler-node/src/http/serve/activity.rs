@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::ConnectionLimits;
-use crate::http::metrics::Ended;
+use crate::http::metrics::MissedDeadline;
 
 /// Shared by a connection's stream, its requests and the task that watches its deadline.
 #[derive(Clone, Debug)]
@@ -44,14 +44,14 @@ impl Activity {
     }
 
     /// The next deadline, and what missing it means.
-    pub(super) fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, Ended)> {
+    pub(super) fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, MissedDeadline)> {
         let state = self.0.lock();
         let waiting = match (state.requests, state.awaits_head) {
-            (0, true) => Some((state.since + limits.head_within, Ended::Head)),
-            (0, false) => Some((state.since + limits.idle_within, Ended::Idle)),
+            (0, true) => Some((state.since + limits.head_within, MissedDeadline::Head)),
+            (0, false) => Some((state.since + limits.idle_within, MissedDeadline::Idle)),
             _ => None,
         };
-        let stuck = state.stuck_since.map(|since| (since + limits.write_within, Ended::Write));
+        let stuck = state.stuck_since.map(|since| (since + limits.write_within, MissedDeadline::Write));
         waiting.into_iter().chain(stuck).min_by_key(|(at, _)| *at)
     }
 
@@ -96,12 +96,12 @@ impl Drop for Answering {
 
 /// A stream that notes when bytes arrive and when the other side takes none.
 #[derive(Debug)]
-pub(super) struct Watched<S> {
+pub(super) struct WatchedStream<S> {
     pub(super) stream: S,
     pub(super) activity: Activity,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
@@ -112,7 +112,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.activity.sent(&sent);

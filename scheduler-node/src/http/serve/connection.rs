@@ -26,10 +26,10 @@ use tower::ServiceExt;
 
 use super::{
     ConnectionLimits,
-    activity::{Activity, Watched},
-    paced::{Counted, Paced},
+    activity::{Activity, WatchedStream},
+    paced::{CountedBody, PacedBody},
 };
-use crate::http::metrics::{ConnectionMetrics, Ended};
+use crate::http::metrics::{ConnectionMetrics, MissedDeadline};
 
 /// Most requests of one HTTP/2 connection that are answered at one time.
 const STREAMS: u32 = 64;
@@ -51,7 +51,7 @@ const SEND_BYTES: usize = 64 << 10;
 
 /// Speaks HTTP on connections.
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(super) struct ConnectionHandler {
     router: Router,
     builder: auto::Builder<TokioExecutor>,
     limits: ConnectionLimits,
@@ -59,7 +59,7 @@ pub(super) struct Speaker {
     stop: CancellationToken,
 }
 
-impl Speaker {
+impl ConnectionHandler {
     pub(super) fn new(
         router: Router,
         limits: ConnectionLimits,
@@ -69,24 +69,24 @@ impl Speaker {
         Self { router, builder: builder(), limits, metrics, stop }
     }
 
-    /// Like [`Self::speak`], after the TLS handshake, which has as much time as a head.
-    pub(super) async fn speak_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
+    /// Like [`Self::handle`], after the TLS handshake, which has as much time as a head.
+    pub(super) async fn handle_encrypted(&self, acceptor: TlsAcceptor, stream: TcpStream, from: SocketAddr) {
         match tokio::time::timeout(self.limits.head_within, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.speak(stream, from).await,
+            Ok(Ok(stream)) => self.handle(stream, from).await,
             Ok(Err(error)) => tracing::debug!(%error, %from, "TLS handshake failed"),
-            Err(_) => self.metrics.ended(Ended::Head),
+            Err(_) => self.metrics.ended(MissedDeadline::Head),
         }
     }
 
-    pub(super) async fn speak<S>(&self, stream: S, from: SocketAddr)
+    pub(super) async fn handle<S>(&self, stream: S, from: SocketAddr)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let activity = Activity::new(Instant::now());
         let service = service_fn(|request| self.answer(request, &activity, from));
-        let io = TokioIo::new(Watched { stream, activity: activity.clone() });
+        let io = TokioIo::new(WatchedStream { stream, activity: activity.clone() });
         let mut connection = pin!(self.builder.serve_connection(io, service));
-        let mut watch = Watch::new(&activity, &self.limits);
+        let mut watch = DeadlineWatch::new(&activity, &self.limits);
         tokio::select! {
             biased;
             ended = connection.as_mut() => {
@@ -114,15 +114,15 @@ impl Speaker {
         request: Request<Incoming>,
         activity: &Activity,
         from: SocketAddr,
-    ) -> impl Future<Output = Result<Response<Counted<Body>>, Infallible>> + Send + use<> {
+    ) -> impl Future<Output = Result<Response<CountedBody<Body>>, Infallible>> + Send + use<> {
         let answering = activity.begin(request.version() == Version::HTTP_2);
         let pace = self.limits.body;
-        let mut request = request.map(|body| Body::new(Paced::new(body, pace)));
+        let mut request = request.map(|body| Body::new(PacedBody::new(body, pace)));
         request.extensions_mut().insert(ConnectInfo(from));
         let router = self.router.clone();
         async move {
             let response = router.oneshot(request).await?;
-            Ok(response.map(|body| Counted { body, _answering: answering }))
+            Ok(response.map(|body| CountedBody { body, _answering: answering }))
         }
     }
 }
@@ -145,20 +145,20 @@ fn builder() -> auto::Builder<TokioExecutor> {
 }
 
 /// A future that is ready once a connection has stalled for too long.
-struct Watch<'a> {
+struct DeadlineWatch<'a> {
     activity: &'a Activity,
     limits: &'a ConnectionLimits,
     armed: Pin<Box<Sleep>>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> DeadlineWatch<'a> {
     fn new(activity: &'a Activity, limits: &'a ConnectionLimits) -> Self {
         Self { activity, limits, armed: Box::pin(tokio::time::sleep(limits.head_within)) }
     }
 
     /// Polled after the connection itself, whose progress may have moved the deadline. The timer only moves forward,
     /// and when it fires the deadline is read again, so most requests cost it nothing.
-    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<MissedDeadline> {
         loop {
             let deadline = self.activity.deadline(self.limits);
             let at = deadline.map(|(at, _)| at.into());

@@ -15,17 +15,17 @@ use super::{BodyPace, activity::Answering};
 
 /// A body that fails with [`TooSlow`] when it arrives more slowly than [`BodyPace`] requires.
 #[derive(Debug)]
-pub(super) struct Paced {
+pub(super) struct PacedBody {
     body: Incoming,
     pace: BodyPace,
     received: u64,
     /// How long the node has waited for the client so far.
     waited: Duration,
-    waiting: Option<Waiting>,
+    waiting: Option<ClientWait>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct ClientWait {
     since: Instant,
     until: Pin<Box<Sleep>>,
 }
@@ -44,7 +44,7 @@ impl std::error::Error for TooSlow {}
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-impl Paced {
+impl PacedBody {
     pub(super) fn new(body: Incoming, pace: BodyPace) -> Self {
         Self { body, pace, received: 0, waited: Duration::ZERO, waiting: None }
     }
@@ -56,7 +56,7 @@ impl Paced {
     }
 }
 
-impl HttpBody for Paced {
+impl HttpBody for PacedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -73,7 +73,7 @@ impl HttpBody for Paced {
             }
             Poll::Pending => {
                 let patience = self.patience();
-                let waiting = self.waiting.get_or_insert_with(|| Waiting {
+                let waiting = self.waiting.get_or_insert_with(|| ClientWait {
                     since: Instant::now(),
                     until: Box::pin(tokio::time::sleep(patience)),
                 });
@@ -94,12 +94,12 @@ impl HttpBody for Paced {
 
 /// The body of an answer. Its request counts as being answered until the body is dropped.
 #[derive(Debug)]
-pub(super) struct Counted<B> {
+pub(super) struct CountedBody<B> {
     pub(super) body: B,
     pub(super) _answering: Answering,
 }
 
-impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
+impl<B: HttpBody + Unpin> HttpBody for CountedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

@@ -57,9 +57,9 @@ async fn running_with(limits: ConnectionLimits, within: Duration, certificate: O
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
     let (entered, free) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let (asked, may_answer) = (Arc::clone(&entered), Arc::clone(&free));
+    let (in_handler, may_answer) = (Arc::clone(&entered), Arc::clone(&free));
     let slow = async move || {
-        asked.add_permits(1);
+        in_handler.add_permits(1);
         let _permit = may_answer.acquire().await;
         "answered"
     };
@@ -290,7 +290,7 @@ async fn an_http2_client_hears_its_limits_and_is_ended_when_it_resets_what_it_op
     let (_, settings) = frames.iter().find(|(kind, _)| *kind == SETTINGS).expect("settings");
     let says = |number: u16, value: u32| {
         let setting = [&number.to_be_bytes()[..], &value.to_be_bytes()].concat();
-        assert!(settings.chunks(6).any(|told| told == setting), "setting {number} is {value}: {settings:?}");
+        assert!(settings.chunks(6).any(|sent| sent == setting), "setting {number} is {value}: {settings:?}");
     };
     // The settings: concurrent streams, the window of each, the size of a head.
     says(3, 64);
@@ -307,14 +307,14 @@ async fn with_a_certificate_the_node_speaks_tls_and_a_handshake_that_does_not_en
     let certificate = Arc::new(Certificate::read(files.clone()).expect("a certificate"));
     let limits = ConnectionLimits { head_within: Duration::from_secs(2), ..generous() };
     let server = running_with(limits, LONG, Some(certificate)).await;
-    let asked = tokio::process::Command::new("curl")
+    let output = tokio::process::Command::new("curl")
         .args(["--silent", "--show-error", "--max-time", "60", "--cacert"])
         .arg(&files.cert)
         .arg(format!("https://localhost:{}/", server.address.port()))
         .output()
         .await
         .expect("curl runs");
-    assert_eq!(String::from_utf8_lossy(&asked.stdout), "here", "{}", String::from_utf8_lossy(&asked.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "here", "{}", String::from_utf8_lossy(&output.stderr));
     rest(&mut server.sent(b"").await).await;
     assert!(!server.ask().await.contains("here"), "a request in the clear is not answered");
 }

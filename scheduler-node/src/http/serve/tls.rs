@@ -22,9 +22,9 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The files of the certificate with its chain and of the private key, both in PEM.
 #[derive(Clone, Debug)]
-pub struct CertificateFiles {
-    pub cert: PathBuf,
-    pub key: PathBuf,
+pub(crate) struct CertificateFiles {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// The certificate that new connections get.
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Certificate {
 
 impl Certificate {
     /// Reads the files; fails if they hold no certificate with its key.
-    pub fn read(files: CertificateFiles) -> io::Result<Self> {
+    pub(crate) fn read(files: CertificateFiles) -> io::Result<Self> {
         let pem = Pem::read(&files)?;
         let config = ArcSwap::from_pointee(pem.config()?);
         Ok(Self { files, config, read: Mutex::new(pem) })
@@ -60,7 +60,7 @@ impl Certificate {
     }
 
     /// Reads the files at an interval. New connections get a new certificate; open ones keep theirs.
-    pub async fn watch(self: Arc<Self>, stop: CancellationToken) {
+    pub(crate) async fn watch(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             let _work = at_work();
             match self.look() {

@@ -4,11 +4,11 @@
 use common::access::{Permission, Role};
 
 use super::{
-    super::need::{Need, needed},
+    super::{Requirement, requirement::requirement},
     *,
 };
 use crate::{
-    audit::{SCHEDULE_READ, TASK_LIST, TASK_READ},
+    audit::AuditAction::{ScheduleRead, TaskList, TaskRead},
     desk::tests::claim,
     store::tests::fixture::TestDatabase,
 };
@@ -119,9 +119,9 @@ async fn finish(test: &TestDatabase, id: &str, state: &str) {
 async fn a_role_without_payloads_finds_the_data_of_tasks_in_no_answer() {
     let marked = Marked::new().await;
     for role in Role::ALL.into_iter().filter(|role| !role.may(Permission::Payloads)) {
-        for (method, route) in ROUTES {
-            let may = match needed(method, Some(route)) {
-                Need::May(permission) => role.may(permission),
+        for Route { method, path: route, .. } in ROUTES {
+            let may = match requirement(method, Some(route)) {
+                Requirement::May(permission) => role.may(permission),
                 _ => true,
             };
             for path in marked.paths(method, route) {
@@ -206,22 +206,23 @@ async fn answers_with_payloads_are_noted_with_the_token_and_others_are_not() {
     assert_eq!(status, 200, "{answer}");
     let mut noted = Vec::new();
     while let Ok(note) = marked.api.counter.notes.try_recv() {
-        noted.push(note.deed);
+        noted.push(note.event);
     }
-    let shown: Vec<_> = noted.iter().map(|deed| (&*deed.who, &*deed.what, deed.target.as_str(), deed.status)).collect();
-    let reads = |who: &'static str| {
+    let shown: Vec<_> =
+        noted.iter().map(|event| (&*event.caller, event.action, event.target.as_str(), event.status)).collect();
+    let reads = |caller: &'static str| {
         [
-            (who, TASK_READ, live.as_str(), 200),
-            (who, TASK_READ, live.as_str(), 200),
-            (who, TASK_LIST, "queue=mine&limit=2", 200),
-            (who, SCHEDULE_READ, "nightly", 200),
+            (caller, TaskRead, live.as_str(), 200),
+            (caller, TaskRead, live.as_str(), 200),
+            (caller, TaskList, "queue=mine&limit=2", 200),
+            (caller, ScheduleRead, "nightly", 200),
         ]
     };
-    let duplicate = ("the-producer", TASK_READ, live.as_str(), 200);
+    let duplicate = ("the-producer", TaskRead, live.as_str(), 200);
     let expected: Vec<_> =
         reads("the-viewer").into_iter().chain(reads("the-producer")).chain(std::iter::once(duplicate)).collect();
     assert_eq!(shown, expected);
-    let ids: std::collections::BTreeSet<_> = noted.iter().map(|deed| (&*deed.who, deed.who_id)).collect();
+    let ids: std::collections::BTreeSet<_> = noted.iter().map(|event| (&*event.caller, event.caller_id)).collect();
     assert_eq!(ids.len(), 2, "one id for each token: {ids:?}");
     assert!(ids.iter().all(|(_, id)| id.is_some()), "{ids:?}");
 }

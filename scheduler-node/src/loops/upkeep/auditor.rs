@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    audit::{AuditMetrics, Dropped, Noted},
+    audit::{AuditMetrics, AuditRecord, DropReason},
     store::{Error, Store},
     supervise::at_work,
     working_set::{
@@ -37,7 +37,7 @@ pub struct Auditor {
 }
 
 impl Auditor {
-    pub async fn run(self, mut notes: mpsc::Receiver<Noted>, stop: CancellationToken) {
+    pub async fn run(self, mut notes: mpsc::Receiver<AuditRecord>, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             tokio::select! {
@@ -59,7 +59,7 @@ impl Auditor {
     }
 
     /// Writes a batch. Returns `false` if `stop` came before the batch was written.
-    async fn write_until(&self, batch: &[Noted], stop: &CancellationToken) -> bool {
+    async fn write_until(&self, batch: &[AuditRecord], stop: &CancellationToken) -> bool {
         let _work = at_work();
         let home = self.store.home();
         let writing = until_done("audit records", batch, |part| self.write(part));
@@ -67,17 +67,17 @@ impl Auditor {
         for Refused { item, error } in done.refused {
             let kept = Kept {
                 name: Some(item.id.to_string()),
-                body: format!("{:?}", item.deed).into_bytes(),
+                body: format!("{:?}", item.event).into_bytes(),
                 ..Kept::default()
             };
             self.set_aside.keep(home, Kind::Audit, kept, &why(&error)).await;
-            self.metrics.dropped(Dropped::Unwritable, 1);
+            self.metrics.dropped(DropReason::Unwritable, 1);
         }
         true
     }
 
     /// Writes the remaining notes; every sender is gone.
-    async fn finish(&self, mut batch: Vec<Noted>, mut notes: mpsc::Receiver<Noted>) {
+    async fn finish(&self, mut batch: Vec<AuditRecord>, mut notes: mpsc::Receiver<AuditRecord>) {
         let last_word = CancellationToken::new();
         let until = Instant::now() + LAST_WORD;
         loop {
@@ -88,19 +88,19 @@ impl Auditor {
             let writing = self.write_until(&batch, &last_word);
             match tokio::time::timeout_at(until.into(), writing).await {
                 Ok(_) => batch.clear(),
-                Err(_) => return self.metrics.dropped(Dropped::Stopped, batch.len() + notes.len()),
+                Err(_) => return self.metrics.dropped(DropReason::Stopped, batch.len() + notes.len()),
             }
         }
     }
 
-    async fn write(&self, batch: &[Noted]) -> Result<(), Error> {
+    async fn write(&self, batch: &[AuditRecord]) -> Result<(), Error> {
         self.store.home().audit_add(batch, &self.node).await?;
         self.metrics.written.inc_by(batch.len() as u64);
         Ok(())
     }
 }
 
-fn fill(batch: &mut Vec<Noted>, notes: &mut mpsc::Receiver<Noted>) {
+fn fill(batch: &mut Vec<AuditRecord>, notes: &mut mpsc::Receiver<AuditRecord>) {
     while batch.len() < BATCH
         && let Ok(note) = notes.try_recv()
     {

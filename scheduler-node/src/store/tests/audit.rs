@@ -6,27 +6,27 @@ use common::wire::audit::AuditFilter;
 use sqlx::Executor;
 
 use super::{explain::plan, fixture};
-use crate::audit::{Deed, Noted};
+use crate::audit::{AuditAction, AuditEvent, AuditRecord};
 
-fn note(who: &str, what: &'static str, ago: Duration) -> Noted {
-    let deed = Deed {
-        who: who.into(),
-        who_id: (who == "ops").then_some(7),
-        what: what.into(),
+fn note(caller: &str, action: AuditAction, ago: Duration) -> AuditRecord {
+    let event = AuditEvent {
+        caller: caller.into(),
+        caller_id: (caller == "ops").then_some(7),
+        action,
         target: "mail".to_owned(),
         address: Some([127, 0, 0, 1].into()),
         status: 200,
         detail: None,
         request_id: Some("r-1".to_owned()),
     };
-    Noted { id: uuid::Uuid::now_v7(), deed, at: Instant::now().checked_sub(ago).expect("the clock is older") }
+    AuditRecord { id: uuid::Uuid::now_v7(), event, at: Instant::now().checked_sub(ago).expect("the clock is older") }
 }
 
 #[tokio::test]
 async fn a_note_that_is_written_again_is_one_and_pages_come_newest_first() {
     let test = fixture::database().await;
     let second = Duration::from_secs(1);
-    let notes: Vec<Noted> = (0..5).map(|n| note("ops", "queue.pause", second * n)).collect();
+    let notes: Vec<AuditRecord> = (0..5).map(|n| note("ops", AuditAction::QueuePause, second * n)).collect();
     test.database.audit_add(&notes, "a").await.unwrap();
     test.database.audit_add(&notes, "a").await.unwrap();
     let mut filter = AuditFilter { limit: Some(2), ..AuditFilter::default() };
@@ -53,9 +53,9 @@ async fn a_note_that_is_written_again_is_one_and_pages_come_newest_first() {
 async fn deeds_are_found_by_who_and_what_and_when() {
     let test = fixture::database().await;
     let notes = [
-        note("ops", "queue.pause", Duration::from_secs(60)),
-        note("ops", "task.cancel", Duration::ZERO),
-        note("shop", "task.cancel", Duration::ZERO),
+        note("ops", AuditAction::QueuePause, Duration::from_secs(60)),
+        note("ops", AuditAction::TaskCancel, Duration::ZERO),
+        note("shop", AuditAction::TaskCancel, Duration::ZERO),
     ];
     test.database.audit_add(&notes, "a").await.unwrap();
     let found = async |filter: AuditFilter| test.database.audit_list(&filter).await.unwrap().deeds.len();
@@ -72,9 +72,10 @@ async fn deeds_are_found_by_who_and_what_and_when() {
 #[tokio::test]
 async fn what_is_kept_long_enough_goes_in_batches() {
     let test = fixture::database().await;
-    let old: Vec<Noted> = (0..5).map(|_| note("ops", "queue.pause", Duration::from_secs(100))).collect();
+    let old: Vec<AuditRecord> =
+        (0..5).map(|_| note("ops", AuditAction::QueuePause, Duration::from_secs(100))).collect();
     test.database.audit_add(&old, "a").await.unwrap();
-    test.database.audit_add(&[note("ops", "queue.put", Duration::ZERO)], "a").await.unwrap();
+    test.database.audit_add(&[note("ops", AuditAction::QueuePut, Duration::ZERO)], "a").await.unwrap();
     let keep = Duration::from_secs(50);
     assert_eq!(test.database.audit_forget(keep, 3).await.unwrap(), 3);
     assert_eq!(test.database.audit_forget(keep, 3).await.unwrap(), 2);

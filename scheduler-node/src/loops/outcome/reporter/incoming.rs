@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{AttemptEvent, Reported, Reporter, Sender};
 use crate::{
-    audit::Deed,
+    audit::AuditEvent,
     broker::{Incoming, Source},
     store::{Error, quarantine::Quarantined},
     supervise::at_work,
@@ -144,7 +144,7 @@ impl Reporter {
     fn note_refused(&self, message: &Incoming, why: &str) {
         let about = message.correlation_id.as_ref().or(message.message_id.as_ref());
         let target = format!("{} {}", message.source.text(), about.map_or("", String::as_str));
-        self.audit.note(Deed::refused_message(message.user.as_deref(), target, why));
+        self.audit.record(AuditEvent::refused_message(message.user.as_deref(), target, why));
     }
 
     /// Sets messages aside one after the other.

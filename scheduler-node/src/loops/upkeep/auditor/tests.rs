@@ -8,16 +8,16 @@ use sqlx::Executor;
 
 use super::*;
 use crate::{
-    audit::{Audit, Deed},
+    audit::{Audit, AuditAction, AuditEvent},
     coordination::tests::eventually,
     store::tests::fixture::{self, TestDatabase},
 };
 
-fn deed(what: &'static str) -> Deed {
-    Deed {
-        who: "ops".into(),
-        who_id: None,
-        what: what.into(),
+fn event(action: AuditAction) -> AuditEvent {
+    AuditEvent {
+        caller: "ops".into(),
+        caller_id: None,
+        action,
         target: "mail".to_owned(),
         address: None,
         status: 200,
@@ -26,7 +26,7 @@ fn deed(what: &'static str) -> Deed {
     }
 }
 
-fn auditor(test: &TestDatabase) -> (Auditor, Audit, mpsc::Receiver<Noted>) {
+fn auditor(test: &TestDatabase) -> (Auditor, Audit, mpsc::Receiver<AuditRecord>) {
     let metrics = AuditMetrics::register(&Registry::new()).expect("registered once");
     let (audit, notes) = Audit::new(metrics.clone());
     let store = Store::new(vec![Arc::clone(&test.database)]);
@@ -42,7 +42,7 @@ async fn what_was_noted_before_the_stop_is_written_after_it() {
     let test = fixture::database().await;
     let (auditor, audit, notes) = auditor(&test);
     for _ in 0..BATCH + 7 {
-        audit.note(deed("task.cancel"));
+        audit.record(event(AuditAction::TaskCancel));
     }
     let (stop, metrics) = (CancellationToken::new(), auditor.metrics.clone());
     stop.cancel();
@@ -56,11 +56,11 @@ async fn notes_wait_until_they_can_be_written() {
     let test = fixture::database().await;
     let (auditor, audit, notes) = auditor(&test);
     test.pool.execute("ALTER TABLE duetime.audit RENAME TO away").await.unwrap();
-    audit.note(deed("task.cancel"));
+    audit.record(event(AuditAction::TaskCancel));
     auditor.write(&[]).await.expect_err("there is nothing to write to");
     let (stop, metrics) = (CancellationToken::new(), auditor.metrics.clone());
     let restore = async {
-        audit.note(deed("task.run"));
+        audit.record(event(AuditAction::TaskRun));
         test.pool.execute("ALTER TABLE duetime.away RENAME TO audit").await.unwrap();
         eventually("both are written", || metrics.written.get() == 2).await;
         stop.cancel();
@@ -75,7 +75,7 @@ async fn a_note_that_the_database_refuses_costs_its_neighbours_nothing() {
     let (auditor, audit, notes) = auditor(&test);
     test.refuse("INSERT", "audit", "target", "poison").await;
     for target in ["mail", "poison", "mail"] {
-        audit.note(Deed { target: target.to_owned(), ..deed("task.cancel") });
+        audit.record(AuditEvent { target: target.to_owned(), ..event(AuditAction::TaskCancel) });
     }
     let (stop, metrics, set_aside) = (CancellationToken::new(), auditor.metrics.clone(), auditor.set_aside.clone());
     stop.cancel();

@@ -21,40 +21,42 @@ const CALLER_PART: usize = 2;
 const AGAIN_AFTER_S: u32 = 1;
 
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct BodyMemory {
     bytes: usize,
     free_within: Duration,
-    taken: Mutex<Taken>,
+    taken: Mutex<Totals>,
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct Totals {
     bytes: usize,
     by_caller: HashMap<Arc<str>, usize>,
 }
 
 /// Why there is no memory at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Full {
-    Room,
-    Share,
+enum Shortage {
+    /// All bodies together take too much.
+    Total,
+    /// The bodies of the caller take too much.
+    Caller,
 }
 
-impl Room {
+impl BodyMemory {
     pub(super) fn new(bytes: usize) -> Self {
         Self { bytes, free_within: FREE_WITHIN, taken: Mutex::default(), freed: Notify::new() }
     }
 
-    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Full> {
+    fn take(&self, caller: &Arc<str>, bytes: usize, is_small: bool) -> Result<(), Shortage> {
         let mut taken = self.taken.lock();
         let of_caller = taken.by_caller.get(caller).copied().unwrap_or(0);
         if of_caller + bytes > self.bytes / CALLER_PART {
-            return Err(Full::Share);
+            return Err(Shortage::Caller);
         }
         let kept = if is_small { 0 } else { self.bytes / SMALL_PART };
         if taken.bytes + bytes > self.bytes - kept {
-            return Err(Full::Room);
+            return Err(Shortage::Total);
         }
         taken.bytes += bytes;
         *taken.by_caller.entry(Arc::clone(caller)).or_default() += bytes;
@@ -80,15 +82,15 @@ impl Room {
 
 /// The memory that one body has reserved; freed on drop.
 #[derive(Debug)]
-pub(super) struct Reserved {
-    room: Arc<Room>,
+pub(super) struct Reservation {
+    memory: Arc<BodyMemory>,
     caller: Arc<str>,
     bytes: usize,
 }
 
-impl Reserved {
-    pub(super) fn none(room: &Arc<Room>, caller: Arc<str>) -> Self {
-        Self { room: Arc::clone(room), caller, bytes: 0 }
+impl Reservation {
+    pub(super) fn none(memory: &Arc<BodyMemory>, caller: Arc<str>) -> Self {
+        Self { memory: Arc::clone(memory), caller, bytes: 0 }
     }
 
     /// Reserves memory up to `bytes`. Waits for it for a while, then refuses the body.
@@ -97,15 +99,15 @@ impl Reserved {
         let free = async {
             loop {
                 // The waiter is registered before the check, so that it misses no release in between.
-                let mut freed = std::pin::pin!(self.room.freed.notified());
+                let mut freed = std::pin::pin!(self.memory.freed.notified());
                 freed.as_mut().enable();
-                match self.room.take(&self.caller, more, bytes <= SMALL_BYTES) {
+                match self.memory.take(&self.caller, more, bytes <= SMALL_BYTES) {
                     Ok(()) => return,
                     Err(_) => freed.await,
                 }
             }
         };
-        if tokio::time::timeout(self.room.free_within, free).await.is_err() {
+        if tokio::time::timeout(self.memory.free_within, free).await.is_err() {
             return Err(self.refusal(more, bytes));
         }
         self.bytes += more;
@@ -113,13 +115,13 @@ impl Reserved {
     }
 
     fn refusal(&self, more: usize, bytes: usize) -> Problem {
-        let full = self.room.take(&self.caller, more, bytes <= SMALL_BYTES);
+        let full = self.memory.take(&self.caller, more, bytes <= SMALL_BYTES);
         if full.is_ok() {
             // The memory has just been freed. The request is refused all the same, because its client may be gone.
-            self.room.give_back(&self.caller, more);
+            self.memory.give_back(&self.caller, more);
         }
         let problem = match full {
-            Err(Full::Share) => Problem::too_many(
+            Err(Shortage::Caller) => Problem::too_many(
                 "the caller's other requests in flight are too large together; this one was not accepted",
             ),
             _ => Problem::unavailable("too many large requests at once; this one was not accepted"),
@@ -130,14 +132,14 @@ impl Reserved {
     /// Frees everything beyond `bytes`.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let needless = self.bytes.saturating_sub(bytes);
-        self.room.give_back(&self.caller, needless);
+        self.memory.give_back(&self.caller, needless);
         self.bytes -= needless;
     }
 }
 
-impl Drop for Reserved {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        self.room.give_back(&self.caller, self.bytes);
+        self.memory.give_back(&self.caller, self.bytes);
     }
 }
 
@@ -147,18 +149,18 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn room() -> Arc<Room> {
-        Arc::new(Room { free_within: Duration::from_millis(1), ..Room::new(128 * MIB) })
+    fn memory() -> Arc<BodyMemory> {
+        Arc::new(BodyMemory { free_within: Duration::from_millis(1), ..BodyMemory::new(128 * MIB) })
     }
 
-    async fn status(reserved: &mut Reserved, bytes: usize) -> u16 {
+    async fn status(reserved: &mut Reservation, bytes: usize) -> u16 {
         reserved.grow_to(bytes).await.map_or_else(|problem| problem.status, |()| 200)
     }
 
     #[tokio::test]
     async fn one_caller_has_its_share_and_leaves_the_rest_to_others() {
-        let room = room();
-        let of = |caller: &str| Reserved::none(&room, caller.into());
+        let memory = memory();
+        let of = |caller: &str| Reservation::none(&memory, caller.into());
         let (mut first, mut second) = (of("greedy"), of("greedy"));
         assert_eq!(status(&mut first, 60 * MIB).await, 200);
         assert_eq!(status(&mut second, 5 * MIB).await, 429);
@@ -169,16 +171,16 @@ mod tests {
         first.shrink_to(MIB);
         assert_eq!(status(&mut second, 5 * MIB).await, 200, "the caller's own room is free again");
         drop((first, second, other));
-        let taken = room.taken.lock();
+        let taken = memory.taken.lock();
         assert_eq!((taken.bytes, taken.by_caller.len()), (0, 0));
     }
 
     #[tokio::test]
     async fn a_body_waits_until_there_is_room() {
-        let room = Arc::new(Room { free_within: Duration::from_secs(60), ..Room::new(8 * MIB) });
-        let mut first = Reserved::none(&room, "a".into());
+        let memory = Arc::new(BodyMemory { free_within: Duration::from_secs(60), ..BodyMemory::new(8 * MIB) });
+        let mut first = Reservation::none(&memory, "a".into());
         first.grow_to(4 * MIB).await.expect("room");
-        let mut second = Reserved::none(&room, "a".into());
+        let mut second = Reservation::none(&memory, "a".into());
         let (taken, ()) = tokio::join!(second.grow_to(4 * MIB), async { drop(first) });
         taken.expect("room");
     }
