@@ -11,7 +11,7 @@ use common::{
 };
 
 use super::{
-    form::parameter,
+    browser::parameter,
     format::{When, when},
     frame::{Frame, PageProblem, show},
     visitor::Visitor,

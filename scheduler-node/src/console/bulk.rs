@@ -20,10 +20,10 @@ use common::{
 };
 
 use super::{
+    extract::PostedForm,
     format::count,
     frame::{Frame, PageProblem, show},
     task_query::{FILTERS, PAGE, TaskQuery, utc},
-    visitor::PostedForm,
 };
 use crate::desk::Desk;
 

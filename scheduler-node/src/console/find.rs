@@ -6,7 +6,7 @@ use axum::{
 };
 use common::ids::TaskId;
 
-use super::{form::parameter, visitor::Visitor};
+use super::{browser::parameter, visitor::Visitor};
 
 /// An id leads to its task; anything else is searched as a business key.
 pub(super) async fn find(_visitor: Visitor, uri: Uri) -> Response {

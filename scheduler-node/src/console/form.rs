@@ -1,11 +1,10 @@
 //! Forms with the fields of an API request: the same names, each with its meaning and default. A mistake appears
 //! beside its field.
 
-use axum::http::Uri;
 use common::wire::Problem;
 use serde_json::{Map, Value};
 
-use super::visitor::PostedForm;
+use super::extract::PostedForm;
 
 /// One field of a form.
 #[derive(Clone, Copy, Debug)]
@@ -84,13 +83,6 @@ pub(super) const fn retry(default: &'static str) -> [Spec; 6] {
         spec("retry.max_ms", Kind::Whole, "1 day", "with exponential: the longest wait"),
         spec("retry.jitter", Kind::Number, "0", "with exponential: shortened by a random part, 0 to 1"),
     ]
-}
-
-/// A parameter of the page's URL, when it is present and not empty.
-pub(super) fn parameter(uri: &Uri, name: &str) -> Option<String> {
-    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
-        .find(|(found, value)| found == name && !value.is_empty())
-        .map(|(_, value)| value.into_owned())
 }
 
 /// The fields as the person filled them in.

@@ -2,15 +2,12 @@
 
 use askama::Template;
 use axum::{
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
-    response::{Html, IntoResponse, Redirect, Response},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::{Html, IntoResponse, Response},
 };
 use common::{access::Permission, wire::Problem};
 
-use super::{
-    assets,
-    visitor::{AnyVisitor, PostedForm, Visitor},
-};
+use super::{assets, browser::Theme, visitor::Visitor};
 
 /// The places in the navigation of every page; `g` and the letter lead there too.
 pub(super) const NAVIGATION: &[NavigationEntry] = &[
@@ -39,57 +36,6 @@ pub(super) struct NavigationEntry {
 /// nor look like anything but text.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-
-const THEME: &str = "duetime_theme";
-/// A year, in seconds.
-const THEME_S: u32 = 365 * 24 * 60 * 60;
-
-/// The colours of the pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Theme {
-    /// As the browser prefers.
-    #[default]
-    Auto,
-    Dark,
-    Light,
-}
-
-impl Theme {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        match cookie(headers, THEME) {
-            Some("dark") => Self::Dark,
-            Some("light") => Self::Light,
-            _ => Self::Auto,
-        }
-    }
-
-    pub(super) const fn text(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Dark => "dark",
-            Self::Light => "light",
-        }
-    }
-
-    /// The theme that the switch selects next.
-    pub(super) const fn next(self) -> Self {
-        match self {
-            Self::Auto => Self::Dark,
-            Self::Dark => Self::Light,
-            Self::Light => Self::Auto,
-        }
-    }
-}
-
-/// The value of a cookie.
-pub(super) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let pairs = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
-    pairs
-        .flat_map(|pairs| pairs.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(found, _)| *found == name)
-        .map(|(_, value)| value)
-}
 
 /// The data of a page's frame.
 #[derive(Debug)]
@@ -164,17 +110,6 @@ fn with_headers(mut response: Response) -> Response {
 }
 
 #[derive(Template)]
-#[template(path = "sign_in.html")]
-pub(super) struct SignInPage {
-    pub(super) frame: Frame,
-    pub(super) next: String,
-    /// Why the last sign-in failed.
-    pub(super) trouble: Option<String>,
-    /// The identity provider's name, and the URL where signing in with it begins.
-    pub(super) provider: Option<(String, String)>,
-}
-
-#[derive(Template)]
 #[template(path = "trouble.html")]
 struct ProblemPage {
     frame: Frame,
@@ -204,27 +139,4 @@ impl IntoResponse for PageProblem {
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         show(status, &ProblemPage { frame, problem })
     }
-}
-
-#[derive(Template)]
-#[template(path = "help.html")]
-struct HelpPage {
-    frame: Frame,
-}
-
-pub(super) async fn help(visitor: Visitor) -> Response {
-    show(StatusCode::OK, &HelpPage { frame: Frame::new("Help", &visitor) })
-}
-
-pub(super) async fn not_found(AnyVisitor(visitor): AnyVisitor) -> PageProblem {
-    let detail = format!("there is no page {}", visitor.here);
-    PageProblem::at(&visitor, Problem::not_found(detail))
-}
-
-/// Switches the theme and returns to the page.
-pub(super) async fn theme(posted: PostedForm) -> Response {
-    let theme = posted.field("theme").filter(|theme| ["dark", "light"].contains(theme)).unwrap_or("auto");
-    let cookie = format!("{THEME}={theme}; Max-Age={THEME_S}; Path=/console; HttpOnly; SameSite=Strict");
-    let back = super::visitor::safe_next(posted.field("back"));
-    ([(header::SET_COOKIE, cookie)], Redirect::to(back)).into_response()
 }

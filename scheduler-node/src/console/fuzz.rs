@@ -10,7 +10,7 @@ use common::{
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::{form, frame::cookie, queue, schedule, session::Sessions, task_query::TaskQuery, visitor};
+use super::{browser, form, queue, schedule, session::Sessions, task_query::TaskQuery};
 use crate::receipt::ReceiptKeys;
 
 const NOW: UnixMicros = UnixMicros::new(1_800_000_000_000_000);
@@ -55,12 +55,12 @@ pub(crate) fn cookies(data: &[u8]) {
     headers.insert(header::ORIGIN, value);
     let keys = ReceiptKeys { making: None, accepted: vec![vec![7; 32].into()] };
     let sessions = Sessions::new(watch::channel(Some(Arc::new(keys))).1);
-    let session = cookie(&headers, visitor::SESSION).unwrap_or_default();
-    let sealed = session.strip_prefix(visitor::BY_TOKEN).unwrap_or(session);
+    let session = browser::cookie(&headers, browser::SESSION).unwrap_or_default();
+    let sealed = session.strip_prefix(browser::BY_TOKEN).unwrap_or(session);
     assert_eq!(sessions.open(sealed, NOW).expect("the keys are read"), None, "only a node seals a session");
     if let Ok(text) = std::str::from_utf8(data) {
-        assert!(!visitor::is_from_here(&headers) || text.ends_with("://node:8080"));
-        let next = visitor::safe_next(Some(text));
+        assert!(!browser::is_from_here(&headers) || text.ends_with("://node:8080"));
+        let next = browser::safe_next(Some(text));
         assert!(next.starts_with("/console") && HeaderValue::from_str(next).is_ok());
     }
 }

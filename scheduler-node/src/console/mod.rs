@@ -3,22 +3,25 @@
 //! purpose.
 //!
 //! A page is a template under `templates/` and a handler that fills it. A change is a form: a handler takes it as a
-//! [`PostedForm`](visitor::PostedForm), and [`Actor::record`](actor::Actor::record) records it. The table of routes
+//! [`PostedForm`](extract::PostedForm), and [`Actor::record`](actor::Actor::record) records it. The table of routes
 //! names the permission for each page and form, and its action in the audit log.
 
 mod actor;
 mod assets;
 mod audit;
+mod browser;
 mod bulk;
 mod bulk_start;
 mod cluster;
 mod dead;
+mod extract;
 mod find;
 mod form;
 mod format;
 mod frame;
 #[cfg(any(test, feature = "failpoints"))]
 pub(crate) mod fuzz;
+mod help;
 mod json;
 mod oidc;
 mod overview;
@@ -27,6 +30,7 @@ mod queues;
 mod schedule;
 mod schedules;
 mod session;
+mod sign_in;
 mod task;
 mod task_query;
 mod tasks;
@@ -59,13 +63,13 @@ use crate::{
 routes! { Console =>
     GET "/" => async || Redirect::to("/console"), Open, No;
     GET "/console" => overview::overview, May(Look), No;
-    GET "/console/sign-in" => visitor::sign_in_page, Open, No;
-    POST "/console/sign-in" => visitor::sign_in, Open, As(ConsoleSignIn);
+    GET "/console/sign-in" => sign_in::sign_in_page, Open, No;
+    POST "/console/sign-in" => sign_in::sign_in, Open, As(ConsoleSignIn);
     GET "/console/sign-in/oidc" => oidc::begin, Open, No;
     GET "/console/sign-in/oidc/callback" => oidc::callback, Open, As(ConsoleSignIn);
-    POST "/console/sign-out" => visitor::sign_out, May(Look), As(ConsoleSignOut);
-    POST "/console/theme" => frame::theme, May(Look), No;
-    GET "/console/help" => frame::help, May(Look), No;
+    POST "/console/sign-out" => sign_in::sign_out, May(Look), As(ConsoleSignOut);
+    POST "/console/theme" => help::theme, May(Look), No;
+    GET "/console/help" => help::help, May(Look), No;
     GET "/console/find" => find::find, May(Look), No;
     GET "/console/tasks" => tasks::list, May(Look), No;
     POST "/console/tasks/bulk" => bulk::bulk, May(Change), As(TaskBulk);
@@ -121,7 +125,7 @@ pub(crate) fn router(
     let console = Console { desk, authenticator, oidc, sessions, show_payloads: config.show_payloads };
     routes()
         .route("/console/", get(async || Redirect::to("/console")))
-        .route("/console/{*rest}", get(frame::not_found))
+        .route("/console/{*rest}", get(help::not_found))
         .layer(DefaultBodyLimit::max(FORM_BYTES))
         .layer(middleware::from_fn(in_time))
         .with_state(console)

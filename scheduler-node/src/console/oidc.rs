@@ -22,8 +22,9 @@ use common::{
 use super::{
     Console,
     actor::Actor,
-    frame::{Frame, Theme, cookie, show},
-    visitor::{self, BY_PROVIDER, SESSION, cookie_value},
+    browser::{BY_PROVIDER, SESSION, Theme, cookie, cookie_value, next_of, sign_in_url},
+    frame::{Frame, show},
+    sign_in::not_signed_in,
 };
 use crate::{
     clock,
@@ -37,15 +38,9 @@ const FLOW: &str = "duetime_sign_in";
 /// The longest path to return to that fits into that cookie with the rest. A longer one is replaced by the overview.
 const NEXT_BYTES: usize = 2_000;
 
-/// The URL where signing in with the provider begins.
-pub(super) fn begin_url(next: &str) -> String {
-    let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
-    format!("/console/sign-in/oidc?{query}")
-}
-
 pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
-    let next = visitor::next_of(&uri);
-    let Some(provider) = &console.oidc else { return Redirect::to(&visitor::sign_in_url(&next)).into_response() };
+    let next = next_of(&uri);
+    let Some(provider) = &console.oidc else { return Redirect::to(&sign_in_url(&next)).into_response() };
     let next = if next.len() > NEXT_BYTES { "/console" } else { next.as_str() };
     match provider.begin(next, clock::now()).await {
         Ok(begun) => {
@@ -53,7 +48,7 @@ pub(super) async fn begin(State(console): State<Console>, headers: HeaderMap, ur
                 cookie_value(&format!("{FLOW}={}; Max-Age={SIGN_IN_S}", begun.flow), "Lax", provider.is_secure());
             ([(header::SET_COOKIE, flow)], Redirect::to(&begun.url)).into_response()
         }
-        Err(refusal) => visitor::not_signed_in(&console, &headers, next, &refusal.problem()),
+        Err(refusal) => not_signed_in(&console, &headers, next, &refusal.problem()),
     }
 }
 
@@ -64,7 +59,7 @@ pub(super) async fn callback(
     headers: HeaderMap,
     uri: Uri,
 ) -> Response {
-    let Some(provider) = &console.oidc else { return Redirect::to(&visitor::sign_in_url("/console")).into_response() };
+    let Some(provider) = &console.oidc else { return Redirect::to(&sign_in_url("/console")).into_response() };
     let from = from.map(|Extension(ConnectInfo(from))| from);
     let flow = cookie(&headers, FLOW).unwrap_or_default();
     let returned = Returned::of(uri.query().unwrap_or_default());
@@ -85,7 +80,7 @@ pub(super) async fn callback(
                 let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
                 actor.record(None, "console", Err(&refusal.problem()));
             }
-            visitor::not_signed_in(&console, &headers, "/console", &refusal.problem())
+            not_signed_in(&console, &headers, "/console", &refusal.problem())
         }
     };
     // Another sign-in may be in progress in this browser; this one is over once it was answered.

@@ -16,11 +16,13 @@ use common::{
 use serde_json::Value;
 
 use super::{
-    form::{self, Field, Kind, Spec, parameter, spec},
+    browser::parameter,
+    extract::PostedForm,
+    form::{self, Field, Kind, Spec, spec},
     format::{When, count, span, when},
     frame::{Frame, PageProblem, show},
     queues::ShownCounts,
-    visitor::{PostedForm, Visitor},
+    visitor::Visitor,
 };
 use crate::{
     desk::NodeFigures,

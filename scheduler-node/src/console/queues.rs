@@ -17,7 +17,7 @@ use common::{
 };
 
 use super::{
-    form::parameter,
+    browser::parameter,
     format::{count, span},
     frame::{Frame, PageProblem, show},
     visitor::Visitor,

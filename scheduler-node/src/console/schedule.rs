@@ -17,11 +17,12 @@ use serde_json::{Value, value::RawValue};
 
 use super::{
     Console,
+    extract::PostedForm,
     form::{self, Field, Kind, Spec, spec},
     format::{When, when},
     frame::{Frame, PageProblem, show},
     schedules::Rule,
-    visitor::{PostedForm, Visitor},
+    visitor::Visitor,
 };
 use crate::{
     desk::Desk,

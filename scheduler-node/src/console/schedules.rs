@@ -14,7 +14,7 @@ use common::{
 };
 
 use super::{
-    form::parameter,
+    browser::parameter,
     format::{When, span, when},
     frame::{Frame, PageProblem, show},
     visitor::Visitor,

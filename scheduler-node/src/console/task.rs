@@ -18,10 +18,11 @@ use common::{
 use super::{
     Console,
     bulk::{move_to, target},
+    extract::PostedForm,
     format::{When, short, when},
     frame::{Frame, PageProblem, show},
     json,
-    visitor::{PostedForm, Visitor},
+    visitor::Visitor,
 };
 use crate::desk::Desk;
 

@@ -15,10 +15,11 @@ use common::{
 };
 
 use super::{
-    form::parameter,
+    browser::parameter,
+    extract::PostedForm,
     format::{When, when},
     frame::{Frame, PageProblem, show},
-    visitor::{PostedForm, Visitor},
+    visitor::Visitor,
 };
 
 /// Tokens on one page.

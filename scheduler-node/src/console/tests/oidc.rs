@@ -32,7 +32,7 @@ async fn browser(idp: &IdentityProvider) -> Browser {
 
 /// Goes to the provider and comes back; returns the console's answer.
 async fn there_and_back(browser: &mut Browser, next: &str) -> Answer {
-    let begun = browser.get(&super::super::oidc::begin_url(next)).await;
+    let begun = browser.get(&super::super::sign_in::begin_url(next)).await;
     assert_eq!(begun.status, StatusCode::SEE_OTHER, "{}", begun.html);
     let flow = begun.set_cookie.expect("a cookie");
     assert!(flow.ends_with("; Path=/console; HttpOnly; SameSite=Lax; Secure"), "{flow}");

@@ -1,0 +1,107 @@
+//! Signing in with a token, and signing out.
+
+use std::net::SocketAddr;
+
+use askama::Template;
+use axum::{
+    Extension,
+    extract::{ConnectInfo, Form, State},
+    http::{HeaderMap, StatusCode, Uri},
+    response::{IntoResponse, Redirect, Response},
+};
+use common::{access::Permission, wire::Problem};
+
+use super::{
+    Console,
+    actor::Actor,
+    browser::{BY_TOKEN, SESSION, Theme, is_from_here, next_of, safe_next, with_cookie},
+    extract::PostedForm,
+    frame::{Frame, PageProblem, show},
+    session::SESSION_S,
+};
+use crate::{clock, http::Route};
+
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+struct SignInPage {
+    frame: Frame,
+    next: String,
+    /// Why the last sign-in failed.
+    trouble: Option<String>,
+    /// The identity provider's name, and the URL where signing in with it begins.
+    provider: Option<(String, String)>,
+}
+
+/// The URL where signing in with the provider begins.
+pub(super) fn begin_url(next: &str) -> String {
+    let query = form_urlencoded::Serializer::new(String::new()).append_pair("next", next).finish();
+    format!("/console/sign-in/oidc?{query}")
+}
+
+pub(super) async fn sign_in_page(State(console): State<Console>, headers: HeaderMap, uri: Uri) -> Response {
+    let next = next_of(&uri);
+    if console.authenticator.anonymous().is_some() {
+        return Redirect::to(&next).into_response();
+    }
+    ask(&console, &headers, &next, StatusCode::OK, None)
+}
+
+/// The sign-in page with the reason of the failure, where the person may try again.
+pub(super) fn not_signed_in(console: &Console, headers: &HeaderMap, next: &str, problem: &Problem) -> Response {
+    let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    ask(console, headers, next, status, Some(problem.detail.clone()))
+}
+
+fn ask(console: &Console, headers: &HeaderMap, next: &str, status: StatusCode, trouble: Option<String>) -> Response {
+    let frame = Frame::outside("Sign in", Theme::of(headers));
+    let provider = console.oidc.as_ref().map(|provider| (provider.name().to_owned(), begin_url(next)));
+    show(status, &SignInPage { frame, next: next.to_owned(), trouble, provider })
+}
+
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct SignIn {
+    token: String,
+    next: Option<String>,
+}
+
+pub(super) async fn sign_in(
+    State(console): State<Console>,
+    route: &'static Route,
+    from: Option<Extension<ConnectInfo<SocketAddr>>>,
+    headers: HeaderMap,
+    Form(form): Form<SignIn>,
+) -> Response {
+    let from = from.map(|Extension(from)| from);
+    if !is_from_here(&headers) {
+        let frame = Frame::outside("Sign in", Theme::of(&headers));
+        return PageProblem::outside(frame, Problem::forbidden("the form was not sent by a page of this console"))
+            .into_response();
+    }
+    let (token, next) = (form.token.trim(), safe_next(form.next.as_deref()));
+    let Some(caller) = console.authenticator.caller(token.as_bytes()) else {
+        let trouble = "The token is unknown, revoked or expired.".to_owned();
+        return ask(&console, &headers, next, StatusCode::UNAUTHORIZED, Some(trouble));
+    };
+    let from = from.map(|ConnectInfo(from)| from);
+    let actor = Actor { desk: &console.desk, caller: &caller, from, route: Some(route) };
+    if !caller.may(Permission::Look) {
+        let problem = Problem::forbidden(format!(
+            "the console needs a token with the role {}; this one has the role {}",
+            Permission::Look.roles(),
+            caller.role
+        ));
+        actor.record(None, "console", Err(&problem));
+        return not_signed_in(&console, &headers, next, &problem);
+    }
+    let sealed = match console.sessions.close(token, clock::now()) {
+        Ok(sealed) => sealed,
+        Err(problem) => return not_signed_in(&console, &headers, next, &problem),
+    };
+    actor.record(None, "console", Ok("signed in"));
+    with_cookie(&headers, Redirect::to(next), &format!("{SESSION}={BY_TOKEN}{sealed}; Max-Age={SESSION_S}"))
+}
+
+pub(super) async fn sign_out(headers: HeaderMap, posted: PostedForm) -> Response {
+    posted.record("console", Ok("signed out"));
+    with_cookie(&headers, Redirect::to("/console/sign-in"), &format!("{SESSION}=; Max-Age=0"))
+}
