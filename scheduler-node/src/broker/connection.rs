@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     error::{Error, answer},
-    hold::Hold,
+    hold::MemoryHold,
     login::{self, CertificateRequest, Login, Tls},
     screened::{self, Screened},
 };
@@ -42,7 +42,7 @@ pub(super) struct Link {
     user: Option<String>,
     socket: Socket,
     /// The messages that the connection has brought and that are not answered yet.
-    hold: Arc<Hold>,
+    hold: Arc<MemoryHold>,
     over: CancellationToken,
     reason: OnceLock<String>,
 }
@@ -74,7 +74,7 @@ impl Link {
     pub(super) async fn open(
         login: &Login,
         name: &str,
-        hold: Hold,
+        hold: MemoryHold,
     ) -> Result<(Arc<Self>, BoxStream<'static, Event>), Error> {
         let mut uri = login.uri()?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
@@ -100,7 +100,7 @@ impl Link {
         (tls, request): (&Tls, &CertificateRequest),
         name: &str,
         socket: &Socket,
-        hold: &Arc<Hold>,
+        hold: &Arc<MemoryHold>,
     ) -> Result<Connection, Error> {
         let beneath = Runtime::new(Tokio::current());
         let host = uri.authority.host.clone();
@@ -138,7 +138,7 @@ impl Link {
         Ok(channel)
     }
 
-    pub(super) const fn hold(&self) -> &Arc<Hold> {
+    pub(super) const fn hold(&self) -> &Arc<MemoryHold> {
         &self.hold
     }
 

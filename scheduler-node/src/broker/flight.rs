@@ -70,7 +70,7 @@ pub(super) struct Flight {
     /// The reason why not all confirms came.
     trouble: Option<String>,
     awaited: Awaited,
-    heard: Heard,
+    heard: LastConfirm,
 }
 
 #[derive(Default)]
@@ -89,15 +89,15 @@ pub(super) struct Awaited(Arc<Mutex<Option<(usize, Instant)>>>);
 
 /// The time of the connection's latest confirm.
 #[derive(Clone)]
-pub(super) struct Heard(Arc<Mutex<Instant>>);
+pub(super) struct LastConfirm(Arc<Mutex<Instant>>);
 
-impl Default for Heard {
+impl Default for LastConfirm {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 }
 
-impl Heard {
+impl LastConfirm {
     pub(super) fn now(&self) {
         *self.0.lock() = Instant::now();
     }
@@ -115,7 +115,7 @@ impl Awaited {
 }
 
 impl Flight {
-    pub(super) fn new(len: usize, heard: Heard) -> Self {
+    pub(super) fn new(len: usize, heard: LastConfirm) -> Self {
         let messages = std::iter::repeat_with(Message::default).take(len).collect();
         Self {
             messages,
@@ -272,7 +272,7 @@ mod tests {
 
     fn judged(confirmed: &[Option<bool>], returned: &[usize]) -> Vec<Outcome<(), NotTaken>> {
         let batch = batch("mail", confirmed.len());
-        let mut flight = Flight::new(batch.len(), Heard::default());
+        let mut flight = Flight::new(batch.len(), LastConfirm::default());
         for (message, confirmed) in flight.messages.iter_mut().zip(confirmed) {
             message.confirmed = *confirmed;
         }

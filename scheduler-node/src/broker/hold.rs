@@ -15,7 +15,7 @@ pub(super) const HELD_BYTES: usize = 16 << 20;
 
 /// The unanswered messages of one connection.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct MemoryHold {
     /// The limit of each channel, in bytes.
     limit: usize,
     rooms: Mutex<HashMap<u16, Room>>,
@@ -51,7 +51,7 @@ pub(super) enum MessageForm {
     },
 }
 
-impl Hold {
+impl MemoryHold {
     pub(super) fn of(limit: usize) -> Self {
         Self { limit, rooms: Mutex::default() }
     }
@@ -115,7 +115,7 @@ impl Hold {
 /// The room that one message takes. Dropping it frees the room.
 #[derive(Debug)]
 pub(super) struct HeldBytes {
-    hold: Arc<Hold>,
+    hold: Arc<MemoryHold>,
     channel: u16,
     weight: usize,
 }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_deferred_until_half_of_it_is_free() {
-        let hold = Arc::new(Hold::of(100));
+        let hold = Arc::new(MemoryHold::of(100));
         assert!(hold.arrives(arrival(1, 40)) && hold.arrives(arrival(2, 40)));
         assert!(!hold.arrives(arrival(3, 40)), "no room");
         assert!(!hold.arrives(arrival(4, 1)), "the room is closed, for small ones too");
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn one_that_is_larger_than_the_room_comes_alone() {
-        let hold = Arc::new(Hold::of(100));
+        let hold = Arc::new(MemoryHold::of(100));
         assert!(hold.arrives(arrival(1, 500)));
         assert!(!hold.arrives(arrival(2, 1)));
         drop(hold.form_of(1, 1));

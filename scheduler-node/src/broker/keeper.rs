@@ -13,7 +13,7 @@ use super::{
     connection::Link,
     consumer::Subscriptions,
     error::Error,
-    hold::{HELD_BYTES, Hold},
+    hold::{HELD_BYTES, MemoryHold},
     intake::Intake,
     shared::Shared,
     state::Role,
@@ -101,8 +101,8 @@ impl Keeper {
         let _work = at_work();
         let name = format!("duetime: {}", self.role.text());
         let hold = match self.role {
-            Role::Publishing => Hold::unlimited(),
-            Role::Consuming => Hold::of(HELD_BYTES),
+            Role::Publishing => MemoryHold::unlimited(),
+            Role::Consuming => MemoryHold::of(HELD_BYTES),
         };
         let (link, mut events) = Link::open(&self.shared.login, &name, hold).await?;
         declare_own(&link, &self.shared.strangers).await?;

@@ -13,7 +13,7 @@ use super::{
     connection::{ANSWER_WITHIN, Link},
     envelope,
     error::answer,
-    flight::{Address, Awaited, Flight, Heard},
+    flight::{Address, Awaited, Flight, LastConfirm},
     message::Outgoing,
     metrics::BrokerMetrics,
     published::Published,
@@ -50,7 +50,7 @@ enum End {
 pub(super) struct Publisher {
     pub(super) link: Arc<Link>,
     pub(super) channels: Arc<Channels>,
-    pub(super) heard: Heard,
+    pub(super) heard: LastConfirm,
     routes: Routes,
     confirm_within: Duration,
     metrics: Arc<BrokerMetrics>,
@@ -65,7 +65,7 @@ impl Publisher {
     ) -> Self {
         let channels = Arc::new(Channels::new(Arc::clone(&link)));
         let routes = Routes::new(Arc::clone(&link), strangers);
-        Self { link, channels, heard: Heard::default(), routes, confirm_within, metrics }
+        Self { link, channels, heard: LastConfirm::default(), routes, confirm_within, metrics }
     }
 
     pub(super) async fn publish(self: &Arc<Self>, route: &Route, batch: &[Outgoing]) -> Vec<Published> {

@@ -15,7 +15,7 @@ use common::wire::screen::Screen;
 use futures::{AsyncRead, AsyncWrite, Stream};
 use lapin::AsyncTcpStream;
 
-use super::hold::Hold;
+use super::hold::MemoryHold;
 
 /// The number of bytes read from the socket at a time.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -34,7 +34,7 @@ pub(super) fn runtime() -> Screening {
 pub(super) struct Screened {
     socket: Plain,
     screen: Screen,
-    hold: Arc<Hold>,
+    hold: Arc<MemoryHold>,
     chunk: Box<[u8]>,
     /// Screened bytes. The client has read them up to `read`.
     screened: Vec<u8>,
@@ -42,7 +42,7 @@ pub(super) struct Screened {
 }
 
 impl Screened {
-    pub(super) fn new(socket: Plain, hold: &Arc<Hold>) -> Self {
+    pub(super) fn new(socket: Plain, hold: &Arc<MemoryHold>) -> Self {
         Self {
             socket,
             screen: Screen::default(),
@@ -125,6 +125,6 @@ impl Reactor for Sockets {
         address: SocketAddr,
     ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
         let connecting = self.0.tcp_connect_addr(address);
-        async move { Ok(Screened::new(AsyncTcpStream::Plain(connecting.await?), &Arc::new(Hold::unlimited()))) }
+        async move { Ok(Screened::new(AsyncTcpStream::Plain(connecting.await?), &Arc::new(MemoryHold::unlimited()))) }
     }
 }

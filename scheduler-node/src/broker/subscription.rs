@@ -15,7 +15,7 @@ use super::{
     ack::AckHandle,
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
-    hold::{HELD_BYTES, Hold, MessageForm},
+    hold::{HELD_BYTES, MemoryHold, MessageForm},
 };
 
 /// The interval at which deferred messages are given back while there are some.
@@ -36,7 +36,7 @@ pub(super) struct Subscription {
     queue: String,
     channel: Arc<Channel>,
     consumer: Consumer,
-    hold: Arc<Hold>,
+    hold: Arc<MemoryHold>,
     /// Messages that came without their bodies, the oldest first.
     deferred: VecDeque<(AckHandle, usize)>,
 }

@@ -28,7 +28,7 @@ use super::{
     ack::AckHandle,
     connection::{ANSWER_WITHIN, Link},
     error::{Error, answer},
-    hold::{Hold, MessageForm},
+    hold::{MemoryHold, MessageForm},
     login::Login,
     message::{PERSISTENT, json_of},
 };
@@ -104,7 +104,7 @@ impl Worker {
     }
 
     async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {
-        let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), Hold::unlimited()).await?;
+        let (link, _) = Link::open(login, &format!("duetime relay: {queue}"), MemoryHold::unlimited()).await?;
         let channel = Arc::new(link.channel().await?);
         let reports = Reports { link: Arc::clone(&link), channel: Arc::default() };
         Ok(Self { queue: queue.to_owned(), link, channel, reports, consumer: None })

@@ -25,7 +25,7 @@ use common::{
 use super::{Desk, run_to_end};
 use crate::store::{
     Database,
-    bulk::{BATCH, Done, Found, Walk},
+    bulk::{BATCH, BulkChange, FoundTask, Walk},
     change::Keep,
 };
 
@@ -145,11 +145,11 @@ impl Desk {
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
     /// to the rest.
-    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<Found>) -> Result<BatchCounts, Problem> {
+    async fn act(&self, database: &Database, act: BulkAction, batch: Vec<FoundTask>) -> Result<BatchCounts, Problem> {
         let keep = Keep::of(&self.parts().books.load());
         let done = database.bulk_act(act, &batch, &keep).await?;
         let mut counts = self.count_done(&done);
-        let done: BTreeSet<TaskId> = done.iter().map(Done::id).collect();
+        let done: BTreeSet<TaskId> = done.iter().map(BulkChange::id).collect();
         for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {
             match self.act_singly(act, found).await {
                 Ok(cancelled) => {
@@ -164,11 +164,11 @@ impl Desk {
     }
 
     /// Counts the changes, and nudges the owners of the tasks that have a new moment to act on.
-    fn count_done(&self, done: &[Done]) -> BatchCounts {
+    fn count_done(&self, done: &[BulkChange]) -> BatchCounts {
         let mut counts = BatchCounts { done: done.len() as u64, ..BatchCounts::default() };
         let mut cancelled: BTreeMap<_, u64> = BTreeMap::new();
         for done in done {
-            if let Done::Cancelled { queue, attempt, .. } = done {
+            if let BulkChange::Cancelled { queue, attempt, .. } = done {
                 *cancelled.entry(queue).or_default() += 1;
                 counts.no_further_attempts += u64::from(attempt.number() > 0);
             }
@@ -177,14 +177,14 @@ impl Desk {
             self.parts().metrics.finished(queue, TaskState::Cancelled.text(), count);
         }
         self.parts().nudger.written_all(done.iter().filter_map(|done| match done {
-            Done::Woken { id, wake_at } => Some((*id, *wake_at)),
-            Done::Cancelled { .. } => None,
+            BulkChange::Woken { id, wake_at } => Some((*id, *wake_at)),
+            BulkChange::Cancelled { .. } => None,
         }));
         counts
     }
 
     /// Does what a request about this task alone would do.
-    async fn act_singly(&self, act: BulkAction, found: &Found) -> Result<Option<CancelOutcome>, Problem> {
+    async fn act_singly(&self, act: BulkAction, found: &FoundTask) -> Result<Option<CancelOutcome>, Problem> {
         let id = found.seen.id;
         match act {
             BulkAction::Cancel => return Ok(Some(self.cancel(id).await?.outcome)),

@@ -21,7 +21,7 @@ use crate::{
     internal::{self, Origin},
     store::{
         Database,
-        bulk::{BATCH, Found, Walk},
+        bulk::{BATCH, FoundTask, Walk},
         export::WholeTask,
     },
 };
@@ -41,7 +41,7 @@ struct Export {
     /// Whether the present walk has come to its end.
     walked: bool,
     /// Tasks that were found and are not read yet.
-    found: VecDeque<Found>,
+    found: VecDeque<FoundTask>,
     exported: u64,
     ended: bool,
 }
@@ -115,7 +115,7 @@ impl Export {
         Ok(())
     }
 
-    fn take(&mut self) -> Vec<Found> {
+    fn take(&mut self) -> Vec<FoundTask> {
         let mut bytes = 0;
         let mut some = Vec::new();
         while let Some(found) = self.found.pop_front_if(|found| some.is_empty() || bytes + found.bytes <= READ_BYTES) {

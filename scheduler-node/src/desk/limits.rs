@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{
     Desk,
-    meter::{Admission, Meter, Meters, Subject},
+    meter::{Admission, Meter, MeteredSubject, Meters},
 };
 
 /// The longest wait of a submission for a count. After that the last count decides.
@@ -142,13 +142,13 @@ impl Desk {
 
     fn token_bound(&self, now: Instant) -> Option<LimitBound> {
         let most = self.limits.pending();
-        let meter = || self.meters().of(Subject::Scope(self.scope.clone()), now);
+        let meter = || self.meters().of(MeteredSubject::Scope(self.scope.clone()), now);
         (!most.is_none()).then(|| LimitBound { whose: LimitHolder::Token, meter: meter(), most })
     }
 
     fn queue_bound(&self, name: &QueueName, book: &QueueBook, now: Instant) -> Option<(LimitBound, Option<u32>)> {
         let policy = &book.limited().get(name).and_then(|name| book.find(name))?.policy;
-        let meter = self.meters().of(Subject::Queue(name.clone()), now);
+        let meter = self.meters().of(MeteredSubject::Queue(name.clone()), now);
         Some((LimitBound { whose: LimitHolder::Queue, meter, most: policy.pending() }, policy.max_submits_per_second))
     }
 

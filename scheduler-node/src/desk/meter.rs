@@ -30,18 +30,18 @@ const COUNTS: usize = 2;
 
 /// The subject of a meter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
+pub(super) enum MeteredSubject {
     Queue(QueueName),
     Scope(Scope),
 }
 
 pub(super) struct Meters {
-    meters: Mutex<HashMap<Subject, Arc<Meter>>>,
+    meters: Mutex<HashMap<MeteredSubject, Arc<Meter>>>,
     counts: Arc<Semaphore>,
 }
 
 pub(super) struct Meter {
-    subject: Subject,
+    subject: MeteredSubject,
     state: Mutex<State>,
     /// Notified at the end of each count.
     ended: watch::Sender<()>,
@@ -60,7 +60,7 @@ impl Default for Meters {
 }
 
 impl Meters {
-    pub(super) fn of(&self, subject: Subject, now: Instant) -> Arc<Meter> {
+    pub(super) fn of(&self, subject: MeteredSubject, now: Instant) -> Arc<Meter> {
         let mut meters = self.meters.lock();
         if meters.len() >= METERS && !meters.contains_key(&subject) {
             // A meter in use counts tasks on their way into the database.
@@ -76,7 +76,7 @@ impl Meters {
 }
 
 impl Meter {
-    fn new(subject: Subject, now: Instant) -> Self {
+    fn new(subject: MeteredSubject, now: Instant) -> Self {
         let state = State { tally: UsageCounter::default(), submits: Bucket::default(), last_used: now };
         Self { subject, state: Mutex::new(state), ended: watch::Sender::new(()) }
     }
@@ -106,7 +106,7 @@ impl Meter {
         let mut state = self.state.lock();
         if !state.tally.is_counting() {
             state.tally.count_begins(Instant::now());
-            let (desk, count) = (desk.clone(), Count { meter: Arc::clone(self), counted: None });
+            let (desk, count) = (desk.clone(), RunningCount { meter: Arc::clone(self), counted: None });
             spawn_child(async move { count.run(&desk, most).await });
         }
         ended
@@ -114,13 +114,13 @@ impl Meter {
 }
 
 /// A count under way. Its waiters are woken however it ends.
-struct Count {
+struct RunningCount {
     meter: Arc<Meter>,
     /// The result; `None` after a failure.
     counted: Option<(Usage, CountCoverage)>,
 }
 
-impl Count {
+impl RunningCount {
     async fn run(mut self, desk: &Desk, most: PendingLimits) {
         let Ok(_permit) = Arc::clone(&desk.meters().counts).acquire_owned().await else { return };
         // The wait for the permit is no cost of counting.
@@ -134,7 +134,7 @@ impl Count {
     }
 }
 
-impl Drop for Count {
+impl Drop for RunningCount {
     fn drop(&mut self) {
         let mut state = self.meter.state.lock();
         match self.counted {
@@ -147,10 +147,10 @@ impl Drop for Count {
 }
 
 /// Counts in every database. Each count stops when it alone exceeds `most`.
-async fn counted(desk: &Desk, subject: &Subject, most: PendingLimits) -> Result<(Usage, CountCoverage), Error> {
+async fn counted(desk: &Desk, subject: &MeteredSubject, most: PendingLimits) -> Result<(Usage, CountCoverage), Error> {
     let queues: Vec<QueueName> = match subject {
-        Subject::Queue(queue) => vec![queue.clone()],
-        Subject::Scope(scope) => {
+        MeteredSubject::Queue(queue) => vec![queue.clone()],
+        MeteredSubject::Scope(scope) => {
             let book = desk.parts().books.load_full();
             book.iter().map(|queue| &queue.name).filter(|name| scope.has(name)).cloned().collect()
         }

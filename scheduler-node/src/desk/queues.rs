@@ -18,7 +18,7 @@ use crate::{
     loops::upkeep::queue_reader::catch_up,
     store::{
         Error, Fault,
-        queues::{QueueQuota, Turn},
+        queues::{QueueQuota, QueueRevisions},
         rows::QueueRecord,
     },
 };
@@ -239,7 +239,7 @@ impl Desk {
 
     /// Announces a queue's new policy to the other databases. From the answer on, every database refuses claims
     /// that do not know the policy, and tasks whose shards came from an older placement.
-    async fn announce(&self, name: &QueueName, to: Turn) -> Result<(), Problem> {
+    async fn announce(&self, name: &QueueName, to: QueueRevisions) -> Result<(), Problem> {
         let others = self.parts().store.databases().iter().skip(1);
         let announced = futures::future::join_all(others.map(|database| turn(|| database.queue_turn(name, to)))).await;
         if let Err(error) = self.read_anew().await {

@@ -4,7 +4,7 @@ use common::wire::{DelayRoute, Message, Problem, ValidTask};
 
 use super::{Desk, refusal, submit::Answered};
 use crate::{
-    loops::submit::submitter::{Answer, Unstored},
+    loops::submit::submitter::{Accepted, SubmitError},
     traces::Way,
 };
 
@@ -39,11 +39,11 @@ impl Desk {
 
 fn outcome(answered: Result<Answered, Problem>) -> ReceiveOutcome {
     match answered {
-        Ok((_, Ok(Answer::Stored(_)))) => ReceiveOutcome::Durable,
-        Ok((_, Ok(Answer::Keyed(put)))) => {
+        Ok((_, Ok(Accepted::Stored(_)))) => ReceiveOutcome::Durable,
+        Ok((_, Ok(Accepted::Keyed(put)))) => {
             refusal::put(put).map_or_else(ReceiveOutcome::Refused, |_| ReceiveOutcome::Durable)
         }
-        Ok((_, Err(error @ Unstored::Refused(_)))) => ReceiveOutcome::Refused(error.into()),
+        Ok((_, Err(error @ SubmitError::Refused(_)))) => ReceiveOutcome::Refused(error.into()),
         Ok((_, Err(error))) => ReceiveOutcome::Again(error.to_string()),
         Err(problem) => ReceiveOutcome::Refused(problem),
     }

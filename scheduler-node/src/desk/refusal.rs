@@ -5,7 +5,7 @@ use common::wire::Problem;
 use crate::{
     coordination::{self, EtcdOp},
     internal::{self, Origin},
-    loops::submit::submitter::Unstored,
+    loops::submit::submitter::SubmitError,
     store::{
         Effect, Error, Fault, StoreOp,
         put::{Put, PutOutcome},
@@ -29,26 +29,26 @@ impl From<coordination::Error> for Problem {
     }
 }
 
-impl From<Unstored> for Problem {
-    fn from(error: Unstored) -> Self {
+impl From<SubmitError> for Problem {
+    fn from(error: SubmitError) -> Self {
         unstored(&error)
     }
 }
 
 /// The problem for a submission that is not stored, or not known to be stored: the client has to send it again.
-fn unstored(error: &Unstored) -> Problem {
+fn unstored(error: &SubmitError) -> Problem {
     let detail = match error {
-        Unstored::Refused(why) => {
+        SubmitError::Refused(why) => {
             return Problem::unprocessable(format!("the database refuses the task, and will refuse it again: {why}"));
         }
-        Unstored::Unavailable(_) | Unstored::Moved(_) => {
+        SubmitError::Unavailable(_) | SubmitError::Moved(_) => {
             "the task could not be made durable and was not accepted; send it again"
         }
-        Unstored::Unknown(_) => {
+        SubmitError::Unknown(_) => {
             "the outcome is unknown: the database stopped answering while it stored the task; if you send it again, \
              the task may exist twice"
         }
-        Unstored::Overloaded => {
+        SubmitError::Overloaded => {
             "too many submissions are waiting for the database; the task was not accepted, send it again"
         }
     };
@@ -70,7 +70,7 @@ pub(crate) fn put(put: Put) -> Result<Put, Problem> {
             "more than 10000 tasks wait before this one, too many to check whether it would wait for itself",
         )),
         PutOutcome::Busy | PutOutcome::Moved => {
-            Err(unstored(&Unstored::Unavailable("a task with this key is held".to_owned())))
+            Err(unstored(&SubmitError::Unavailable("a task with this key is held".to_owned())))
         }
     }
 }

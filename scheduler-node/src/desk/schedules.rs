@@ -18,7 +18,7 @@ use common::{
 use super::{Desk, limits::AppliedLimits, run_to_end};
 use crate::{
     internal::{self, Origin},
-    store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
+    store::schedules::{ScheduleContents, ScheduleQuota, ScheduleRecord, ScheduleWrite},
 };
 
 /// The most tries of a change to a schedule that fires at the same moment. A schedule fires at most once a second.
@@ -86,7 +86,8 @@ impl Desk {
             None => ScheduleState::new(&valid.calendar, now),
         };
         pause_or_resume(&mut standing, &valid.calendar, valid.paused, now);
-        let change = Wish { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
+        let change =
+            ScheduleContents { rules: &valid.rules, payload: &valid.payload, standing, wake_at: standing.wake_at(now) };
         let of_queue = self.parts().books.load().get(&valid.rules.queue).policy.max_schedules;
         let quota = ScheduleQuota { of_queue, of_caller: self.limits.schedules, queues: self.scope.patterns() };
         let put = match &before {
@@ -94,12 +95,12 @@ impl Desk {
             None => home.schedule_add(name, change, quota).await,
         };
         match put? {
-            Written::Done(record) => Ok(Some((*record, before.is_none()))),
-            Written::Overtaken => Ok(None),
-            Written::QueueFull(used) => {
+            ScheduleWrite::Done(record) => Ok(Some((*record, before.is_none()))),
+            ScheduleWrite::Overtaken => Ok(None),
+            ScheduleWrite::QueueFull(used) => {
                 Err(self.too_many_made(Limit::QueueSchedules, of_queue.unwrap_or_default(), used))
             }
-            Written::CallerFull(used) => {
+            ScheduleWrite::CallerFull(used) => {
                 Err(self.too_many_made(Limit::TokenSchedules, quota.of_caller.unwrap_or_default(), used))
             }
         }

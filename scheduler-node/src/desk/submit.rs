@@ -11,7 +11,7 @@ use common::{
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
 use crate::{
-    loops::submit::submitter::{Answer, Stored, Unstored},
+    loops::submit::submitter::{Accepted, Stored, SubmitError},
     store::put::{Put, PutOutcome},
     traces::Way,
 };
@@ -20,7 +20,7 @@ use crate::{
 const SOURCE: &str = "http";
 
 /// The submitter's answer for a task, and the task's queue.
-pub(super) type Answered = (QueueName, Result<Answer, Unstored>);
+pub(super) type Answered = (QueueName, Result<Accepted, SubmitError>);
 
 impl Desk {
     /// Answers once the task is durable. The answer comes from the values that were written; nothing is read back.
@@ -38,8 +38,8 @@ impl Desk {
         let answer = self.parts().submitter.submit(vec![task], SOURCE).await.pop().expect("one task, one answer");
         self.trace(hop, &shown.queue, Way::Http, &answer);
         let stored = match answer? {
-            Answer::Stored(stored) => stored,
-            Answer::Keyed(put) => match refusal::put(put)? {
+            Accepted::Stored(stored) => stored,
+            Accepted::Keyed(put) => match refusal::put(put)? {
                 put if put.outcome == PutOutcome::Created && put.state != TaskState::Waiting => {
                     Stored { id: put.id, created_at: put.created_at, due_at: put.due_at }
                 }
@@ -199,10 +199,10 @@ pub(super) fn queues_of(task: &ValidTask) -> impl Iterator<Item = &QueueName> {
     std::iter::once(&task.queue).chain(task.depends_on.iter().map(|other| &other.queue))
 }
 
-fn receipt(queue: QueueName, answer: Answer) -> Result<TaskReceipt, Problem> {
+fn receipt(queue: QueueName, answer: Accepted) -> Result<TaskReceipt, Problem> {
     let (id, state, due_at, duplicate) = match answer {
-        Answer::Stored(stored) => (stored.id, TaskState::Scheduled, stored.due_at, false),
-        Answer::Keyed(put) => {
+        Accepted::Stored(stored) => (stored.id, TaskState::Scheduled, stored.due_at, false),
+        Accepted::Keyed(put) => {
             let put = refusal::put(put)?;
             (put.id, put.state, put.due_at, put.outcome != PutOutcome::Created)
         }

@@ -8,7 +8,7 @@ use common::{
 
 use super::Desk;
 use crate::{
-    loops::submit::submitter::{Answer, Unstored},
+    loops::submit::submitter::{Accepted, SubmitError},
     traces::{Batch, Done, Hop, Step, Submitted, Way},
 };
 
@@ -46,11 +46,11 @@ impl Desk {
     }
 
     /// Records the outcome of a submission whose trace is recorded.
-    pub(super) fn trace(&self, hop: Option<Hop>, queue: &QueueName, way: Way, answer: &Result<Answer, Unstored>) {
+    pub(super) fn trace(&self, hop: Option<Hop>, queue: &QueueName, way: Way, answer: &Result<Accepted, SubmitError>) {
         let Some(hop) = hop else { return };
         let outcome = match answer {
-            Ok(Answer::Stored(stored)) => Ok(stored.id),
-            Ok(Answer::Keyed(put)) => Ok(put.id),
+            Ok(Accepted::Stored(stored)) => Ok(stored.id),
+            Ok(Accepted::Keyed(put)) => Ok(put.id),
             Err(error) => Err(error.to_string()),
         };
         let done = Done::Submitted(Submitted { way, outcome });

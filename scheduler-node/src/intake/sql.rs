@@ -31,9 +31,9 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault,
-        inbox::{Cancelled, Collected, InboxRow, Leaving, Wanted},
+        inbox::{CancelledRow, Collected, InboxRow, InboxScope, LeavingRow},
         migrate::DEFAULT_KEEP_DAYS,
-        put::{Hold, PutOutcome},
+        put::{PutOutcome, Retention},
     },
     supervise::at_work,
     working_set::{
@@ -187,8 +187,8 @@ impl SqlIntake {
             .collect();
         let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
         let wanted =
-            Wanted { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
-        let one = Wanted { most: 1, ..wanted };
+            InboxScope { owned: &owned, reachable: &reachable, others_after: OTHERS_AFTER, most: BATCH, aside: &aside };
+        let one = InboxScope { most: 1, ..wanted };
         // A server timeout counts as contention here: unpacking the requests may be what takes so long.
         let again = |error: &Error| error.fault() != Fault::Outage;
         match self.source().inbox_read(wanted).await {
@@ -207,7 +207,7 @@ impl SqlIntake {
         let away = index != self.index;
         if away {
             let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
-            let leaving: BTreeMap<TaskId, Leaving> = leaving.into_iter().map(|row| (row.id, row)).collect();
+            let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
             tasks.retain(|task| leaving.contains_key(&task.id));
             fail::fail_point!("after_inbox_leave", |_| std::process::abort());
             tasks = self.keep_cancelled(index, tasks, &leaving).await?;
@@ -232,7 +232,7 @@ impl SqlIntake {
         &self,
         index: DatabaseIndex,
         tasks: Vec<NewTask>,
-        leaving: &BTreeMap<TaskId, Leaving>,
+        leaving: &BTreeMap<TaskId, LeavingRow>,
     ) -> Result<Vec<NewTask>, Error> {
         let (cancelled, others): (Vec<_>, Vec<_>) =
             tasks.into_iter().partition(|task| leaving.get(&task.id).is_some_and(|row| row.cancelled_at.is_some()));
@@ -241,12 +241,12 @@ impl SqlIntake {
         }
         let book = self.books.load_full();
         let kept = |task: &NewTask| {
-            let Leaving { submitted_at, cancelled_at, .. } = leaving[&task.id];
+            let LeavingRow { submitted_at, cancelled_at, .. } = leaving[&task.id];
             let keep_ms = book.get(&task.queue).policy.keep_succeeded_ms;
-            Cancelled { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
+            CancelledRow { submitted_at, at: cancelled_at.unwrap_or(submitted_at), keep_ms }
         };
         let tried = try_each(&cancelled, |part| {
-            let kept: Vec<Cancelled> = part.iter().map(kept).collect();
+            let kept: Vec<CancelledRow> = part.iter().map(kept).collect();
             async move { self.databases[index].sql.task_collect_cancelled(part, &kept, self.source().name()).await }
         })
         .await;
@@ -279,10 +279,10 @@ impl SqlIntake {
             return Ok(PutAway::default());
         }
         let book = self.books.load_full();
-        let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
+        let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
         let source = (index != self.index).then(|| self.source().name());
         let tried = try_each(&tasks, |part| {
-            let holds: Vec<Hold> = part.iter().map(hold).collect();
+            let holds: Vec<Retention> = part.iter().map(hold).collect();
             async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }
         })
         .await;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    store::watch::{Heard, Lost, Nudge},
+    store::watch::{ListenerLost, Notification, Nudge},
     supervise::at_work,
     working_set::database::{DatabaseIndex, NodeDatabases},
 };
@@ -141,23 +141,23 @@ pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: Cancel
             database.inbox.notify_one();
             loop {
                 match nudges.next().await? {
-                    Heard::Inbox => database.inbox.notify_one(),
-                    Heard::Room(queues) => {
+                    Notification::Inbox => database.inbox.notify_one(),
+                    Notification::Room(queues) => {
                         let ours = queues
                             .iter()
                             .filter(|(shard, _)| database.owned_shards.is_claimable(*shard))
                             .map(|(_, queue)| queue);
                         database.ready_queues.room_in(ours, Instant::now());
                     }
-                    Heard::Rows(rows) => {
+                    Notification::Rows(rows) => {
                         database.owned_shards.offer(rows.into_iter().map(|(id, wake_at)| Entry {
                             wake_at,
                             id,
                             kind: WakeKind::Claim,
                         }));
                     }
-                    Heard::Shards(shards) => database.owned_shards.nudge(shards),
-                    Heard::Gap => {
+                    Notification::Shards(shards) => database.owned_shards.nudge(shards),
+                    Notification::Gap => {
                         database.owned_shards.nudge(database.owned_shards.owned().into_keys());
                         database.inbox.notify_one();
                         database.ready_queues.room_in_all(Instant::now());
@@ -165,7 +165,7 @@ pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: Cancel
                 }
             }
         };
-        let ended: Result<std::convert::Infallible, Lost> = tokio::select! {
+        let ended: Result<std::convert::Infallible, ListenerLost> = tokio::select! {
             lost = heard => lost,
             () = stop.cancelled() => return,
         };

@@ -372,7 +372,7 @@ async fn neighbours_of_a_waiting_task_whose_release_is_refused_are_released() {
         let depends_on = vec![Dependency { queue: QueueName::new("orders"), key: "first".to_owned() }];
         let task =
             NewTask { queue: QueueName::new(queue), partition_key: Some("p".to_owned()), depends_on, ..new_task(*id) };
-        let hold = crate::store::put::Hold { window_ms: 1, keep_ms: 1 };
+        let hold = crate::store::put::Retention { window_ms: 1, keep_ms: 1 };
         loops.test.database.task_put(&[task], &[hold]).await.unwrap();
     }
     loops.test.refuse("UPDATE", "task", "queue", POISON).await;

@@ -44,7 +44,7 @@ pub enum Walk {
 
 /// A task that a walk found.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct FoundTask {
     pub seen: BulkCandidate,
     /// The archive partition of a finished task.
     pub drop_on: Option<NaiveDate>,
@@ -54,15 +54,15 @@ pub struct Found {
 
 /// One step of a walk.
 #[derive(Clone, Debug, Default)]
-pub struct Step {
-    pub found: Vec<Found>,
+pub struct WalkStep {
+    pub found: Vec<FoundTask>,
     /// The place at which the walk goes on. `None`: it is complete.
     pub next: Option<Place>,
 }
 
 /// A task to which the action was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum BulkChange {
     Cancelled {
         id: TaskId,
         queue: QueueName,
@@ -75,7 +75,7 @@ pub enum Done {
     },
 }
 
-impl Done {
+impl BulkChange {
     pub const fn id(&self) -> TaskId {
         match self {
             Self::Cancelled { id, .. } | Self::Woken { id, .. } => *id,
@@ -135,13 +135,13 @@ impl Database {
         filter: &TaskFilter,
         place: Option<&Place>,
         most: usize,
-    ) -> Result<Step, Error> {
+    ) -> Result<WalkStep, Error> {
         let place = match (place, &filter.queue) {
             (Some(place), _) => place.clone(),
             (None, Some(queue)) => Place { queue: queue.clone(), after: None },
             (None, None) => match self.next_queue(walk, "").await? {
                 Some(queue) => Place { queue, after: None },
-                None => return Ok(Step::default()),
+                None => return Ok(WalkStep::default()),
             },
         };
         let (found, end) =
@@ -151,7 +151,7 @@ impl Database {
             None if filter.queue.is_some() => None,
             None => self.next_queue(walk, place.queue.as_str()).await?.map(|queue| Place { queue, after: None }),
         };
-        Ok(Step { found, next })
+        Ok(WalkStep { found, next })
     }
 
     async fn next_queue(&self, walk: Walk, after: &str) -> Result<Option<QueueName>, Error> {
@@ -163,7 +163,7 @@ impl Database {
     }
 
     /// Applies the action to those of `tasks` that still fit it and that no other transaction holds. Returns those.
-    pub async fn bulk_act(&self, act: BulkAction, tasks: &[Found], keep: &Keep) -> Result<Vec<Done>, Error> {
+    pub async fn bulk_act(&self, act: BulkAction, tasks: &[FoundTask], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
         let ids: Vec<TaskId> = tasks.iter().map(|found| found.seen.id).collect();
         match act {
             BulkAction::Cancel => self.bulk_cancel(&ids, keep).await,
@@ -173,7 +173,7 @@ impl Database {
         }
     }
 
-    async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<Done>, Error> {
+    async fn bulk_cancel(&self, ids: &[TaskId], keep: &Keep) -> Result<Vec<BulkChange>, Error> {
         let (queues, kept_ms): (Vec<&str>, Vec<i64>) =
             keep.others.iter().map(|(queue, kept_ms)| (queue.as_str(), *kept_ms)).unzip();
         self.run(StoreOp::BulkCancel, |pool| async move {
@@ -189,7 +189,7 @@ impl Database {
         .await
     }
 
-    async fn bulk_run(&self, ids: &[TaskId]) -> Result<Vec<Done>, Error> {
+    async fn bulk_run(&self, ids: &[TaskId]) -> Result<Vec<BulkChange>, Error> {
         self.run(StoreOp::BulkRun, |pool| async move {
             let run = sqlx::query(include_str!("queries/bulk_run.sql")).bind(super::uuids(ids));
             run.fetch_all(&pool).await?.iter().map(woken).collect()
@@ -197,7 +197,7 @@ impl Database {
         .await
     }
 
-    async fn bulk_move(&self, ids: &[TaskId], target: Target) -> Result<Vec<Done>, Error> {
+    async fn bulk_move(&self, ids: &[TaskId], target: Target) -> Result<Vec<BulkChange>, Error> {
         let (at, by_ms) = match target {
             Target::At(moment) => (Some(moment.to_utc()), 0),
             Target::By { shift_ms } => (None, shift_ms),
@@ -210,7 +210,7 @@ impl Database {
         .await
     }
 
-    async fn bulk_revive(&self, tasks: &[Found]) -> Result<Vec<Done>, Error> {
+    async fn bulk_revive(&self, tasks: &[FoundTask]) -> Result<Vec<BulkChange>, Error> {
         let (days, ids) = archived(tasks);
         let revived = self
             .run(StoreOp::BulkRevive, |pool| async move {
@@ -234,7 +234,7 @@ async fn look(
     filter: &TaskFilter,
     place: &Place,
     most: usize,
-) -> Result<(Vec<Found>, Option<Edge>), sqlx::Error> {
+) -> Result<(Vec<FoundTask>, Option<Edge>), sqlx::Error> {
     let (start, to) = walk.span(filter);
     let after = place.after.unwrap_or(start);
     let query = sqlx::query(walk.statement())
@@ -265,7 +265,7 @@ async fn look(
     Ok((found, (rows.len() == most || looked_up_to).then_some(end)))
 }
 
-fn read(row: &PgRow) -> Result<Found, sqlx::Error> {
+fn read(row: &PgRow) -> Result<FoundTask, sqlx::Error> {
     let seen = BulkCandidate {
         id: super::task_id(row, "id")?,
         state: super::state(row, "state")?,
@@ -274,22 +274,22 @@ fn read(row: &PgRow) -> Result<Found, sqlx::Error> {
         key_taken: row.try_get("key_taken")?,
     };
     let bytes = u64::try_from(row.try_get::<i64, _>("bytes")?).unwrap_or(0);
-    Ok(Found { seen, drop_on: row.try_get("drop_on")?, bytes })
+    Ok(FoundTask { seen, drop_on: row.try_get("drop_on")?, bytes })
 }
 
 /// The places of finished tasks in the archive: their days and their ids, pairwise.
-pub(super) fn archived(tasks: &[Found]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
+pub(super) fn archived(tasks: &[FoundTask]) -> (Vec<NaiveDate>, Vec<uuid::Uuid>) {
     tasks.iter().filter_map(|found| Some((found.drop_on?, found.seen.id.uuid()))).unzip()
 }
 
-fn cancelled(row: &PgRow) -> Result<Done, sqlx::Error> {
-    Ok(Done::Cancelled {
+fn cancelled(row: &PgRow) -> Result<BulkChange, sqlx::Error> {
+    Ok(BulkChange::Cancelled {
         id: super::task_id(row, "id")?,
         queue: super::queue(row, "queue")?,
         attempt: Attempt::new(row.try_get("attempt")?),
     })
 }
 
-fn woken(row: &PgRow) -> Result<Done, sqlx::Error> {
-    Ok(Done::Woken { id: super::task_id(row, "id")?, wake_at: super::moment(row, "wake_at")? })
+fn woken(row: &PgRow) -> Result<BulkChange, sqlx::Error> {
+    Ok(BulkChange::Woken { id: super::task_id(row, "id")?, wake_at: super::moment(row, "wake_at")? })
 }

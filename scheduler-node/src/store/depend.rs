@@ -20,7 +20,7 @@ pub struct Succeeded {
 
 /// The result of a check of waiting tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct ReleaseCheck {
     pub released: Vec<Released>,
     /// Tasks that another transaction holds. They need another check.
     pub held: Vec<TaskId>,
@@ -37,7 +37,7 @@ pub struct Released {
 impl Database {
     /// Checks the waiting tasks `ids`, and those that wait for one of `succeeded`. Releases each task whose
     /// dependencies have all succeeded.
-    pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<Looked, Error> {
+    pub async fn task_release(&self, ids: &[TaskId], succeeded: &[Succeeded]) -> Result<ReleaseCheck, Error> {
         let ids = super::uuids(ids);
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
@@ -48,7 +48,7 @@ impl Database {
                 .bind(partition_keys)
                 .fetch_all(&pool)
                 .await?;
-            let mut looked = Looked::default();
+            let mut looked = ReleaseCheck::default();
             for row in &rows {
                 let id = super::task_id(row, "id")?;
                 if row.try_get("held")? {

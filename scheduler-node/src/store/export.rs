@@ -8,7 +8,7 @@ use sqlx::{Row, postgres::PgRow, types::Json};
 
 use super::{
     Database, Error, StoreOp,
-    bulk::{Found, Walk, archived},
+    bulk::{FoundTask, Walk, archived},
     rows::TaskRecord,
 };
 
@@ -25,7 +25,7 @@ pub struct WholeTask {
 
 impl Database {
     /// Reads those of `tasks` that are still where `walk` found them, in the order of the walk.
-    pub async fn export_read(&self, walk: Walk, tasks: &[Found]) -> Result<Vec<WholeTask>, Error> {
+    pub async fn export_read(&self, walk: Walk, tasks: &[FoundTask]) -> Result<Vec<WholeTask>, Error> {
         self.run(StoreOp::ExportRead, |pool| async move {
             let rows = match walk {
                 Walk::Live { .. } | Walk::LiveBack => {

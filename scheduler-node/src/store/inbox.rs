@@ -17,7 +17,7 @@ use sqlx::{
 use super::{
     Database, Error, StoreOp,
     claim::interval,
-    put::{Hold, Put},
+    put::{Put, Retention},
     submit::Columns,
 };
 
@@ -49,7 +49,7 @@ pub struct InboxRow {
 
 /// The rows that a read returns.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct InboxScope<'a> {
     /// The shards that this node owns.
     pub owned: &'a [ShardId],
     /// The shards whose database is reachable.
@@ -72,7 +72,7 @@ pub struct Collected {
 
 /// A row that goes into another database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaving {
+pub struct LeavingRow {
     pub id: TaskId,
     pub submitted_at: UnixMicros,
     /// When the row was cancelled. It then becomes a cancelled task in the other database.
@@ -81,7 +81,7 @@ pub struct Leaving {
 
 /// The times of a cancelled row, and how long its cancelled task is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cancelled {
+pub struct CancelledRow {
     pub submitted_at: UnixMicros,
     pub at: UnixMicros,
     pub keep_ms: i64,
@@ -89,22 +89,22 @@ pub struct Cancelled {
 
 /// The size of an inbox and the age of its oldest row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Standing {
+pub struct InboxStatus {
     pub waiting: i64,
     pub oldest: Duration,
 }
 
 impl Database {
-    pub async fn inbox_read(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
+    pub async fn inbox_read(&self, wanted: InboxScope<'_>) -> Result<Vec<InboxRow>, Error> {
         self.inbox_rows(wanted, true).await
     }
 
     /// Reads the same rows without their requests, to find the one that cannot be read.
-    pub async fn inbox_ids(&self, wanted: Wanted<'_>) -> Result<Vec<InboxRow>, Error> {
+    pub async fn inbox_ids(&self, wanted: InboxScope<'_>) -> Result<Vec<InboxRow>, Error> {
         self.inbox_rows(wanted, false).await
     }
 
-    async fn inbox_rows(&self, wanted: Wanted<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
+    async fn inbox_rows(&self, wanted: InboxScope<'_>, requests: bool) -> Result<Vec<InboxRow>, Error> {
         self.run(StoreOp::InboxRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/inbox_read.sql"))
                 .bind(super::numbers(wanted.owned))
@@ -132,9 +132,9 @@ impl Database {
     }
 
     /// Marks rows of this inbox that go into another database. Only the rows returned may go.
-    pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<Leaving>, Error> {
+    pub async fn inbox_leave(&self, ids: &[TaskId]) -> Result<Vec<LeavingRow>, Error> {
         let leaving = |row: &PgRow| {
-            Ok(Leaving {
+            Ok(LeavingRow {
                 id: super::task_id(row, "id")?,
                 submitted_at: super::moment(row, "submitted_at")?,
                 cancelled_at: super::optional_moment(row, "cancelled_at")?,
@@ -152,10 +152,10 @@ impl Database {
     pub async fn task_collect_cancelled(
         &self,
         tasks: &[NewTask],
-        cancelled: &[Cancelled],
+        cancelled: &[CancelledRow],
         source: &DatabaseName,
     ) -> Result<Vec<TaskId>, Error> {
-        let utc = |of: fn(&Cancelled) -> UnixMicros| -> Vec<chrono::DateTime<chrono::Utc>> {
+        let utc = |of: fn(&CancelledRow) -> UnixMicros| -> Vec<chrono::DateTime<chrono::Utc>> {
             cancelled.iter().map(|one| of(one).to_utc()).collect()
         };
         let statement = Columns::of(tasks)
@@ -179,7 +179,7 @@ impl Database {
     pub async fn task_collect_keyed(
         &self,
         tasks: &[NewTask],
-        holds: &[Hold],
+        holds: &[Retention],
         source: Option<&DatabaseName>,
     ) -> Result<Vec<Collected>, Error> {
         let statement = super::put::bound(tasks, holds, include_str!("queries/task_collect_keyed.sql"))
@@ -225,12 +225,12 @@ impl Database {
         .await
     }
 
-    pub async fn inbox_standing(&self) -> Result<Standing, Error> {
+    pub async fn inbox_standing(&self) -> Result<InboxStatus, Error> {
         self.run(StoreOp::InboxStanding, |pool| async move {
             let row =
                 sqlx::query(include_str!("queries/inbox_standing.sql")).bind(COUNTED_MOST).fetch_one(&pool).await?;
             let oldest = Duration::try_from_secs_f64(row.try_get::<f64, _>("oldest_s")?).unwrap_or(Duration::ZERO);
-            Ok(Standing { waiting: row.try_get("waiting")?, oldest })
+            Ok(InboxStatus { waiting: row.try_get("waiting")?, oldest })
         })
         .await
     }

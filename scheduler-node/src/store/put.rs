@@ -21,12 +21,12 @@ use super::{
 
 /// How long a finished task blocks a new one with its key, and how long a superseded one stays in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hold {
+pub struct Retention {
     pub window_ms: i64,
     pub keep_ms: i64,
 }
 
-impl Hold {
+impl Retention {
     pub const fn of(policy: &QueuePolicy) -> Self {
         Self { window_ms: policy.dedup_window_ms, keep_ms: policy.keep_succeeded_ms }
     }
@@ -98,7 +98,7 @@ impl Database {
     pub async fn task_put_within(
         &self,
         tasks: &[NewTask],
-        holds: &[Hold],
+        holds: &[Retention],
         window: Window,
         routed: i64,
     ) -> Result<Vec<Put>, Error> {
@@ -125,7 +125,7 @@ impl Database {
     }
 
     #[cfg(test)]
-    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Hold]) -> Result<Vec<Put>, Error> {
+    pub async fn task_put(&self, tasks: &[NewTask], holds: &[Retention]) -> Result<Vec<Put>, Error> {
         self.task_put_within(tasks, holds, Window::first(self), i64::MAX).await
     }
 
@@ -158,7 +158,7 @@ fn names(task: &NewTask) -> Option<String> {
 /// Binds the tasks, the rules for their keys and their dependencies as the first 20 parameters of a statement.
 pub(super) fn bound<'a>(
     tasks: &'a [NewTask],
-    holds: &[Hold],
+    holds: &[Retention],
     statement: &'static str,
 ) -> Query<'a, Postgres, PgArguments> {
     let mode = |task: &NewTask| task.keyed.as_ref().map(|keyed| keyed.on_duplicate).unwrap_or_default().text();

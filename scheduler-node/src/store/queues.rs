@@ -42,12 +42,12 @@ pub struct PutQueue {
     pub record: QueueRecord,
     /// Whether the queue did not exist before.
     pub created: bool,
-    pub turn: Turn,
+    pub turn: QueueRevisions,
 }
 
 /// The revisions at which a queue's policy and its placement last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct QueueRevisions {
     /// The revision of the policy. A claim that knows the queues as of this revision or
     /// a later one knows the policy.
     pub revision: i64,
@@ -175,7 +175,11 @@ impl Database {
     /// Records a queue's new turn in a database that does not keep the queues. From then on, a claim that does not
     /// know the queue's policy as of that turn takes no task of the queue. The first database, which keeps the
     /// queues, records its turns itself.
-    pub async fn queue_turn(&self, name: &QueueName, Turn { revision, placed }: Turn) -> Result<(), Error> {
+    pub async fn queue_turn(
+        &self,
+        name: &QueueName,
+        QueueRevisions { revision, placed }: QueueRevisions,
+    ) -> Result<(), Error> {
         self.run(StoreOp::QueueTurn, |pool| async move {
             let turn = sqlx::query(include_str!("queries/queue_turn.sql"));
             turn.bind(name.as_str()).bind(revision).bind(placed).execute(&pool).await.map(drop)
@@ -184,7 +188,11 @@ impl Database {
     }
 
     /// Pauses or resumes a queue. Returns the queue and its turn. `None`: there is no such queue.
-    pub async fn queue_pause(&self, name: &QueueName, paused: bool) -> Result<Option<(QueueRecord, Turn)>, Error> {
+    pub async fn queue_pause(
+        &self,
+        name: &QueueName,
+        paused: bool,
+    ) -> Result<Option<(QueueRecord, QueueRevisions)>, Error> {
         self.run(StoreOp::QueuePause, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_pause.sql"))
                 .bind(name.as_str())
@@ -198,7 +206,7 @@ impl Database {
 
     /// Deletes a queue and returns the turn of the deletion. `None`: there was no such queue. Its tasks, if there
     /// are any, go on with the default policy.
-    pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<Turn>, Error> {
+    pub async fn queue_delete(&self, name: &QueueName) -> Result<Option<QueueRevisions>, Error> {
         self.run(StoreOp::QueueDelete, |pool| async move {
             let row = sqlx::query(include_str!("queries/queue_delete.sql"))
                 .bind(name.as_str())
@@ -234,8 +242,8 @@ impl Database {
     }
 }
 
-fn turn(row: &PgRow) -> Result<Turn, sqlx::Error> {
-    Ok(Turn { revision: row.try_get("revision")?, placed: row.try_get("placed")? })
+fn turn(row: &PgRow) -> Result<QueueRevisions, sqlx::Error> {
+    Ok(QueueRevisions { revision: row.try_get("revision")?, placed: row.try_get("placed")? })
 }
 
 /// Reads one change of a queue. `None`: the row carries only the revision.

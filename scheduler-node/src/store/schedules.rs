@@ -36,7 +36,7 @@ pub struct ScheduleRecord {
 
 /// The new contents of a schedule.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct ScheduleContents<'a> {
     pub rules: &'a Rules,
     pub payload: &'a [u8],
     pub standing: ScheduleState,
@@ -56,7 +56,7 @@ pub struct ScheduleQuota<'a> {
 
 /// The outcome of writing a schedule.
 #[derive(Debug)]
-pub enum Written {
+pub enum ScheduleWrite {
     Done(Box<ScheduleRecord>),
     /// The schedule has changed since the caller read it, or one exists that the caller did not know.
     Overtaken,
@@ -95,7 +95,7 @@ pub struct Unreadable {
 
 /// The schedules that are due for a decision.
 #[derive(Debug)]
-pub struct Due {
+pub struct DueSchedules {
     pub schedules: Vec<Result<DueSchedule, Unreadable>>,
     /// The database's time. `arrived` is the instant at which it reached this node.
     pub now: UnixMicros,
@@ -153,9 +153,9 @@ impl Database {
     pub async fn schedule_add(
         &self,
         name: &ScheduleName,
-        wish: Wish<'_>,
+        wish: ScheduleContents<'_>,
         quota: ScheduleQuota<'_>,
-    ) -> Result<Written, Error> {
+    ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleAdd, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_add.sql"), name);
             let query = query.bind(quota.of_queue).bind(quota.of_caller).bind(quota.queues);
@@ -170,9 +170,9 @@ impl Database {
         &self,
         name: &ScheduleName,
         read: Revision,
-        wish: Wish<'_>,
+        wish: ScheduleContents<'_>,
         quota: ScheduleQuota<'_>,
-    ) -> Result<Written, Error> {
+    ) -> Result<ScheduleWrite, Error> {
         self.run(StoreOp::ScheduleChange, |pool| async move {
             let query = wish.bound_to(include_str!("queries/schedule_change.sql"), name).bind(read.0);
             written(&query.bind(quota.of_queue).fetch_one(&pool).await?)
@@ -226,7 +226,7 @@ impl Database {
     }
 
     /// Reads at most `most` schedules that have been due for a decision for longer than `lag`.
-    pub async fn schedule_due(&self, lag: Duration, most: i64) -> Result<Due, Error> {
+    pub async fn schedule_due(&self, lag: Duration, most: i64) -> Result<DueSchedules, Error> {
         self.run(StoreOp::ScheduleDue, |pool| async move {
             let query = sqlx::query(include_str!("queries/schedule_due.sql")).bind(interval(lag)).bind(most);
             let rows = query.fetch_all(&pool).await?;
@@ -239,7 +239,7 @@ impl Database {
                     schedules.push(due(row)?);
                 }
             }
-            Ok(Due { schedules, now, arrived, next_wake_at })
+            Ok(DueSchedules { schedules, now, arrived, next_wake_at })
         })
         .await
     }
@@ -281,7 +281,7 @@ impl Database {
     }
 }
 
-impl<'a> Wish<'a> {
+impl<'a> ScheduleContents<'a> {
     fn bound_to(self, statement: &'static str, name: &'a ScheduleName) -> Query<'a, Postgres, PgArguments> {
         sqlx::query(statement)
             .bind(name.as_str())
@@ -294,16 +294,16 @@ impl<'a> Wish<'a> {
     }
 }
 
-fn written(row: &PgRow) -> Result<Written, sqlx::Error> {
+fn written(row: &PgRow) -> Result<ScheduleWrite, sqlx::Error> {
     if row.try_get("queue_full")? {
-        return Ok(Written::QueueFull(row.try_get("of_queue")?));
+        return Ok(ScheduleWrite::QueueFull(row.try_get("of_queue")?));
     }
     if row.try_get("caller_full")? {
-        return Ok(Written::CallerFull(row.try_get("of_caller")?));
+        return Ok(ScheduleWrite::CallerFull(row.try_get("of_caller")?));
     }
     match row.try_get::<Option<&str>, _>("name")? {
-        Some(_) => Ok(Written::Done(Box::new(ScheduleRecord::read(row)?))),
-        None => Ok(Written::Overtaken),
+        Some(_) => Ok(ScheduleWrite::Done(Box::new(ScheduleRecord::read(row)?))),
+        None => Ok(ScheduleWrite::Overtaken),
     }
 }
 

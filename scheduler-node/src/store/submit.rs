@@ -28,7 +28,7 @@ pub enum Sending {
 
 /// The revisions of the queues that a node knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownRevisions {
     /// The revision by which the tasks may be claimed.
     pub claims: i64,
     /// The revision by which the tasks were given their shards.
@@ -37,7 +37,7 @@ pub struct Known {
 
 /// The result of writing a batch.
 #[derive(Debug)]
-pub struct Written {
+pub struct InsertResult {
     /// The due time of tasks that were submitted to be due at once.
     pub asked_at: UnixMicros,
     /// The shards whose fence was held under the presented epoch. Their tasks are claimed, with attempt 1.
@@ -83,16 +83,22 @@ impl Database {
     }
 
     /// Writes the whole batch with one insert. `Ok` means that every task is durable, except those of queues in
-    /// [`Written::moved`]. `routed` is the revision of the queues by which the tasks were given their shards.
+    /// [`InsertResult::moved`]. `routed` is the revision of the queues by which the tasks were given their shards.
     pub async fn task_submit_within(
         &self,
         tasks: &[NewTask],
         sending: Sending,
         window: Window,
         routed: i64,
-    ) -> Result<Written, Error> {
-        self.task_write(tasks, sending, window, &vec![None; tasks.len()], Known { claims: i64::MAX, routes: routed })
-            .await
+    ) -> Result<InsertResult, Error> {
+        self.task_write(
+            tasks,
+            sending,
+            window,
+            &vec![None; tasks.len()],
+            KnownRevisions { claims: i64::MAX, routes: routed },
+        )
+        .await
     }
 
     #[cfg(test)]
@@ -106,9 +112,9 @@ impl Database {
         &self,
         tasks: &[NewTask],
         epochs: &[Option<Epoch>],
-        known: Known,
+        known: KnownRevisions,
         window: Window,
-    ) -> Result<Written, Error> {
+    ) -> Result<InsertResult, Error> {
         self.task_write(tasks, Sending::First, window, epochs, known).await
     }
 
@@ -118,8 +124,8 @@ impl Database {
         sending: Sending,
         window: Window,
         epochs: &[Option<Epoch>],
-        known: Known,
-    ) -> Result<Written, Error> {
+        known: KnownRevisions,
+    ) -> Result<InsertResult, Error> {
         let mut columns = Columns::of(tasks);
         let envelopes = std::mem::take(&mut columns.envelopes);
         let epochs: Vec<Option<i64>> = epochs.iter().map(|epoch| epoch.map(Epoch::number)).collect();
@@ -140,7 +146,7 @@ impl Database {
                 let queues = |column| -> Result<BTreeSet<QueueName>, sqlx::Error> {
                     Ok(row.try_get::<Vec<String>, _>(column)?.into_iter().map(QueueName::new).collect())
                 };
-                let written = Written {
+                let written = InsertResult {
                     asked_at: super::moment(&row, "asked_at")?,
                     held: super::shards(&row, "held")?,
                     turned: queues("turned")?,

@@ -84,7 +84,7 @@ impl Database {
     }
 
     /// Opens a connection that receives the other nodes' nudges and the notifications of submissions in SQL.
-    pub async fn nudges(&self) -> Result<Nudges, Lost> {
+    pub async fn nudges(&self) -> Result<Nudges, ListenerLost> {
         let pool = sqlx::postgres::PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PING_DEADLINE)
@@ -104,7 +104,7 @@ pub struct Nudges {
 /// The connection for nudges was lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection that receives nudges was lost")]
-pub struct Lost(#[from] sqlx::Error);
+pub struct ListenerLost(#[from] sqlx::Error);
 
 /// A message to the other nodes. Its loss does no harm: behind each nudge, a periodic pass
 /// finds the same work by itself.
@@ -126,7 +126,7 @@ impl Nudge {
 
 /// A notification that this node received.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Notification {
     Rows(Vec<(TaskId, UnixMicros)>),
     Shards(Vec<ShardId>),
     Room(Vec<(ShardId, QueueName)>),
@@ -138,27 +138,27 @@ pub enum Heard {
 
 impl Nudges {
     /// Waits for the next notification. It uses `try_recv`, because `recv` hides reconnects.
-    pub async fn next(&mut self) -> Result<Heard, Lost> {
-        let Some(heard) = self.listener.try_recv().await? else { return Ok(Heard::Gap) };
+    pub async fn next(&mut self) -> Result<Notification, ListenerLost> {
+        let Some(heard) = self.listener.try_recv().await? else { return Ok(Notification::Gap) };
         let told = heard.payload().split(',');
         let shard = |number: &str| number.parse().ok().map(ShardId::new);
         Ok(match heard.channel() {
-            INBOX_CHANNEL => Heard::Inbox,
-            ROW_CHANNEL => Heard::Rows(
+            INBOX_CHANNEL => Notification::Inbox,
+            ROW_CHANNEL => Notification::Rows(
                 told.filter_map(|row| {
                     let (id, wake_at) = row.split_once(' ')?;
                     Some((id.parse().ok()?, UnixMicros::new(wake_at.parse().ok()?)))
                 })
                 .collect(),
             ),
-            ROOM_CHANNEL => Heard::Room(
+            ROOM_CHANNEL => Notification::Room(
                 told.filter_map(|room| {
                     let (number, queue) = room.split_once(' ')?;
                     Some((shard(number)?, QueueName::new(queue)))
                 })
                 .collect(),
             ),
-            _ => Heard::Shards(told.filter_map(shard).collect()),
+            _ => Notification::Shards(told.filter_map(shard).collect()),
         })
     }
 }

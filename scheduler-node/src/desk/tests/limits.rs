@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Counter, PLAIN, Setup, counter, fresh, request, with_two_databases};
 use crate::{
-    desk::{Desk, meter::Subject},
+    desk::{Desk, meter::MeteredSubject},
     store::{inbox::InboxRow, tests::fixture},
     supervise::spawn_child,
 };
@@ -99,7 +99,7 @@ async fn a_count_does_not_forget_what_is_on_its_way_into_the_database() {
     let desk = counter.desk.clone();
     let submitting = spawn_child(async move { batch(&desk, ["mail", "mail"].map(task)).await });
     test.until_waiting(1).await;
-    let meter = counter.desk.meters().of(Subject::Queue(QueueName::new("mail")), Instant::now());
+    let meter = counter.desk.meters().of(MeteredSubject::Queue(QueueName::new("mail")), Instant::now());
     let mut counted = meter.count(&counter.desk, PendingLimits { tasks: Some(2), bytes: None });
     counted.changed().await.expect("a count of no task");
     let third = counter.desk.submit(request(&task("mail").to_string())).await.expect_err("two are on their way");

@@ -21,7 +21,7 @@ use crate::{
         upkeep::queue_reader::Books,
     },
     metrics::Metrics,
-    store::submit::Written,
+    store::submit::InsertResult,
     working_set::{
         database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
         lanes::Lanes,
@@ -74,7 +74,7 @@ impl ClaimOnInsert {
     pub fn written(
         &self,
         begun: InsertClaims,
-        written: &Written,
+        written: &InsertResult,
         tasks: Vec<NewTask>,
     ) -> (Vec<Dispatch>, Vec<NewTask>) {
         let database = &self.databases[begun.database];

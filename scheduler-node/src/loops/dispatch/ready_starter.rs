@@ -78,12 +78,12 @@ pub struct ReadyStarter {
     pub broker: watch::Receiver<BrokerState>,
     /// The number of shards in all databases.
     pub shard_count: u32,
-    pub turns: Arc<Mutex<HashMap<QueueName, Turn>>>,
+    pub turns: Arc<Mutex<HashMap<QueueName, QueueProgress>>>,
 }
 
 /// The state of a queue between two looks.
 #[derive(Clone, Debug, Default)]
-pub struct Turn {
+pub struct QueueProgress {
     ends: LaneEnds,
     /// For each priority, where a walk began that is still on its way round and has found no task to start.
     rounds: [Option<LaneStart>; LEVELS],
@@ -193,7 +193,7 @@ impl ReadyStarter {
     }
 
     /// The most tasks that may be started now, as far as memory knows; otherwise when to ask again.
-    fn most(&self, queue: &Queue, turn: &mut Turn, now: Instant) -> Result<usize, Instant> {
+    fn most(&self, queue: &Queue, turn: &mut QueueProgress, now: Instant) -> Result<usize, Instant> {
         let room = self.pace.window.saturating_sub(self.claims.database.owned_shards.in_flight()).min(self.pace.batch);
         if let Some(until) = turn.rest_until.filter(|until| now < *until) {
             return Err(until);
@@ -232,7 +232,7 @@ impl ReadyStarter {
         policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)
     }
 
-    fn permit_at(&self, policy: &QueuePolicy, turn: &Turn) -> Option<Instant> {
+    fn permit_at(&self, policy: &QueuePolicy, turn: &QueueProgress) -> Option<Instant> {
         Some(turn.bucket.as_ref()?.ask_again_at(self.rate(policy)?, LONGEST_SLEEP))
     }
 
@@ -244,7 +244,7 @@ impl ReadyStarter {
         None
     }
 
-    fn remember(&self, queue: &Queue, turn: Turn) {
+    fn remember(&self, queue: &Queue, turn: QueueProgress) {
         self.turns.lock().insert(queue.name.clone(), turn);
     }
 
@@ -255,7 +255,7 @@ impl ReadyStarter {
         queue: &Queue,
         known: i64,
         fences: &BTreeMap<ShardId, Epoch>,
-        turn: &mut Turn,
+        turn: &mut QueueProgress,
         most: usize,
     ) -> Result<LookResult, Error> {
         let limit = queue.policy.max_running;
@@ -305,7 +305,7 @@ impl ReadyStarter {
         queue: &Queue,
         known: i64,
         fences: &BTreeMap<ShardId, Epoch>,
-        turn: &mut Turn,
+        turn: &mut QueueProgress,
         wanted: Levels,
     ) -> Result<Option<Levels>, Error> {
         let (ordered, counted) = (queue.policy.ordered, queue.policy.max_running.is_some());
@@ -364,7 +364,7 @@ impl ReadyStarter {
     }
 }
 
-impl Turn {
+impl QueueProgress {
     fn took(&mut self, started: usize) {
         if let Some(bucket) = &mut self.bucket {
             bucket.take(started);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     /// A walk of priority 1 that found nothing; `cut`: it ended before it had seen all lanes.
-    fn walk(turn: &mut Turn, to: LaneStart, cut: bool) -> bool {
+    fn walk(turn: &mut QueueProgress, to: LaneStart, cut: bool) -> bool {
         let mut walks = Walks::default();
         (walks.ends[0], walks.cut[0]) = (to, cut);
         turn.walked(walks, [1, 0, 0, 0, 0], [0; LEVELS]);
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_walk_that_finds_nothing_goes_on_until_it_has_come_round() {
-        let mut turn = Turn::default();
+        let mut turn = QueueProgress::default();
         turn.ends[0] = lane(1, "=m");
         assert!(walk(&mut turn, lane(1, "=z"), true));
         assert!(walk(&mut turn, lane(2, "=k"), true));
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_walk_that_saw_all_lanes_or_started_something_is_over() {
-        let mut turn = Turn::default();
+        let mut turn = QueueProgress::default();
         assert!(walk(&mut turn, lane(1, "=a"), true));
         assert!(!walk(&mut turn, lane(1, "=c"), false));
         assert!(walk(&mut turn, lane(1, "=d"), true));

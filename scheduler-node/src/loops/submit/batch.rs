@@ -18,7 +18,7 @@ pub(super) struct Bounds {
 
 /// Why a submitted task is not durable, as far as this node knows.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Unstored {
+pub enum SubmitError {
     #[error("it was not stored: {0}")]
     Unavailable(String),
     #[error("it may or may not have been stored: {0}")]
@@ -42,7 +42,7 @@ pub struct Job<T> {
     /// The revision of the queues by which the tasks got their shards.
     pub routed: i64,
     /// Receives one answer for each task, in their order.
-    pub answer: oneshot::Sender<Vec<Result<T, Unstored>>>,
+    pub answer: oneshot::Sender<Vec<Result<T, SubmitError>>>,
 }
 
 /// Gathers jobs that arrive at the same time, and writes them together. Runs until `stop`, and then until all jobs
@@ -107,7 +107,7 @@ pub(super) fn sources<T>(batch: &[Job<T>], lengths: &[usize]) -> Vec<&'static st
 }
 
 /// Sends each caller its part of the answers: as many as it had tasks.
-pub(super) fn answer<T>(batch: Vec<Job<T>>, lengths: &[usize], answers: Vec<Result<T, Unstored>>) {
+pub(super) fn answer<T>(batch: Vec<Job<T>>, lengths: &[usize], answers: Vec<Result<T, SubmitError>>) {
     let mut answers = answers.into_iter();
     for (job, length) in batch.into_iter().zip(lengths) {
         // A caller that hung up does not need its answer.

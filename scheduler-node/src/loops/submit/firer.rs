@@ -26,7 +26,7 @@ use futures::StreamExt;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::submitter::{Submitter, Unstored};
+use super::submitter::{SubmitError, Submitter};
 use crate::{
     loops::{
         cluster::elector::Mastership,
@@ -35,7 +35,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Database, Error, Fault, Store,
-        schedules::{Due, DueSchedule, FireRecord, ScheduleRecord, Unreadable},
+        schedules::{DueSchedule, DueSchedules, FireRecord, ScheduleRecord, Unreadable},
     },
     supervise::{at_work, spawn_child},
     working_set::set_aside::{Kept, Kind, SetAside, why},
@@ -171,7 +171,7 @@ impl Firer {
     }
 
     /// Decides schedules. Returns when the first of them is due again.
-    async fn decide_all(&self, due: Due) -> Option<UnixMicros> {
+    async fn decide_all(&self, due: DueSchedules) -> Option<UnixMicros> {
         let (now, arrived) = (due.now, due.arrived);
         let decided = futures::stream::iter(due.schedules)
             .map(|schedule| async move {
@@ -317,7 +317,7 @@ impl Firer {
             match answer {
                 Ok(_) => done.push(id),
                 // The task can never be made. Its schedule goes on.
-                Err(Unstored::Refused(why)) => {
+                Err(SubmitError::Refused(why)) => {
                     self.set_aside.keep(self.store.home(), Kind::Fire, Kept::task(id), &why).await;
                     done.push(id);
                 }

@@ -14,14 +14,14 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    batch::{Bounds, Job, Unstored, answer, routed, run_batches, sources, take_tasks},
+    batch::{Bounds, Job, SubmitError, answer, routed, run_batches, sources, take_tasks},
     resend::{refused, until_known},
 };
 use crate::{
     loops::{outcome::releaser::Releaser, upkeep::queue_reader::Books},
     metrics::Metrics,
     store::{
-        put::{Hold, Put, PutOutcome},
+        put::{Put, PutOutcome, Retention},
         submit::Window,
     },
     traces,
@@ -62,8 +62,8 @@ impl KeyedSubmitter {
         let (tasks, lengths) = take_tasks(&mut batch);
         let sources = sources(&batch, &lengths);
         let book = self.books.load_full();
-        let hold = |task: &NewTask| Hold::of(&book.get(&task.queue).policy);
-        let holds: Vec<Hold> = tasks.iter().map(hold).collect();
+        let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
+        let holds: Vec<Retention> = tasks.iter().map(hold).collect();
         let database = &self.database.sql;
         let window = Window::first(database);
         let routed = routed(&batch);
@@ -71,7 +71,7 @@ impl KeyedSubmitter {
             Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
             Err(error) => {
                 until_known(database, &tasks, (window, error), |part, _, window| {
-                    let holds: Vec<Hold> = part.iter().map(hold).collect();
+                    let holds: Vec<Retention> = part.iter().map(hold).collect();
                     async move { database.task_put_within(part, &holds, window, routed).await }
                 })
                 .await
@@ -93,7 +93,7 @@ impl KeyedSubmitter {
     }
 
     /// Looks at waiting tasks after the commit: the task they wait for may have succeeded before or meanwhile.
-    async fn look(&self, puts: &mut [Result<Put, Unstored>]) {
+    async fn look(&self, puts: &mut [Result<Put, SubmitError>]) {
         let waiting: Vec<TaskId> = puts
             .iter()
             .flatten()
@@ -114,7 +114,7 @@ impl KeyedSubmitter {
         }
     }
 
-    fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Result<Put, Unstored>]) {
+    fn note(&self, tasks: &[NewTask], sources: &[&str], puts: &[Result<Put, SubmitError>]) {
         let mut created: BTreeMap<(&QueueName, &str), u64> = BTreeMap::new();
         for ((task, source), put) in tasks.iter().zip(sources).zip(puts) {
             let Ok(put) = put else { continue };
@@ -134,6 +134,6 @@ impl KeyedSubmitter {
 }
 
 /// Turns a put into an answer. A task that now belongs on another shard goes back to its caller.
-fn written(put: Put, task: &NewTask) -> Result<Put, Unstored> {
-    if put.outcome == PutOutcome::Moved { Err(Unstored::Moved(Box::new(task.clone()))) } else { Ok(put) }
+fn written(put: Put, task: &NewTask) -> Result<Put, SubmitError> {
+    if put.outcome == PutOutcome::Moved { Err(SubmitError::Moved(Box::new(task.clone()))) } else { Ok(put) }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use common::task::NewTask;
 
-use super::batch::Unstored;
+use super::batch::SubmitError;
 use crate::{
     store::{
         Database, Effect, Error, Fault,
@@ -28,7 +28,7 @@ pub(super) async fn until_known<'a, T, F>(
     tasks: &'a [NewTask],
     (window, error): (Window, Error),
     send: impl Fn(&'a [NewTask], Sending, Window) -> F,
-) -> Vec<(&'a [NewTask], Result<T, Unstored>)>
+) -> Vec<(&'a [NewTask], Result<T, SubmitError>)>
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -74,17 +74,17 @@ where
     known
 }
 
-fn unstored(error: &Error, refused: bool, unknown: bool) -> Unstored {
+fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
     match (refused, unknown) {
-        (true, _) => Unstored::Refused(error.reason()),
-        (false, true) => Unstored::Unknown(error.to_string()),
-        (false, false) => Unstored::Unavailable(error.to_string()),
+        (true, _) => SubmitError::Refused(error.reason()),
+        (false, true) => SubmitError::Unknown(error.to_string()),
+        (false, false) => SubmitError::Unavailable(error.to_string()),
     }
 }
 
 /// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
-pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Result<T, Unstored>) {
-    if let (Err(Unstored::Refused(reason)), [task]) = (stored, part) {
+pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Result<T, SubmitError>) {
+    if let (Err(SubmitError::Refused(reason)), [task]) = (stored, part) {
         set_aside.note(Kind::Submission, &task.id.to_string(), reason);
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::insert::run;
 use self::route::Routes;
-pub use super::batch::Unstored;
+pub use super::batch::SubmitError;
 use super::{
     batch::Job,
     keyed_submitter::{PutJob, TASKS_PER_PUT},
@@ -45,7 +45,7 @@ pub struct Stored {
 
 /// The answer for a caller's task: [`Stored`] if it is new, otherwise the effect of another task with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum Accepted {
     Stored(Stored),
     Keyed(Put),
 }
@@ -58,7 +58,7 @@ pub struct Submitter {
 }
 
 /// The positions of a sent part in its submission, and the answer to wait for.
-type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered, Unstored>>>);
+type Sent<Place, Answered> = (Vec<Place>, oneshot::Receiver<Vec<Result<Answered, SubmitError>>>);
 
 /// A task that is being inserted: its position, its id, and its due time; `None` stands for the time of the insert.
 type Inserted = (usize, TaskId, Option<UnixMicros>);
@@ -68,7 +68,7 @@ pub type InsertJob = Job<UnixMicros>;
 
 /// The half that [`run`] works on: one queue of jobs for each database.
 #[derive(Debug)]
-pub struct Intake {
+pub struct SubmitJobs {
     pub jobs: Vec<mpsc::Receiver<InsertJob>>,
     pub puts: Vec<mpsc::Receiver<PutJob>>,
 }
@@ -80,16 +80,16 @@ impl Submitter {
         fitness: watch::Receiver<NodeFitness>,
         shard_count: u32,
         horizon: Duration,
-    ) -> (Self, Intake) {
+    ) -> (Self, SubmitJobs) {
         let (jobs, to_insert): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
         let (puts, to_put): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
         let routes = Arc::new(Routes { databases, books, fitness, shard_count, horizon });
-        (Self { jobs: jobs.into(), puts: puts.into(), routes }, Intake { jobs: to_insert, puts: to_put })
+        (Self { jobs: jobs.into(), puts: puts.into(), routes }, SubmitJobs { jobs: to_insert, puts: to_put })
     }
 
     /// Submits tasks. Returns one answer for each, in their order. `Ok` means that the task, or the one that has
     /// its key, is durable.
-    pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
+    pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
         let (placed, routed) = self.routes.place(tasks);
         let mut answers = self.write_routed(placed, source, routed).await;
         for _ in 1..TRIES {
@@ -112,7 +112,7 @@ impl Submitter {
     }
 
     /// Writes tasks that have ids already. They stay on their shards, even if their queue has been placed anew.
-    pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Answer, Unstored>> {
+    pub async fn write(&self, new: Vec<NewTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
         self.write_routed(new, source, i64::MAX).await
     }
 
@@ -121,14 +121,14 @@ impl Submitter {
         new: Vec<NewTask>,
         source: &'static str,
         routed: i64,
-    ) -> Vec<Result<Answer, Unstored>> {
-        let mut answers: Vec<Option<Result<Answer, Unstored>>> = new.iter().map(|_| None).collect();
+    ) -> Vec<Result<Accepted, SubmitError>> {
+        let mut answers: Vec<Option<Result<Accepted, SubmitError>>> = new.iter().map(|_| None).collect();
         let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
         let (inserts, puts) = (self.send_inserts(plain, source, routed), self.send_puts(keyed, source, routed));
         for (places, answered) in inserts {
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
             for ((place, id, due_at), answer) in places.into_iter().zip(given) {
-                let stored = |now| Answer::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
+                let stored = |now| Accepted::Stored(Stored { id, created_at: now, due_at: due_at.unwrap_or(now) });
                 answers[place] = Some(answer.map(stored));
             }
         }
@@ -138,7 +138,7 @@ impl Submitter {
                 answers[place] = Some(answer.and_then(keyed_answer));
             }
         }
-        answers.into_iter().map(|answer| answer.unwrap_or(Err(Unstored::Overloaded))).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or(Err(SubmitError::Overloaded))).collect()
     }
 
     /// Sends each database's part to its insert loop. A part that finds no room is left out.
@@ -188,22 +188,22 @@ impl Submitter {
 }
 
 /// The tasks that now belong on other shards, with their positions.
-fn moved(answers: &[Result<Answer, Unstored>]) -> (Vec<usize>, Vec<NewTask>) {
-    let moved = |(place, answer): (usize, &Result<Answer, Unstored>)| match answer {
-        Err(Unstored::Moved(task)) => Some((place, NewTask::clone(task))),
+fn moved(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>) {
+    let moved = |(place, answer): (usize, &Result<Accepted, SubmitError>)| match answer {
+        Err(SubmitError::Moved(task)) => Some((place, NewTask::clone(task))),
         _ => None,
     };
     answers.iter().enumerate().filter_map(moved).unzip()
 }
 
 /// Turns a put into an answer. A task that another transaction blocks is not stored, and its neighbours are.
-fn keyed_answer(put: Put) -> Result<Answer, Unstored> {
+fn keyed_answer(put: Put) -> Result<Accepted, SubmitError> {
     if put.outcome == PutOutcome::Busy {
-        return Err(Unstored::Unavailable("another transaction holds a task with this key".to_owned()));
+        return Err(SubmitError::Unavailable("another transaction holds a task with this key".to_owned()));
     }
-    Ok(Answer::Keyed(put))
+    Ok(Accepted::Keyed(put))
 }
 
-fn stopping() -> Unstored {
-    Unstored::Unknown("the node is stopping".to_owned())
+fn stopping() -> SubmitError {
+    SubmitError::Unknown("the node is stopping".to_owned())
 }

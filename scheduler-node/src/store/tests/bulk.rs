@@ -17,7 +17,7 @@ use sqlx::AssertSqlSafe;
 use super::{claim, fixture, fixture::TestDatabase, new_task, own, state_of, submitted, until_waiting};
 use crate::{
     store::{
-        bulk::{Done, Found, Walk},
+        bulk::{BulkChange, FoundTask, Walk},
         change::{Guarded, Keep},
         settle::{Finish, Report},
         submit::Sending,
@@ -70,7 +70,7 @@ async fn due_at(test: &TestDatabase, id: TaskId) -> UnixMicros {
     test.database.task_read(id).await.unwrap().expect("it is there").due_at
 }
 
-async fn found(test: &TestDatabase, walk: Walk, filter: &TaskFilter) -> Vec<Found> {
+async fn found(test: &TestDatabase, walk: Walk, filter: &TaskFilter) -> Vec<FoundTask> {
     test.database.bulk_look(walk, filter, None, 1_000).await.unwrap().found
 }
 
@@ -199,7 +199,7 @@ async fn a_task_that_is_being_claimed_is_passed_over_and_holds_nothing_up() {
         sqlx::query(CLAIM).bind(ids[1].uuid()).execute(&mut *claiming).await.unwrap();
         // The claim commits only after this batch, so the batch does not wait for the claim.
         let mut done: Vec<_> =
-            test.database.bulk_act(act, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
+            test.database.bulk_act(act, &seen, &keep()).await.unwrap().iter().map(BulkChange::id).collect();
         sqlx::query("COMMIT").execute(&mut *claiming).await.unwrap();
         done.sort_unstable();
         let mut others = vec![ids[0], ids[2]];
@@ -255,7 +255,7 @@ async fn of_dead_tasks_with_one_key_one_lives_again_and_none_beside_a_newer_task
     let known: Vec<_> = seen.iter().filter(|found| found.seen.key_taken).map(|found| found.seen.id).collect();
     assert_eq!(known, [taken]);
     let done: Vec<_> =
-        test.database.bulk_act(BulkAction::Retry, &seen, &keep()).await.unwrap().iter().map(Done::id).collect();
+        test.database.bulk_act(BulkAction::Retry, &seen, &keep()).await.unwrap().iter().map(BulkChange::id).collect();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(done.contains(&plain) && done.contains(&second), "of two the newer one");
     assert_eq!(state_of(&test.pool, first).await.as_deref(), Some("dead"));

@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     store::{
-        inbox::{Cancelled, Leaving, Wanted},
-        put::{Hold, PutOutcome},
+        inbox::{CancelledRow, InboxScope, LeavingRow},
+        put::{PutOutcome, Retention},
     },
     supervise::spawn_child,
 };
 
-const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
 
 /// Runs a second collector while the first has moved the row but not committed yet.
 async fn second_collector_during_first(keyed: bool) {
@@ -75,7 +75,7 @@ async fn a_row_that_is_being_cancelled_is_left_alone() {
     assert_eq!(test.database.task_collect(&tasks, None).await.unwrap(), [id]);
 }
 
-fn ids_of(leaving: &[Leaving]) -> Vec<TaskId> {
+fn ids_of(leaving: &[LeavingRow]) -> Vec<TaskId> {
     leaving.iter().map(|row| row.id).collect()
 }
 
@@ -181,7 +181,7 @@ async fn a_row_is_left_to_the_owner_of_its_shard_at_first_and_what_cannot_be_rea
         (&[], &all, Duration::ZERO, 1),
         (&all, &[], Duration::ZERO, 0),
     ] {
-        let wanted = Wanted { owned, reachable, others_after, most: 100, aside: &[] };
+        let wanted = InboxScope { owned, reachable, others_after, most: 100, aside: &[] };
         assert_eq!(test.database.inbox_read(wanted).await.unwrap().len(), found);
     }
 }
@@ -292,8 +292,8 @@ async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the
     // A node that has read the row before learns of the cancel when it marks the row.
     for first in [true, false] {
         let leaving = source.database.inbox_leave(&[id]).await.unwrap();
-        let Leaving { submitted_at, cancelled_at: Some(at), .. } = leaving[0] else { panic!("{leaving:?}") };
-        let cancelled = [Cancelled { submitted_at, at, keep_ms: 86_400_000 }];
+        let LeavingRow { submitted_at, cancelled_at: Some(at), .. } = leaving[0] else { panic!("{leaving:?}") };
+        let cancelled = [CancelledRow { submitted_at, at, keep_ms: 86_400_000 }];
         let kept = target.database.task_collect_cancelled(&tasks, &cancelled, &name).await.unwrap();
         assert_eq!(kept, if first { vec![id] } else { Vec::new() });
     }

@@ -14,14 +14,14 @@ use super::{
 use crate::{
     store::{
         depend::Succeeded,
-        put::{Hold, PutOutcome},
+        put::{PutOutcome, Retention},
         settle::{Finish, Finished, Report},
     },
     supervise::spawn_child,
 };
 
 const DAY_MS: i64 = 86_400_000;
-const HOLD: Hold = Hold { window_ms: DAY_MS, keep_ms: DAY_MS };
+const HOLD: Retention = Retention { window_ms: DAY_MS, keep_ms: DAY_MS };
 
 fn dependency(key: &str) -> Dependency {
     Dependency { queue: QueueName::new("orders"), key: key.to_owned() }

@@ -16,11 +16,11 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
 use super::{claim, fixture, fixture::TestDatabase, own, state_of};
 use crate::store::{
-    inbox::{InboxRow, Wanted},
-    put::{Hold, PutOutcome},
+    inbox::{InboxRow, InboxScope},
+    put::{PutOutcome, Retention},
 };
 
-const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
 
 async fn submit_with(connection: &mut PgConnection, arguments: &str) -> Result<TaskId, sqlx::Error> {
     let sql = format!("SELECT duetime.submit({arguments})");
@@ -33,7 +33,8 @@ pub(super) async fn submit(test: &TestDatabase, arguments: &str) -> TaskId {
 
 pub(super) async fn read(test: &TestDatabase) -> Vec<InboxRow> {
     let shards: Vec<ShardId> = fixture::all_shards().iter().collect();
-    let wanted = Wanted { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
+    let wanted =
+        InboxScope { owned: &shards, reachable: &shards, others_after: Default::default(), most: 100, aside: &[] };
     test.database.inbox_read(wanted).await.unwrap()
 }
 

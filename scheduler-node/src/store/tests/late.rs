@@ -12,14 +12,14 @@ use super::{acquire_begun, claim, commit_during, fixture, new_task, own, state_o
 use crate::{
     store::{
         Effect, Fault,
-        put::{Hold, PutOutcome},
+        put::{PutOutcome, Retention},
         settle::{Deliver, Finish, Report},
-        submit::{Known, Sending, Window},
+        submit::{KnownRevisions, Sending, Window},
     },
     supervise::spawn_child,
 };
 
-const HOLD: Hold = Hold { window_ms: 86_400_000, keep_ms: 86_400_000 };
+const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
 
 fn finish(id: TaskId) -> Finish {
     Finish {
@@ -50,7 +50,9 @@ async fn a_first_sending_that_executes_after_its_task_has_finished_does_not_inse
     let acquiring = acquire_begun(&test).await;
     let (database, late) = (test.database.clone(), task.clone());
     let sending = spawn_child(async move {
-        database.task_submit_claimed(&[late], &[Some(epoch)], Known { claims: i64::MAX, routes: i64::MAX }, first).await
+        database
+            .task_submit_claimed(&[late], &[Some(epoch)], KnownRevisions { claims: i64::MAX, routes: i64::MAX }, first)
+            .await
     });
     until_waiting(&test.pool, 1).await;
     test.database.task_submit_within(std::slice::from_ref(&task), Sending::Again, again, i64::MAX).await.unwrap();

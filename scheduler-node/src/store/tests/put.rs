@@ -13,14 +13,14 @@ use super::{
 use crate::{
     store::{
         change::Keep,
-        put::{Hold, Put, PutOutcome},
+        put::{Put, PutOutcome, Retention},
         settle::{Finish, Report},
     },
     supervise::spawn_child,
 };
 
 const DAY_MS: i64 = 86_400_000;
-const HOLD: Hold = Hold { window_ms: DAY_MS, keep_ms: DAY_MS };
+const HOLD: Retention = Retention { window_ms: DAY_MS, keep_ms: DAY_MS };
 
 /// A task of shard 0 with the key `k`.
 fn keyed(on_duplicate: OnDuplicate, version: i64) -> NewTask {
@@ -36,7 +36,7 @@ async fn put(test: &TestDatabase, task: &NewTask) -> Put {
     put_held(test, task, HOLD).await
 }
 
-async fn put_held(test: &TestDatabase, task: &NewTask, hold: Hold) -> Put {
+async fn put_held(test: &TestDatabase, task: &NewTask, hold: Retention) -> Put {
     test.database.task_put(std::slice::from_ref(task), &[hold]).await.unwrap().remove(0)
 }
 
@@ -141,7 +141,7 @@ async fn a_finished_task_holds_its_key_no_longer_than_the_window() {
     put(&test, &first).await;
     bring(&test, first.id, TaskState::Succeeded).await;
     assert_eq!(put(&test, &second).await.outcome, PutOutcome::Existing);
-    let after = put_held(&test, &second, Hold { window_ms: 0, ..HOLD }).await;
+    let after = put_held(&test, &second, Retention { window_ms: 0, ..HOLD }).await;
     assert_eq!((after.outcome, after.id), (PutOutcome::Created, second.id));
 }
 

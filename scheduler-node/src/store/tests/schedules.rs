@@ -13,7 +13,7 @@ use super::{
     until_waiting,
 };
 use crate::{
-    store::schedules::{ScheduleQuota, ScheduleRecord, Wish, Written},
+    store::schedules::{ScheduleContents, ScheduleQuota, ScheduleRecord, ScheduleWrite},
     supervise::spawn_child,
 };
 
@@ -41,8 +41,8 @@ fn standing(next_hour: i64) -> ScheduleState {
     ScheduleState { next_at: Some(UnixMicros::new(next_hour * HOUR_US)), since, paused_at: None, buffered_at: None }
 }
 
-fn wish(rules: &Rules, standing: ScheduleState) -> Wish<'_> {
-    Wish { rules, payload: b"{}", standing, wake_at: standing.next_at }
+fn wish(rules: &Rules, standing: ScheduleState) -> ScheduleContents<'_> {
+    ScheduleContents { rules, payload: b"{}", standing, wake_at: standing.next_at }
 }
 
 /// Adds a schedule whose hour 1 is long past.
@@ -59,10 +59,10 @@ async fn put(test: &TestDatabase, name: &str, rules: &Rules, quota: ScheduleQuot
 
 /// Returns the schedule that was written. `None`: the schedule has changed, or one exists
 /// already. No limit is reached here.
-fn done(written: Written) -> Option<ScheduleRecord> {
+fn done(written: ScheduleWrite) -> Option<ScheduleRecord> {
     match written {
-        Written::Done(record) => Some(*record),
-        Written::Overtaken => None,
+        ScheduleWrite::Done(record) => Some(*record),
+        ScheduleWrite::Overtaken => None,
         full => panic!("{full:?}"),
     }
 }
@@ -234,19 +234,22 @@ async fn a_queue_and_a_caller_have_only_so_many_schedules() {
     };
     assert!(put(&test, "a", &mails, two).await.is_some());
     let second = put(&test, "b", &mails, two).await.expect("there is room");
-    assert!(matches!(add("c", &mails, two).await, Written::QueueFull(2)));
+    assert!(matches!(add("c", &mails, two).await, ScheduleWrite::QueueFull(2)));
     let elsewhere = put(&test, "c", &others, two).await.expect("another queue has room");
 
     let change = async |from: &ScheduleRecord, rules: &Rules| {
         test.database.schedule_change(&from.name, from.revision, wish(rules, standing(2)), two).await.unwrap()
     };
-    assert!(matches!(change(&elsewhere, &mails).await, Written::QueueFull(2)), "nor does one move there");
+    assert!(matches!(change(&elsewhere, &mails).await, ScheduleWrite::QueueFull(2)), "nor does one move there");
     assert!(done(change(&second, &mails).await).is_some(), "one that stays needs no room");
 
     let scope = ["mail*".to_owned(), "other".to_owned()];
     let of_caller = |most| ScheduleQuota { of_caller: Some(most), queues: Some(&scope), ..NONE };
-    assert!(matches!(add("d", &others, of_caller(2)).await, Written::CallerFull(2)), "those of `others` do not count");
-    assert!(matches!(add("d", &mails, of_caller(3)).await, Written::Done(_)));
+    assert!(
+        matches!(add("d", &others, of_caller(2)).await, ScheduleWrite::CallerFull(2)),
+        "those of `others` do not count"
+    );
+    assert!(matches!(add("d", &mails, of_caller(3)).await, ScheduleWrite::Done(_)));
     let all = ScheduleQuota { of_caller: Some(4), ..NONE };
-    assert!(matches!(add("e", &mails, all).await, Written::CallerFull(4)));
+    assert!(matches!(add("e", &mails, all).await, ScheduleWrite::CallerFull(4)));
 }

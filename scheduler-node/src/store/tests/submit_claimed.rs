@@ -14,7 +14,7 @@ use super::{
 use crate::{
     store::{
         settle::Deliver,
-        submit::{Known, Window},
+        submit::{KnownRevisions, Window},
     },
     supervise::spawn_child,
 };
@@ -120,7 +120,7 @@ async fn what_an_insert_claims_is_a_first_attempt_like_any_other() {
     let window = Window::first(&test.database);
     let written = test
         .database
-        .task_submit_claimed(&tasks, &epochs, Known { claims: i64::MAX, routes: i64::MAX }, window)
+        .task_submit_claimed(&tasks, &epochs, KnownRevisions { claims: i64::MAX, routes: i64::MAX }, window)
         .await
         .unwrap();
     assert_eq!(written.held, [ShardId::new(0)].into(), "shard 1 has no owner");

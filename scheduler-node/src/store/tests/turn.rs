@@ -19,9 +19,9 @@ use super::{
 use crate::{
     store::{
         lane::Pick,
-        put::{Hold, PutOutcome},
-        queues::Turn,
-        submit::{Known, Sending, Window},
+        put::{PutOutcome, Retention},
+        queues::QueueRevisions,
+        submit::{KnownRevisions, Sending, Window},
     },
     supervise::spawn_child,
 };
@@ -86,7 +86,7 @@ async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_kno
         let (tasks, window) = (std::slice::from_ref(&task), Window::first(&test.database));
         let written = test
             .database
-            .task_submit_claimed(tasks, &[Some(epoch)], Known { claims: known, routes: i64::MAX }, window)
+            .task_submit_claimed(tasks, &[Some(epoch)], KnownRevisions { claims: known, routes: i64::MAX }, window)
             .await
             .unwrap();
         assert_eq!(written.turned.contains(&orders()), state == "scheduled");
@@ -99,8 +99,8 @@ async fn another_database_hears_of_a_turn_and_an_older_one_does_not_take_its_pla
     let test = fixture::database().await;
     let fences = own(&test, "a").await;
     let ids = submitted(&test, 1).await;
-    test.database.queue_turn(&orders(), Turn { revision: 7, placed: 0 }).await.unwrap();
-    test.database.queue_turn(&orders(), Turn { revision: 5, placed: 0 }).await.unwrap();
+    test.database.queue_turn(&orders(), QueueRevisions { revision: 7, placed: 0 }).await.unwrap();
+    test.database.queue_turn(&orders(), QueueRevisions { revision: 5, placed: 0 }).await.unwrap();
     for (known, claimed) in [(6, 0), (7, 1)] {
         let answer = test.database.task_claim(&ids, &fences, Duration::ZERO, &BTreeSet::new(), known).await.unwrap();
         assert_eq!(answer.deliveries.len(), claimed);
@@ -171,7 +171,7 @@ async fn without_the_rule_a_claim_would_start_tasks_of_a_paused_queue() {
 }
 
 /// Sets the placement of the queue of [`submitted`] and returns the turn.
-async fn placed(test: &TestDatabase, placement: Placement) -> Turn {
+async fn placed(test: &TestDatabase, placement: Placement) -> QueueRevisions {
     let policy = QueuePolicy { placement, ..QueuePolicy::default() };
     test.database.queue_put(&orders(), &policy, None, 10).await.unwrap().expect("there is room").turn
 }
@@ -197,7 +197,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
         let tasks: [_; 2] = std::array::from_fn(|_| new_task(fixture::fresh_id_of(ShardId::new(0))));
         let mut tasks = tasks.to_vec();
         tasks[1].queue = QueueName::new("mails");
-        let known = Known { claims: i64::MAX, routes };
+        let known = KnownRevisions { claims: i64::MAX, routes };
         let window = Window::first(&test.database);
         let written = test.database.task_submit_claimed(&tasks, &[None, None], known, window).await.unwrap();
         assert_eq!(written.moved.contains(&orders()), !is_there);
@@ -207,7 +207,7 @@ async fn nothing_is_written_of_a_queue_that_was_placed_anew_since_its_tasks_were
 
         let mut keyed = new_task(fixture::fresh_id_of(ShardId::new(0)));
         keyed.keyed = Some(BusinessKey { key: "a".to_owned(), version: 0, on_duplicate: OnDuplicate::Keep });
-        let hold = Hold { window_ms: 1_000, keep_ms: 1_000 };
+        let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
         let window = Window::first(&test.database);
         let put = test.database.task_put_within(&[keyed.clone()], &[hold], window, routes).await.unwrap().remove(0);
         assert_eq!(put.outcome, if is_there { PutOutcome::Created } else { PutOutcome::Moved });
@@ -232,7 +232,7 @@ async fn a_change_of_the_placement_waits_for_the_inserts_in_flight() {
         let inserting = spawn_child(async move {
             let window = Window { after: None, until: common::time::UnixMicros::LAST };
             if is_keyed {
-                let hold = Hold { window_ms: 1_000, keep_ms: 1_000 };
+                let hold = Retention { window_ms: 1_000, keep_ms: 1_000 };
                 database.task_put_within(&[sent], &[hold], window, i64::MAX).await.map(drop)
             } else {
                 database.task_submit_within(&[sent], Sending::First, window, i64::MAX).await.map(drop)

@@ -8,7 +8,7 @@ use common::{
 };
 
 use super::fixture;
-use crate::store::watch::{Heard, Nudge};
+use crate::store::watch::{Notification, Nudge};
 
 #[tokio::test]
 async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
@@ -28,9 +28,9 @@ async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
         || heard.room.len() < told.room.len()
     {
         match nudges.next().await.unwrap() {
-            Heard::Rows(rows) => heard.rows.extend(rows),
-            Heard::Shards(shards) => heard.shards.extend(shards),
-            Heard::Room(room) => heard.room.extend(room),
+            Notification::Rows(rows) => heard.rows.extend(rows),
+            Notification::Shards(shards) => heard.shards.extend(shards),
+            Notification::Room(room) => heard.room.extend(room),
             other => panic!("unexpected notification {other:?}"),
         }
     }

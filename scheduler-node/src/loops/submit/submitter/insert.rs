@@ -12,13 +12,13 @@ use crate::{
         dispatch::claim_on_insert::ClaimOnInsert,
         nudger::Nudger,
         submit::{
-            batch::{Bounds, Unstored, answer, routed, run_batches, sources, take_tasks},
+            batch::{Bounds, SubmitError, answer, routed, run_batches, sources, take_tasks},
             resend::{refused, until_known},
         },
     },
     store::{
         Database, Error,
-        submit::{Known, Sending, Window, Written},
+        submit::{InsertResult, KnownRevisions, Sending, Window},
     },
     traces,
     working_set::database::DatabaseIndex,
@@ -59,7 +59,7 @@ impl Insert {
         let (tasks, lengths) = take_tasks(&mut batch);
         let begun = self.claim_on_insert.begin(self.index, &tasks);
         let window = Window::first(self.database());
-        let known = Known { claims: begun.known, routes: routed(&batch) };
+        let known = KnownRevisions { claims: begun.known, routes: routed(&batch) };
         let written = match self.database().task_submit_claimed(&tasks, &begun.epochs, known, window).await {
             Ok(written) => written,
             Err(error) => {
@@ -118,7 +118,7 @@ impl Insert {
         self.nudger.written_all(tasks.iter().map(|task| (task.id, task.due_at_when(asked_at))));
     }
 
-    fn note(&self, tasks: &[NewTask], counts: Counts, written: &Written) {
+    fn note(&self, tasks: &[NewTask], counts: Counts, written: &InsertResult) {
         let is_written = |queue: &QueueName| !written.moved.contains(queue);
         for task in tasks.iter().filter(|task| is_written(&task.queue)) {
             let due_at = task.due_at_when(written.asked_at);
@@ -133,11 +133,11 @@ impl Insert {
 
 /// One answer for each task. Tasks of queues that were placed anew are not written, unless an earlier sending with
 /// an unknown end did so.
-fn answers(tasks: &[NewTask], written: &Written, sending: Sending) -> Vec<Result<UnixMicros, Unstored>> {
+fn answers(tasks: &[NewTask], written: &InsertResult, sending: Sending) -> Vec<Result<UnixMicros, SubmitError>> {
     let answer = |task: &NewTask| match (written.moved.contains(&task.queue), sending) {
         (false, _) => Ok(written.asked_at),
-        (true, Sending::First) => Err(Unstored::Moved(Box::new(task.clone()))),
-        (true, Sending::Again) => Err(Unstored::Unknown("the placement of its queue changed meanwhile".to_owned())),
+        (true, Sending::First) => Err(SubmitError::Moved(Box::new(task.clone()))),
+        (true, Sending::Again) => Err(SubmitError::Unknown("the placement of its queue changed meanwhile".to_owned())),
     };
     tasks.iter().map(answer).collect()
 }

@@ -19,7 +19,7 @@ use common::{
 
 use super::super::{fixture, fixture::TestDatabase, new_task, node, pick};
 use crate::store::{
-    bulk::{Done, Found},
+    bulk::{BulkChange, FoundTask},
     change::{Cancelled, Guarded, Keep},
     claim::Claimed,
     rows::TaskRecord,
@@ -275,10 +275,10 @@ impl<'a> Subject<'a> {
         let drop_on = day.fetch_optional(&self.test.pool).await.unwrap();
         let (state, due_at) = (TaskState::Scheduled, self.now);
         let seen = BulkCandidate { id: self.id, state, due_at, expires_at: None, key_taken: false };
-        let done = self.test.database.bulk_act(act, &[Found { seen, drop_on, bytes: 0 }], &keep()).await.unwrap();
+        let done = self.test.database.bulk_act(act, &[FoundTask { seen, drop_on, bytes: 0 }], &keep()).await.unwrap();
         let promised = done.first().and_then(|done| match done {
-            Done::Cancelled { attempt, .. } => cancel_outcome(TaskState::Cancelled, *attempt).ok(),
-            Done::Woken { .. } => None,
+            BulkChange::Cancelled { attempt, .. } => cancel_outcome(TaskState::Cancelled, *attempt).ok(),
+            BulkChange::Woken { .. } => None,
         });
         Answer { done: Some(!done.is_empty()), promised, ..Answer::default() }
     }
