@@ -43,27 +43,26 @@ impl Permission {
     }
 }
 
-/// A named set of permissions. The narrow roles come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// A program that collects metrics.
-    Metrics,
-    /// A program that submits tasks and reads none.
-    Submitter,
-    /// A consumer that reports over HTTP and reads no task.
-    Reporter,
-    /// A person or program that must not read the data of tasks.
-    Observer,
-    Viewer,
-    Producer,
-    Operator,
+crate::labelled! {
+    /// A named set of permissions. The narrow roles come first.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Role {
+        /// A program that collects metrics.
+        Metrics = "metrics",
+        /// A program that submits tasks and reads none.
+        Submitter = "submitter",
+        /// A consumer that reports over HTTP and reads no task.
+        Reporter = "reporter",
+        /// A person or program that must not read the data of tasks.
+        Observer = "observer",
+        Viewer = "viewer",
+        Producer = "producer",
+        Operator = "operator",
+    }
 }
 
 impl Role {
-    pub const ALL: [Self; 7] =
-        [Self::Metrics, Self::Submitter, Self::Reporter, Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
-
     /// The roles that open the console, and that an identity provider can give. Each has all permissions of the roles
     /// before it.
     pub const CONSOLE: [Self; 4] = [Self::Observer, Self::Viewer, Self::Producer, Self::Operator];
@@ -88,18 +87,6 @@ impl Role {
     /// The number of the role's permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
     pub(crate) const fn strength(self) -> usize {
         self.permissions().len()
-    }
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Metrics => "metrics",
-            Self::Submitter => "submitter",
-            Self::Reporter => "reporter",
-            Self::Observer => "observer",
-            Self::Viewer => "viewer",
-            Self::Producer => "producer",
-            Self::Operator => "operator",
-        }
     }
 
     pub fn parse(text: &str) -> Option<Self> {

@@ -4,16 +4,16 @@
 //! value that a loop acts on and a log can print.
 //!
 //! The modules form a one-way order. From the bottom to the top, each imports only modules that are listed before it:
-//! - [`outcome`], [`field`], [`ids`], [`time`] and `json`: the types that everything else is written in, and how they
-//!   are read from JSON.
+//! - [`outcome`], [`field`], [`ids`], [`time`], `json` and [`labelled!`]: the types that everything else is written in,
+//!   and how they are read from JSON.
 //! - [`priority`]: how many tasks of each priority start first; [`retry`]: when a failed attempt is tried again.
 //! - [`limit`]: how many tasks, bytes and requests are allowed, and how many are used.
 //! - [`queue`]: a named kind of task with its policy.
 //! - [`access`]: the caller and the queues the caller may know; [`grant`]: the role that a claim of an identity
 //!   provider gives.
 //! - [`task`]: a task's content and its deliveries; [`task::state`], its states; [`task::report`], what a consumer
-//!   reports; [`task::verdict`], what a confirm, a silence, a rejection or a report means; [`task::oracle`], the table
-//!   that the tests check every statement against.
+//!   reports; [`task::verdict`], what a confirm, a silence, a rejection or a report means;
+//!   `task::oracle`, the table that the tests check every statement against.
 //! - [`schedule`]: when it fires, and which fire times get a task.
 //! - [`shard`]: [`shard::route`], where a new task lives; [`shard::range`], which database holds it;
 //!   [`shard::assign`], which node should own it.
@@ -31,6 +31,7 @@ pub mod field;
 pub mod grant;
 pub mod ids;
 mod json;
+mod labelled;
 pub mod limit;
 pub mod outcome;
 pub mod priority;

@@ -64,32 +64,20 @@ pub struct AuditRecord {
     pub(crate) at: Instant,
 }
 
-/// The reason why an event is not recorded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum DropReason {
-    /// Too many notes wait to be written.
-    Full,
-    /// Too many requests were refused in this second.
-    Refusals,
-    /// Too many answers with payloads were given in this second, or too many notes of them wait.
-    Reads,
-    /// The database could not be reached before the node stopped.
-    Stopped,
-    /// The database refused the note.
-    Unwritable,
-}
-
-impl DropReason {
-    const ALL: [Self; 5] = [Self::Full, Self::Refusals, Self::Reads, Self::Stopped, Self::Unwritable];
-
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Refusals => "refusals",
-            Self::Reads => "reads",
-            Self::Stopped => "stopped",
-            Self::Unwritable => "unwritable",
-        }
+common::labelled! {
+    /// The reason why an event is not recorded.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum DropReason {
+        /// Too many notes wait to be written.
+        Full = "full",
+        /// Too many requests were refused in this second.
+        Refusals = "refusals",
+        /// Too many answers with payloads were given in this second, or too many notes of them wait.
+        Reads = "reads",
+        /// The database could not be reached before the node stopped.
+        Stopped = "stopped",
+        /// The database refused the note.
+        Unwritable = "unwritable",
     }
 }
 

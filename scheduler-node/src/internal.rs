@@ -9,25 +9,15 @@ use common::wire::Problem;
 use prometheus::{IntCounterVec, Opts, Registry};
 use uuid::Uuid;
 
-/// The place where an error arose; the label of its counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// A database refused one of Duetime's statements, or its answer cannot be read.
-    Database,
-    Etcd,
-    /// Everything else: a panic, or an answer that cannot be written.
-    Request,
-}
-
-impl Origin {
-    const ALL: [Self; 3] = [Self::Database, Self::Etcd, Self::Request];
-
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Database => "database",
-            Self::Etcd => "etcd",
-            Self::Request => "request",
-        }
+common::labelled! {
+    /// The place where an error arose; the label of its counter.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Origin {
+        /// A database refused one of Duetime's statements, or its answer cannot be read.
+        Database = "database",
+        Etcd = "etcd",
+        /// Everything else: a panic, or an answer that cannot be written.
+        Request = "request",
     }
 }
 

@@ -18,45 +18,19 @@ pub(crate) const MAX_BYTES: i64 = 1_000_000_000_000_000;
 /// The highest rate limit. Beyond it a node would be busy with refusing.
 pub(crate) const MAX_PER_SECOND: i64 = 100_000;
 
-/// All kinds of limits. The names are labels of a metric and part of the API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    QueuePending,
-    QueuePendingBytes,
-    QueueSchedules,
-    QueueSubmits,
-    TokenRequests,
-    TokenPending,
-    TokenPendingBytes,
-    TokenQueues,
-    TokenSchedules,
-}
-
-impl Limit {
-    pub const ALL: [Self; 9] = [
-        Self::QueuePending,
-        Self::QueuePendingBytes,
-        Self::QueueSchedules,
-        Self::QueueSubmits,
-        Self::TokenRequests,
-        Self::TokenPending,
-        Self::TokenPendingBytes,
-        Self::TokenQueues,
-        Self::TokenSchedules,
-    ];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::QueuePending => "queue.max_pending",
-            Self::QueuePendingBytes => "queue.max_pending_bytes",
-            Self::QueueSchedules => "queue.max_schedules",
-            Self::QueueSubmits => "queue.max_submits_per_second",
-            Self::TokenRequests => "token.requests_per_second",
-            Self::TokenPending => "token.pending",
-            Self::TokenPendingBytes => "token.pending_bytes",
-            Self::TokenQueues => "token.queues",
-            Self::TokenSchedules => "token.schedules",
-        }
+crate::labelled! {
+    /// All kinds of limits. The names are labels of a metric and part of the API.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Limit {
+        QueuePending = "queue.max_pending",
+        QueuePendingBytes = "queue.max_pending_bytes",
+        QueueSchedules = "queue.max_schedules",
+        QueueSubmits = "queue.max_submits_per_second",
+        TokenRequests = "token.requests_per_second",
+        TokenPending = "token.pending",
+        TokenPendingBytes = "token.pending_bytes",
+        TokenQueues = "token.queues",
+        TokenSchedules = "token.schedules",
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod bulk;
 pub mod dependency;
 pub mod envelope;
+#[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 pub mod rate;
 pub mod report;
@@ -75,31 +76,20 @@ pub struct BusinessKey {
     pub on_duplicate: OnDuplicate,
 }
 
-/// The rule for a submission whose key exists already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnDuplicate {
-    /// The answer is the existing task.
-    #[default]
-    Keep,
-    /// The submission is refused.
-    Reject,
-    /// The new task replaces the existing one, unless that one is claimed.
-    Replace,
-    /// The task with the newer version wins.
-    Version,
-}
-
-impl OnDuplicate {
-    pub const ALL: [Self; 4] = [Self::Keep, Self::Reject, Self::Replace, Self::Version];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Reject => "reject",
-            Self::Replace => "replace",
-            Self::Version => "version",
-        }
+crate::labelled! {
+    /// The rule for a submission whose key exists already.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum OnDuplicate {
+        /// The answer is the existing task.
+        #[default]
+        Keep = "keep",
+        /// The submission is refused.
+        Reject = "reject",
+        /// The new task replaces the existing one, unless that one is claimed.
+        Replace = "replace",
+        /// The task with the newer version wins.
+        Version = "version",
     }
 }
 

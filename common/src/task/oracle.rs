@@ -7,78 +7,40 @@ use std::fmt;
 
 use super::TaskState;
 
-/// An event in a task's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Event {
-    /// Everything that the task depends on has succeeded.
-    Unblock,
-    /// The task is due, but there is no room: from now on it waits for room instead of a moment.
-    Hold,
-    /// A caller changed its due time or its content, or wants it to run now.
-    Move,
-    /// An owner claims it, to publish it.
-    Claim,
-    /// The publish was not confirmed, or its owner is gone: it is published again in place, same attempt.
-    Rescue,
-    /// The broker confirmed, and the outcome stays open.
-    Deliver,
-    /// A consumer reports that it works on the task.
-    Start,
-    /// The attempt succeeded; with `settle = confirm`, by the confirm itself.
-    Succeed,
-    /// The attempt failed and another one is left.
-    Retry,
-    /// The attempt failed and none is left, or it was discarded.
-    Bury,
-    /// The task is cancelled before any claim of this attempt.
-    Cancel,
-    /// The consumer that ran the task stopped on request.
-    Stop,
-    /// A newer version replaced the task.
-    Supersede,
-    /// The task expired before a claim.
-    Expire,
-    /// A caller gives a dead task new attempts.
-    Revive,
-}
-
-impl Event {
-    pub const ALL: [Self; 15] = [
-        Self::Unblock,
-        Self::Hold,
-        Self::Move,
-        Self::Claim,
-        Self::Rescue,
-        Self::Deliver,
-        Self::Start,
-        Self::Succeed,
-        Self::Retry,
-        Self::Bury,
-        Self::Cancel,
-        Self::Stop,
-        Self::Supersede,
-        Self::Expire,
-        Self::Revive,
-    ];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Unblock => "unblock",
-            Self::Hold => "hold",
-            Self::Move => "move",
-            Self::Claim => "claim",
-            Self::Rescue => "rescue",
-            Self::Deliver => "deliver",
-            Self::Start => "start",
-            Self::Succeed => "succeed",
-            Self::Retry => "retry",
-            Self::Bury => "bury",
-            Self::Cancel => "cancel",
-            Self::Stop => "stop",
-            Self::Supersede => "supersede",
-            Self::Expire => "expire",
-            Self::Revive => "revive",
-        }
+crate::labelled! {
+    /// An event in a task's life.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Event {
+        /// Everything that the task depends on has succeeded.
+        Unblock = "unblock",
+        /// The task is due, but there is no room: from now on it waits for room instead of a moment.
+        Hold = "hold",
+        /// A caller changed its due time or its content, or wants it to run now.
+        Move = "move",
+        /// An owner claims it, to publish it.
+        Claim = "claim",
+        /// The publish was not confirmed, or its owner is gone: it is published again in place, same attempt.
+        Rescue = "rescue",
+        /// The broker confirmed, and the outcome stays open.
+        Deliver = "deliver",
+        /// A consumer reports that it works on the task.
+        Start = "start",
+        /// The attempt succeeded; with `settle = confirm`, by the confirm itself.
+        Succeed = "succeed",
+        /// The attempt failed and another one is left.
+        Retry = "retry",
+        /// The attempt failed and none is left, or it was discarded.
+        Bury = "bury",
+        /// The task is cancelled before any claim of this attempt.
+        Cancel = "cancel",
+        /// The consumer that ran the task stopped on request.
+        Stop = "stop",
+        /// A newer version replaced the task.
+        Supersede = "supersede",
+        /// The task expired before a claim.
+        Expire = "expire",
+        /// A caller gives a dead task new attempts.
+        Revive = "revive",
     }
 }
 

@@ -6,63 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Attempt;
 
-/// The state of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TaskState {
-    /// Depends on tasks that have not succeeded.
-    Waiting,
-    /// Waits for its due time, also between retries.
-    Scheduled,
-    /// Due, but its queue is paused, full or at its limit.
-    Ready,
-    /// Claimed by an owner, or by its own insert if due at once; publish not yet confirmed. Published again in place
-    /// until it is.
-    Dispatching,
-    /// The broker confirmed; the outcome is open until the deadline.
-    Delivered,
-    /// A consumer reported that it started; heartbeats move the deadline.
-    Running,
-    Succeeded,
-    Dead,
-    Cancelled,
-    Superseded,
-    Expired,
+crate::labelled! {
+    /// The state of a task.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum TaskState {
+        /// Depends on tasks that have not succeeded.
+        Waiting = "waiting",
+        /// Waits for its due time, also between retries.
+        Scheduled = "scheduled",
+        /// Due, but its queue is paused, full or at its limit.
+        Ready = "ready",
+        /// Claimed by an owner, or by its own insert if due at once; publish not yet confirmed. Published again in place
+        /// until it is.
+        Dispatching = "dispatching",
+        /// The broker confirmed; the outcome is open until the deadline.
+        Delivered = "delivered",
+        /// A consumer reported that it started; heartbeats move the deadline.
+        Running = "running",
+        Succeeded = "succeeded",
+        Dead = "dead",
+        Cancelled = "cancelled",
+        Superseded = "superseded",
+        Expired = "expired",
+    }
 }
 
 impl TaskState {
-    /// All states, in the order of the SQL enum.
-    pub const ALL: [Self; 11] = [
-        Self::Waiting,
-        Self::Scheduled,
-        Self::Ready,
-        Self::Dispatching,
-        Self::Delivered,
-        Self::Running,
-        Self::Succeeded,
-        Self::Dead,
-        Self::Cancelled,
-        Self::Superseded,
-        Self::Expired,
-    ];
-
-    /// The label in SQL, JSON, metrics and logs.
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Scheduled => "scheduled",
-            Self::Ready => "ready",
-            Self::Dispatching => "dispatching",
-            Self::Delivered => "delivered",
-            Self::Running => "running",
-            Self::Succeeded => "succeeded",
-            Self::Dead => "dead",
-            Self::Cancelled => "cancelled",
-            Self::Superseded => "superseded",
-            Self::Expired => "expired",
-        }
-    }
-
     /// The state with that label, or `None`.
     pub fn parse(label: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.text() == label)

@@ -83,32 +83,20 @@ pub struct TaskSnapshot<'a> {
     pub policy: &'a QueuePolicy,
 }
 
-/// Why an attempt failed. History and metrics show the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FailureReason {
-    /// No report came until the deadline, although one was due.
-    Timeout,
-    /// A consumer rejected the message without requeue, or the broker dead-lettered it.
-    Rejected,
-    /// The consumer reported a failure.
-    Failed,
-    /// The consumer reported that another attempt is not worth it.
-    Discarded,
-    /// The broker had no queue for the message.
-    Unroutable,
-}
-
-impl FailureReason {
-    pub const ALL: [Self; 5] = [Self::Timeout, Self::Rejected, Self::Failed, Self::Discarded, Self::Unroutable];
-
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Rejected => "rejected",
-            Self::Failed => "failed",
-            Self::Discarded => "discarded",
-            Self::Unroutable => "unroutable",
-        }
+crate::labelled! {
+    /// Why an attempt failed. History and metrics show the text.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum FailureReason {
+        /// No report came until the deadline, although one was due.
+        Timeout = "timeout",
+        /// A consumer rejected the message without requeue, or the broker dead-lettered it.
+        Rejected = "rejected",
+        /// The consumer reported a failure.
+        Failed = "failed",
+        /// The consumer reported that another attempt is not worth it.
+        Discarded = "discarded",
+        /// The broker had no queue for the message.
+        Unroutable = "unroutable",
     }
 }
 

@@ -4,7 +4,7 @@
 //! row is due within the horizon; later rows it finds by itself. A nudge names the row and its moment, so that the
 //! owner need not read. When there are too many rows, it names their shards.
 //!
-//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready_starter's
+//! Nudges are coalesced. A lost one costs at most the wait for the owner's next repair read, or for the ready starter's
 //! next look. If this loop stops, every such row waits that long.
 
 use std::{

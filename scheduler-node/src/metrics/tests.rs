@@ -100,7 +100,7 @@ fn every_series_whose_labels_are_known_beforehand_is_there_from_the_start() {
     let reasons: Vec<&str> = FailureReason::ALL.iter().map(|reason| reason.text()).collect();
     assert_eq!(values_of(&registry, "duetime_attempts_failed_total", "reason"), set(&reasons));
     assert_eq!(values_of(&registry, "duetime_tasks_claimed_total", "how"), set(&["due", "ready", "rescue", "submit"]));
-    let ops: Vec<&str> = StoreOp::ALL.iter().map(|op| op.name()).collect();
+    let ops: Vec<&str> = StoreOp::ALL.iter().map(|op| op.text()).collect();
     assert_eq!(values_of(&registry, "duetime_database_statement_seconds", "op"), set(&ops));
 }
 

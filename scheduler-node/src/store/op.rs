@@ -6,120 +6,108 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
 use super::Effect;
 
-macro_rules! ops {
-    ($($variant:ident = $name:literal),* $(,)?) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum StoreOp { $($variant),* }
-
-        impl StoreOp {
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-        }
-    };
-}
-
-ops! {
-    Ping = "ping",
-    SchemaRead = "schema_read",
-    ShardAcquire = "shard_acquire",
-    ShardHeld = "shard_held",
-    ShardRead = "shard_read",
-    TaskSubmit = "task_submit",
-    TaskPut = "task_put",
-    TaskFind = "task_find",
-    TaskRelease = "task_release",
-    TaskDependencies = "task_dependencies",
-    TaskPreload = "task_preload",
-    TaskClaim = "task_claim",
-    TaskPick = "task_pick",
-    LaneRead = "lane_read",
-    TaskRescue = "task_rescue",
-    TaskTakeover = "task_takeover",
-    TaskDeliver = "task_deliver",
-    TaskFinish = "task_finish",
-    TaskRetry = "task_retry",
-    TaskExtend = "task_extend",
-    TaskExpire = "task_expire",
-    TaskExpired = "task_expired",
-    TaskSetAside = "task_set_aside",
-    TaskStanding = "task_standing",
-    TaskRead = "task_read",
-    TaskList = "task_list",
-    TaskCensus = "task_census",
-    TaskOutlook = "task_outlook",
-    DeadGroups = "dead_groups",
-    TaskChange = "task_change",
-    TaskCancel = "task_cancel",
-    TaskStop = "task_stop",
-    TaskRun = "task_run",
-    TaskRevive = "task_revive",
-    BulkLook = "bulk_look",
-    BulkQueue = "bulk_queue",
-    BulkCancel = "bulk_cancel",
-    BulkRun = "bulk_run",
-    BulkMove = "bulk_move",
-    BulkRevive = "bulk_revive",
-    ExportRead = "export_read",
-    ReadyQueues = "ready_queues",
-    QueueRevision = "queue_revision",
-    QueueRead = "queue_read",
-    QueueFind = "queue_find",
-    QueuePage = "queue_page",
-    QueueChanges = "queue_changes",
-    QueuePut = "queue_put",
-    QueueAdd = "queue_add",
-    QueueDelete = "queue_delete",
-    QueuePause = "queue_pause",
-    QueueTurn = "queue_turn",
-    QueueCounts = "queue_counts",
-    QueueUsage = "queue_usage",
-    ScheduleRead = "schedule_read",
-    ScheduleAdd = "schedule_add",
-    ScheduleChange = "schedule_change",
-    ScheduleTurn = "schedule_turn",
-    SchedulePostpone = "schedule_postpone",
-    ScheduleDue = "schedule_due",
-    ScheduleDelete = "schedule_delete",
-    ScheduleCount = "schedule_count",
-    TokenRevision = "token_revision",
-    TokenBook = "token_book",
-    TokenList = "token_list",
-    TokenAdd = "token_add",
-    TokenRevoke = "token_revoke",
-    TokenForget = "token_forget",
-    ReceiptKeys = "receipt_keys",
-    AuditAdd = "audit_add",
-    AuditList = "audit_list",
-    AuditForget = "audit_forget",
-    FireTake = "fire_take",
-    FireDone = "fire_done",
-    QuarantineAdd = "quarantine_add",
-    QuarantineForget = "quarantine_forget",
-    PartitionRead = "partition_read",
-    PartitionMake = "partition_make",
-    PartitionDrop = "partition_drop",
-    InboxRead = "inbox_read",
-    InboxLeave = "inbox_leave",
-    InboxDelete = "inbox_delete",
-    InboxRefuse = "inbox_refuse",
-    InboxFind = "inbox_find",
-    InboxStanding = "inbox_standing",
-    InboxForget = "inbox_forget",
-    TaskCollect = "task_collect",
-    TaskCollectKeyed = "task_collect_keyed",
-    TaskCollectCancelled = "task_collect_cancelled",
-    ReceivedForget = "received_forget",
-    ReceivedRefuse = "received_refuse",
-    QueueCopy = "queue_copy",
-    Nudge = "nudge",
+common::labelled! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum StoreOp {
+        Ping = "ping",
+        SchemaRead = "schema_read",
+        ShardAcquire = "shard_acquire",
+        ShardHeld = "shard_held",
+        ShardRead = "shard_read",
+        TaskSubmit = "task_submit",
+        TaskPut = "task_put",
+        TaskFind = "task_find",
+        TaskRelease = "task_release",
+        TaskDependencies = "task_dependencies",
+        TaskPreload = "task_preload",
+        TaskClaim = "task_claim",
+        TaskPick = "task_pick",
+        LaneRead = "lane_read",
+        TaskRescue = "task_rescue",
+        TaskTakeover = "task_takeover",
+        TaskDeliver = "task_deliver",
+        TaskFinish = "task_finish",
+        TaskRetry = "task_retry",
+        TaskExtend = "task_extend",
+        TaskExpire = "task_expire",
+        TaskExpired = "task_expired",
+        TaskSetAside = "task_set_aside",
+        TaskStanding = "task_standing",
+        TaskRead = "task_read",
+        TaskList = "task_list",
+        TaskCensus = "task_census",
+        TaskOutlook = "task_outlook",
+        DeadGroups = "dead_groups",
+        TaskChange = "task_change",
+        TaskCancel = "task_cancel",
+        TaskStop = "task_stop",
+        TaskRun = "task_run",
+        TaskRevive = "task_revive",
+        BulkLook = "bulk_look",
+        BulkQueue = "bulk_queue",
+        BulkCancel = "bulk_cancel",
+        BulkRun = "bulk_run",
+        BulkMove = "bulk_move",
+        BulkRevive = "bulk_revive",
+        ExportRead = "export_read",
+        ReadyQueues = "ready_queues",
+        QueueRevision = "queue_revision",
+        QueueRead = "queue_read",
+        QueueFind = "queue_find",
+        QueuePage = "queue_page",
+        QueueChanges = "queue_changes",
+        QueuePut = "queue_put",
+        QueueAdd = "queue_add",
+        QueueDelete = "queue_delete",
+        QueuePause = "queue_pause",
+        QueueTurn = "queue_turn",
+        QueueCounts = "queue_counts",
+        QueueUsage = "queue_usage",
+        ScheduleRead = "schedule_read",
+        ScheduleAdd = "schedule_add",
+        ScheduleChange = "schedule_change",
+        ScheduleTurn = "schedule_turn",
+        SchedulePostpone = "schedule_postpone",
+        ScheduleDue = "schedule_due",
+        ScheduleDelete = "schedule_delete",
+        ScheduleCount = "schedule_count",
+        TokenRevision = "token_revision",
+        TokenBook = "token_book",
+        TokenList = "token_list",
+        TokenAdd = "token_add",
+        TokenRevoke = "token_revoke",
+        TokenForget = "token_forget",
+        ReceiptKeys = "receipt_keys",
+        AuditAdd = "audit_add",
+        AuditList = "audit_list",
+        AuditForget = "audit_forget",
+        FireTake = "fire_take",
+        FireDone = "fire_done",
+        QuarantineAdd = "quarantine_add",
+        QuarantineForget = "quarantine_forget",
+        PartitionRead = "partition_read",
+        PartitionMake = "partition_make",
+        PartitionDrop = "partition_drop",
+        InboxRead = "inbox_read",
+        InboxLeave = "inbox_leave",
+        InboxDelete = "inbox_delete",
+        InboxRefuse = "inbox_refuse",
+        InboxFind = "inbox_find",
+        InboxStanding = "inbox_standing",
+        InboxForget = "inbox_forget",
+        TaskCollect = "task_collect",
+        TaskCollectKeyed = "task_collect_keyed",
+        TaskCollectCancelled = "task_collect_cancelled",
+        ReceivedForget = "received_forget",
+        ReceivedRefuse = "received_refuse",
+        QueueCopy = "queue_copy",
+        Nudge = "nudge",
+    }
 }
 
 impl fmt::Display for StoreOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.text())
     }
 }
 
@@ -156,9 +144,9 @@ impl StoreMetrics {
 
     pub fn new((seconds, failures): (HistogramVec, IntCounterVec), database: &str) -> Self {
         for op in StoreOp::ALL {
-            let _ = seconds.with_label_values(&[database, op.name()]);
+            let _ = seconds.with_label_values(&[database, op.text()]);
             for effect in ["none", "unknown"] {
-                let _ = failures.with_label_values(&[database, op.name(), effect]);
+                let _ = failures.with_label_values(&[database, op.text(), effect]);
             }
         }
         Self { seconds, failures, database: database.to_owned() }
@@ -177,7 +165,7 @@ pub(super) struct Timer<'a> {
 
 impl Timer<'_> {
     pub(super) fn done(&self) {
-        let labels = [self.metrics.database.as_str(), self.op.name()];
+        let labels = [self.metrics.database.as_str(), self.op.text()];
         self.metrics.seconds.with_label_values(&labels).observe(self.started.elapsed().as_secs_f64());
     }
 
@@ -186,7 +174,7 @@ impl Timer<'_> {
             Effect::None => "none",
             Effect::Unknown => "unknown",
         };
-        let labels = [self.metrics.database.as_str(), self.op.name(), effect];
+        let labels = [self.metrics.database.as_str(), self.op.text(), effect];
         self.metrics.failures.with_label_values(&labels).inc();
     }
 }

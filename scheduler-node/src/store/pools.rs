@@ -7,29 +7,20 @@ use sqlx::PgPool;
 
 use super::{StoreOp, connect::Options};
 
-/// A group of statements that share connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolKind {
-    /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its outcome.
-    Fire,
-    /// Submissions, and changes of single tasks, queues, schedules and tokens.
-    Write,
-    /// Lookups, lists, exports and counts, and the walks of bulk actions.
-    Read,
+common::labelled! {
+    /// A group of statements that share connections.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum PoolKind {
+        /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its outcome.
+        Fire = "fire",
+        /// Submissions, and changes of single tasks, queues, schedules and tokens.
+        Write = "write",
+        /// Lookups, lists, exports and counts, and the walks of bulk actions.
+        Read = "read",
+    }
 }
 
 impl PoolKind {
-    pub const ALL: [Self; 3] = [Self::Fire, Self::Write, Self::Read];
-
-    /// The pool's name in metrics.
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Fire => "fire",
-            Self::Write => "write",
-            Self::Read => "read",
-        }
-    }
-
     /// The pool's part of the `total` connections to one database: a half for `fire`, a
     /// quarter for each of the others.
     pub const fn share(self, total: u32) -> u32 {

@@ -2,54 +2,41 @@
 
 use std::fmt;
 
-macro_rules! loops {
-    ($($variant:ident = $name:literal),* $(,)?) => {
-        /// Every loop by its verb. All have one policy: a loop handles its own errors and ends only at a stop. A
-        /// loop that panics or ends by itself stops the node, because the state it kept true may be false now. A
-        /// restart is a new incarnation that starts from the stores.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum LoopKind { $($variant),* }
-
-        impl LoopKind {
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The name in metrics and in `/readyz`.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-        }
-    };
-}
-
-loops! {
-    Mirror = "mirror",
-    SessionKeeper = "session_keeper",
-    Elector = "elector",
-    Assigner = "assigner",
-    Owner = "owner",
-    BrokerKeeper = "broker_keeper",
-    Submitter = "submitter",
-    KeyedSubmitter = "keyed_submitter",
-    SqlIntake = "sql_intake",
-    Preloader = "preloader",
-    NudgeListener = "nudge_listener",
-    Nudger = "nudger",
-    Dispatcher = "dispatcher",
-    ReadyStarter = "ready_starter",
-    Publisher = "publisher",
-    Settler = "settler",
-    Reporter = "reporter",
-    AmqpIntake = "amqp_intake",
-    Firer = "firer",
-    Archiver = "archiver",
-    QueueReader = "queue_reader",
-    TokenReader = "token_reader",
-    ReceiptReader = "receipt_reader",
-    Auditor = "auditor",
-    Prober = "prober",
-    Gauges = "gauges",
-    Exporter = "exporter",
-    Http = "http",
+common::labelled! {
+    /// Every loop by its verb. All have one policy: a loop handles its own errors and ends only at a stop. A
+    /// loop that panics or ends by itself stops the node, because the state it kept true may be false now. A
+    /// restart is a new incarnation that starts from the stores.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum LoopKind {
+        Mirror = "mirror",
+        SessionKeeper = "session_keeper",
+        Elector = "elector",
+        Assigner = "assigner",
+        Owner = "owner",
+        BrokerKeeper = "broker_keeper",
+        Submitter = "submitter",
+        KeyedSubmitter = "keyed_submitter",
+        SqlIntake = "sql_intake",
+        Preloader = "preloader",
+        NudgeListener = "nudge_listener",
+        Nudger = "nudger",
+        Dispatcher = "dispatcher",
+        ReadyStarter = "ready_starter",
+        Publisher = "publisher",
+        Settler = "settler",
+        Reporter = "reporter",
+        AmqpIntake = "amqp_intake",
+        Firer = "firer",
+        Archiver = "archiver",
+        QueueReader = "queue_reader",
+        TokenReader = "token_reader",
+        ReceiptReader = "receipt_reader",
+        Auditor = "auditor",
+        Prober = "prober",
+        Gauges = "gauges",
+        Exporter = "exporter",
+        Http = "http",
+    }
 }
 
 impl fmt::Display for LoopKind {

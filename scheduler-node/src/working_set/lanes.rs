@@ -55,7 +55,7 @@ impl Lane {
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: Mutex<HashMap<QueueName, Lane>>,
-    /// A lane has opened: the ready_starter looks for its `ready` tasks.
+    /// A lane has opened: the ready starter looks for its `ready` tasks.
     pub opened: Notify,
 }
 
@@ -121,8 +121,8 @@ impl Lanes {
         over
     }
 
-    /// Queues whose due tasks the dispatcher does not claim: their lane is closed, they are paused, or the ready_starter
-    /// starts their tasks as their gates allow.
+    /// Queues whose due tasks the dispatcher does not claim: their lane is closed, they are paused, or the ready
+    /// starter starts their tasks as their order, limits and rates allow.
     pub fn not_claimed(&self, book: &QueueBook, now: Instant) -> BTreeSet<QueueName> {
         self.closed(now).into_iter().chain(book.held().iter().cloned()).collect()
     }

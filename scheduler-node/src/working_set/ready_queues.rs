@@ -1,8 +1,8 @@
 //! The queues with tasks that wait for room in one database, as far as this node knows. Each has the time of its
 //! next look.
 //!
-//! It is a hint, not a fact: the ready_starter reads these queues from the database now and then. Only one look at a queue
-//! is under way at a time.
+//! It is a hint, not a fact: the ready starter reads these queues from the database now and then. Only one look at a
+//! queue is under way at a time.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub struct ReadyQueues {
     looks: Mutex<BTreeMap<QueueName, Look>>,
-    /// Wakes the ready_starter: a look is due earlier than before.
+    /// Wakes the ready starter: a look is due earlier than before.
     pub sooner: Notify,
 }
 

@@ -26,57 +26,45 @@ const SHOWN_FOR: Duration = Duration::from_secs(900);
 /// The longest reason that `/readyz` shows.
 const REASON_CHARS: usize = 200;
 
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)?) => {
-        /// The kind of write, message or row that was set aside.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Kind { $($(#[$doc])* $variant),* }
-
-        impl Kind {
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-        }
-    };
-}
-
-kinds! {
-    /// A new task over HTTP or AMQP. Its sender gets the answer.
-    Submission = "submission",
-    /// A row of an inbox. It stays there, with the reason.
-    Inbox = "inbox",
-    /// The claim of a due task.
-    Claim = "claim",
-    /// The rescue of a claimed task.
-    Rescue = "rescue",
-    /// The broker's confirm of a task.
-    Confirm = "confirm",
-    /// A consumer's report, or a rejection.
-    Report = "report",
-    /// A deadline that has passed.
-    Deadline = "deadline",
-    /// A task that waits for others.
-    Release = "release",
-    /// A task that expired before it was claimed.
-    Expiry = "expiry",
-    /// The decision about a schedule's fire times.
-    Schedule = "schedule",
-    /// The task of a fire time.
-    Fire = "fire",
-    /// A note of the audit.
-    Audit = "audit",
-    /// The name of a queue.
-    Queue = "queue",
-    /// An entry that even the quarantine refuses.
-    Quarantine = "quarantine",
-    /// A task that died because no queue is bound for its message. Its own row has the reason.
-    Unroutable = "unroutable",
-    /// A message that no AMQP client can parse.
-    UnreadableMessage = "unreadable_message",
-    /// A message whose body is larger than anything Duetime takes.
-    LargeMessage = "large_message",
+common::labelled! {
+    /// The kind of write, message or row that was set aside.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Kind {
+        /// A new task over HTTP or AMQP. Its sender gets the answer.
+        Submission = "submission",
+        /// A row of an inbox. It stays there, with the reason.
+        Inbox = "inbox",
+        /// The claim of a due task.
+        Claim = "claim",
+        /// The rescue of a claimed task.
+        Rescue = "rescue",
+        /// The broker's confirm of a task.
+        Confirm = "confirm",
+        /// A consumer's report, or a rejection.
+        Report = "report",
+        /// A deadline that has passed.
+        Deadline = "deadline",
+        /// A task that waits for others.
+        Release = "release",
+        /// A task that expired before it was claimed.
+        Expiry = "expiry",
+        /// The decision about a schedule's fire times.
+        Schedule = "schedule",
+        /// The task of a fire time.
+        Fire = "fire",
+        /// A note of the audit.
+        Audit = "audit",
+        /// The name of a queue.
+        Queue = "queue",
+        /// An entry that even the quarantine refuses.
+        Quarantine = "quarantine",
+        /// A task that died because no queue is bound for its message. Its own row has the reason.
+        Unroutable = "unroutable",
+        /// A message that no AMQP client can parse.
+        UnreadableMessage = "unreadable_message",
+        /// A message whose body is larger than anything Duetime takes.
+        LargeMessage = "large_message",
+    }
 }
 
 impl From<TroubleKind> for Kind {

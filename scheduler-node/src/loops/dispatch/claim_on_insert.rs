@@ -40,7 +40,8 @@ pub struct ClaimOnInsert {
     pub metrics: Arc<Metrics>,
 }
 
-/// Tasks of one insert that the insert may claim. They are in flight until [`ClaimOnInsert::written`] or [`ClaimOnInsert::lost`].
+/// Tasks of one insert that the insert may claim. They are in flight until [`ClaimOnInsert::written`] or
+/// [`ClaimOnInsert::lost`].
 #[derive(Debug)]
 pub struct InsertClaims {
     database: DatabaseIndex,

@@ -44,7 +44,7 @@ impl ClaimHandler {
         shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
     }
 
-    /// Handles an answer of the claims: refused fences, tasks that were passed over, queues that have turned. Tasks
+    /// Handles the answer of a claim: refused fences, tasks that were passed over, queues that have turned. Tasks
     /// with an unknown outcome are left to a rescue. `ahead`: how far ahead of their due times the tasks were
     /// claimed.
     pub async fn received(

@@ -3,7 +3,7 @@
 //!
 //! It claims ahead of the due time by as much as claims lately took, which hides the database's round trip from the
 //! lateness; the publisher waits for the due instant. It claims nothing while the broker is away or blocked, or
-//! while too much is in flight. Tasks that wait for room belong to the ready_starter. If it stops, nothing of this
+//! while too much is in flight. Tasks that wait for room belong to the ready starter. If it stops, nothing of this
 //! database comes due on this node.
 
 use std::{

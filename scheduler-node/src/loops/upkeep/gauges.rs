@@ -68,7 +68,7 @@ impl Gauges {
         self.metrics.oldest_overdue_s.set(oldest_s);
         let stalled = self.pulse.stalled(Instant::now());
         for kind in LoopKind::ALL {
-            self.metrics.loop_stalled.with_label_values(&[kind.text()]).set(i64::from(stalled.contains(kind)));
+            self.metrics.loop_stalled.with_label_values(&[kind.text()]).set(i64::from(stalled.contains(&kind)));
         }
         self.metrics.lanes_closed.set(gauge(self.lanes.closed(Instant::now()).len()));
     }

@@ -23,7 +23,7 @@ use crate::{
 
 const HOLD: Retention = Retention { window_ms: 86_400_000, keep_ms: 86_400_000 };
 
-/// Runs a second collector while the first has moved the row but not committed yet.
+/// Collects a second time while the first has moved the row but not committed yet.
 async fn second_collector_during_first(keyed: bool) {
     let test = fixture::database().await;
     let id = submit(&test, if keyed { "'mail', '{}', key => 'k'" } else { "'mail', '{}'" }).await;
