@@ -1,7 +1,7 @@
 //! Enums whose variants have labels.
 
-/// Declares an enum whose variants each have one label, the same in SQL, JSON, metrics and logs, with the array `ALL`
-/// of its variants in their order and the function `text` for the label of one.
+/// Declares an enum whose variants each have one label, the same in SQL, JSON, metrics and logs. `ALL` lists the
+/// variants in their order, and `text` returns the label of one.
 #[macro_export]
 macro_rules! labelled {
     ($(#[$of_enum:meta])* $vis:vis enum $name:ident {

@@ -17,8 +17,8 @@ crate::labelled! {
         Scheduled = "scheduled",
         /// Due, but its queue is paused, full or at its limit.
         Ready = "ready",
-        /// Claimed by an owner, or by its own insert if due at once; publish not yet confirmed. Published again in place
-        /// until it is.
+        /// Claimed by an owner, or by its own insert if due at once; publish not yet confirmed. Published again in
+        /// place until it is.
         Dispatching = "dispatching",
         /// The broker confirmed; the outcome is open until the deadline.
         Delivered = "delivered",

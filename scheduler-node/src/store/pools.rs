@@ -11,7 +11,8 @@ common::labelled! {
     /// A group of statements that share connections.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum PoolKind {
-        /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its outcome.
+        /// The loops that dispatch tasks: everything between the preload of a due time and the settlement of its
+        /// outcome.
         Fire = "fire",
         /// Submissions, and changes of single tasks, queues, schedules and tokens.
         Write = "write",
