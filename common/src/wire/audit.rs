@@ -11,6 +11,7 @@ use crate::{
     wire::{
         Problem,
         check::check_key,
+        cursor::{NotACursor, cursor_in_json},
         list::{DEFAULT_LIMIT, MAX_LIMIT, moment, number},
     },
 };
@@ -92,11 +93,6 @@ impl fmt::Display for AuditCursor {
     }
 }
 
-/// The error for a text that is not a cursor of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not valid; use the `next_cursor` of the previous page")]
-pub struct NotACursor;
-
 impl FromStr for AuditCursor {
     type Err = NotACursor;
 
@@ -108,17 +104,7 @@ impl FromStr for AuditCursor {
     }
 }
 
-impl Serialize for AuditCursor {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for AuditCursor {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+cursor_in_json!(AuditCursor);
 
 /// One page, newest first. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]

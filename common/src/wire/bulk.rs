@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-pub use self::cursor::{BulkCursor, Edge, NotACursor, Place, Position};
+pub use self::cursor::{BulkCursor, Edge, Place, Position};
 
 /// The most tasks that one request may find: about as many as an action covers in the time that an answer may take.
 pub(crate) const MAX_LIMIT: u32 = 100_000;

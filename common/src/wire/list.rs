@@ -13,7 +13,11 @@ use crate::{
     queue,
     task::TaskState,
     time::UnixMicros,
-    wire::{Problem, TaskView, check::check_key},
+    wire::{
+        Problem, TaskView,
+        check::check_key,
+        cursor::{NotACursor, cursor_in_json},
+    },
 };
 
 pub const DEFAULT_LIMIT: u32 = 100;
@@ -143,11 +147,6 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// The error for a text that is not a cursor of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not valid; use the `next_cursor` of the previous page")]
-pub struct NotACursor;
-
 impl FromStr for Cursor {
     type Err = NotACursor;
 
@@ -170,17 +169,7 @@ fn block(bytes: &[u8]) -> Option<Block> {
     (is_name(after) && is_name(up_to)).then(|| Block { after: after.to_owned(), up_to: up_to_name })
 }
 
-impl Serialize for Cursor {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cursor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+cursor_in_json!(Cursor);
 
 /// One page. The last page has no `next_cursor`.
 #[derive(Clone, Debug, Serialize, Deserialize)]

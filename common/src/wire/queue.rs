@@ -3,18 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    field::FieldError,
     ids::QueueName,
     json,
-    queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable, check_name},
+    queue::{Format, Placement, Queue, QueuePolicy, ReceiptPolicy, Settle, Unroutable},
     retry::RetryPolicy,
     task::TaskState,
     time::UnixMicros,
-    wire::{
-        Problem,
-        list::{DEFAULT_LIMIT, MAX_LIMIT, number},
-        read,
-    },
+    wire::{Problem, read},
 };
 
 /// A queue's policy in a request. An absent or null field takes its default, not its previous value.
@@ -182,31 +177,6 @@ pub struct QueueList {
     /// `None` on the last page.
     #[serde(default)]
     pub next_cursor: Option<String>,
-}
-
-/// The page of queues to show.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct QueuePage {
-    #[serde(deserialize_with = "number")]
-    pub limit: Option<u32>,
-    /// The last name of the previous page.
-    pub cursor: Option<String>,
-}
-
-impl QueuePage {
-    pub fn validate(&self) -> Result<(), FieldError> {
-        if let Some(cursor) = &self.cursor {
-            check_name(cursor).map_err(|_| {
-                FieldError::new("cursor", "the cursor is not valid; use the `next_cursor` of the previous page")
-            })?;
-        }
-        FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
-    }
-
-    pub fn limit(&self) -> u32 {
-        self.limit.unwrap_or(DEFAULT_LIMIT)
-    }
 }
 
 #[cfg(test)]

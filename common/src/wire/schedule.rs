@@ -10,14 +10,9 @@ use crate::{
     ids::{ScheduleName, TaskId},
     json::{self, present},
     retry::RetryPolicy,
-    schedule::{Calendar, MAX_PAYLOAD_BYTES, Overlap, Rules, When, calendar::DEFAULT_TIME_ZONE, check_name},
+    schedule::{Calendar, MAX_PAYLOAD_BYTES, Overlap, Rules, When, calendar::DEFAULT_TIME_ZONE},
     time::UnixMicros,
-    wire::{
-        Limits, Problem, TaskRequest,
-        list::{DEFAULT_LIMIT, MAX_LIMIT, number},
-        read,
-        view::Body,
-    },
+    wire::{Limits, Problem, TaskRequest, list::number, read, view::Body},
 };
 
 const DEFAULT_CATCH_UP_MS: i64 = 60_000;
@@ -141,31 +136,6 @@ impl NextQuery {
         let count = self.next.unwrap_or(DEFAULT_NEXT);
         FieldError::within("next", count, 0, MAX_NEXT)?;
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
-    }
-}
-
-/// The page of schedules to show.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SchedulePage {
-    #[serde(deserialize_with = "number")]
-    pub limit: Option<u32>,
-    /// The last name of the previous page.
-    pub cursor: Option<String>,
-}
-
-impl SchedulePage {
-    pub fn validate(&self) -> Result<(), FieldError> {
-        if let Some(cursor) = &self.cursor {
-            check_name(cursor).map_err(|_| {
-                FieldError::new("cursor", "the cursor is not valid; use the `next_cursor` of the previous page")
-            })?;
-        }
-        FieldError::within("limit", self.limit(), 1, MAX_LIMIT)
-    }
-
-    pub fn limit(&self) -> u32 {
-        self.limit.unwrap_or(DEFAULT_LIMIT)
     }
 }
 

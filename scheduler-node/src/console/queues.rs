@@ -10,10 +10,7 @@ use common::{
     ids::QueueName,
     queue::{Format, Placement, QueuePolicy, Settle, check_name},
     retry::RetryPolicy,
-    wire::{
-        QueueView,
-        queue::{Counts, QueuePage},
-    },
+    wire::{NamePage, QueueView, queue::Counts},
 };
 
 use super::{
@@ -72,7 +69,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PagePro
         check_name(&open).map_err(|error| PageProblem::at(&visitor, error.into()))?;
         return Ok(Redirect::to(&format!("/console/queues/{open}")).into_response());
     }
-    let request = QueuePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
+    let request = NamePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
     let listed = visitor.desk.queue_list(&request).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let figures = visitor.desk.node_figures();
     let page = QueuesPage {

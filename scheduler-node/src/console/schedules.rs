@@ -10,7 +10,7 @@ use common::{
     ids::{QueueName, ScheduleName},
     schedule::{Overlap, When as Calendar, check_name},
     time::UnixMicros,
-    wire::{SchedulePage, ScheduleView},
+    wire::{NamePage, ScheduleView},
 };
 
 use super::{
@@ -75,7 +75,7 @@ pub(super) async fn list(visitor: Visitor, uri: Uri) -> Result<Response, PagePro
         check_name(&open).map_err(|error| PageProblem::at(&visitor, error.into()))?;
         return Ok(Redirect::to(&format!("/console/schedules/{open}")).into_response());
     }
-    let page = SchedulePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
+    let page = NamePage { limit: Some(PAGE), cursor: parameter(&uri, "cursor") };
     let listed = visitor.desk.schedule_list(page).await.map_err(|problem| PageProblem::at(&visitor, problem))?;
     let now = visitor.desk.now();
     let page = SchedulesPage {

@@ -7,9 +7,9 @@ use common::{
     limit::Limit,
     queue::{Placement, QueuePolicy},
     wire::{
-        Problem, QueueRequest, QueueView,
+        NamePage, Problem, QueueRequest, QueueView,
         list::MAX_LIMIT,
-        queue::{Counts, QueueList, QueuePage},
+        queue::{Counts, QueueList},
     },
 };
 
@@ -153,8 +153,8 @@ impl Desk {
 
     /// A page of the queues that the caller may see, by name. A page may be short and still have a next one,
     /// because the number of queues examined for one page is bounded.
-    pub(crate) async fn queue_list(&self, page: &QueuePage) -> Result<QueueList, Problem> {
-        page.validate()?;
+    pub(crate) async fn queue_list(&self, page: &NamePage) -> Result<QueueList, Problem> {
+        page.validate(common::queue::check_name)?;
         let limit = usize::try_from(page.limit()).unwrap_or(usize::MAX);
         let home = self.parts().store.home();
         let (mut records, mut next_cursor) = (Vec::new(), page.cursor.clone());
@@ -185,7 +185,7 @@ impl Desk {
     /// it counts those queues, up to one page of them. An unreachable database turns the count into a lower bound.
     pub(crate) async fn census(&self) -> Result<Census, Problem> {
         if !self.scope.is_all() {
-            let list = self.queue_list(&QueuePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
+            let list = self.queue_list(&NamePage { limit: Some(MAX_LIMIT), cursor: None }).await?;
             let counts = list.queues.iter().map(|queue| queue.counts).fold(Counts::default(), sum);
             let at_least = counts.at_least || list.next_cursor.is_some();
             return Ok(Census { counts: Counts { at_least, ..counts }, estimated: false });

@@ -10,8 +10,7 @@ use common::{
     task::Content,
     time::UnixMicros,
     wire::{
-        Problem, ScheduleList, SchedulePage, ScheduleRequest, ScheduleView, TaskView, ValidTask,
-        schedule::ValidSchedule,
+        NamePage, Problem, ScheduleList, ScheduleRequest, ScheduleView, TaskView, ValidTask, schedule::ValidSchedule,
     },
 };
 
@@ -136,8 +135,8 @@ impl Desk {
     }
 
     /// One page of schedules, by name, without payloads.
-    pub(crate) async fn schedule_list(&self, page: SchedulePage) -> Result<ScheduleList, Problem> {
-        page.validate()?;
+    pub(crate) async fn schedule_list(&self, page: NamePage) -> Result<ScheduleList, Problem> {
+        page.validate(common::schedule::check_name)?;
         let limit = i64::from(page.limit());
         let home = self.parts().store.home();
         let mut after = page.cursor;

@@ -16,8 +16,8 @@ pub(crate) fn query(text: &str) {
     let _ = query::task_filter(&uri).map(drop).map_err(refused);
     let _ = query::partition_key(&uri).map(drop).map_err(refused);
     let _ = query::next(&uri).map(|count| assert!(count <= 100)).map_err(refused);
-    let _ = query::queue_page(&uri).map(drop).map_err(refused);
-    let _ = query::schedule_page(&uri).map(drop).map_err(refused);
+    let _ = query::name_page(&uri, common::queue::check_name).map(drop).map_err(refused);
+    let _ = query::name_page(&uri, common::schedule::check_name).map(drop).map_err(refused);
     let _ = query::audit_filter(&uri).map(drop).map_err(refused);
     let _ = query::token_page(&uri).map(drop).map_err(refused);
 }

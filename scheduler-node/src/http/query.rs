@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use axum::{extract::Query, http::Uri};
-use common::wire::{
-    AuditFilter, KeyQuery, ListFilter, NextQuery, Problem, SchedulePage, TaskFilter, TokenPage, queue::QueuePage, read,
+use common::{
+    field::FieldError,
+    wire::{AuditFilter, KeyQuery, ListFilter, NamePage, NextQuery, Problem, TaskFilter, TokenPage, read},
 };
 use serde::de::DeserializeOwned;
 
@@ -33,17 +34,10 @@ pub(super) fn next(uri: &Uri) -> Result<usize, Problem> {
     Ok(parameters::<NextQuery>(uri)?.count()?)
 }
 
-/// Which page of queues.
-pub(super) fn queue_page(uri: &Uri) -> Result<QueuePage, Problem> {
-    let page: QueuePage = parameters(uri)?;
-    page.validate()?;
-    Ok(page)
-}
-
-/// Which page of schedules.
-pub(super) fn schedule_page(uri: &Uri) -> Result<SchedulePage, Problem> {
-    let page: SchedulePage = parameters(uri)?;
-    page.validate()?;
+/// Which page of a list that is in the order of its names.
+pub(super) fn name_page(uri: &Uri, check_name: impl Fn(&str) -> Result<(), FieldError>) -> Result<NamePage, Problem> {
+    let page: NamePage = parameters(uri)?;
+    page.validate(check_name)?;
     Ok(page)
 }
 
@@ -79,6 +73,8 @@ fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
 
 #[cfg(test)]
 mod tests {
+    use common::schedule;
+
     use super::*;
 
     fn read(query: &str) -> Result<ListFilter, Problem> {
@@ -105,9 +101,12 @@ mod tests {
         for query in ["next=101", "next=-1", "next=all"] {
             assert_eq!(next(&uri(query)).expect_err("refused").field.as_deref(), Some("next"), "{query}");
         }
-        let page = schedule_page(&uri("limit=2&cursor=a.b")).expect("read");
+        let page = name_page(&uri("limit=2&cursor=a.b"), schedule::check_name).expect("read");
         assert_eq!((page.limit(), page.cursor.as_deref()), (2, Some("a.b")));
-        assert_eq!(schedule_page(&uri("cursor=a%20b")).expect_err("refused").field.as_deref(), Some("cursor"));
+        assert_eq!(
+            name_page(&uri("cursor=a%20b"), schedule::check_name).expect_err("refused").field.as_deref(),
+            Some("cursor")
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use common::{
 use super::{AROUND_PAYLOAD_BYTES, PathPart, Scoped, body::UnreadBody, query, refusal::Refusal};
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<QueueList>, Refusal> {
-    Ok(Json(scoped.desk.queue_list(&query::queue_page(&uri)?).await?))
+    Ok(Json(scoped.desk.queue_list(&query::name_page(&uri, queue::check_name)?).await?))
 }
 
 pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart) -> Result<Json<QueueView>, Refusal> {

@@ -15,7 +15,7 @@ use common::{
 use super::{Api, PathPart, Scoped, audit, body::UnreadBody, query, refusal::Refusal};
 
 pub(super) async fn list(scoped: Scoped, uri: Uri) -> Result<Json<ScheduleList>, Refusal> {
-    Ok(Json(scoped.desk.schedule_list(query::schedule_page(&uri)?).await?))
+    Ok(Json(scoped.desk.schedule_list(query::name_page(&uri, schedule::check_name)?).await?))
 }
 
 pub(super) async fn show(scoped: Scoped, PathPart(name): PathPart, uri: Uri) -> Result<Response, Refusal> {

@@ -9,6 +9,7 @@ use super::Action;
 use crate::{
     ids::{QueueName, TaskId},
     time::UnixMicros,
+    wire::cursor::{NotACursor, cursor_in_json},
 };
 
 /// Where the next request continues. Opaque to clients.
@@ -68,11 +69,6 @@ impl fmt::Display for BulkCursor {
     }
 }
 
-/// The error for a text that is not a cursor of a bulk answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cursor is not valid; use the `next_cursor` of the previous answer")]
-pub struct NotACursor;
-
 impl FromStr for BulkCursor {
     type Err = NotACursor;
 
@@ -82,14 +78,4 @@ impl FromStr for BulkCursor {
     }
 }
 
-impl Serialize for BulkCursor {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for BulkCursor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+cursor_in_json!(BulkCursor);

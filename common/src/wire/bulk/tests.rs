@@ -1,5 +1,6 @@
 use super::*;
 use crate::ids::TaskId;
+use crate::wire::cursor::NotACursor;
 
 const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
 

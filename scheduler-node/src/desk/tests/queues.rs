@@ -4,10 +4,7 @@ use common::{
     access::Scope,
     ids::{QueueName, ShardId},
     queue::QueuePolicy,
-    wire::{
-        QueueRequest,
-        queue::{Counts, QueuePage},
-    },
+    wire::{NamePage, QueueRequest, queue::Counts},
 };
 
 use super::{fresh, request, with_one_of_two_gone, with_two_databases};
@@ -47,7 +44,7 @@ async fn what_is_no_queue_is_not_found_and_what_is_no_policy_is_refused() {
     assert_eq!(counter.desk.queue_delete(name("a")).await.expect_err("unknown").status, 404);
     let refused = counter.desk.queue_put(name("a"), queue(r#"{"max_running":3}"#)).await.expect_err("it is spread");
     assert_eq!((refused.status, refused.field.as_deref()), (422, Some("max_running")));
-    assert!(counter.desk.queue_list(&QueuePage::default()).await.expect("none").queues.is_empty());
+    assert!(counter.desk.queue_list(&NamePage::default()).await.expect("none").queues.is_empty());
 }
 
 #[tokio::test]
@@ -87,7 +84,7 @@ async fn a_queue_has_the_tasks_of_all_databases() {
     for _ in 0..20 {
         counter.desk.submit(request(r#"{"queue":"a","delay_ms":60000}"#)).await.expect("accepted");
     }
-    let list = counter.desk.queue_list(&QueuePage::default()).await.expect("two databases");
+    let list = counter.desk.queue_list(&NamePage::default()).await.expect("two databases");
     assert_eq!((list.queues.len(), list.next_cursor), (1, None));
     assert_eq!(counter.desk.census().await.expect("counted").counts, list.queues[0].counts);
     assert_eq!(list.queues[0].counts, Counts { scheduled: 20, ..Counts::default() });

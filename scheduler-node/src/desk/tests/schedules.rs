@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use common::{
     ids::{QueueName, ScheduleName, TaskId, Term},
     queue::QueuePolicy,
-    wire::{NextQuery, QueueRequest, SchedulePage, ScheduleRequest},
+    wire::{NamePage, NextQuery, QueueRequest, ScheduleRequest},
 };
 use prometheus::Registry;
 use tokio::sync::watch;
@@ -148,7 +148,7 @@ async fn a_schedule_is_put_shown_paused_run_and_deleted() {
     assert_eq!(test.live().await, 1);
 
     desk.schedule_put(name("t"), hourly("")).await.expect("put");
-    let page = SchedulePage { limit: Some(1), cursor: None };
+    let page = NamePage { limit: Some(1), cursor: None };
     let list = desk.schedule_list(page).await.expect("a page");
     assert_eq!((list.schedules[0].name.as_str(), list.next_cursor.as_deref()), ("s", Some("s")));
     desk.schedule_delete(name("s")).await.expect("deleted");

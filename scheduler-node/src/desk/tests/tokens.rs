@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use common::{
     access::Scope,
-    wire::{BulkRequest, ListFilter, SchedulePage, ScheduleRequest, TokenPage, TokenRequest, token::TokenSource},
+    wire::{BulkRequest, ListFilter, NamePage, ScheduleRequest, TokenPage, TokenRequest, token::TokenSource},
 };
 
 use super::{Counter, PLAIN, counter_of, fresh, request};
@@ -94,7 +94,7 @@ async fn schedules_of_other_queues_are_neither_shown_nor_replaced() {
         put(&counter.desk, name, queue).await.expect("put");
     }
     let mine = mine(&counter);
-    let (mut page, mut seen) = (SchedulePage { limit: Some(1), cursor: None }, Vec::new());
+    let (mut page, mut seen) = (NamePage { limit: Some(1), cursor: None }, Vec::new());
     loop {
         let list = mine.schedule_list(page.clone()).await.expect("a page");
         seen.extend(list.schedules.into_iter().map(|schedule| schedule.name.to_string()));
