@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 struct Producer {
     channel: Channel,
-    _connection: Connection,
+    connection: Connection,
 }
 
 impl Producer {
@@ -25,7 +25,18 @@ impl Producer {
         let connection = Connection::connect(&sandbox.amqp_url(), ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        Ok(Self { channel, _connection: connection })
+        Ok(Self { channel, connection })
+    }
+
+    /// The next message of a queue, if there is one. The queue exists only once a node has published to it, and a
+    /// get from a missing queue closes its channel.
+    async fn get(&self, queue: &str) -> Result<Option<String>> {
+        let channel = self.connection.create_channel().await?;
+        let got = channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await;
+        if got.is_ok() {
+            channel.close(200, "done".into()).await?;
+        }
+        Ok(got.ok().flatten().map(|got| String::from_utf8_lossy(&got.data).into_owned()))
     }
 
     async fn publish(&self, body: &[u8], headers: &[(&str, AMQPValue)]) -> Result<()> {
@@ -158,9 +169,8 @@ async fn a_node_that_dies_between_the_commit_and_the_ack_loses_nothing() {
         let deadline = tokio::time::Instant::now() + SOON;
         while !bodies.is_empty() {
             ensure!(tokio::time::Instant::now() < deadline, "{} messages are lost", bodies.len());
-            let got = producer.channel.basic_get("survivors".into(), BasicGetOptions { no_ack: true }).await?;
-            match got {
-                Some(got) => drop(bodies.remove(&String::from_utf8_lossy(&got.data).into_owned())),
+            match producer.get("survivors").await? {
+                Some(body) => drop(bodies.remove(&body)),
                 None => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }

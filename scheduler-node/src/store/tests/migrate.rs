@@ -9,11 +9,21 @@ use integration_tests::sandbox::shared;
 use super::fixture;
 use crate::store::{
     connect,
-    migrate::{Misfit, migrate, migrations, schema_version},
+    migrate::{FILES, Misfit, migrate, migrations, schema_version},
 };
 
 fn options(url: &str) -> connect::Options {
     connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
+}
+
+#[test]
+fn every_file_of_a_migration_is_listed_in_order() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
+    let names = std::fs::read_dir(folder).expect("the migrations").map(|entry| entry.expect("a file").file_name());
+    let names = names.map(|name| name.into_string().expect("UTF-8")).filter(|name| name.ends_with(".sql"));
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    assert_eq!(FILES.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
 }
 
 #[tokio::test]
