@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test fuzz fuzz-check alerts-test alerts-fire bench lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down test test-large test-newer fuzz fuzz-check alerts-test alerts-fire bench lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -32,7 +32,22 @@ test: stores alerts-test fuzz-check ## Run all tests
 	@if command -v npm >/dev/null; then integration-tests/install browser && charts/test; else echo "npm is not installed: chart and console pages are not tested"; fi
 	@integration-tests/install schemathesis
 	$(TEST)
+	@integration-tests/build-last-release
 	$(TEST) --test it -- --test-threads=1
+
+test-large: stores ## Run the tests that take long, on large tables
+	$(TEST) --test it --test rooms --no-run
+	@integration-tests/build-last-release
+	DUETIME_TEST_LARGE=1 $(TEST) --test it -- --test-threads=1 --nocapture migration:: move_large::
+
+# RELEASE is a codename of Debian, or `next` for the one after this machine's. SERVERS says which of the three are newer. ARGS chooses scenarios.
+# The first build is for the node: the target of the scenarios alone leaves an older one in place.
+RELEASE ?= next
+SERVERS ?= postgresql etcd rabbitmq
+test-newer: stores ## Run the scenarios on servers of the next Debian release; ARGS='crash::' SERVERS=etcd RELEASE=forky
+	@if command -v npm >/dev/null; then integration-tests/install browser; fi
+	@integration-tests/install schemathesis
+	@integration-tests/newer $(RELEASE) "$(SERVERS)" sh -c '$(TEST) --test it --test rooms --no-run && $(TEST) --test it -- --test-threads=1 $(ARGS)'
 
 # It needs a nightly compiler and cargo-fuzz; `make test` drives the same targets with their seeds on any compiler. TARGETS and FUZZ_SECONDS choose.
 # Everything is built in fuzz/target. The targets of fuzz/node_targets take the whole node with them; they come last.

@@ -15,6 +15,10 @@ CREATE TABLE duetime.meta (
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Rises with every token that is made or revoked, for the same reason.
     token_revision  bigint NOT NULL DEFAULT 0,
+    -- The cluster whose tasks are here. All databases of a cluster have the same id.
+    cluster_id      uuid NOT NULL,
+    -- The oldest schema version whose nodes work with this schema. A migration that takes something away raises it.
+    serves          bigint NOT NULL DEFAULT 10,
     CHECK (first_shard BETWEEN 0 AND last_shard AND last_shard < shard_count)
 );
 

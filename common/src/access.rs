@@ -24,7 +24,7 @@ pub enum Permission {
     Report,
     /// Changes, cancels, runs and retries tasks.
     Change,
-    /// Operates the cluster: queues, schedules, nodes, tokens, the audit.
+    /// Operates the cluster: queues, schedules, nodes, databases, tokens, the audit.
     Operate,
 }
 
@@ -87,10 +87,6 @@ impl Role {
     /// The number of the role's permissions: of two roles of [`Self::CONSOLE`], the stronger one has more.
     pub(crate) const fn strength(self) -> usize {
         self.permissions().len()
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.text() == text)
     }
 
     /// Refuses a scope under which the role could do nothing: the metrics name every queue.
@@ -268,13 +264,5 @@ mod tests {
         assert_eq!(Role::Metrics.check_scope(&some).expect_err("refused").field, "queues");
         assert!(Role::Metrics.check_scope(&Scope::ALL).is_ok());
         assert!(Role::Submitter.check_scope(&some).is_ok());
-    }
-
-    #[test]
-    fn a_role_reads_as_it_is_written() {
-        for role in Role::ALL {
-            assert_eq!(Role::parse(role.text()), Some(role));
-        }
-        assert_eq!(Role::parse("root"), None);
     }
 }

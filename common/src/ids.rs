@@ -29,6 +29,23 @@ impl fmt::Display for ShardId {
     }
 }
 
+/// The place of a database in the configuration's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DatabaseIndex(usize);
+
+impl DatabaseIndex {
+    /// The first database, which also keeps the queues, the schedules and the quarantine.
+    pub const HOME: Self = Self(0);
+
+    pub const fn new(index: usize) -> Self {
+        Self(index)
+    }
+
+    pub const fn get(self) -> usize {
+        self.0
+    }
+}
+
 /// A task's identity: a UUIDv7 whose last 16 bits are the number of its shard, so that an id alone finds its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -79,6 +96,9 @@ impl std::str::FromStr for TaskId {
 pub struct Epoch(i64);
 
 impl Epoch {
+    /// Before the first owner.
+    pub const NONE: Self = Self(0);
+
     /// Wraps an epoch from the fence row. Only the store calls this.
     pub const fn from_store(number: i64) -> Self {
         Self(number)
@@ -114,6 +134,49 @@ impl Term {
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "t{}", self.0)
+    }
+}
+
+/// The cluster that tasks, keys and messages belong to; the first migration makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ClusterId(Uuid);
+
+impl ClusterId {
+    pub const fn new(id: Uuid) -> Self {
+        Self(id)
+    }
+
+    pub const fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+/// The keys of one cluster in etcd, under its prefix. The first node that writes there makes it at random, so another
+/// etcd, another prefix and an etcd that lost its data are other realms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RealmId(Uuid);
+
+impl RealmId {
+    pub const fn new(id: Uuid) -> Self {
+        Self(id)
+    }
+
+    pub const fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl fmt::Display for RealmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     field::FieldError,
@@ -131,6 +132,7 @@ pub enum ReceiptPolicy {
 
 /// How a queue treats its tasks. A stored field that is absent takes its default, so that a policy of an older
 /// version can always be read; requests are checked more strictly.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueuePolicy {
@@ -143,10 +145,8 @@ pub struct QueuePolicy {
     /// The length limit of the RabbitMQ queue, in messages.
     pub max_length: i64,
     /// An exchange other than Duetime's own. With one, Duetime declares nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub exchange: Option<String>,
     /// The routing key; the queue's name by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub routing_key: Option<String>,
     /// The rule for returned messages; it applies to an `exchange` of the queue's own.
     pub unroutable: Unroutable,
@@ -156,17 +156,13 @@ pub struct QueuePolicy {
     pub dedup_window_ms: i64,
     pub keep_succeeded_ms: i64,
     pub keep_dead_ms: i64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_alert_threshold: Option<i64>,
     /// The share of each priority while tasks wait for room; priorities beyond the last weight use the last weight.
     /// The default draws mostly the highest priority and sometimes the lowest ([`crate::priority`]).
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_weights: Option<Vec<u32>>,
     /// The most tasks that are started and have no outcome yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_running: Option<i64>,
     /// The most tasks started in a second. A queue that is spread divides it among its shards.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_second: Option<f64>,
     /// Runs tasks with the same partition key one after the other, by due time; a failed task is retried before the
     /// next one starts.
@@ -175,16 +171,12 @@ pub struct QueuePolicy {
     pub retry_priority_drop: bool,
     pub format: Format,
     /// The most unfinished tasks; submissions beyond it are refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pending: Option<i64>,
     /// The most bytes of payloads and headers of these tasks, as stored.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pending_bytes: Option<i64>,
     /// The most schedules that make tasks of the queue.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_schedules: Option<i64>,
     /// The most submissions a second on each node, over HTTP and AMQP together.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_submits_per_second: Option<u32>,
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{field::FieldError, json, time::UnixMicros};
 
@@ -93,19 +94,20 @@ fn seconds(seconds: f64) -> Duration {
 
 /// The policy in JSON: `{"kind": "exponential", "base_ms": 500, ...}`. One flat struct, so that every kind refuses a
 /// parameter that belongs to another kind.
+#[skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
     kind: Kind,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
+    #[serde(default, deserialize_with = "json::whole_present")]
     base_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    #[serde(default, deserialize_with = "json::present")]
     factor: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
+    #[serde(default, deserialize_with = "json::whole_present")]
     max_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    #[serde(default, deserialize_with = "json::present")]
     jitter: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole_present")]
+    #[serde(default, deserialize_with = "json::whole_present")]
     delay_ms: Option<i64>,
 }
 

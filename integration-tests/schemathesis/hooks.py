@@ -26,6 +26,10 @@ TOLD_REASONS = [
     (r"payload", r"celery"),
     # A shift or a delay that ends after the year 9999.
     (r"(shift|delay)_ms", r"reaches past"),
+    # A set of shards: ranges with their first shard not above the last, and shards that the cluster has.
+    (r"(shards)?", r"is not a range of shards|the cluster has no shards"),
+    # Databases are known to the configuration.
+    (r"to", r"there is no database"),
 ]
 
 

@@ -7,7 +7,10 @@ use futures::StreamExt;
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
     message::Delivery as Message,
-    options::{BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, BasicRejectOptions},
+    options::{
+        BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
+        BasicRejectOptions,
+    },
     types::{AMQPValue, FieldTable, ShortString},
 };
 use serde_json::{Value, json};
@@ -27,7 +30,10 @@ pub enum Step {
     Ack,
     /// Without requeue: a failed attempt.
     Reject,
+    /// Back into the queue by `basic.reject`.
     Requeue,
+    /// Back into the queue by `basic.nack`, which RabbitMQ counts differently from 4.3 on.
+    RequeueByNack,
     /// A report to the message's `reply_to`, as an application would send it.
     Report(Value),
     Wait(Duration),
@@ -159,6 +165,9 @@ async fn perform(channel: &Channel, message: &Message, answer: Answer) -> Result
             }
             Step::Requeue => {
                 message.acker.reject(BasicRejectOptions { requeue: true }).await?;
+            }
+            Step::RequeueByNack => {
+                message.acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
             }
             Step::Report(body) => report(channel, message, &body).await?,
             Step::Wait(pause) => tokio::time::sleep(pause).await,

@@ -23,11 +23,13 @@ pub struct Load {
     pub due_in_ms: Range<i64>,
     /// One task a request instead of one batch a tick.
     pub singly: bool,
+    /// Writes further fields of a task.
+    more: fn(Number, &mut Value),
 }
 
 impl Load {
     pub fn new(queue: &str, per_second: u32) -> Self {
-        Self { queue: queue.to_owned(), per_second, due_in_ms: 100..3_000, singly: false }
+        Self { queue: queue.to_owned(), per_second, due_in_ms: 100..3_000, singly: false, more: |_, _| {} }
     }
 
     pub fn due_in_ms(mut self, range: Range<i64>) -> Self {
@@ -37,6 +39,12 @@ impl Load {
 
     pub fn singly(mut self) -> Self {
         self.singly = true;
+        self
+    }
+
+    /// Lets `more` write further fields of each task.
+    pub fn with(mut self, more: fn(Number, &mut Value)) -> Self {
+        self.more = more;
         self
     }
 
@@ -75,7 +83,9 @@ impl Load {
     fn task(&self, ledger: &Ledger) -> (Number, Value) {
         let due_ms = now_ms() + rand::rng().random_range(self.due_in_ms.clone());
         let number = ledger.submitting(&self.queue, due_ms);
-        (number, json!({ "queue": self.queue, "due_at": due_ms, "payload": { "n": number } }))
+        let mut task = json!({ "queue": self.queue, "due_at": due_ms, "payload": { "n": number } });
+        (self.more)(number, &mut task);
+        (number, task)
     }
 
     async fn send(&self, clients: &[Client], turn: &mut usize, ledger: &Ledger, tasks: &[(Number, Value)]) {

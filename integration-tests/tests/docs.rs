@@ -47,6 +47,14 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "needs-kubernetes",
         "helm upgrade duetime charts/duetime --namespace duetime --values duetime.yaml",
     ),
+    (
+        "docs/kubernetes.md",
+        "needs-kubernetes",
+        "helm upgrade duetime charts/duetime --namespace duetime --values duetime.yaml --timeout 30m --set \
+         migrations.activeDeadlineSeconds=1740",
+    ),
+    ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime exec duetime-0 -- duetime check"),
+    ("docs/kubernetes.md", "needs-kubernetes", "helm uninstall duetime --namespace duetime --wait"),
     ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
     ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),
     ("docs/security.md", "has-its-own-scenario", "etcdctl user add root:PASSWORD"),

@@ -47,6 +47,16 @@ fn missing(page: &str, at_least: usize) -> Vec<String> {
     named.into_iter().filter(|name| !exists(name)).collect()
 }
 
+/// `lasts` names the length of a fault, `until` and `flows` wait for what must happen. All three are in main.rs.
+#[test]
+fn no_scenario_sleeps_in_the_hope_that_something_has_happened() {
+    let folder = root().join("integration-tests/tests/it");
+    for entry in std::fs::read_dir(folder).expect("it can be read").flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        assert!(entry.file_name() == "main.rs" || !text.contains("time::sleep("), "{:?}", entry.path());
+    }
+}
+
 #[test]
 fn every_test_that_a_rule_names_is_there() {
     assert_eq!(missing("docs/rules.md", 90), Vec::<String>::new());

@@ -2,16 +2,19 @@
 //! read. While the first database is unreachable, the last known ones stay in force.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use common::access::Caller;
 use tokio::sync::Mutex;
 
-use crate::config::Auth;
+use crate::config::{self, Auth};
 
 /// The beginning of every token, so that a leaked one can be recognised.
 const PREFIX: &str = "duetime_";
@@ -54,9 +57,9 @@ pub struct TokenBook {
 /// The callers that this node accepts.
 #[derive(Debug)]
 pub struct Access {
-    configured: Vec<Token>,
-    /// Whether every caller must authenticate, with or without tokens in the book.
-    closed: bool,
+    configured: ArcSwap<Vec<Token>>,
+    /// Whether every caller must authenticate, with or without tokens in the book. Once true, it stays true.
+    closed: AtomicBool,
     book: ArcSwapOption<TokenBook>,
     /// Held by the task that reads the book anew.
     pub(crate) reading: Mutex<()>,
@@ -64,26 +67,37 @@ pub struct Access {
 
 impl Access {
     pub(crate) fn new(auth: &Auth) -> Self {
-        let configured = auth.token.iter().map(|token| {
+        let access = Self {
+            configured: ArcSwap::default(),
+            closed: AtomicBool::new(!auth.is_empty()),
+            book: ArcSwapOption::empty(),
+            reading: Mutex::default(),
+        };
+        access.configure(&auth.token);
+        access
+    }
+
+    /// Puts these tokens in force instead of those configured before. Requests that were let in go on; the next one
+    /// of a removed token is refused. A node that has had a token stays closed without any.
+    pub(crate) fn configure(&self, tokens: &[config::auth::Token]) {
+        let configured = tokens.iter().map(|token| {
             let (name, queues) = (token.name.as_str().into(), token.queues.clone());
             let caller = Caller { id: None, name, role: token.role, queues, limits: token.limits };
             Token { caller, sha256: token.sha256, ends: None }
         });
-        Self {
-            configured: configured.collect(),
-            closed: !auth.is_empty(),
-            book: ArcSwapOption::empty(),
-            reading: Mutex::default(),
+        if !tokens.is_empty() {
+            self.closed.store(true, Ordering::SeqCst);
         }
+        self.configured.store(Arc::new(configured.collect()));
     }
 
-    pub(crate) fn configured(&self) -> &[Token] {
-        &self.configured
+    pub(crate) fn configured(&self) -> Arc<Vec<Token>> {
+        self.configured.load_full()
     }
 
     /// Whether every caller must authenticate, whatever tokens the book holds.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// `None`: the book was not read since this node started.
@@ -99,6 +113,6 @@ impl Access {
     /// configuration allows that on loopback only. A cluster whose tokens were all revoked stays closed: a
     /// revocation never opens it. Until the book is read, the node is not open either.
     pub(crate) fn is_open(&self) -> bool {
-        !self.closed && self.book.load().as_ref().is_some_and(|book| book.revision == 0 && book.tokens.is_empty())
+        !self.is_closed() && self.book.load().as_ref().is_some_and(|book| book.revision == 0 && book.tokens.is_empty())
     }
 }

@@ -44,8 +44,9 @@ fn raise_file_limit() {
 async fn run(file: &ConfigFile) -> Result<(), Error> {
     let config = file.load()?;
     raise_file_limit();
-    telemetry::start(&config.telemetry, config.node.name.as_str())?;
+    let log = telemetry::start(&config.telemetry, config.node.name.as_str())?;
     let shutdown = cli::stop_on_signal().map_err(Error::Signals)?;
+    let hangups = cli::reload_on_signal().map_err(Error::Signals)?;
     let address = config.http.listen;
     // Binds early, so that an address in use is reported before anything else is touched.
     let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
@@ -53,5 +54,7 @@ async fn run(file: &ConfigFile) -> Result<(), Error> {
     for warning in settings::warnings(&config) {
         tracing::warn!("{warning}");
     }
-    node::run(config, listener, shutdown).await.map_err(|error| Error::Node(error.into()))
+    let file = file.clone();
+    let source = node::ConfigSource { read: Box::new(move || file.reload()), hangups, log };
+    node::run(config, source, listener, shutdown).await.map_err(|error| Error::Node(error.into()))
 }

@@ -9,6 +9,7 @@ use common::{
     ids::QueueName,
     limit::Limit,
     task::{TaskState, verdict::FailureReason},
+    time::UnixMicros,
 };
 use prometheus::{IntCounter, Registry};
 
@@ -28,14 +29,11 @@ const SOURCES: [&str; 4] = ["http", "amqp", "sql", "schedule"];
 const INBOX_REASONS: [&str; 5] = ["invalid_field", "payload_too_large", "duplicate", "stale_version", "limit"];
 
 impl Metrics {
-    /// Registers the metrics. Every series that is known beforehand exists from the start, so that alerts on
-    /// absence work.
-    pub fn register(registry: &Registry, databases: &[&str]) -> prometheus::Result<Self> {
+    /// Registers the metrics. Every series that is known beforehand exists from the start, and those of a database from
+    /// [its beginning](Self::begin_database), so that alerts on absence work.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self::families(registry)?;
         metrics.begin_fixed_labels();
-        for database in databases {
-            metrics.begin_database(database);
-        }
         metrics.label_of(&QueueName::new(OTHER));
         Ok(metrics)
     }
@@ -62,14 +60,22 @@ impl Metrics {
         }
     }
 
-    fn begin_database(&self, database: &str) {
-        for gauges in [&self.heap_entries, &self.in_flight, &self.database_up] {
+    /// Ends the series of a database that has not joined and does not any more.
+    pub fn end_database(&self, database: &str) {
+        // It is the only series of its own until it joins.
+        let _ = self.database_up.remove_label_values(&[database]);
+    }
+
+    pub fn begin_database(&self, database: &str) {
+        let of_server = [&self.database_missing_bytes, &self.database_unreplicated];
+        for gauges in [&self.heap_entries, &self.in_flight, &self.database_up].into_iter().chain(of_server) {
             gauges.with_label_values(&[database]).set(0);
         }
         for gauges in [&self.overdue_s, &self.claim_ahead_s] {
             gauges.with_label_values(&[database]).set(0.0);
         }
         self.inbox_stands(database, 0, 0.0);
+        self.database_failovers.with_label_values(&[database]).inc_by(0);
         for pool in PoolKind::ALL.map(PoolKind::text) {
             for state in ["open", "idle"] {
                 self.pool_connections.with_label_values(&[database, pool, state]).set(0);
@@ -114,6 +120,14 @@ impl Metrics {
 
     pub fn finished(&self, queue: &QueueName, outcome: &str, tasks: u64) {
         self.with_label(queue, |label| self.finished.with_label_values(&[label, outcome]).inc_by(tasks));
+    }
+
+    /// Notes that the configuration was read, and whether it could be used.
+    pub fn config_reloaded(&self, successful: bool, at: UnixMicros) {
+        self.config_reload_successful.set(i64::from(successful));
+        if successful {
+            self.config_reloaded_at.set(at.millis() as f64 / 1_000.0);
+        }
     }
 
     /// Counts refusals because this limit is reached.

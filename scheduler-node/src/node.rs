@@ -1,9 +1,12 @@
 //! The composition root, the only module that knows every room. It connects the rooms and stops them in order.
 
 mod cluster;
+mod database;
 mod dispatch;
 mod end;
 mod front;
+mod growth;
+mod reload;
 mod shared;
 mod submit;
 mod upkeep;
@@ -11,85 +14,118 @@ mod upkeep;
 use std::sync::Arc;
 
 use anyhow::Context;
-use common::ids::NodeId;
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::{net::TcpListener, signal::unix::Signal, sync::mpsc};
 use tokio_util::sync::CancellationToken;
 
-use self::{cluster::Joined, shared::Shared};
+use self::{cluster::Joined, database::DatabaseLoops, growth::Newcomers, reload::Reloader, shared::Shared};
 use crate::{
-    broker::Broker,
     config::Config,
-    coordination::{Coordination, Views},
+    coordination::Views,
     desk::{Desk, Parts},
-    loops::{cluster::owner, nudger::Nudger},
-    readiness::Readiness,
-    store::migrate::Misfit,
-    supervise::{Crew, LoopKind, Stop},
+    loops::{
+        cluster::owner,
+        nudger::Nudger,
+        upkeep::config_reader::{ReadConfig, Reading},
+    },
+    readiness::{Readiness, Sources},
+    store::schema::Misfit,
+    supervise::{Crew, LoopKind},
+    telemetry::LogFilter,
     working_set::owned_shards::OwnedShards,
 };
 
+/// Where the configuration came from, and what follows it while the node runs.
+pub struct ConfigSource {
+    pub read: ReadConfig,
+    /// Each asks to read it again.
+    pub hangups: Signal,
+    pub log: LogFilter,
+}
+
+impl std::fmt::Debug for ConfigSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConfigSource").finish_non_exhaustive()
+    }
+}
+
 /// Runs a node on `listener` until `shutdown` is cancelled, then hands over and stops. Fails if the node could not
 /// go on.
-pub async fn run(config: Config, listener: TcpListener, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut node = Node::build(config, listener).await?;
+pub async fn run(
+    config: Config,
+    source: ConfigSource,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut node = Node::build(config, source, listener).await?;
     let end = node.until_end(&shutdown).await;
     if end.is_ok() {
-        owner::leave(&node.me, &node.stop.leaving, &node.coordination, node.views.clone(), &node.owned_shards).await;
+        let (me, leaving) = (&node.shared.me, &node.shared.stop.leaving);
+        let owned_shards: Vec<Arc<OwnedShards>> =
+            node.shared.databases.all().iter().map(|database| Arc::clone(&database.owned_shards)).collect();
+        owner::leave(me, leaving, &node.loops.coordination, node.views.clone(), &owned_shards).await;
     }
     node.stop().await;
     end
 }
 
 struct Node {
-    me: NodeId,
-    coordination: Coordination,
+    shared: Shared,
+    loops: DatabaseLoops,
+    newcomers: Newcomers,
     views: Views,
-    owned_shards: Vec<Arc<OwnedShards>>,
-    broker: Broker,
     misfits: mpsc::Receiver<Misfit>,
-    stop: Stop,
+    readings: mpsc::Receiver<Reading>,
+    reloader: Reloader,
+    crews: Crews,
+}
+
+/// The loops, by when they end.
+struct Crews {
     intake: Crew,
     work: Crew,
     cluster: Crew,
 }
 
 impl Node {
-    async fn build(config: Config, listener: TcpListener) -> anyhow::Result<Self> {
+    async fn build(config: Config, source: ConfigSource, listener: TcpListener) -> anyhow::Result<Self> {
         let bound = listener.local_addr().context("cannot read the bound address")?;
         let (shared, exporter) = Shared::new(config)?;
         let crew = || Crew::new(&shared.pulse);
-        let (mut intake, mut work, mut cluster) = (crew(), crew(), crew());
+        let mut crews = Crews { intake: crew(), work: crew(), cluster: crew() };
+        let Crews { work, cluster, .. } = &mut crews;
         if let Some(exporter) = exporter {
             // The exporter stops with the last loops, so that it sends the others' spans until their end.
             cluster.spawn(LoopKind::Exporter, exporter.run(shared.stop.cluster.clone()));
         }
         let url = shared.config.http.advertised(bound, shared.me.name.as_str());
-        let Joined { coordination, views, session, mastership, frozen_until } = shared.join(&mut cluster, url).await?;
-        let broker = shared.connect_broker(&mut cluster)?;
+        let Joined { coordination, views, session, mastership, frozen_until, names, owned } =
+            shared.join(cluster, url).await?;
+        let broker = shared.connect_broker(cluster)?;
         let nudger = Nudger::new(shared.databases.clone(), shared.config.scheduler.horizon());
-        let audit = shared.audit(&mut work)?;
-        let keys = shared.receipts(&mut work);
+        let audit = shared.audit(work)?;
+        let keys = shared.receipts(work);
         let reporter = shared.reporter(&nudger, &keys, &audit);
-        let misfits = shared.watch(&mut work, &broker, nudger.clone());
-        let claim_on_insert = shared.dispatch(&mut work, &broker, &reporter);
-        work.spawn(LoopKind::Reporter, reporter.clone().run(broker.incoming(), shared.stop.work.clone()));
-        let submitter = shared.take_in(&mut work, &claim_on_insert, &nudger);
-        shared.fire(&mut intake, &submitter, mastership);
-        let readiness = Readiness::new(
-            shared.fitness.subscribe(),
-            broker.state(),
+        let submitter = shared.submitter();
+        let (claim_on_insert, settlements) = shared.publish(work, &broker, &reporter);
+        shared.watch(work, &broker, nudger.clone());
+        let readiness = Readiness::new(Sources {
+            fitness: shared.fitness.subscribe(),
+            broker: broker.state(),
             session,
-            shared.stop.leaving.clone(),
-            broker.exchange_troubles(),
-            shared.set_aside.clone(),
-            shared.pulse.clone(),
-        );
+            cluster: shared.cluster.subscribe(),
+            realm: shared.realm.subscribe(),
+            admitted: shared.admitted.subscribe(),
+            leaving: shared.stop.leaving.clone(),
+            exchanges: broker.exchange_troubles(),
+            set_aside: shared.set_aside.clone(),
+            pulse: shared.pulse.clone(),
+        });
         let desk = Desk::new(Parts {
             me: shared.me.clone(),
             store: shared.store.clone(),
-            submitter,
-            nudger: nudger.clone(),
-            reporter,
+            submitter: submitter.clone(),
+            nudger,
+            reporter: reporter.clone(),
             books: Arc::clone(&shared.books),
             access: Arc::clone(&shared.access),
             audit: audit.clone(),
@@ -104,21 +140,28 @@ impl Node {
             traces: shared.traces.clone(),
             readiness,
         });
-        shared.take_in_beside_http(&mut intake, &desk, &broker, &nudger, audit);
-        shared.serve(&mut intake, desk, keys, listener)?;
-        tracing::info!(me = %shared.me, %bound, "listening");
-        let owned_shards = shared.databases.all().iter().map(|database| Arc::clone(&database.owned_shards)).collect();
-        Ok(Self {
-            me: shared.me,
-            coordination,
-            views,
-            owned_shards,
+        let (misfit, misfits) = mpsc::channel(1);
+        let loops = DatabaseLoops {
             broker,
-            misfits,
-            stop: shared.stop,
-            intake,
-            work,
-            cluster,
-        })
+            coordination,
+            reporter,
+            submitter,
+            claim_on_insert,
+            settlements,
+            names,
+            owned,
+            desk,
+            misfit,
+        };
+        // Whatever is routed to a database comes after its loops.
+        for (index, _) in shared.databases.indexed() {
+            loops.start(&shared, &mut crews, index);
+        }
+        shared.route(&mut crews, &loops, mastership, audit);
+        shared.serve(&mut crews.intake, loops.desk.clone(), keys, listener)?;
+        let readings = shared.follow_config(&mut crews.intake, source.read, source.hangups);
+        let reloader = Reloader::new(&shared, &loops.broker, source.log);
+        tracing::info!(me = %shared.me, %bound, "listening");
+        Ok(Self { shared, loops, newcomers: Newcomers::default(), views, misfits, readings, reloader, crews })
     }
 }

@@ -5,6 +5,7 @@
 //! not take the API away with them.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,14 +13,18 @@ use std::{
     time::Instant,
 };
 
+use common::ids::{ClusterId, DatabaseName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::{BrokerState, ExchangeTroubles},
     loops::{
-        cluster::session_keeper::{Session, SessionState},
-        upkeep::prober::NodeFitness,
+        cluster::{
+            realm_keeper::RealmStanding,
+            session_keeper::{Session, SessionState},
+        },
+        upkeep::prober::{NodeFitness, Unfit},
     },
     supervise::Pulse,
     working_set::set_aside::SetAside,
@@ -27,69 +32,118 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub struct Readiness {
-    fitness: watch::Receiver<NodeFitness>,
-    broker: watch::Receiver<BrokerState>,
-    session: watch::Receiver<Session>,
-    leaving: CancellationToken,
-    exchanges: ExchangeTroubles,
-    set_aside: SetAside,
-    pulse: Pulse,
+    sources: Sources,
     /// Whether everything was reachable at the same time, once.
     complete: Arc<AtomicBool>,
+}
+
+/// What the answer is derived from.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    pub fitness: watch::Receiver<NodeFitness>,
+    pub broker: watch::Receiver<BrokerState>,
+    pub session: watch::Receiver<Session>,
+    /// The cluster of the databases, once one of them has answered.
+    pub cluster: watch::Receiver<Option<ClusterId>>,
+    pub realm: watch::Receiver<RealmStanding>,
+    /// The cluster too, once a database serves this node's realm.
+    pub admitted: watch::Receiver<Option<ClusterId>>,
+    pub leaving: CancellationToken,
+    pub exchanges: ExchangeTroubles,
+    pub set_aside: SetAside,
+    pub pulse: Pulse,
+}
+
+common::labelled! {
+    /// What a node lacks, in a word that every caller may read: it names no host, no database and no queue.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Lack {
+        Database = "database",
+        /// The database answers, and its schema has yet to be migrated.
+        Schema = "schema",
+        /// The database answers, and may lack commits: an operator has to accept the loss.
+        Commits = "commits",
+        /// No standby confirms commits, so no task is accepted.
+        Standby = "standby",
+        Amqp = "amqp",
+        Etcd = "etcd",
+        /// It lacks nothing, and stops.
+        Stopping = "stopping",
+    }
 }
 
 /// The answer of `/readyz`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub ready: bool,
+    pub missing: BTreeSet<Lack>,
     pub reasons: Vec<String>,
 }
 
 impl Readiness {
-    pub fn new(
-        fitness: watch::Receiver<NodeFitness>,
-        broker: watch::Receiver<BrokerState>,
-        session: watch::Receiver<Session>,
-        leaving: CancellationToken,
-        exchanges: ExchangeTroubles,
-        set_aside: SetAside,
-        pulse: Pulse,
-    ) -> Self {
-        Self { fitness, broker, session, leaving, exchanges, set_aside, pulse, complete: Arc::default() }
+    pub fn new(sources: Sources) -> Self {
+        Self { sources, complete: Arc::default() }
     }
 
     pub fn report(&self) -> Report {
-        let mut reasons = Vec::new();
-        let fitness = self.fitness.borrow().clone();
-        reasons.extend(fitness.unfit.iter().map(|(database, why)| format!("database {database}: {why}")));
-        match &*self.broker.borrow() {
-            BrokerState::Down { reason, .. } => reasons.push(format!("amqp: {reason}")),
-            BrokerState::Up { blocked: true } => reasons.push("amqp: the broker has blocked the connection".to_owned()),
-            BrokerState::Up { blocked: false } => {}
-        }
-        match &self.session.borrow().standing {
-            SessionState::Joined => {}
-            SessionState::Joining => reasons.push("etcd: not registered, no answer yet".to_owned()),
-            SessionState::NameTaken { .. } => {
-                reasons.push("etcd: another node has this name; waiting until its lease expires".to_owned())
-            }
-            SessionState::Left => reasons.push("etcd: this node has left".to_owned()),
-        }
+        let fitness = self.sources.fitness.borrow().clone();
+        let (mut missing, mut reasons): (BTreeSet<Lack>, Vec<String>) = self.lacks(&fitness).into_iter().unzip();
         if reasons.is_empty() {
             self.complete.store(true, Ordering::Relaxed);
         }
         // Trouble with one exchange is named, and does not keep the node from being ready.
-        reasons.extend(self.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}")));
+        reasons.extend(self.sources.exchanges.reasons().into_iter().map(|why| format!("amqp: {why}")));
+        // Without a standby the rest goes on: lookups, changes, and all that was accepted.
+        for (database, why) in &fitness.unreplicated {
+            missing.insert(Lack::Standby);
+            reasons.push(format!("database {database}: no task is accepted while commits are not replicated: {why}"));
+        }
         // Rows that a database refuses are named too, and the rest goes on.
-        reasons.extend(self.set_aside.reasons());
+        reasons.extend(self.sources.set_aside.reasons());
         // A stalled loop needs a person; the API of this node still takes tasks.
-        reasons.extend(self.pulse.reasons(Instant::now()));
-        let leaving = self.leaving.is_cancelled();
+        reasons.extend(self.sources.pulse.reasons(Instant::now()));
+        let leaving = self.sources.leaving.is_cancelled();
         if leaving {
+            missing.insert(Lack::Stopping);
             reasons.push("this node is stopping".to_owned());
         }
         let any_database = fitness.any_fit();
-        Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, reasons }
+        Report { ready: self.complete.load(Ordering::Relaxed) && any_database && !leaving, missing, reasons }
+    }
+
+    /// The stores that this node cannot use now, each with the reason.
+    fn lacks(&self, fitness: &NodeFitness) -> Vec<(Lack, String)> {
+        let of_database = |(database, unfit): (&DatabaseName, &Unfit)| {
+            let lack = match unfit {
+                Unfit { awaits_migration: true, .. } => Lack::Schema,
+                Unfit { is_behind: true, .. } => Lack::Commits,
+                Unfit { .. } => Lack::Database,
+            };
+            (lack, format!("database {database}: {}", unfit.why))
+        };
+        let mut lacks: Vec<(Lack, String)> = fitness.unfit.iter().map(of_database).collect();
+        // The node turns to etcd once a database has said which cluster it belongs to, and to RabbitMQ once it may use
+        // one. Before that it has not tried.
+        match &*self.sources.broker.borrow() {
+            _ if self.sources.admitted.borrow().is_none() => {}
+            BrokerState::Down { reason, .. } => lacks.push((Lack::Amqp, format!("amqp: {reason}"))),
+            BrokerState::Up { blocked: true } => {
+                lacks.push((Lack::Amqp, "amqp: the broker has blocked the connection".to_owned()));
+            }
+            BrokerState::Up { blocked: false } => {}
+        }
+        let of_etcd = match (&self.sources.session.borrow().standing, &self.sources.realm.borrow().refusal) {
+            (_, Some(refusal)) => Some(refusal.clone()),
+            (SessionState::Joined, None) => None,
+            (SessionState::Joining, None) => Some("not registered, no answer yet".to_owned()),
+            (SessionState::NameTaken { .. }, None) => {
+                Some("another node has this name; waiting until its lease expires".to_owned())
+            }
+            (SessionState::Left, None) => Some("this node has left".to_owned()),
+        };
+        let has_tried = self.sources.cluster.borrow().is_some();
+        lacks.extend(of_etcd.filter(|_| has_tried).map(|why| (Lack::Etcd, format!("etcd: {why}"))));
+        lacks
     }
 }
 
@@ -100,25 +154,99 @@ mod tests {
     use super::*;
     use crate::supervise::{LoopKind, at_work};
 
+    /// A node with `fitness` that lacks nothing else.
+    fn readiness(fitness: watch::Receiver<NodeFitness>, leaving: &CancellationToken, pulse: &Pulse) -> Readiness {
+        let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
+        Readiness::new(Sources {
+            fitness,
+            broker: watch::channel(BrokerState::Up { blocked: false }).1,
+            session: watch::channel(session).1,
+            cluster: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
+            realm: watch::channel(RealmStanding::default()).1,
+            admitted: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
+            leaving: leaving.clone(),
+            exchanges: ExchangeTroubles::default(),
+            set_aside: SetAside::default(),
+            pulse: pulse.clone(),
+        })
+    }
+
+    fn content() -> Report {
+        Report { ready: true, missing: BTreeSet::new(), reasons: Vec::new() }
+    }
+
     #[tokio::test]
     async fn a_stalled_loop_is_named_and_the_node_stays_ready() {
-        let session = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
-        let fitness = NodeFitness { databases: 1, ..NodeFitness::default() };
+        let fitness = watch::channel(NodeFitness { databases: 1, ..NodeFitness::default() }).1;
         let pulse = Pulse::with_bound(|_| Duration::ZERO);
-        let readiness = Readiness::new(
-            watch::channel(fitness).1,
-            watch::channel(BrokerState::Up { blocked: false }).1,
-            watch::channel(session).1,
-            CancellationToken::new(),
-            ExchangeTroubles::default(),
-            SetAside::default(),
-            pulse.clone(),
-        );
-        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
+        let readiness = readiness(fitness, &CancellationToken::new(), &pulse);
+        assert_eq!(readiness.report(), content());
         let work = pulse.run(LoopKind::Settler, async { at_work() }).await;
         let report = readiness.report();
         assert!(report.ready && report.reasons.len() == 1 && report.reasons[0].contains("settler"), "{report:?}");
+        assert!(report.missing.is_empty(), "{report:?}");
         drop(work);
-        assert_eq!(readiness.report(), Report { ready: true, reasons: Vec::new() });
+        assert_eq!(readiness.report(), content());
+    }
+
+    #[tokio::test]
+    async fn a_node_that_awaits_its_schema_lacks_nothing_that_it_has_not_tried_yet() {
+        let unfit = Unfit { awaits_migration: true, ..Unfit::away("no schema".to_owned()) };
+        let fitness = NodeFitness { unfit: [(DatabaseName::new("main"), unfit)].into(), ..NodeFitness::default() };
+        let (leaving, pulse) = (CancellationToken::new(), Pulse::default());
+        let mut readiness = readiness(watch::channel(fitness).1, &leaving, &pulse);
+        let session = Session { standing: SessionState::Joining, lease: None, candidacy: None, last_renewal: None };
+        readiness.sources.session = watch::channel(session).1;
+        let down = BrokerState::Down { reason: "not connected yet".to_owned(), since: Instant::now() };
+        readiness.sources.broker = watch::channel(down).1;
+        assert_eq!(readiness.report().missing, [Lack::Schema, Lack::Amqp, Lack::Etcd].into());
+        readiness.sources.admitted = watch::channel(None).1;
+        assert_eq!(readiness.report().missing, [Lack::Schema, Lack::Etcd].into());
+        readiness.sources.cluster = watch::channel(None).1;
+        assert_eq!(readiness.report().missing, [Lack::Schema].into());
+    }
+
+    #[tokio::test]
+    async fn a_prefix_of_another_cluster_is_named() {
+        let fitness = watch::channel(NodeFitness { databases: 1, ..NodeFitness::default() }).1;
+        let (leaving, pulse) = (CancellationToken::new(), Pulse::default());
+        let mut readiness = readiness(fitness, &leaving, &pulse);
+        let standing = RealmStanding { refusal: Some("of another cluster".to_owned()), ..RealmStanding::default() };
+        readiness.sources.realm = watch::channel(standing).1;
+        let report = readiness.report();
+        assert_eq!(
+            (report.missing, report.reasons),
+            ([Lack::Etcd].into(), vec!["etcd: of another cluster".to_owned()])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_word_tells_a_schema_that_is_awaited_from_a_database_that_is_away() {
+        let (fitness, seen) = watch::channel(NodeFitness::unproven([DatabaseName::new("main")]));
+        let leaving = CancellationToken::new();
+        let readiness = readiness(seen, &leaving, &Pulse::default());
+        let expect = |ready: bool, lacks: &[Lack]| {
+            let report = readiness.report();
+            assert_eq!((report.ready, report.missing), (ready, lacks.iter().copied().collect()));
+        };
+        expect(false, &[Lack::Database]);
+        let unfit = |awaits_migration, is_behind| Unfit {
+            why: "host 10.0.0.1 has no schema".to_owned(),
+            awaits_migration,
+            is_behind,
+        };
+        let set = |unfit: Unfit| fitness.send_modify(|all| _ = all.unfit.insert(DatabaseName::new("main"), unfit));
+        set(unfit(true, false));
+        expect(false, &[Lack::Schema]);
+        set(unfit(false, true));
+        expect(false, &[Lack::Commits]);
+        fitness.send_modify(|fitness| fitness.unfit.clear());
+        expect(true, &[]);
+        let why = "no synchronous standby is connected".into();
+        fitness.send_modify(|fitness| _ = fitness.unreplicated.insert(DatabaseName::new("main"), why));
+        expect(true, &[Lack::Standby]);
+        fitness.send_modify(|fitness| fitness.unreplicated.clear());
+        leaving.cancel();
+        expect(false, &[Lack::Stopping]);
     }
 }

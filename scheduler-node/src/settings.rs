@@ -5,7 +5,7 @@ use std::{fs, io, path::PathBuf, sync::Arc};
 use secrecy::SecretString;
 
 use crate::{
-    broker::{self, AmqpSettings, Identity, Login, Tls},
+    broker::{self, AmqpSettings, ClusterGate, Identity, Login, Tls},
     config::{Amqp, Config, Database, DelayExchange, Etcd, Http},
     coordination::{EtcdSettings, EtcdTls},
     http::{Certificate, CertificateFiles},
@@ -65,12 +65,17 @@ pub fn login(amqp: &Amqp) -> Login {
 }
 
 /// How to connect to the broker. With `consumed`, the connection also consumes submissions and reports, and the
-/// messages of these delay exchanges.
-pub fn amqp(amqp: &Amqp, consumed: Option<&[DelayExchange]>) -> AmqpSettings {
-    let exchange = |of: &DelayExchange| broker::DelayExchange { name: of.name.clone(), kind: of.kind };
+/// messages of these delay exchanges. `cluster` says whose the virtual host must be.
+pub fn amqp(amqp: &Amqp, consumed: Option<&[DelayExchange]>, cluster: Option<ClusterGate>) -> AmqpSettings {
     AmqpSettings {
         login: login(amqp),
         consume: consumed.is_some(),
-        delay_exchanges: consumed.unwrap_or_default().iter().map(exchange).collect(),
+        delay_exchanges: delay_exchanges(consumed.unwrap_or_default()),
+        cluster,
     }
+}
+
+/// The exchanges to declare and to consume from.
+pub fn delay_exchanges(exchanges: &[DelayExchange]) -> Vec<broker::DelayExchange> {
+    exchanges.iter().map(|of| broker::DelayExchange { name: of.name.clone(), kind: of.kind }).collect()
 }

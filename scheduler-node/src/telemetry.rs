@@ -11,15 +11,17 @@ use tracing_subscriber::{
         format::{Format as Lines, Json, Writer},
     },
     registry::LookupSpan,
+    reload,
     util::TryInitError,
 };
 
 use crate::config::telemetry::{Format, Telemetry};
 
-/// Silences a library that logs too much. The AMQP client warns of every message that the broker returns and of
-/// every orderly close; `broker/` counts and handles both itself. The entry precedes the configured filter, so
-/// a filter that names the target wins.
-const QUIETER: &str = "lapin=off";
+/// Silences libraries that log too much. The AMQP client warns of every message that the broker returns and of
+/// every orderly close; `broker/` counts and handles both itself. The pools of the database client report each
+/// connection that `store/` refuses as an error; `store/` handles it. The entries precede the configured filter, so
+/// a filter that names a target wins.
+const QUIETER: &str = "lapin=off,sqlx_core::pool::inner=off";
 
 /// The reason why logging cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -28,21 +30,46 @@ pub enum Error {
     Filter(#[source] ParseError),
     #[error("logging is already running")]
     Started(#[source] TryInitError),
+    #[error("the log has no filter any more")]
+    Replaced(#[source] reload::Error),
+}
+
+/// Replaces the filter of a log that runs. Events that the filter drops cost as little as before: each place in the
+/// code remembers the filter's answer, and asks again only after a change.
+pub struct LogFilter(Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>);
+
+impl LogFilter {
+    /// Lets these lines through from now on: a level, or `target=level` directives.
+    pub fn set(&self, log: &str) -> Result<(), Error> {
+        (self.0)(filter(log)?).map_err(Error::Replaced)
+    }
+}
+
+impl fmt::Debug for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogFilter").finish_non_exhaustive()
+    }
 }
 
 /// Starts logging for the whole process. `node` names the source of the lines.
-pub fn start(telemetry: &Telemetry, node: &str) -> Result<(), Error> {
+pub fn start(telemetry: &Telemetry, node: &str) -> Result<LogFilter, Error> {
     use tracing_subscriber::util::SubscriberInitExt;
 
     let lines = tracing_subscriber::fmt().with_env_filter(filter(&telemetry.log)?).with_writer(std::io::stderr);
-    match telemetry.format {
-        Format::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
+    let (started, filter) = match telemetry.format {
+        Format::Text => {
+            let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
+            let handle = lines.reload_handle();
+            (lines.finish().try_init(), LogFilter(Box::new(move |filter| handle.reload(filter))))
+        }
         Format::Json => {
             let json = lines.json().flatten_event(true).with_current_span(false).with_span_list(true);
-            json.map_event_format(|lines| Named::new(lines, node)).finish().try_init()
+            let lines = json.map_event_format(|lines| Named::new(lines, node)).with_filter_reloading();
+            let handle = lines.reload_handle();
+            (lines.finish().try_init(), LogFilter(Box::new(move |filter| handle.reload(filter))))
         }
-    }
-    .map_err(Error::Started)
+    };
+    started.map(|()| filter).map_err(Error::Started)
 }
 
 /// Lines of JSON with the node's name at the end of each.

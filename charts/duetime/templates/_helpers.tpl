@@ -163,6 +163,9 @@ shards = {{ toJson . }}
 {{- with .maxConnections }}
 max_connections = {{ int64 . }}
 {{- end }}
+{{- if .requireSynchronousStandby }}
+require_synchronous_standby = true
+{{- end }}
 {{- end }}
 
 [amqp]
@@ -237,7 +240,7 @@ queues = {{ toJson . }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- range $section := list "audit" "console" "scheduler" "queues" "telemetry" }}
+{{- range $section := list "cluster" "audit" "console" "scheduler" "queues" "telemetry" }}
 {{- with index $.Values.config $section }}
 
 [{{ $section }}]
@@ -393,9 +396,21 @@ etcd: {{ .password | toString | b64enc }}
 {{- end }}
 {{- end }}
 
-{{/* What rolls the pods when it changes. Secrets of yours are not seen: restart the nodes after changing one. */}}
+{{/* What rolls the pods when it changes: all but what a running node takes over from the ConfigMap by itself. Secrets of yours are not seen: restart
+the nodes after changing one. */}}
 {{- define "duetime.checksums" -}}
-checksum/config: {{ include "duetime.config" . | sha256sum }}
+{{- $fixed := deepCopy .Values }}
+{{- $_ := set $fixed "delayExchanges" list }}
+{{- with $fixed.config.telemetry }}
+{{- $_ := unset . "log" }}
+{{- end }}
+{{- /* Variables belong to tokens by number, and a running process keeps its own. */}}
+{{- $bound := list }}
+{{- range $fixed.auth.tokens }}
+{{- if .existingSecret }}{{ $bound = append $bound . }}{{ end }}
+{{- end }}
+{{- $_ := set $fixed.auth "tokens" $bound -}}
+checksum/config: {{ include "duetime.config" (merge (dict "Values" $fixed) (omit . "Values")) | sha256sum }}
 {{- with include "duetime.secrets" . }}
 checksum/secrets: {{ . | sha256sum }}
 {{- end }}

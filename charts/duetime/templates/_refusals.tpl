@@ -32,7 +32,6 @@
   {{- $place := .url | default (printf "%s/%s" .existingSecret (.existingSecretKey | default "url")) }}
   {{- if has $place $urls }}{{ $wrong = append $wrong (printf "%s: is the same as another database; each needs a PostgreSQL database of its own" $key) }}{{ end }}
   {{- $urls = append $urls $place }}
-  {{- if and $several (not .shards) }}{{ $wrong = append $wrong (printf "%s.shards: is missing; with several databases, each must name its shards" $key) }}{{ end }}
 {{- end }}
 
 {{- /* Each shard has exactly one database: ranges that do not overlap, as many shards as the last one's number says. */}}
@@ -52,7 +51,10 @@
     {{- $end = max $end (add $last 1) }}
   {{- end }}
 {{- end }}
-{{- if and (eq (len $ranges) (len .databases)) (lt (int $count) (int $end)) }}{{ $wrong = append $wrong (printf "databases: their shards leave a gap; together they must cover 0 to %d" (sub $end 1)) }}{{ end }}
+{{- if and $ranges (lt (int $count) (int $end)) }}{{ $wrong = append $wrong (printf "databases: their shards leave a gap; together they must cover 0 to %d" (sub $end 1)) }}{{ end }}
+{{- with .config.cluster.shards }}
+  {{- if and $ranges (ne (int .) (int $end)) }}{{ $wrong = append $wrong (printf "config.cluster.shards: is %d, but the ranges of the databases hold the shards up to %d; leave one of them out" (int .) (sub $end 1)) }}{{ end }}
+{{- end }}
 
 {{- with .etcd }}
   {{- if and .username (not (or .password .existingSecret)) }}{{ $wrong = append $wrong "etcd.username: is set without a password; set etcd.existingSecret or etcd.password" }}{{ end }}

@@ -3,7 +3,10 @@
 //! When etcd stalls, all leases run out at once, although every node is well. Reassigning would then move every shard
 //! for no reason, at the worst moment.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{cluster::view::Member, ids::NodeName, time::UnixMicros};
 
@@ -23,7 +26,8 @@ pub enum Pace {
 ///
 /// The assignment freezes when two or more members, and more than a third of them, vanish within one TTL. It stays
 /// frozen for two TTLs, or until so many are back that the rest would not have frozen it. A member that announced its
-/// leaving does not count, and one that vanishes alone never freezes the assignment.
+/// leaving does not count, nor does one whose process is known to have ended, and one that vanishes alone never freezes
+/// the assignment.
 ///
 /// Every node should observe all the time, not only the master. A stall may be the reason that a node becomes master,
 /// and that node must know the members from before the stall.
@@ -40,11 +44,18 @@ impl Freeze {
         Self::default()
     }
 
-    /// Records the current members. `ttl` is that of the members' leases.
-    pub fn observe(&mut self, members: &BTreeMap<NodeName, Member>, now: UnixMicros, ttl: Duration) -> Pace {
-        self.vanished.retain(|name, _| !members.contains_key(name));
+    /// Records the current members. `ended`: the names of those whose processes are known to have ended. `ttl` is that
+    /// of the members' leases.
+    pub fn observe(
+        &mut self,
+        members: &BTreeMap<NodeName, Member>,
+        ended: &BTreeSet<NodeName>,
+        now: UnixMicros,
+        ttl: Duration,
+    ) -> Pace {
+        self.vanished.retain(|name, _| !members.contains_key(name) && !ended.contains(name));
         for name in self.present.drain(..) {
-            if !members.contains_key(&name) {
+            if !members.contains_key(&name) && !ended.contains(&name) {
                 self.vanished.insert(name, now);
             }
         }

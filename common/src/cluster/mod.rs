@@ -3,6 +3,9 @@
 pub mod drain;
 mod membership;
 pub mod ownership;
+pub mod realm;
+pub mod seen;
+pub mod suspicion;
 mod view;
 
 pub use membership::{Freeze, Pace};

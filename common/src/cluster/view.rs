@@ -6,10 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{DatabaseName, Epoch, NodeId, NodeName, ShardId, Term},
-    shard::{
-        ShardRange,
-        assign::{Assignment, AssignmentProblem, ShardGroup},
-    },
+    shard::assign::{Assignment, AssignmentProblem, ShardGroup},
     time::UnixMicros,
 };
 
@@ -31,7 +28,6 @@ pub struct ClusterView {
 pub struct Member {
     pub node: NodeId,
     /// The URL of its HTTP interface.
-    #[serde(default)]
     pub url: Option<String>,
     /// The node is leaving: it gives up its shards and takes no new ones.
     #[serde(default)]
@@ -39,9 +35,15 @@ pub struct Member {
     /// The databases that it cannot reach.
     #[serde(default)]
     pub unfit: BTreeSet<DatabaseName>,
+    /// The databases that it has used since it started. Version 0.1.0 does not say.
+    #[serde(default)]
+    pub databases: Option<BTreeSet<DatabaseName>>,
     /// Whether it cannot reach the broker.
     #[serde(default)]
     pub broker_unfit: bool,
+    /// A session of the first database holds its presence lock. Earlier versions take none.
+    #[serde(default)]
+    pub presence: bool,
     #[serde(default)]
     pub version: String,
     pub started_at: UnixMicros,
@@ -50,7 +52,8 @@ pub struct Member {
 impl Member {
     /// Whether the node could own shards of that database.
     pub(crate) fn is_fit_for(&self, database: &DatabaseName) -> bool {
-        !self.leaving && !self.broker_unfit && !self.unfit.contains(database)
+        let is_used = self.databases.as_ref().is_none_or(|databases| databases.contains(database));
+        !self.leaving && !self.broker_unfit && is_used && !self.unfit.contains(database)
     }
 }
 
@@ -73,7 +76,6 @@ pub struct AssignmentRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerRecord {
     pub node: NodeId,
-    #[serde(default)]
     pub epoch: Option<Epoch>,
 }
 
@@ -88,6 +90,21 @@ impl ClusterView {
         self.members.get(&node.name).filter(|member| member.node == *node)
     }
 
+    /// Why no shard may come to the database yet: a member does not use it, or does not say. The shard would be out of
+    /// its reach.
+    pub fn not_used_by(&self, database: &DatabaseName) -> Option<String> {
+        let uses = |member: &Member| member.databases.as_ref().is_some_and(|databases| databases.contains(database));
+        let without: Vec<&str> =
+            self.members.iter().filter(|(_, member)| !uses(member)).map(|(name, _)| name.as_str()).collect();
+        (!without.is_empty()).then(|| {
+            format!(
+                "database `{database}` receives no shards before every node uses it; these do not: {}. Add it to the \
+                 configuration of each, and look at their logs",
+                without.join(", ")
+            )
+        })
+    }
+
     /// The node that should own `shard`.
     pub(crate) fn assigned(&self, shard: ShardId) -> Option<&NodeId> {
         self.assignment.as_ref()?.assignment.owner(shard)
@@ -96,7 +113,7 @@ impl ClusterView {
     /// The problem that the master has to solve, given the shards of each database.
     ///
     /// Drained members are left out, unless a database has no others: its shards must never be without an owner.
-    pub fn problem(&self, databases: &[(DatabaseName, ShardRange)]) -> AssignmentProblem {
+    pub fn problem(&self, databases: &[(DatabaseName, BTreeSet<ShardId>)]) -> AssignmentProblem {
         let fit = |database: &DatabaseName| {
             let fit = || self.members.values().filter(|member| member.is_fit_for(database)).map(|member| &member.node);
             let staying: BTreeSet<NodeId> = fit().filter(|node| !self.drained.contains(*node)).cloned().collect();
@@ -104,7 +121,11 @@ impl ClusterView {
         };
         let groups = databases
             .iter()
-            .map(|(database, shards)| ShardGroup { database: database.clone(), shards: *shards, fit: fit(database) })
+            .map(|(database, shards)| ShardGroup {
+                database: database.clone(),
+                shards: shards.clone(),
+                fit: fit(database),
+            })
             .collect();
         AssignmentProblem { groups }
     }

@@ -118,8 +118,8 @@ impl DelayHeap {
     }
 
     /// Removes every entry of a shard and returns their number. Looks at all entries.
-    pub fn drop_shard(&mut self, shard: ShardId) -> usize {
-        let of_shard = |(_, slot): &(UnixMicros, u32)| self.slots[*slot as usize].id.shard() == shard;
+    pub fn drop_shards(&mut self, shards: &[ShardId]) -> usize {
+        let of_shard = |(_, slot): &(UnixMicros, u32)| shards.contains(&self.slots[*slot as usize].id.shard());
         let slots: Vec<u32> = self.order.iter().filter(|place| of_shard(place)).map(|(_, slot)| *slot).collect();
         for slot in &slots {
             self.vacate(*slot);

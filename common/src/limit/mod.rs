@@ -6,6 +6,7 @@ mod usage_counter;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::field::FieldError;
 pub use bucket::Bucket;
@@ -35,19 +36,15 @@ crate::labelled! {
 }
 
 /// Limits of one token. They count everything in the token's queues, no matter which caller made it.
+#[skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenLimits {
     /// The most requests a second, on each node.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_bytes: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub schedules: Option<i64>,
 }
 

@@ -127,7 +127,7 @@ impl UsageCounter {
 
     /// Stores the result of a count. Tasks answered while it ran may count twice until the next one.
     pub fn counted(&mut self, usage: Usage, extent: CountCoverage, now: Instant) {
-        let (seen, began) = self.counting.take().unwrap_or((Usage::default(), now));
+        let (seen, began) = self.counting.take().unwrap_or_else(|| (Usage::default(), now));
         self.accepted = self.accepted.minus(seen);
         self.failed = None;
         self.count = Some(Count { usage, at: now, cost: now.saturating_duration_since(began), extent });

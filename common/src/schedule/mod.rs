@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 
 use chrono::SecondsFormat;
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     field::FieldError,
-    ids::{QueueName, ScheduleName, TaskId},
+    ids::{QueueName, ScheduleName},
     queue::{MAX_NAME_CHARS, Settle},
     retry::RetryPolicy,
-    task::{BusinessKey, Content, NewTask, OnDuplicate, TaskState},
+    task::{BusinessKey, Content, OnDuplicate, TaskState, ValidTask},
     time::UnixMicros,
 };
 pub use calendar::{Calendar, When};
@@ -24,6 +25,7 @@ pub(crate) const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// A schedule's definition without its name and its payload. A stored field that is absent takes its default, so that
 /// a schedule of an older version can always be read.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rules {
     pub queue: QueueName,
@@ -37,16 +39,11 @@ pub struct Rules {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     pub priority: i16,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<i32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
     /// The time from the fire time to the task's expiry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_after_ms: Option<i64>,
 }
 
@@ -84,24 +81,27 @@ pub fn key_of(schedule: &ScheduleName, fire_at: UnixMicros) -> String {
 
 impl Rules {
     /// The task of one fire time.
-    pub fn task(&self, schedule: &ScheduleName, payload: Vec<u8>, fire: Fire, id: TaskId) -> NewTask {
-        let key = key_of(schedule, fire.at);
-        let keyed = BusinessKey { key, version: 0, on_duplicate: OnDuplicate::Keep };
+    pub fn task_of(self, schedule: &ScheduleName, payload: Vec<u8>, fire: Fire) -> ValidTask {
+        let keyed = BusinessKey { key: key_of(schedule, fire.at), version: 0, on_duplicate: OnDuplicate::Keep };
+        ValidTask { due_now: fire.buffered, keyed: Some(keyed), ..self.task_now(payload, fire.at) }
+    }
+
+    /// A task outside the calendar, due at once.
+    pub fn task_now(self, payload: Vec<u8>, now: UnixMicros) -> ValidTask {
         let wait_ms = self.expires_after_ms.map(|wait_ms| u64::try_from(wait_ms).unwrap_or(0));
-        NewTask {
-            id,
-            queue: self.queue.clone(),
-            due_at: fire.at,
-            due_now: fire.buffered,
-            content: Content { payload, content_type: self.content_type.clone(), headers: self.headers.clone() },
+        ValidTask {
+            queue: self.queue,
+            due_at: now,
+            due_now: true,
+            content: Content { payload, content_type: self.content_type, headers: self.headers },
             priority: self.priority,
-            keyed: Some(keyed),
-            partition_key: self.partition_key.clone(),
+            keyed: None,
+            partition_key: self.partition_key,
             depends_on: Vec::new(),
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
             retry: self.retry,
-            expires_at: wait_ms.map(|wait_ms| fire.at.plus(std::time::Duration::from_millis(wait_ms))),
+            expires_at: wait_ms.map(|wait_ms| now.plus(std::time::Duration::from_millis(wait_ms))),
             envelope: None,
         }
     }

@@ -7,10 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    ids::{DatabaseName, NodeId, ShardId},
-    shard::ShardRange,
-};
+use crate::ids::{DatabaseName, NodeId, ShardId};
 
 /// The nodes that could own shards, by database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +19,7 @@ pub struct AssignmentProblem {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardGroup {
     pub database: DatabaseName,
-    pub shards: ShardRange,
+    pub shards: BTreeSet<ShardId>,
     pub fit: BTreeSet<NodeId>,
 }
 
@@ -53,16 +50,19 @@ impl Assignment {
 /// The assignment for `problem` that moves the fewest shards away from `previous`.
 ///
 /// In each group every shard has an owner, all owners are fit, and no two fit nodes differ by more than one shard. A
-/// group without a fit node keeps its owners: an owner in trouble is better than none.
+/// group without a fit node keeps its owners: an owner in trouble is better than none. So does a shard of no group,
+/// because its database could not be read.
 ///
 /// The same problem always has the same answer, in whatever order the groups are listed. Solving again with the
 /// answer as `previous` changes nothing. Between choices with equally many moves, the node with the least load in all
 /// groups goes first, then the first by name.
 pub fn solve(problem: &AssignmentProblem, previous: &Assignment) -> Assignment {
     let mut groups: Vec<&ShardGroup> = problem.groups.iter().collect();
-    groups.sort_by_key(|group| group.shards);
-    let shard_count = groups.iter().map(|group| usize::from(group.shards.last().number()) + 1).max().unwrap_or(0);
-    let mut solution = Assignment { owners: vec![None; shard_count] };
+    groups.sort_by(|one, other| one.shards.cmp(&other.shards));
+    let last = groups.iter().filter_map(|group| group.shards.last()).max();
+    let shard_count = last.map_or(0, |last| usize::from(last.number()) + 1);
+    let mut solution = previous.clone();
+    solution.owners.resize(shard_count.max(previous.owners.len()), None);
     let mut load: BTreeMap<&NodeId, usize> = BTreeMap::new();
     for group in groups {
         let owners =
@@ -70,15 +70,15 @@ pub fn solve(problem: &AssignmentProblem, previous: &Assignment) -> Assignment {
         for (shard, owner) in group.shards.iter().zip(owners) {
             if let Some(owner) = owner {
                 *load.entry(owner).or_default() += 1;
-                solution.owners[usize::from(shard.number())] = Some(owner.clone());
             }
+            solution.owners[usize::from(shard.number())] = owner.cloned();
         }
     }
     solution
 }
 
 fn unchanged_owners<'a>(group: &ShardGroup, previous: &'a Assignment) -> Vec<Option<&'a NodeId>> {
-    group.shards.iter().map(|shard| previous.owner(shard)).collect()
+    group.shards.iter().map(|shard| previous.owner(*shard)).collect()
 }
 
 /// Divides one group's shards among its fit nodes: each node keeps shards up to its quota, and the rest goes where
@@ -88,7 +88,7 @@ fn divided<'a>(
     previous: &Assignment,
     load: &BTreeMap<&'a NodeId, usize>,
 ) -> Vec<Option<&'a NodeId>> {
-    let held = |shard| previous.owner(shard).and_then(|node| group.fit.get(node));
+    let held = |shard: &ShardId| previous.owner(*shard).and_then(|node| group.fit.get(node));
     let mut room = quotas(group, &held, load);
     let mut owners: Vec<Option<&NodeId>> = group
         .shards
@@ -112,15 +112,15 @@ fn divided<'a>(
 /// more than the even share, because every other choice would move one shard more.
 fn quotas<'a>(
     group: &'a ShardGroup,
-    held: &impl Fn(ShardId) -> Option<&'a NodeId>,
+    held: &impl Fn(&ShardId) -> Option<&'a NodeId>,
     load: &BTreeMap<&'a NodeId, usize>,
 ) -> BTreeMap<&'a NodeId, usize> {
     let mut holds: BTreeMap<&NodeId, usize> = group.fit.iter().map(|node| (node, 0)).collect();
     for owner in group.shards.iter().filter_map(held) {
         *holds.get_mut(owner).expect("only fit nodes are held") += 1;
     }
-    let even = group.shards.count() / holds.len();
-    let uneven = group.shards.count() % holds.len();
+    let even = group.shards.len() / holds.len();
+    let uneven = group.shards.len() % holds.len();
     let mut order: Vec<(&NodeId, usize)> = holds.into_iter().collect();
     order.sort_by_key(|(node, holds)| (*holds <= even, load.get(node).copied().unwrap_or(0), *node));
     order.into_iter().enumerate().map(|(place, (node, _))| (node, even + usize::from(place < uneven))).collect()

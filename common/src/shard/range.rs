@@ -61,6 +61,12 @@ impl fmt::Display for ShardRange {
 #[error("`{0}` is not a range of shards: write `0-127`, the first not above the last, both at most 65535")]
 pub struct NotARange(String);
 
+impl NotARange {
+    pub(super) fn of(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
 impl FromStr for ShardRange {
     type Err = NotARange;
 

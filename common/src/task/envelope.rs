@@ -6,6 +6,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_with::skip_serializing_none;
 
 /// The deepest nesting of tables. Beyond some forty levels JSON is not read back.
 pub(crate) const MAX_DEPTH: usize = 16;
@@ -19,38 +20,26 @@ pub struct Envelope {
 }
 
 /// All properties of an AMQP message.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Properties {
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub content_encoding: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub headers: Option<Table>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_mode: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub correlation_id: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reply_to: Option<Text>,
     /// The time to live in ms, as text.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub expiration: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub message_id: Option<Text>,
     /// A moment in Unix seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<u64>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type")]
     pub kind: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub user_id: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub app_id: Option<Text>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<Text>,
 }
 

@@ -12,7 +12,10 @@ pub mod trace;
 pub mod verdict;
 pub mod voucher;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    ops::{Deref, DerefMut},
+};
 
 use serde::Deserialize;
 
@@ -27,11 +30,11 @@ pub use envelope::Envelope;
 pub use state::TaskState;
 pub use trace::TraceContext;
 
-/// A task as it is first written. Only the queue's policy is looked up later.
+/// A checked task, which only lacks an id. Only the queue's policy is looked up later.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NewTask {
-    pub id: TaskId,
+pub struct ValidTask {
     pub queue: QueueName,
+    /// The due time, never before the moment of the check: a past due time means now.
     pub due_at: UnixMicros,
     /// The task is due at once: the database's time of the insert becomes its due time.
     pub due_now: bool,
@@ -50,7 +53,28 @@ pub struct NewTask {
     pub envelope: Option<Box<Envelope>>,
 }
 
-impl NewTask {
+/// A task as it is first written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewTask {
+    pub id: TaskId,
+    pub task: ValidTask,
+}
+
+impl Deref for NewTask {
+    type Target = ValidTask;
+
+    fn deref(&self) -> &ValidTask {
+        &self.task
+    }
+}
+
+impl DerefMut for NewTask {
+    fn deref_mut(&mut self) -> &mut ValidTask {
+        &mut self.task
+    }
+}
+
+impl ValidTask {
     /// Whether the insert has to decide about the task: its key may exist already, or its dependencies may depend on
     /// it.
     pub const fn is_put(&self) -> bool {

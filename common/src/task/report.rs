@@ -27,9 +27,9 @@ pub struct ResultBody {
     pub status: ReportStatus,
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
     pub status_code: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
     /// The wait before the next attempt; it overrides the back-off.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
@@ -38,7 +38,7 @@ pub struct ResultBody {
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::whole")]
     pub progress: Option<i16>,
     /// The name of the worker.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     /// The number of the attempt in a report over HTTP; over AMQP a header holds it.
     #[serde(default, skip_serializing, deserialize_with = "json::whole")]

@@ -33,11 +33,6 @@ crate::labelled! {
 }
 
 impl TaskState {
-    /// The state with that label, or `None`.
-    pub fn parse(label: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.text() == label)
-    }
-
     /// Whether the task is finished and does not change by itself any more. It is kept for the retention time, then
     /// dropped.
     pub const fn is_final(self) -> bool {

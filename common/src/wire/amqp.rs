@@ -15,6 +15,9 @@ pub const SUBMIT: &str = "duetime.submit";
 /// The queue for messages that cannot be tasks.
 pub const INVALID: &str = "duetime.submit.invalid";
 
+/// The queue that says which cluster the virtual host belongs to, in its arguments. It holds no messages.
+pub const CLUSTER: &str = "duetime.cluster";
+
 /// A topic exchange in front of two of these: `result.<queue>` leads to [`RESULTS`], `submit.<queue>` to [`SUBMIT`].
 /// With it, RabbitMQ's topic permissions can restrict a user's reports and submissions to certain queues.
 pub const IN: &str = "duetime.in";

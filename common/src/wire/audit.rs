@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 use uuid::Uuid;
 
 use crate::{
@@ -58,23 +59,20 @@ impl AuditFilter {
 }
 
 /// One action, done or refused.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEventView {
     pub at: UnixMicros,
     /// The name of the token, or `anonymous`.
     pub who: String,
     /// The id of the token, if it was made over the API.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who_id: Option<i64>,
     pub what: String,
     pub target: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The HTTP status of the answer.
     pub status: u16,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     /// The node that answered.
     pub node: String,

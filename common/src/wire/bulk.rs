@@ -105,9 +105,7 @@ pub struct BulkRequest {
     #[serde(default, deserialize_with = "json::whole")]
     pub limit: Option<u32>,
     /// Continues where the previous answer ended; all other fields must be as in that request.
-    #[serde(default)]
     pub cursor: Option<String>,
-    #[serde(default)]
     pub due_at: Option<UnixMicros>,
     #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
@@ -234,7 +232,7 @@ pub struct BulkAnswer {
     /// Set when there may be more tasks. `None`: the walk is complete.
     pub next_cursor: Option<BulkCursor>,
     /// The problem that ended the request early. The cursor continues with the batch that failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<Problem>,
 }
 

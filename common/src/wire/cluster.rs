@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster::ClusterView,
     ids::{DatabaseName, Epoch, Incarnation, NodeId, NodeName, ShardId, Term},
-    shard::ShardRange,
     time::UnixMicros,
 };
 
@@ -74,15 +73,16 @@ impl ClusterReport {
     pub fn of(
         me: &NodeId,
         view: Option<&ClusterView>,
-        databases: &[(DatabaseName, ShardRange)],
+        databases: &[(DatabaseName, BTreeSet<ShardId>)],
         frozen_until: Option<UnixMicros>,
     ) -> Self {
         let nothing = ClusterView::default();
         let view = view.unwrap_or(&nothing);
-        let shards = databases
+        let mut shards: Vec<ShardReport> = databases
             .iter()
-            .flat_map(|(database, range)| range.iter().map(move |shard| shard_report(view, database, shard)))
+            .flat_map(|(database, shards)| shards.iter().map(move |shard| shard_report(view, database, *shard)))
             .collect();
+        shards.sort_by_key(|report| report.shard);
         Self {
             node: me.clone(),
             nodes: node_reports(view),
@@ -141,7 +141,7 @@ mod tests {
         own(&mut view, ShardId::new(0), node("other"));
         view.candidates = vec![Candidate { term: Term::from_revision(9), node: node("other") }];
         view.drained = [node("other")].into();
-        let databases = [(DatabaseName::new("main"), ShardRange::all(3))];
+        let databases = [(DatabaseName::new("main"), (0..3).map(ShardId::new).collect())];
         let report = ClusterReport::of(&me(), Some(&view), &databases, Some(UnixMicros::new(5)));
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["master"], serde_json::json!({"name": "other", "term": 9}));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn before_etcd_is_reached_every_shard_is_shown_without_an_owner() {
-        let databases = [(DatabaseName::new("main"), ShardRange::all(2))];
+        let databases = [(DatabaseName::new("main"), (0..2).map(ShardId::new).collect())];
         let report = ClusterReport::of(&me(), None, &databases, None);
         assert_eq!((report.nodes.len(), report.master, report.shards.len()), (0, None, 2));
         assert!(report.shards.iter().all(|shard| shard.owner.is_none() && shard.assigned.is_none()));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_with::skip_serializing_none;
 
 use crate::{
     ids::{Attempt, QueueName, TaskId},
@@ -15,6 +16,7 @@ use crate::{
 };
 
 /// One exported task. Fields that do not apply are left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExportedTask {
     pub id: TaskId,
@@ -25,49 +27,33 @@ pub struct ExportedTask {
     /// The number of claims.
     pub attempt: Attempt,
     pub priority: i16,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The version of a task with a key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
     /// The payload, byte for byte as submitted. Either this or `payload_base64` is set.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present")]
     pub payload: Option<Box<RawValue>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
     pub content_type: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMicros>,
     /// The task's own value; without one, the queue's applies. `timeout_ms` and `retry` work alike.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<i32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
     /// The dependencies that have not succeeded yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<Dependency>,
     /// The envelope of a message that waits here for a delay exchange. Such a message cannot be submitted as a task.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envelope: Option<Box<Envelope>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivered_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_code: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<i16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<AttemptView>,
@@ -81,31 +67,23 @@ pub struct ExportEnd {
 }
 
 /// The submission that recreates an exported task.
+#[skip_serializing_none]
 #[derive(Debug, Serialize)]
 pub struct Resubmission<'a> {
     pub queue: &'a QueueName,
     pub due_at: UnixMicros,
     pub priority: i16,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<&'a str>,
     pub content_type: &'a str,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: &'a BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMicros>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
     #[serde(skip_serializing_if = "<[Dependency]>::is_empty")]
     pub depends_on: &'a [Dependency],
@@ -149,7 +127,7 @@ mod tests {
         r#""attempts":[{"attempt":1,"reason":"failed","error":"no"}]}"#,
     );
 
-    fn resubmitted(line: &str, key_from_id: bool) -> crate::wire::ValidTask {
+    fn resubmitted(line: &str, key_from_id: bool) -> crate::task::ValidTask {
         let task: ExportedTask = serde_json::from_str(line).unwrap();
         let request = serde_json::to_string(&task.resubmission(key_from_id)).unwrap();
         TaskRequest::parse(&request).unwrap().validate(UnixMicros::new(5), &Limits::default()).unwrap()

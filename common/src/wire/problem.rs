@@ -3,6 +3,7 @@
 use std::{borrow::Cow, fmt};
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     field::FieldError,
@@ -15,6 +16,7 @@ use crate::{
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
 /// Why a request failed, for a person (`title`, `detail`) and for a program (`type`, `field`, `state`, `index`).
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     /// `urn:duetime:problem:<slug>`; every problem of one kind has the same slug.
@@ -26,33 +28,27 @@ pub struct Problem {
     /// A whole sentence: the fault of this very request, and what to do.
     pub detail: String,
     /// The field that caused the problem, spelled as in the request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<Cow<'static, str>>,
     /// The state of the task, which does not allow the request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<TaskState>,
     /// The index of the element in a batch, from 0.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
     /// The limit that is reached.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Box<Reached>>,
     /// When to try again, in seconds; also the `Retry-After` header.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
     /// For an internal error: the id under which the node's log has the reason.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_id: Option<String>,
 }
 
 /// A limit that leaves no room.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reached {
     /// The name from [`Limit::text`].
     pub name: Cow<'static, str>,
     pub most: i64,
     /// The usage; absent for a rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
 }
 

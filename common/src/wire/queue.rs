@@ -1,6 +1,7 @@
 //! Queues in requests and answers.
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     ids::QueueName,
@@ -99,6 +100,7 @@ impl QueueRequest {
 }
 
 /// A queue with its policy and the number of its tasks in each state.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QueueView {
     pub name: QueueName,
@@ -107,9 +109,7 @@ pub struct QueueView {
     #[serde(default)]
     pub counts: Counts,
     /// Absent for a queue that was never set or used.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_at: Option<UnixMicros>,
 }
 
@@ -175,7 +175,6 @@ impl Counts {
 pub struct QueueList {
     pub queues: Vec<QueueView>,
     /// `None` on the last page.
-    #[serde(default)]
     pub next_cursor: Option<String>,
 }
 

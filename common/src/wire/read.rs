@@ -167,14 +167,16 @@ mod tests {
         object::<T>(raw).err()
     }
 
+    type Refused = fn(&str) -> Option<Problem>;
+
     /// Collects the names of the objects with fields that `schema` refers to.
     fn objects(schemas: &serde_json::Value, schema: &serde_json::Value, found: &mut Vec<String>) {
         match schema {
             serde_json::Value::Object(fields) => {
-                if let Some(name) = fields.get("$ref").and_then(|name| name.as_str()?.rsplit('/').next()) {
-                    if schemas[name].to_string().contains("\"properties\"") {
-                        found.push(name.to_owned());
-                    }
+                if let Some(name) = fields.get("$ref").and_then(|name| name.as_str()?.rsplit('/').next())
+                    && schemas[name].to_string().contains("\"properties\"")
+                {
+                    found.push(name.to_owned());
                 }
                 fields.values().for_each(|inner| objects(schemas, inner, found));
             }
@@ -188,7 +190,7 @@ mod tests {
         let document: serde_json::Value =
             serde_json::from_str(include_str!("../../../scheduler-node/src/http/openapi.json")).unwrap();
         let schemas = &document["components"]["schemas"];
-        let requests: [(&str, &str, fn(&str) -> Option<Problem>); 6] = [
+        let requests: [(&str, &str, Refused); 6] = [
             ("TaskRequest", r#""queue":"q""#, refused::<crate::wire::TaskRequest>),
             ("QueueRequest", r#""settle":"result""#, refused::<crate::wire::QueueRequest>),
             ("ScheduleRequest", r#""queue":"q""#, refused::<crate::wire::ScheduleRequest>),

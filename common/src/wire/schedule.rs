@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_with::skip_serializing_none;
 
 use crate::{
     field::FieldError,
@@ -140,6 +141,7 @@ impl NextQuery {
 }
 
 /// The current state of a schedule. Fields that do not apply are left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScheduleView {
     pub name: ScheduleName,
@@ -147,9 +149,8 @@ pub struct ScheduleView {
     pub rules: Rules,
     pub paused: bool,
     /// Absent in lists.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present")]
     pub payload: Option<Box<RawValue>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
     /// The payload and headers are left out, because the caller's role shows no data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -157,11 +158,8 @@ pub struct ScheduleView {
     /// Empty while the schedule is paused.
     pub next_fire_times: Vec<UnixMicros>,
     /// A fire time that waits until the last task is finished.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buffered_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_fire_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_task_id: Option<TaskId>,
     pub created_at: UnixMicros,
     pub updated_at: UnixMicros,

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use crate::{
     ids::QueueName,
     task::{
-        Content, Envelope, OnDuplicate,
+        Content, Envelope, OnDuplicate, ValidTask,
         envelope::{Field, MAX_DEPTH, Properties, Text},
     },
     time::UnixMicros,
     wire::{
-        Limits, Problem, TaskRequest, ValidTask,
+        Limits, Problem, TaskRequest,
         check::{BYTES, DEFAULT_PRIORITY, check_headers, check_short, check_size},
     },
 };
@@ -185,8 +185,8 @@ fn set(request: &mut TaskRequest, option: &str, field: &Field) -> Result<(), Pro
 }
 
 fn on_duplicate(name: &str, requested: &str) -> Result<OnDuplicate, Problem> {
-    let known = OnDuplicate::ALL.into_iter().find(|mode| mode.text() == requested);
-    known.ok_or_else(|| refuse(name, format!("`{name}` must be keep, reject, replace or version, not `{requested}`")))
+    OnDuplicate::parse(requested)
+        .ok_or_else(|| refuse(name, format!("`{name}` must be keep, reject, replace or version, not `{requested}`")))
 }
 
 /// The due time of the message; `None` when it does not wait. The delay in the header is negated: a second delay

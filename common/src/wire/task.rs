@@ -7,10 +7,10 @@ use serde_json::value::RawValue;
 
 use crate::{
     field::FieldError,
-    ids::{QueueName, TaskId},
+    ids::QueueName,
     json, queue,
     retry::RetryPolicy,
-    task::{BusinessKey, Content, Dependency, Envelope, NewTask, OnDuplicate, trace::Upstream},
+    task::{BusinessKey, Content, OnDuplicate, ValidTask, trace::Upstream},
     time::UnixMicros,
     wire::{
         Limits, Problem,
@@ -26,17 +26,12 @@ use crate::{
 pub struct TaskRequest {
     pub queue: String,
     /// The payload; it is kept byte for byte.
-    #[serde(default)]
     pub payload: Option<Box<RawValue>>,
-    #[serde(default)]
     pub payload_base64: Option<String>,
-    #[serde(default)]
     pub content_type: Option<String>,
     #[serde(default, deserialize_with = "json::whole")]
     pub delay_ms: Option<i64>,
-    #[serde(default)]
     pub due_at: Option<UnixMicros>,
-    #[serde(default)]
     pub partition_key: Option<String>,
     #[serde(default, deserialize_with = "json::whole")]
     pub priority: Option<i16>,
@@ -44,46 +39,19 @@ pub struct TaskRequest {
     pub max_attempts: Option<i32>,
     #[serde(default, deserialize_with = "json::whole")]
     pub timeout_ms: Option<i64>,
-    #[serde(default)]
     pub retry: Option<RetryPolicy>,
-    #[serde(default)]
     pub expires_at: Option<UnixMicros>,
     #[serde(default, deserialize_with = "json::whole")]
     pub expires_after_ms: Option<i64>,
-    #[serde(default)]
     pub headers: Option<BTreeMap<String, String>>,
-    #[serde(default)]
     pub key: Option<String>,
     #[serde(default, deserialize_with = "json::whole")]
     pub version: Option<i64>,
-    #[serde(default)]
     pub on_duplicate: Option<OnDuplicate>,
-    #[serde(default)]
     pub depends_on: Option<Vec<DependencyRequest>>,
     /// The caller's place in a trace, if the request names one beside the task.
     #[serde(skip)]
     pub upstream: Option<Upstream>,
-}
-
-/// A checked task, which only lacks an id.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ValidTask {
-    pub queue: QueueName,
-    /// The due time, never before the moment of the check: a past due time means now.
-    pub due_at: UnixMicros,
-    /// The task is due at once.
-    pub due_now: bool,
-    pub content: Content,
-    pub priority: i16,
-    pub keyed: Option<BusinessKey>,
-    pub partition_key: Option<String>,
-    pub depends_on: Vec<Dependency>,
-    pub max_attempts: Option<i32>,
-    pub timeout_ms: Option<i64>,
-    pub retry: Option<RetryPolicy>,
-    pub expires_at: Option<UnixMicros>,
-    /// The envelope of a message that continues unchanged.
-    pub envelope: Option<Box<Envelope>>,
 }
 
 impl TaskRequest {
@@ -164,27 +132,6 @@ fn keyed(
     let version = version.unwrap_or(0);
     FieldError::within("version", version, 0, i64::MAX)?;
     Ok(Some(BusinessKey { key, version, on_duplicate: on_duplicate.unwrap_or_default() }))
-}
-
-impl ValidTask {
-    pub fn into_new(self, id: TaskId) -> NewTask {
-        NewTask {
-            id,
-            queue: self.queue,
-            due_at: self.due_at,
-            due_now: self.due_now,
-            content: self.content,
-            priority: self.priority,
-            keyed: self.keyed,
-            partition_key: self.partition_key,
-            depends_on: self.depends_on,
-            max_attempts: self.max_attempts,
-            timeout_ms: self.timeout_ms,
-            retry: self.retry,
-            expires_at: self.expires_at,
-            envelope: self.envelope,
-        }
-    }
 }
 
 #[cfg(test)]

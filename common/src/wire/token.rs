@@ -1,6 +1,7 @@
 //! Tokens in requests and answers. Only the answer that creates a token contains its secret.
 
 use serde::{Deserialize, Serialize};
+use serde_with::skip_serializing_none;
 
 use crate::{
     access::{Caller, Role, Scope},
@@ -23,7 +24,6 @@ pub struct TokenRequest {
     pub name: String,
     pub role: Role,
     /// Names of queues, or prefixes of names followed by `*`. Absent: all queues.
-    #[serde(default)]
     pub queues: Option<Vec<String>>,
     #[serde(default, deserialize_with = "super::list::moment")]
     pub expires_at: Option<UnixMicros>,
@@ -113,32 +113,24 @@ pub enum TokenSource {
 }
 
 /// The current state of a token. Fields that do not apply are left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenView {
     /// The id of a token that was made over the API; the audit shows it beside the name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
     pub name: String,
     pub role: Role,
     /// Absent: all queues.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<Vec<String>>,
     pub source: TokenSource,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_by: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_by: Option<String>,
     /// Absent: no limits of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<TokenLimits>,
     /// The secret, only in the answer that creates the token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
 }
 

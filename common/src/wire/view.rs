@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_with::skip_serializing_none;
 
 use crate::{
     ids::{Attempt, QueueName, ShardId, TaskId},
@@ -15,6 +16,7 @@ use crate::{
 };
 
 /// One task with its attempts and its result. Fields that do not apply are left out.
+#[skip_serializing_none]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskView {
     pub id: TaskId,
@@ -27,38 +29,26 @@ pub struct TaskView {
     pub max_attempts: i32,
     pub priority: i16,
     pub shard: ShardId,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The version of a task with a key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition_key: Option<String>,
     /// The payload, byte for byte as submitted. Either this or `payload_base64` is set; see [`Body`].
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present")]
     pub payload: Option<Box<RawValue>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
     pub content_type: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivered_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<UnixMicros>,
     /// The last result that the consumer reported, unchanged.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_code: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_msg: Option<String>,
     /// The progress in per cent, from the last heartbeat.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<i16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<AttemptView>,
@@ -161,32 +151,28 @@ impl Body {
 }
 
 /// One dependency of a task.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DependencyView {
     pub queue: QueueName,
     pub key: String,
     /// The state of the newest task with that key, if there is one. `dead`, `cancelled`, `expired` and `superseded`
     /// do not end the wait: that task must be retried, or a new one with its key must succeed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<TaskState>,
 }
 
 /// One attempt that is over.
+#[skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptView {
     pub attempt: Attempt,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_at: Option<UnixMicros>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<UnixMicros>,
     /// `timeout`, `rejected`, `failed`, `discarded` or `unroutable`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The consumer's error text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The RabbitMQ user who reported it, if the message named one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
@@ -212,11 +198,10 @@ pub struct CancelAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::Content;
+    use crate::task::{Content, ValidTask};
 
     fn task(payload: &[u8], content_type: &str) -> NewTask {
-        NewTask {
-            id: TaskId::from_uuid(uuid::Uuid::from_u128(0x0abc_0005)),
+        let task = ValidTask {
             queue: QueueName::new("q"),
             due_at: UnixMicros::new(1),
             due_now: false,
@@ -234,7 +219,8 @@ mod tests {
             retry: None,
             expires_at: None,
             envelope: None,
-        }
+        };
+        NewTask { id: TaskId::from_uuid(uuid::Uuid::from_u128(0x0abc_0005)), task }
     }
 
     #[test]

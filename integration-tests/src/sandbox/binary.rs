@@ -18,6 +18,27 @@ pub fn binary() -> Result<&'static Path> {
     }
 }
 
+/// The last release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    pub version: String,
+    /// The version of its schema.
+    pub schema: i64,
+    /// Its `duetime`. `None`: it was not built, because this clone does not have its commit.
+    pub program: Option<PathBuf>,
+}
+
+/// The last release that `integration-tests/releases` names. `integration-tests/build-last-release` builds its program.
+pub fn last_release() -> Result<Release> {
+    let line = include_str!("../../releases").lines().rfind(|line| !line.starts_with('#') && !line.is_empty());
+    let mut words = line.context("there is a release")?.split_whitespace();
+    let (version, _commit, schema) = (words.next(), words.next(), words.next());
+    let version = version.context("a version")?.to_owned();
+    let schema = schema.context("the newest migration")?.parse().context("the newest migration")?;
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.local/releases").join(&version).join("duetime");
+    Ok(Release { version, schema, program: program.exists().then_some(program) })
+}
+
 /// Runs `duetime` with these arguments and waits for it.
 pub async fn run(words: &[&str]) -> Result<Output> {
     run_with(words, &[], "").await
@@ -25,8 +46,13 @@ pub async fn run(words: &[&str]) -> Result<Output> {
 
 /// Like `run`, with these variables and this standard input.
 pub async fn run_with(words: &[&str], env: &[(&str, &str)], input: &str) -> Result<Output> {
+    run_program(binary()?, words, env, input).await
+}
+
+/// Like `run_with`, with another `duetime`.
+pub(super) async fn run_program(program: &Path, words: &[&str], env: &[(&str, &str)], input: &str) -> Result<Output> {
     let name = format!("duetime {}", words.join(" "));
-    let mut child = tokio::process::Command::new(binary()?)
+    let mut child = tokio::process::Command::new(program)
         .args(words)
         .envs(env.iter().copied())
         .stdin(Stdio::piped())

@@ -1,11 +1,17 @@
 //! The builder of a sandbox.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use tokio::sync::Mutex;
 
 use super::{
+    Etcd, Postgres, Rabbit, Tether,
     cluster::{READY_WITHIN, Sandbox},
     node::migrate,
     scratch, secret, shared,
@@ -14,16 +20,28 @@ use super::{
 /// One scenario at a time: they share the stores and the cores, and lateness depends on both.
 static TURN: Mutex<()> = Mutex::const_new(());
 
+/// The number of shards that `duetime migrate` chooses.
+const DEFAULT_SHARDS: u32 = 256;
+
+/// The number that the last release chose, and that clusters of two databases state.
+const FEWER_SHARDS: u32 = 128;
+
 /// The settings of a sandbox.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(super) nodes: usize,
     pub(super) databases: usize,
+    pub(super) first_has_all: bool,
+    pub(super) shards: Option<u32>,
+    pub(super) standby: bool,
+    pub(super) etcd_members: usize,
+    pub(super) brokers: usize,
     pub(super) lease_ttl: Duration,
     pub(super) proxied: bool,
     pub(super) failpoints: BTreeMap<usize, String>,
     pub(super) more: String,
     pub(super) watched: bool,
+    pub(super) program: Option<PathBuf>,
 }
 
 impl Default for Builder {
@@ -31,11 +49,17 @@ impl Default for Builder {
         Self {
             nodes: 3,
             databases: 1,
+            first_has_all: false,
+            shards: None,
+            standby: false,
+            etcd_members: 1,
+            brokers: 1,
             lease_ttl: Duration::from_secs(3),
             proxied: false,
             failpoints: BTreeMap::new(),
             more: String::new(),
             watched: true,
+            program: None,
         }
     }
 }
@@ -46,9 +70,46 @@ impl Builder {
         self
     }
 
-    /// One or two databases, each on a server of its own with half of the shards.
+    /// So many databases, each on a server of its own with its part of the shards.
     pub fn databases(mut self, count: usize) -> Self {
         self.databases = count;
+        self
+    }
+
+    /// Gives the first database all shards; the others begin empty.
+    pub fn first_has_all(mut self) -> Self {
+        self.first_has_all = true;
+        self
+    }
+
+    /// States the number of shards.
+    pub fn shards(mut self, count: u32) -> Self {
+        self.shards = Some(count);
+        self.config(&format!("[cluster]\nshards = {count}\n"))
+    }
+
+    /// The number that is stated, or that the program chooses. Two databases state ranges.
+    pub(super) fn shard_count(&self) -> u32 {
+        let is_ranged = self.databases > 1 && !self.first_has_all;
+        let is_fewer = is_ranged || self.program.is_some();
+        self.shards.unwrap_or(if is_fewer { FEWER_SHARDS } else { DEFAULT_SHARDS })
+    }
+
+    /// Puts the database on servers of this sandbox alone: a primary and a synchronous standby. The nodes know both.
+    pub fn standby(mut self) -> Self {
+        self.standby = true;
+        self
+    }
+
+    /// Several members, of this sandbox alone.
+    pub fn etcd_members(mut self, count: usize) -> Self {
+        self.etcd_members = count;
+        self
+    }
+
+    /// A cluster of several brokers, of this sandbox alone. Each node knows all of them and prefers another one.
+    pub fn brokers(mut self, count: usize) -> Self {
+        self.brokers = count;
         self
     }
 
@@ -72,6 +133,12 @@ impl Builder {
     /// Appends TOML to each node's configuration file.
     pub fn config(mut self, toml: &str) -> Self {
         self.more.push_str(toml);
+        self
+    }
+
+    /// Migrates with another `duetime`, and starts each node with it.
+    pub fn program(mut self, program: &Path) -> Self {
+        self.program = Some(program.to_owned());
         self
     }
 
@@ -105,14 +172,34 @@ impl Builder {
     }
 
     async fn prepare(self) -> Result<Sandbox> {
-        ensure!((1..=2).contains(&self.databases), "a sandbox has one or two databases, not {}", self.databases);
+        let most = shared::POSTGRES_MAX;
+        ensure!((1..=most).contains(&self.databases), "a sandbox has 1 to {most} databases, not {}", self.databases);
         let turn = TURN.lock().await;
         let name = shared::unique("duetime");
-        let (etcd, rabbit) = (shared::etcd().await?, shared::rabbit().await?);
+        ensure!(!self.standby || self.databases == 1, "a sandbox with a standby has one database");
+        let brokers: Vec<&'static Rabbit> = match self.brokers {
+            1 => vec![shared::rabbit().await?],
+            count => {
+                let cluster = Rabbit::start_cluster(&scratch::fresh("rabbit"), count, Tether::Tethered).await?;
+                cluster.into_iter().map(own).collect()
+            }
+        };
+        let rabbit = brokers[0];
+        let etcd = match self.etcd_members {
+            1 => shared::etcd().await?,
+            members => own(Etcd::start(&scratch::fresh("etcd"), members, Tether::Tethered).await?),
+        };
         rabbit.add_vhost(&name).await?;
         let mut databases = Vec::new();
-        for number in 0..self.databases {
-            let server = if number == 0 { shared::postgres().await? } else { shared::second_postgres().await? };
+        let mut standby = None;
+        if self.standby {
+            let primary = own(Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await?);
+            primary.create_database(&name).await?;
+            standby = Some(own(primary.add_standby(&scratch::fresh("postgres")).await?));
+            databases.push((primary, name.clone()));
+        }
+        for number in databases.len()..self.databases {
+            let server = shared::numbered_postgres(number).await?;
             server.create_database(&name).await?;
             databases.push((server, name.clone()));
         }
@@ -123,8 +210,9 @@ impl Builder {
             nodes: Vec::new(),
             links: Vec::new(),
             databases,
+            standby,
             etcd,
-            rabbit,
+            brokers,
             name,
             consumers: parking_lot::Mutex::default(),
             watch: None,
@@ -133,4 +221,9 @@ impl Builder {
             _turn: turn,
         })
     }
+}
+
+/// Keeps a store for as long as the process runs, as the shared ones are kept. The sandbox ends it.
+fn own<T>(store: T) -> &'static T {
+    Box::leak(Box::new(store))
 }

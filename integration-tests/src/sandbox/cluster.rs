@@ -12,7 +12,7 @@ use super::{
     port::free_port,
     process::Tether,
     proxy::Proxy,
-    scratch,
+    scratch, shared,
 };
 use crate::{
     client::Client,
@@ -21,8 +21,6 @@ use crate::{
     ledger::{Fault, Ledger},
 };
 
-/// The number of shards that `duetime migrate` makes.
-const SHARDS: u32 = 128;
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -42,8 +40,10 @@ pub struct Sandbox {
     pub(super) nodes: Vec<Node>,
     pub(super) links: Vec<Links>,
     pub(super) databases: Vec<(&'static Postgres, String)>,
+    pub(super) standby: Option<&'static Postgres>,
     pub(super) etcd: &'static Etcd,
-    pub(super) rabbit: &'static Rabbit,
+    /// At least one.
+    pub(super) brokers: Vec<&'static Rabbit>,
     pub(super) watch: Option<JoinHandle<()>>,
     /// They consume until the scenario has been judged.
     pub(super) consumers: parking_lot::Mutex<Vec<Consumer>>,
@@ -79,16 +79,28 @@ impl Sandbox {
             lease_ttl: self.shape.lease_ttl,
             databases: self.database_configs(links.as_ref()),
             amqp_url: match &links {
-                Some(links) => self.rabbit.url_through(links.rabbit.port(), &self.name),
-                None => self.amqp_url(),
+                Some(links) => self.rabbit().url_through(links.rabbit.port(), &self.name),
+                None => self.amqp_urls(number),
             },
             port: free_port(),
             token: self.token.clone(),
             more: self.shape.more.clone(),
         };
-        self.nodes.push(Node::new(&self.folder, config, Tether::Tethered)?);
+        let node = Node::new(&self.folder, config, Tether::Tethered)?;
+        node.set_program(self.shape.program.as_deref());
+        self.nodes.push(node);
         self.links.extend(links);
         Ok(number)
+    }
+
+    /// Makes a second database, empty, on a server of its own. Returns the section that names it.
+    pub async fn add_database(&mut self) -> Result<DatabaseConfig> {
+        let server = shared::numbered_postgres(self.databases.len()).await?;
+        server.create_database(&self.name).await?;
+        self.databases.push((server, self.name.clone()));
+        self.shape.databases = self.databases.len();
+        let name = format!("db{}", self.databases.len());
+        Ok(DatabaseConfig { name, url: server.url(&self.name), shards: String::new() })
     }
 
     pub fn nodes(&self) -> &[Node] {
@@ -117,12 +129,37 @@ impl Sandbox {
         self.etcd
     }
 
+    /// The broker; of a cluster the first one.
     pub fn rabbit(&self) -> &'static Rabbit {
-        self.rabbit
+        self.brokers[0]
+    }
+
+    /// The brokers of the cluster.
+    pub fn brokers(&self) -> &[&'static Rabbit] {
+        &self.brokers
+    }
+
+    /// The URL of all brokers for a node, which begins with another one for each node.
+    fn amqp_urls(&self, node: usize) -> String {
+        let mut ports: Vec<u16> = self.brokers.iter().map(|broker| broker.port()).collect();
+        let count = ports.len();
+        ports.rotate_left(node % count);
+        let url = self.rabbit().url_through(ports[0], &self.name);
+        let more: String = ports[1..].iter().map(|port| format!(",127.0.0.1:{port}")).collect();
+        url.replacen(&format!(":{}/", ports[0]), &format!(":{}{more}/", ports[0]), 1)
+    }
+
+    pub fn postgreses(&self) -> impl Iterator<Item = &'static Postgres> {
+        self.databases.iter().map(|(server, _)| *server)
     }
 
     pub fn postgres(&self, database: usize) -> &'static Postgres {
         self.databases[database].0
+    }
+
+    /// The standby of the database; only when the sandbox was built with one.
+    pub fn standby(&self) -> &'static Postgres {
+        self.standby.expect("the sandbox was built with a standby")
     }
 
     /// The URL of a database for applications.
@@ -132,7 +169,7 @@ impl Sandbox {
     }
 
     pub fn amqp_url(&self) -> String {
-        self.rabbit.url(&self.name)
+        self.rabbit().url(&self.name)
     }
 
     /// The virtual host of this sandbox.
@@ -178,6 +215,11 @@ impl Sandbox {
         self.consume(queue, policy, |_| Answer::ack()).await
     }
 
+    /// The number of shards of the cluster.
+    pub fn shard_count(&self) -> u32 {
+        self.shape.shard_count()
+    }
+
     /// The number of the node that reports itself as master.
     pub async fn master(&self) -> Result<usize> {
         let deadline = Instant::now() + SETTLED_WITHIN;
@@ -197,13 +239,14 @@ impl Sandbox {
         let deadline = Instant::now() + SETTLED_WITHIN;
         loop {
             let owned = self.owned().await;
-            let fair = f64::from(SHARDS) / owned.len().max(1) as f64;
+            let shards = f64::from(self.shard_count());
+            let fair = shards / owned.len().max(1) as f64;
             let balanced = owned.iter().all(|count| (count - fair).abs() <= self.shape.databases as f64);
-            if owned.iter().sum::<f64>() == f64::from(SHARDS) && balanced {
+            if owned.iter().sum::<f64>() == shards && balanced {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                bail!("after {SETTLED_WITHIN:?} the nodes own {owned:?} of {SHARDS} shards");
+                bail!("after {SETTLED_WITHIN:?} the nodes own {owned:?} of {shards} shards");
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -252,17 +295,21 @@ impl Sandbox {
     }
 
     fn database_configs(&self, links: Option<&Links>) -> Vec<DatabaseConfig> {
-        let share = SHARDS as usize / self.databases.len();
+        let share = self.shard_count() as usize / self.databases.len();
         self.databases
             .iter()
             .enumerate()
             .map(|(number, (server, database))| DatabaseConfig {
                 name: format!("db{}", number + 1),
-                url: match links {
-                    Some(links) => server.url_through(links.databases[number].port(), database),
-                    None => server.url(database),
+                url: match (links, self.standby) {
+                    (Some(links), _) => server.url_through(links.databases[number].port(), database),
+                    (None, Some(standby)) => server.url_with(standby, database),
+                    (None, None) => server.url(database),
                 },
-                shards: format!("{}-{}", number * share, (number + 1) * share - 1),
+                shards: match self.shape.first_has_all || self.databases.len() == 1 {
+                    true => String::new(),
+                    false => format!("{}-{}", number * share, (number + 1) * share - 1),
+                },
             })
             .collect()
     }
@@ -276,7 +323,7 @@ impl Sandbox {
         for port in self.etcd.ports() {
             etcd.push(Proxy::start(port).await?);
         }
-        Ok(Links { databases, etcd, rabbit: Proxy::start(self.rabbit.port()).await? })
+        Ok(Links { databases, etcd, rabbit: Proxy::start(self.rabbit().port()).await? })
     }
 
     /// Polls every node for the owners of shards, for the ledger.
@@ -316,7 +363,19 @@ impl Drop for Sandbox {
         for node in &self.nodes {
             node.kill();
         }
-        self.rabbit.retire_vhost(self.name.clone());
+        if let [shared] = self.brokers[..] {
+            shared.retire_vhost(self.name.clone());
+        } else {
+            // The first one holds the name server of all.
+            self.brokers.iter().rev().for_each(|broker| broker.kill_all());
+        }
+        if let Some(standby) = self.standby {
+            standby.kill();
+            self.postgres(0).kill();
+        }
+        if self.shape.etcd_members > 1 {
+            self.etcd.kill_all();
+        }
     }
 }
 

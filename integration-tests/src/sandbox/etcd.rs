@@ -7,12 +7,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
     account::Account,
     process::{Launch, Process, Signal, Tether},
-    secret,
+    programs, secret,
 };
 use crate::http;
 
@@ -58,6 +59,16 @@ impl Etcd {
 
     pub fn pids(&self) -> Vec<u32> {
         self.members.iter().filter_map(|member| member.process.lock().as_ref().map(Process::pid)).collect()
+    }
+
+    /// The member that leads, when all run.
+    pub async fn leader(&self) -> Result<usize> {
+        let mut statuses = Vec::new();
+        for member in &self.members {
+            statuses.push(member.status().await?);
+        }
+        let leads = |status: &Value| status["leader"] == status["header"]["member_id"];
+        statuses.iter().position(leads).context("no member of etcd leads")
     }
 
     /// Kills a member with SIGKILL.
@@ -150,6 +161,12 @@ impl Member {
         format!("http://127.0.0.1:{}", self.client_port)
     }
 
+    async fn status(&self) -> Result<Value> {
+        let url = format!("{}/v3/maintenance/status", self.url());
+        let answer = http::plain().post(&url).body("{}").timeout(Duration::from_secs(5)).send().await?;
+        Ok(serde_json::from_str(&answer.text().await?)?)
+    }
+
     fn peer_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.peer_port)
     }
@@ -182,6 +199,9 @@ impl Member {
 }
 
 fn program() -> Result<PathBuf> {
+    if let Some(folder) = programs::chosen_folder("etcd")? {
+        return Ok(folder.join("etcd"));
+    }
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
         .map(|folder| folder.join("etcd"))

@@ -24,6 +24,7 @@ use crate::client::Client;
 pub struct DatabaseConfig {
     pub name: String,
     pub url: String,
+    /// The shards that it has at first; empty: the key is left out.
     pub shards: String,
 }
 
@@ -62,10 +63,10 @@ impl NodeConfig {
             hex_sha256(&self.token),
         );
         for database in &self.databases {
-            text.push_str(&format!(
-                "\n[[database]]\nname = {:?}\nurl = {:?}\nshards = {:?}\n",
-                database.name, database.url, database.shards
-            ));
+            text.push_str(&format!("\n[[database]]\nname = {:?}\nurl = {:?}\n", database.name, database.url));
+            if !database.shards.is_empty() {
+                text.push_str(&format!("shards = {:?}\n", database.shards));
+            }
         }
         text.push('\n');
         text.push_str(&self.more);
@@ -83,6 +84,8 @@ pub struct Node {
     process: Mutex<Option<Process>>,
     /// Variables of its environment, from its next start on.
     variables: Mutex<Vec<(String, String)>>,
+    /// Its `duetime`, from its next start on. `None`: the one built beside this test.
+    program: Mutex<Option<PathBuf>>,
 }
 
 impl Node {
@@ -97,6 +100,7 @@ impl Node {
             tether,
             process: Mutex::new(None),
             variables: Mutex::default(),
+            program: Mutex::default(),
         })
     }
 
@@ -126,6 +130,16 @@ impl Node {
         self.variables.lock().push((name.to_owned(), value.to_owned()));
     }
 
+    /// Sets the node's `duetime` from its next start on. `None`: the one built beside this test.
+    pub fn set_program(&self, program: Option<&Path>) {
+        *self.program.lock() = program.map(Path::to_owned);
+    }
+
+    fn program(&self) -> Result<PathBuf> {
+        let program = self.program.lock().clone();
+        program.map_or_else(|| binary::binary().map(Path::to_owned), Ok)
+    }
+
     /// Starts the node; [`Self::wait_ready`] waits until it is ready.
     pub fn start(&self) -> Result<()> {
         self.start_with_failpoints("")
@@ -145,7 +159,7 @@ impl Node {
         *process = Some(
             Launch {
                 name: self.config.name.clone(),
-                program: binary::binary()?.to_owned(),
+                program: self.program()?,
                 args: vec!["node".into(), "--config".into(), self.file.display().to_string()],
                 env,
                 account: Account::Own,
@@ -190,6 +204,17 @@ impl Node {
 
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::Cont)
+    }
+
+    /// Writes another configuration file. A running node reads it within seconds.
+    pub fn rewrite(&self, toml: &str) -> Result<()> {
+        process::write_secret(&self.file, toml, &Account::Own)
+    }
+
+    /// Writes another configuration file and sends SIGHUP: the node reads it at once.
+    pub fn reload(&self, toml: &str) -> Result<()> {
+        self.rewrite(toml)?;
+        self.signal(Signal::Hup)
     }
 
     /// Sends SIGTERM and waits until the node has left in order.
@@ -245,10 +270,10 @@ pub fn hex_sha256(token: &str) -> String {
     Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Prepares the databases of this configuration: `duetime migrate`.
+/// Prepares the databases of this configuration: `duetime migrate` of the program that the node's next start takes.
 pub async fn migrate(node: &Node) -> Result<()> {
     let file = node.file().to_str().context("paths are UTF-8")?;
-    let output = binary::run(&["migrate", "--config", file]).await?;
+    let output = binary::run_program(&node.program()?, &["migrate", "--config", file], &[], "").await?;
     fs::write(node.file().with_extension("migrate.log"), &output.stderr)?;
     if !output.status.success() {
         bail!(

@@ -16,7 +16,7 @@ use super::{
     account::Account,
     authority::CertificateFiles,
     process::{self, Launch, Process, Signal, Tether},
-    secret,
+    programs, secret,
 };
 
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -53,24 +53,50 @@ impl Postgres {
         let account = Account::unprivileged(&["postgres", "nobody"])?;
         account.own_folder(folder)?;
         let password = secret::remembered(&folder.join("password"), &account)?;
-        let port = secret::remembered_port(&folder.join("port"))?;
-        let server = Self {
-            folder: folder.to_owned(),
-            binaries: binaries()?,
-            account,
-            port,
-            password,
-            tether,
-            process: Mutex::new(None),
-        };
+        let server = Self::in_folder(folder, account, password, tether)?;
         if !server.data().join("PG_VERSION").exists() {
             server.initialise().await?;
         }
-        if let Err(error) = server.restart().await {
-            server.kill();
+        server.started().await
+    }
+
+    /// Starts a standby of this server in `folder`. From then on each commit of this server waits for the standby.
+    pub async fn add_standby(&self, folder: &Path) -> Result<Self> {
+        self.account.own_folder(folder)?;
+        let standby = Self::in_folder(folder, self.account.clone(), self.password.clone(), self.tether)?;
+        standby.copy(self).await?;
+        let standby = standby.started().await?;
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await?;
+        self.execute("SELECT pg_reload_conf()").await?;
+        let in_step = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        let deadline = Instant::now() + START_WITHIN;
+        while self.number(in_step).await? == 0 {
+            if Instant::now() >= deadline {
+                bail!("the standby on port {} is not synchronous after {START_WITHIN:?}", standby.port);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(standby)
+    }
+
+    fn in_folder(folder: &Path, account: Account, password: String, tether: Tether) -> Result<Self> {
+        Ok(Self {
+            folder: folder.to_owned(),
+            binaries: binaries()?,
+            account,
+            port: secret::remembered_port(&folder.join("port"))?,
+            password,
+            tether,
+            process: Mutex::new(None),
+        })
+    }
+
+    async fn started(self) -> Result<Self> {
+        if let Err(error) = self.restart().await {
+            self.kill();
             return Err(error);
         }
-        Ok(server)
+        Ok(self)
     }
 
     /// The URL of `database`.
@@ -83,8 +109,40 @@ impl Postgres {
         format!("postgres://postgres:{}@127.0.0.1:{port}/{database}", self.password)
     }
 
+    /// The URL of `database` on this server or on `other`, whichever takes writes.
+    pub fn url_with(&self, other: &Self, database: &str) -> String {
+        let (password, here, there) = (&self.password, self.port, other.port);
+        format!(
+            "postgres://postgres:{password}@127.0.0.1:{here},127.0.0.1:{there}/{database}\
+             ?target_session_attrs=read-write"
+        )
+    }
+
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    pub(super) fn password(&self) -> &str {
+        &self.password
+    }
+
+    /// Copies the data of the stopped server, as a backup would, and returns the copy's folder.
+    pub async fn save(&self) -> Result<PathBuf> {
+        let copy = self.folder.join("backup");
+        self.copy_folder(&self.data(), &copy).await?;
+        Ok(copy)
+    }
+
+    /// Puts a copy in the place of the data of the stopped server.
+    pub async fn put_back(&self, copy: &Path) -> Result<()> {
+        fs::remove_dir_all(self.data())?;
+        self.copy_folder(copy, &self.data()).await
+    }
+
+    async fn copy_folder(&self, from: &Path, to: &Path) -> Result<()> {
+        let mut copy = tokio::process::Command::new("cp");
+        copy.arg("-a").arg(from).arg(to);
+        process::run("cp -a", copy).await.map(drop)
     }
 
     /// Creates an empty database and returns its URL.
@@ -117,6 +175,20 @@ impl Postgres {
             .with_context(|| statement.to_owned())?;
         connection.close().await?;
         Ok(())
+    }
+
+    /// Runs a query for one number as the superuser, outside the nodes' databases.
+    pub async fn number(&self, query: &str) -> Result<i64> {
+        let mut connection = PgConnection::connect(&self.url("postgres")).await?;
+        let number = sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_one(&mut connection).await;
+        let number = number.with_context(|| query.to_owned())?;
+        connection.close().await?;
+        Ok(number)
+    }
+
+    /// Makes this standby a primary, and returns when it takes writes.
+    pub async fn promote(&self) -> Result<()> {
+        self.execute("SELECT pg_promote()").await
     }
 
     /// Offers TLS from the next connection on.
@@ -189,19 +261,32 @@ impl Postgres {
         }
     }
 
+    /// A program of PostgreSQL, run as the server's user.
+    fn program(&self, name: &str) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new("setpriv");
+        command.args(self.account.setpriv()).arg("--pdeathsig=KILL").arg("--").arg(self.binaries.join(name));
+        command.current_dir(&self.folder);
+        command
+    }
+
+    /// Copies the data of `primary` and follows it.
+    async fn copy(&self, primary: &Self) -> Result<()> {
+        let mut backup = self.program("pg_basebackup");
+        backup
+            .args(["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync"])
+            .arg(format!("--dbname={}", primary.url("postgres")))
+            .arg(format!("--pgdata={}", self.data().display()));
+        process::run("pg_basebackup", backup).await.map(drop)
+    }
+
     async fn initialise(&self) -> Result<()> {
         let passwords = self.folder.join("password-for-initdb");
         process::write_secret(&passwords, &self.password, &self.account)?;
-        let mut initdb = tokio::process::Command::new("setpriv");
+        let mut initdb = self.program("initdb");
         initdb
-            .args(self.account.setpriv())
-            .arg("--pdeathsig=KILL")
-            .arg("--")
-            .arg(self.binaries.join("initdb"))
             .args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"])
             .arg(format!("--pwfile={}", passwords.display()))
-            .arg(format!("--pgdata={}", self.data().display()))
-            .current_dir(&self.folder);
+            .arg(format!("--pgdata={}", self.data().display()));
         process::run("initdb", initdb).await?;
         fs::remove_file(&passwords)?;
         let settings = self.data().join("postgresql.conf");
@@ -265,8 +350,11 @@ impl Drop for Postgres {
     }
 }
 
-/// The folder of the newest PostgreSQL on this machine.
+/// The folder of the chosen PostgreSQL, or of the newest on this machine.
 fn binaries() -> Result<PathBuf> {
+    if let Some(folder) = programs::chosen_folder("initdb")? {
+        return Ok(folder);
+    }
     let mut versions: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()

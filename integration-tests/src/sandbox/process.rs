@@ -34,6 +34,7 @@ pub enum Signal {
     Term,
     Stop,
     Cont,
+    Hup,
 }
 
 impl Signal {
@@ -45,6 +46,7 @@ impl Signal {
             Self::Term => "TERM",
             Self::Stop => "STOP",
             Self::Cont => "CONT",
+            Self::Hup => "HUP",
         }
     }
 }

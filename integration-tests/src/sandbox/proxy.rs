@@ -1,6 +1,13 @@
 //! A TCP proxy that stands between a node and a store, so that their link can be cut while both live on.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use tokio::{
@@ -40,6 +47,7 @@ enum State {
 pub struct Proxy {
     port: u16,
     link: watch::Sender<Link>,
+    taken: Arc<AtomicUsize>,
     work: JoinHandle<()>,
 }
 
@@ -48,17 +56,25 @@ impl Proxy {
         let port = free_port();
         let listener = TcpListener::bind(("127.0.0.1", port)).await.with_context(|| format!("listening on {port}"))?;
         let (link, seen) = watch::channel(Link { state: State::Open, delay: Duration::ZERO });
+        let taken: Arc<AtomicUsize> = Arc::default();
+        let count = Arc::clone(&taken);
         let work = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
                 // Ends with the connection, with the runtime, or when the link is refused.
                 drop(tokio::spawn(carry(client, target, seen.clone())));
             }
         });
-        Ok(Self { port, link, work })
+        Ok(Self { port, link, taken, work })
     }
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// How many connections it has taken.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// Silences both directions; connections stay open, new ones are accepted and hear nothing.

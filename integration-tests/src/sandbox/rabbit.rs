@@ -16,12 +16,12 @@ use super::{
     account::Account,
     authority::Authority,
     process::{self, Launch, Process, Signal, Tether},
-    secret,
+    programs, secret,
 };
 
 const GREETS_WITHIN: Duration = Duration::from_secs(5);
 const START_WITHIN: Duration = Duration::from_secs(90);
-const SCRIPTS: &str = "/usr/lib/rabbitmq/bin";
+const PACKAGED: &str = "/usr/lib/rabbitmq/bin";
 
 /// Erlang's schedulers spin while they wait, which they must not on a shared machine. The distribution port listens
 /// on loopback only.
@@ -32,6 +32,7 @@ const ERLANG: &str = "-noinput +sbwt none +sbwtdcpu none +sbwtdio none -kernel i
 #[derive(Debug)]
 pub struct Rabbit {
     folder: PathBuf,
+    programs: PathBuf,
     account: Account,
     port: u16,
     tls_port: Option<u16>,
@@ -40,6 +41,8 @@ pub struct Rabbit {
     tether: Tether,
     broker: Mutex<Option<Process>>,
     epmd: Mutex<Option<Process>>,
+    /// Whether the name server is its own, and not that of another broker of its cluster.
+    has_epmd: bool,
     /// Virtual hosts that no test needs any more. The next addition removes them all, to save a slow call.
     retired: Mutex<Vec<String>>,
 }
@@ -56,8 +59,45 @@ impl Rabbit {
         Self::start_with(folder, tether, Some(authority)).await
     }
 
+    /// Sets up a cluster of brokers in `folder`. They share a name server, so the first one must not be dropped before
+    /// the others.
+    pub async fn start_cluster(folder: &Path, members: usize, tether: Tether) -> Result<Vec<Self>> {
+        let first = Self::start(&folder.join("0"), tether).await?;
+        let join = async |member: usize| {
+            let folder = folder.join(member.to_string());
+            first.account.own_folder(&folder)?;
+            let cookie = folder.join(".erlang.cookie");
+            fs::copy(first.folder.join(".erlang.cookie"), &cookie)?;
+            first.account.own(&cookie)?;
+            let broker =
+                Self { epmd_port: first.epmd_port, has_epmd: false, ..Self::in_folder(&folder, tether, None)? };
+            broker.started().await
+        };
+        let mut others = futures::future::try_join_all((1..members).map(join)).await?;
+        for broker in &others {
+            broker.ctl(&["stop_app"]).await?;
+            broker.ctl(&["join_cluster", &first.node_name()]).await?;
+            broker.ctl(&["start_app"]).await?;
+        }
+        others.insert(0, first);
+        Ok(others)
+    }
+
     async fn start_with(folder: &Path, tether: Tether, authority: Option<&Authority>) -> Result<Self> {
-        if !Path::new(SCRIPTS).join("rabbitmq-server").exists() {
+        Self::in_folder(folder, tether, authority)?.started().await
+    }
+
+    async fn started(self) -> Result<Self> {
+        if let Err(error) = self.restart().await {
+            self.kill_all();
+            return Err(error);
+        }
+        Ok(self)
+    }
+
+    fn in_folder(folder: &Path, tether: Tether, authority: Option<&Authority>) -> Result<Self> {
+        let programs = programs::chosen_folder("rabbitmq-server")?.unwrap_or_else(|| PACKAGED.into());
+        if !programs.join("rabbitmq-server").exists() {
             bail!("RabbitMQ is not installed: run integration-tests/install");
         }
         let account = Account::unprivileged(&["rabbitmq"])?;
@@ -70,23 +110,20 @@ impl Rabbit {
             Some(authority) => Some(encrypt(folder, &account, authority)?),
             None => None,
         };
-        let broker = Self {
+        Ok(Self {
             port: secret::remembered_port(&folder.join("port"))?,
             tls_port,
             distribution_port: secret::remembered_port(&folder.join("distribution-port"))?,
             epmd_port: secret::remembered_port(&folder.join("epmd-port"))?,
             folder: folder.to_owned(),
+            programs,
             account,
             tether,
             broker: Mutex::new(None),
             epmd: Mutex::new(None),
+            has_epmd: true,
             retired: Mutex::new(Vec::new()),
-        };
-        if let Err(error) = broker.restart().await {
-            broker.kill_all();
-            return Err(error);
-        }
-        Ok(broker)
+        })
     }
 
     /// The URL of `vhost`; the default one is `/`.
@@ -136,12 +173,19 @@ impl Rabbit {
         let mut command = tokio::process::Command::new("setpriv");
         command
             .args(self.account.setpriv())
-            .args(["--pdeathsig=KILL", "--", &format!("{SCRIPTS}/rabbitmqctl"), "-q", "-n", &self.node_name()])
+            .args(["--pdeathsig=KILL", "--", &self.program("rabbitmqctl"), "-q", "-n", &self.node_name()])
             .args(words)
             .env_clear()
             .envs(self.environment())
             .current_dir(&self.folder);
         process::run(&format!("rabbitmqctl {}", words.join(" ")), command).await
+    }
+
+    /// The version of the running broker.
+    pub async fn version(&self) -> Result<String> {
+        // What it prints comes before the value of the call, `ok`.
+        let printed = self.ctl(&["eval", "io:format(\"~s~n\", [rabbit_misc:version()])."]).await?;
+        Ok(printed.lines().next().unwrap_or_default().to_owned())
     }
 
     /// Puts RabbitMQ's own programs for operators into `folder`: they talk to this broker, and `rabbitmqctl` to this
@@ -152,7 +196,7 @@ impl Rabbit {
         let (user, place, node) = (self.account.setpriv().join(" "), self.folder.display(), self.node_name());
         for (program, words) in [("rabbitmqctl", format!("--vhost {vhost}")), ("rabbitmq-diagnostics", String::new())] {
             let file = folder.join(program);
-            let run = format!("setpriv {user} -- env -i{variables} {SCRIPTS}/{program} -n {node} {words} \"$@\"");
+            let run = format!("setpriv {user} -- env -i{variables} {} -n {node} {words} \"$@\"", self.program(program));
             fs::write(&file, format!("#!/bin/sh\ncd '{place}' && exec {run}\n"))?;
             fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
         }
@@ -199,12 +243,12 @@ impl Rabbit {
     pub async fn restart(&self) -> Result<()> {
         {
             let mut epmd = self.epmd.lock();
-            if epmd.as_ref().is_none_or(|process| !process.is_running()) {
-                *epmd = Some(self.launch("epmd", "epmd".into(), Vec::new())?);
+            if self.has_epmd && epmd.as_ref().is_none_or(|process| !process.is_running()) {
+                *epmd = Some(self.launch("epmd", self.name_server(), Vec::new())?);
             }
         }
         if !self.is_running() {
-            let program = Path::new(SCRIPTS).join("rabbitmq-server");
+            let program = self.programs.join("rabbitmq-server");
             *self.broker.lock() = Some(self.launch("rabbitmq", program, self.environment())?);
         }
         let deadline = Instant::now() + START_WITHIN;
@@ -250,7 +294,18 @@ impl Rabbit {
         .start()
     }
 
-    fn node_name(&self) -> String {
+    fn program(&self, name: &str) -> String {
+        self.programs.join(name).display().to_string()
+    }
+
+    /// A chosen RabbitMQ comes with its Erlang; Debian's takes the name server from the PATH.
+    fn name_server(&self) -> PathBuf {
+        let own = self.programs.join("epmd");
+        if own.exists() { own } else { "epmd".into() }
+    }
+
+    /// The name of the broker in its cluster.
+    pub fn node_name(&self) -> String {
         format!("duetime-{}@localhost", self.port)
     }
 

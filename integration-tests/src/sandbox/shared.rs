@@ -8,8 +8,10 @@ use tokio::sync::OnceCell;
 
 use super::{etcd::Etcd, postgres::Postgres, process::Tether, rabbit::Rabbit, scratch};
 
-static FIRST: OnceCell<Postgres> = OnceCell::const_new();
-static SECOND: OnceCell<Postgres> = OnceCell::const_new();
+/// The most servers that one sandbox takes.
+pub const POSTGRES_MAX: usize = 4;
+
+static POSTGRES: [OnceCell<Postgres>; POSTGRES_MAX] = [const { OnceCell::const_new() }; POSTGRES_MAX];
 static ETCD: OnceCell<Etcd> = OnceCell::const_new();
 static RABBIT: OnceCell<Rabbit> = OnceCell::const_new();
 
@@ -20,18 +22,12 @@ pub fn unique(stem: &str) -> String {
 }
 
 pub async fn postgres() -> Result<&'static Postgres> {
-    let server = FIRST
-        .get_or_try_init(|| async { Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await })
-        .await?;
-    if !server.is_running() {
-        server.restart().await?;
-    }
-    Ok(server)
+    numbered_postgres(0).await
 }
 
-/// A second server, for scenarios in which one of two is gone.
-pub async fn second_postgres() -> Result<&'static Postgres> {
-    let server = SECOND
+/// One of several servers, for scenarios in which one of two is gone.
+pub async fn numbered_postgres(number: usize) -> Result<&'static Postgres> {
+    let server = POSTGRES[number]
         .get_or_try_init(|| async { Postgres::start(&scratch::fresh("postgres"), Tether::Tethered).await })
         .await?;
     if !server.is_running() {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::sandbox::{Sandbox, free_port, run_with};
 use serde_json::{Value, json};
 
-use crate::{in_state, scenario};
+use crate::{flows, in_state, scenario};
 
 /// An id that no task has.
 const NOBODY: &str = "0199f3a0-0000-7000-8000-000000000005";
@@ -246,18 +246,62 @@ async fn a_queue_is_set_field_by_field_paused_and_deleted_by_hand() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn shards_are_asked_to_move_and_databases_are_drained_by_hand() {
+    scenario(Sandbox::builder().databases(2), async |sandbox| {
+        let terminal = Terminal::of(sandbox);
+        let shown = terminal.text(&["database", "list", "--load"]).await?;
+        ensure!(
+            shown.contains("serving, first") && shown.contains("64-127") && shown.contains("FINISHED/S"),
+            "{shown}"
+        );
+        let listed = terminal.json(&["shard", "list"]).await?;
+        ensure!(listed["shards"][64]["database"] == "db2" && listed["shards"][0]["status"] == "here", "{listed}");
+        let shown = terminal.text(&["shard", "rebalance", "--dry-run"]).await?;
+        ensure!(shown.contains("64 -> 64") && shown.contains("no shard has to move"), "{shown}");
+
+        let shown = terminal.text(&["shard", "move", "0-3,64", "--to", "db2"]).await?;
+        ensure!(shown == "0-3  moves to db2\n64  already in db2\n", "{shown}");
+        let moves = terminal.json(&["shard", "moves", "--ended"]).await?;
+        ensure!(moves["moves"].as_array().is_some_and(|all| all.len() == 4), "{moves}");
+        let error = terminal.refused(&["shard", "move", "3-5", "--to", "db2"]).await?;
+        ensure!(error.contains("the shards 3 move already"), "{error}");
+        let error = terminal.refused(&["shard", "move", "9", "--to", "nowhere"]).await?;
+        ensure!(error.contains("there are: db1, db2"), "{error}");
+        let (_, error) = terminal.ends(2, &["shard", "move", "9-3", "--to", "db2"], "").await?;
+        ensure!(error.contains("`9-3`"), "{error}");
+        let off = terminal.json(&["shard", "call-off", "0-3"]).await?;
+        ensure!(off["called_off"] == "0-3", "{off}");
+        terminal.refused(&["shard", "call-off", "9"]).await?;
+
+        let shown = terminal.text(&["database", "drain", "db2"]).await?;
+        ensure!(shown.starts_with("db2  draining, "), "{shown}");
+        let error = terminal.refused(&["database", "drain", "db1"]).await?;
+        ensure!(error.contains("the last one that receives shards"), "{error}");
+        let error = terminal.refused(&["database", "remove", "db2"]).await?;
+        ensure!(error.contains("database `db2`"), "{error}");
+        let error = terminal.refused(&["database", "remove", "db1"]).await?;
+        ensure!(error.contains("cannot be removed"), "{error}");
+        let shown = terminal.text(&["database", "undrain", "db2"]).await?;
+        ensure!(shown.starts_with("db2  serving, "), "{shown}");
+        terminal.text(&["shard", "call-off", "64-127"]).await?;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_cluster_and_a_picture_of_it_at_work_are_shown() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         let terminal = Terminal::of(sandbox);
         let shown = terminal.text(&["cluster"]).await?;
-        ensure!(shown.contains("master node-") && shown.contains("128 of 128 shards"), "{shown}");
+        ensure!(shown.contains("master node-") && shown.contains("256 of 256 shards"), "{shown}");
         let report = terminal.json(&["cluster", "--shards"]).await?;
         ensure!(report["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2), "{report}");
 
         sandbox.consume_and_ack("mail", &json!({ "settle": "confirm" })).await?;
         let load =
             crate::load(sandbox, &[0, 1], integration_tests::load::Load::new("mail", 60), Duration::from_secs(6));
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        flows(sandbox, 60).await?;
         let picture = terminal.json(&["top", "--once"]).await?;
         let shown = terminal.text(&["top", "--once"]).await?;
         load.await?;

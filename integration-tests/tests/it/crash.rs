@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, flows, lasts, load, scenario, until};
 
 /// The limit of a takeover beyond the lease, on a busy machine; `make bench` measures the real time.
 const TAKEOVER: Duration = Duration::from_secs(15);
@@ -34,7 +34,7 @@ async fn when_the_master_is_killed_another_leads_and_nothing_is_lost() {
 async fn kill_under_load(sandbox: &Sandbox, victim: usize) -> Result<()> {
     sandbox.consume_and_ack("mail", &confirm()).await?;
     let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(14));
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    flows(sandbox, 300).await?;
     let killed_us = now_us();
     sandbox.kill(victim);
     sandbox.settled().await?;
@@ -122,17 +122,17 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
         let frozen = (sandbox.master().await? + 1) % 3;
         let (one, other) = ((frozen + 1) % 3, (frozen + 2) % 3);
         let stream = load(sandbox, &[one, other], Load::new("mail", 150), lease * 3 + Duration::from_secs(8));
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        flows(sandbox, 200).await?;
         sandbox.pause(frozen)?;
         until("the others own all shards", lease + Duration::from_secs(20), || async {
             let mut owned = 0.0;
             for node in [one, other] {
                 owned += sandbox.client(node).metric("duetime_shards_owned").await.ok()??;
             }
-            (owned == 128.0).then_some(())
+            (owned == f64::from(sandbox.shard_count())).then_some(())
         })
         .await?;
-        tokio::time::sleep(lease * 2).await;
+        lasts(lease * 2).await;
         sandbox.resume(frozen)?;
         sandbox.settled().await?;
         stream.await?;
@@ -147,9 +147,9 @@ async fn a_short_freeze_costs_no_shard() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(6));
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        flows(sandbox, 100).await?;
         sandbox.pause(2)?;
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        lasts(Duration::from_secs(2)).await;
         sandbox.resume(2)?;
         stream.await?;
         ensure!(sandbox.owned().await == before, "shards moved: {before:?} -> {:?}", sandbox.owned().await);

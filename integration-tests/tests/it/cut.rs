@@ -8,7 +8,7 @@ use integration_tests::{
     sandbox::{Links, Proxy, Sandbox},
 };
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, flows, load, scenario, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_cut_off_from_the_database_gives_its_shards_up() {
@@ -31,7 +31,7 @@ async fn cut(what: &str, ways: fn(&Links) -> Vec<&Proxy>, within: Duration) {
         let lonely = (sandbox.master().await? + 1) % 3;
         let others = [(lonely + 1) % 3, (lonely + 2) % 3];
         let stream = load(sandbox, &others, Load::new("mail", 100), within);
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        flows(sandbox, 100).await?;
         let fault = sandbox.ledger.fault(&format!("node cut off from {what}"));
         ways(sandbox.links(lonely)).into_iter().for_each(Proxy::cut);
         owned_by(sandbox, others, within).await?;
@@ -52,7 +52,7 @@ async fn owned_by(sandbox: &Sandbox, others: [usize; 2], within: Duration) -> Re
         let report = sandbox.client(others[0]).cluster().await.ok()?;
         let shards = report["shards"].as_array()?;
         let theirs = shards.iter().filter(|shard| names.iter().any(|name| shard["owner"] == name.as_str())).count();
-        (theirs == 128).then_some(())
+        (theirs == sandbox.shard_count() as usize).then_some(())
     })
     .await
 }

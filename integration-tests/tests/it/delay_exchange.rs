@@ -19,7 +19,7 @@ use lapin::{
     types::{AMQPValue, FieldTable},
 };
 
-use crate::{scenario, until};
+use crate::{lasts, scenario, until};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -269,7 +269,7 @@ async fn nodes_that_die_before_and_after_the_due_time_lose_no_message() {
         }
         // The broker accepts it while no node is running.
         shop.publish_delayed("k", "meanwhile", delay(2_000)).await?;
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        lasts(Duration::from_secs(4)).await;
         for number in 0..3 {
             sandbox.restart(number).await?;
         }

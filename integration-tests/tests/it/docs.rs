@@ -17,7 +17,7 @@ use integration_tests::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{language::is_here, scenario};
+use crate::{language::is_here, lasts, scenario};
 
 /// The scrape interval of the sandbox's Prometheus.
 const SCRAPED_EVERY: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ async fn the_queries_of_the_runbooks_are_answered() {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "these queries find no series: {silent:#?}");
-            tokio::time::sleep(SCRAPED_EVERY).await;
+            lasts(SCRAPED_EVERY).await;
         }
     })
     .await;

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use integration_tests::{clock::now_ms, load::Load, sandbox::Sandbox};
 use serde_json::{Value, json};
 
-use crate::{confirm, id_of, in_state, load, scenario, submit, submit_now};
+use crate::{confirm, id_of, in_state, lasts, load, scenario, submit, submit_now};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -125,7 +125,7 @@ async fn a_cancelled_task_never_arrives_and_a_delivered_one_cannot_be_cancelled(
         ledger.wait_delivered(number, 1, SOON).await?;
         let failure = sandbox.client(1).cancel(&id_of(ledger, number)?).await;
         ensure!(failure.as_ref().is_err_and(|failure| failure.status() == Some(409)), "{failure:?}");
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         Ok(())
     })
     .await;

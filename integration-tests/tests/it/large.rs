@@ -25,7 +25,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 const PAGES: usize = 1_000;
 
 /// Runs `$fill` without the indexes of `duetime.task` and `duetime.archive`, which takes a quarter of the time.
-fn in_bulk(fill: &str) -> String {
+pub(crate) fn in_bulk(fill: &str) -> String {
     format!(
         "SET synchronous_commit = off;
          SET maintenance_work_mem = '128MB';
@@ -44,7 +44,7 @@ fn in_bulk(fill: &str) -> String {
 }
 
 /// The id of row `g`: later ids are larger, and the shard exists.
-const ID: &str =
+pub(crate) const ID: &str =
     "(lpad(to_hex(1700000000000 + g), 12, '0') || '7000800000000000' || lpad(to_hex(g % 128), 4, '0'))::uuid";
 
 /// 1,000,000 live and 1,000,000 finished tasks of 200 queues. Most have neither key nor partition key. `rare` is the
@@ -79,14 +79,14 @@ fn two_million() -> String {
 const PARTITIONS: i64 = 19;
 
 /// Runs a statement once the archive's partitions exist.
-async fn run_sql(sandbox: &Sandbox, sql: &str) -> Result<()> {
+pub(crate) async fn run_sql(sandbox: &Sandbox, sql: &str) -> Result<()> {
     let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
     let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'duetime.archive'::regclass";
-    let started = Instant::now();
-    while sqlx::query_scalar::<_, i64>(partitions).fetch_one(&mut connection).await? < PARTITIONS {
-        ensure!(started.elapsed() < Duration::from_secs(60), "the archive has its partitions");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("the archive has its partitions", Duration::from_secs(60), async || {
+        let made: i64 = sqlx::query_scalar(partitions).fetch_one(&mut connection).await.ok()?;
+        (made >= PARTITIONS).then_some(())
+    })
+    .await?;
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.context("the tables are filled")?;
     // As autovacuum leaves the tables: otherwise the first reader would write every page that it reads.
     sqlx::raw_sql("VACUUM (ANALYZE) duetime.task").execute(&mut connection).await?;

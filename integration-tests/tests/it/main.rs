@@ -3,6 +3,7 @@
 //! Run one after another (`make test` does): each takes the whole machine.
 #![allow(clippy::disallowed_methods, reason = "threads end with their scenario")]
 
+mod broker_cluster;
 mod bulk;
 mod certificates;
 mod command;
@@ -14,36 +15,53 @@ mod delay_exchange;
 mod dependency;
 mod docs;
 mod example;
+mod failover;
 mod formats;
+mod growth;
+mod guard;
 mod journey;
 mod keys;
 mod lanes;
 mod language;
 mod large;
 mod limits;
+mod lost_commits;
 mod membership;
+mod migration;
+mod mixed;
+mod move_faults;
+mod move_large;
+mod moves;
 mod oidc;
 mod openapi;
 mod outage;
 mod poison;
+mod rebalance;
 mod recipes;
 mod refusal;
 mod relay;
+mod reload;
+mod requeue;
 mod roles;
 mod route;
 mod schedule;
 mod schemathesis;
+mod servers;
 mod settlement;
+mod shards;
 mod sql;
+mod standby_required;
 mod stop;
 mod submission;
+mod takeover;
 mod tenants;
 mod tokens;
 mod traces;
+mod traffic;
 mod unready;
 mod unroutable;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{
@@ -109,10 +127,7 @@ fn load(sandbox: &Sandbox, nodes: &[usize], load: Load, time: Duration) -> JoinH
 }
 
 /// Waits until `check` returns a value.
-async fn until<T, F>(what: &str, within: Duration, mut check: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Option<T>>,
-{
+async fn until<T>(what: &str, within: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> Result<T> {
     let deadline = tokio::time::Instant::now() + within;
     loop {
         if let Some(found) = check().await {
@@ -121,6 +136,20 @@ where
         ensure!(tokio::time::Instant::now() < deadline, "{what}: not within {within:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Lets a fault last, or gives time to what must not happen. What must happen is waited for: [`until`], [`flows`].
+async fn lasts(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+/// Waits until `count` more tasks than now have arrived.
+async fn flows(sandbox: &Sandbox, count: usize) -> Result<()> {
+    let wanted = sandbox.ledger.progress().delivered + count;
+    until("tasks flow", Duration::from_secs(60), || async {
+        (sandbox.ledger.progress().delivered >= wanted).then_some(())
+    })
+    .await
 }
 
 /// Waits until the task is in this state, and returns it.

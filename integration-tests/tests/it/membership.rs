@@ -7,7 +7,7 @@ use integration_tests::{load::Load, sandbox::Sandbox};
 use reqwest::Method;
 use serde_json::Value;
 
-use crate::{command::Terminal, confirm, load, scenario, until};
+use crate::{command::Terminal, confirm, flows, lasts, load, scenario, until};
 
 /// No task may be later than this while shards are handed over.
 const GAP_MS: f64 = 2_000.0;
@@ -61,7 +61,7 @@ async fn tasks_that_come_due_while_no_node_runs_fire_when_one_is_back() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         load(sandbox, &[0], Load::new("mail", 200).due_in_ms(1_000..4_000), Duration::from_secs(3)).await?;
         ensure!(sandbox.node(0).stop(STOP_WITHIN).await?.success());
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         sandbox.restart(0).await?;
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(15)).await, "tasks are outstanding");
         Ok(())
@@ -74,7 +74,7 @@ async fn all_nodes_may_be_killed_at_once() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(6));
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        flows(sandbox, 200).await?;
         for number in 0..3 {
             sandbox.kill(number);
         }
@@ -100,7 +100,7 @@ async fn shards_of(sandbox: &Sandbox, node: usize) -> Result<(f64, bool)> {
 /// Waits until `owner` has all shards.
 async fn all_with(sandbox: &Sandbox, owner: usize) -> Result<()> {
     until("all shards with one node", Duration::from_secs(60), || async {
-        shards_of(sandbox, owner).await.ok().filter(|(shards, _)| *shards == 128.0)
+        shards_of(sandbox, owner).await.ok().filter(|(shards, _)| *shards == f64::from(sandbox.shard_count()))
     })
     .await
     .map(drop)
@@ -122,7 +122,7 @@ async fn a_drained_node_makes_no_copy_and_no_gap_and_serves_on_without_shards() 
             ensure!(shards_of(sandbox, node).await? == (0.0, true));
             let (ready, why) = sandbox.client(node).readiness().await?;
             ensure!(ready && sandbox.master().await? == master, "{why}");
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            lasts(Duration::from_secs(2)).await;
             let undrained = terminal.text(&["cluster", "undrain", name]).await?;
             ensure!(undrained.starts_with(&format!("{name}  not drained, ")), "{undrained}");
             sandbox.settled().await?;
@@ -143,7 +143,7 @@ async fn a_node_stays_drained_when_the_master_dies_and_is_drained_no_more_when_i
         let terminal = Terminal::of(sandbox);
         terminal.text(&["cluster", "drain", &name, "--wait"]).await?;
         let stream = load(sandbox, &[drained, other], Load::new("mail", 100), Duration::from_secs(12));
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        flows(sandbox, 100).await?;
         sandbox.kill(master);
         all_with(sandbox, other).await?;
         ensure!(shards_of(sandbox, drained).await? == (0.0, true), "{name} took shards of the master");

@@ -11,7 +11,7 @@ use integration_tests::{
 use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection};
 
-use crate::{confirm, id_of, load, scenario, submit};
+use crate::{confirm, flows, id_of, lasts, load, scenario, submit};
 
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
@@ -23,9 +23,9 @@ async fn losing_all_of_etcd_stops_no_owner() {
         let outage = sandbox.lease_ttl() * 4;
         // No fault window is opened: no failure of etcd may cause a copy.
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), outage + Duration::from_secs(10));
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        flows(sandbox, 100).await?;
         sandbox.etcd().kill_all();
-        tokio::time::sleep(outage).await;
+        lasts(outage).await;
         let during = sandbox.owned().await;
         sandbox.etcd().restart_all().await?;
         ensure!(during == before, "shards moved: {before:?} -> {during:?}");
@@ -49,7 +49,7 @@ async fn a_frozen_etcd_moves_no_shard() {
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), freeze + Duration::from_secs(8));
         // When etcd wakes, every lease may have expired at once.
         sandbox.etcd().pause(0)?;
-        tokio::time::sleep(freeze).await;
+        lasts(freeze).await;
         sandbox.etcd().resume(0)?;
         stream.await?;
         sandbox.settled().await?;
@@ -79,11 +79,11 @@ async fn tasks_that_were_moved_fire_at_their_new_time_although_their_table_was_l
             sandbox.ledger.moved(*number, later_ms);
         }
         let until_due = u64::try_from(due_ms - now_ms() - 500).unwrap_or(0);
-        tokio::time::sleep(Duration::from_millis(until_due)).await;
+        lasts(Duration::from_millis(until_due)).await;
         let mut connection = PgConnection::connect(&sandbox.database_url(0)).await?;
         let mut transaction = connection.begin().await?;
         transaction.execute("LOCK TABLE duetime.task IN ACCESS EXCLUSIVE MODE").await?;
-        tokio::time::sleep(LOCKED_FOR).await;
+        lasts(LOCKED_FOR).await;
         transaction.rollback().await?;
         // Due 2.5 s from now.
         ensure!(sandbox.ledger.wait_all(Duration::from_secs(10)).await, "moved tasks missed their time");
@@ -97,10 +97,10 @@ async fn a_killed_broker_loses_nothing_and_tasks_are_accepted_meanwhile() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(20));
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        flows(sandbox, 200).await?;
         let fault = sandbox.ledger.fault("rabbitmq killed");
         sandbox.rabbit().kill();
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        lasts(Duration::from_secs(2)).await;
         sandbox.rabbit().restart().await?;
         sandbox.ledger.heal(fault);
         stream.await?;
@@ -117,10 +117,10 @@ async fn a_killed_database_loses_nothing_that_was_accepted() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(18));
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        flows(sandbox, 200).await?;
         let fault = sandbox.ledger.fault("postgresql killed");
         sandbox.postgres(0).kill();
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         sandbox.postgres(0).restart().await?;
         sandbox.ledger.heal(fault);
         let back_us = now_us();
@@ -139,11 +139,11 @@ async fn when_one_of_two_databases_stops_the_other_s_tasks_stay_on_time() {
     scenario(Sandbox::builder().databases(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(24));
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        flows(sandbox, 200).await?;
         let fault = sandbox.ledger.fault("the second database stopped");
         let stopped_us = now_us();
         sandbox.postgres(1).stop_immediately().await?;
-        tokio::time::sleep(Duration::from_secs(9)).await;
+        lasts(Duration::from_secs(9)).await;
         let until_us = now_us();
         sandbox.postgres(1).restart().await?;
         sandbox.ledger.heal(fault);

@@ -98,6 +98,12 @@ async fn count(database: &mut PgConnection, from: &str) -> Result<i64> {
     Ok(sqlx::query_scalar(statement).fetch_one(database).await?)
 }
 
+/// The tasks of these queues, live and finished. One statement counts both: a task may end between two.
+async fn tasks_of(database: &mut PgConnection, queues: &str) -> Result<i64> {
+    let of = |table: &str| format!("SELECT 1 FROM duetime.{table} WHERE queue IN ({queues})");
+    count(database, &format!("({} UNION ALL {}) AS known", of("task"), of("archive"))).await
+}
+
 async fn sum(sandbox: &Sandbox, metric: &str) -> Result<i64> {
     let mut sum = 0.0;
     for client in sandbox.clients() {
@@ -152,31 +158,41 @@ async fn frames_made_by_hand_cost_no_node_and_no_neighbour_anything() {
 /// Checks that every message became a task, was quarantined or was set aside.
 async fn account(sandbox: &Sandbox, published: &Published) -> Result<()> {
     let mut database = PgConnection::connect(&sandbox.database_url(0)).await?;
-    let deadline = tokio::time::Instant::now() + SOON;
-    loop {
-        let mut tasks = 0;
-        for table in ["task", "archive"] {
-            tasks += count(&mut database, &format!("duetime.{table} WHERE queue IN ('late', 'fuzzed')")).await?;
-        }
-        let invalid = depth(sandbox, "duetime.submit.invalid").await?;
-        let quarantined = count(&mut database, "duetime.quarantine").await?;
-        let stale = sum(sandbox, "duetime_reports_stale_total").await?;
-        if tasks + invalid == published.submitted && quarantined + stale == published.reported {
-            ensure!(
-                tasks > 0 && invalid > 0 && quarantined > 0,
-                "{tasks} tasks, {invalid} aside, {quarantined} quarantined"
-            );
-            return Ok(());
-        }
-        let seen =
-            format!("{tasks} tasks, {invalid} set aside, {quarantined} quarantined, {stale} stale of {published:?}");
-        ensure!(tokio::time::Instant::now() < deadline, "not all are accounted for: {seen}");
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut seen = Seen::default();
+    let accounted = until("all messages are accounted for", SOON, async || {
+        seen = Seen::look(sandbox, &mut database).await.ok()?;
+        let Seen { tasks, invalid, quarantined, stale } = seen;
+        (tasks + invalid == published.submitted && quarantined + stale == published.reported).then_some(())
+    })
+    .await;
+    accounted.with_context(|| format!("{seen:?} of {published:?}"))?;
+    ensure!(seen.tasks > 0 && seen.invalid > 0 && seen.quarantined > 0, "{seen:?}");
+    Ok(())
+}
+
+/// Counts of what became of the messages.
+#[derive(Debug, Default)]
+struct Seen {
+    tasks: i64,
+    /// Set aside in RabbitMQ.
+    invalid: i64,
+    quarantined: i64,
+    stale: i64,
+}
+
+impl Seen {
+    async fn look(sandbox: &Sandbox, database: &mut PgConnection) -> Result<Self> {
+        Ok(Self {
+            tasks: tasks_of(database, "'late', 'fuzzed'").await?,
+            invalid: depth(sandbox, "duetime.submit.invalid").await?,
+            quarantined: count(database, "duetime.quarantine").await?,
+            stale: sum(sandbox, "duetime_reports_stale_total").await?,
+        })
     }
 }
 
 /// The peak memory of a process, in bytes.
-fn peak(pid: u32) -> Result<u64> {
+pub(crate) fn peak(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("Linux says it")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse::<u64>()? << 10)
@@ -210,16 +226,10 @@ async fn a_flood_of_large_messages_takes_a_bounded_part_of_a_nodes_memory() {
         aside?;
         ensure!(grown < 128 << 20, "the node's memory grew by {} MiB", grown >> 20);
         let mut database = PgConnection::connect(&sandbox.database_url(0)).await?;
-        let mut tasks = 0;
-        let deadline = tokio::time::Instant::now() + SOON;
-        while tasks < 800 {
-            ensure!(tokio::time::Instant::now() < deadline, "only {tasks} of 800 became tasks");
-            tasks = 0;
-            for table in ["task", "archive"] {
-                tasks += count(&mut database, &format!("duetime.{table} WHERE queue = 'fuzzed'")).await?;
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+        let tasks = until("the 800 became tasks", SOON, async || {
+            tasks_of(&mut database, "'fuzzed'").await.ok().filter(|tasks| *tasks >= 800)
+        })
+        .await?;
         ensure!(tasks == 800, "{tasks} tasks of 800 messages");
         Ok(())
     })

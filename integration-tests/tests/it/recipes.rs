@@ -170,6 +170,11 @@ async fn the_recipe_for_postgresql_allows_what_each_program_needs_and_nothing_el
             run_with(&["migrate", "--config", &file], &[("DUETIME_DATABASE__0__URL", &url("duetime"))], "").await?;
         ensure!(migrated.status.success(), "{migrated:?}");
         node.set("DUETIME_DATABASE__0__URL", &url("duetime"));
+        // The database is that of a new cluster, which needs a prefix and a virtual host of its own.
+        let vhost = format!("{}_least", sandbox.vhost());
+        node.set("DUETIME_AMQP__URL", &sandbox.rabbit().add_vhost(&vhost).await?);
+        sandbox.rabbit().retire_vhost(vhost);
+        node.set("DUETIME_ETCD__PREFIX", &format!("{}_least", node.config().etcd_prefix));
         restart(sandbox).await?;
         let client = sandbox.client(0);
         let id = client.submit(&json!({ "queue": "mail" })).await?.id;
@@ -229,7 +234,8 @@ async fn the_recipe_for_etcd_allows_nodes_their_prefix_and_nothing_else() {
         }
         restart(sandbox).await?;
         let client = sandbox.client(0);
-        let owned = || async { client.metric("duetime_shards_owned").await.ok()?.filter(|owned| *owned == 128.0) };
+        let all = f64::from(sandbox.shard_count());
+        let owned = || async { client.metric("duetime_shards_owned").await.ok()?.filter(|owned| *owned == all) };
         until("the node owns every shard", SOON, owned).await?;
         let id = client.submit(&json!({ "queue": "mail" })).await?.id;
         in_state(&client, &id, "delivered").await?;

@@ -11,7 +11,7 @@ use integration_tests::{
 };
 use serde_json::json;
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, flows, lasts, load, scenario, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_waits_and_delays_no_other() {
@@ -23,7 +23,7 @@ async fn a_full_queue_waits_and_delays_no_other() {
         load(sandbox, &[0, 1, 2], stuck, Duration::from_secs(3)).await?;
         let began_us = now_ms() * 1_000;
         load(sandbox, &[0, 1, 2], Load::new("free", 100), Duration::from_secs(8)).await?;
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        lasts(Duration::from_secs(4)).await;
         let free = sandbox.ledger.lateness(began_us, i64::MAX);
         ensure!(free.count >= 700, "the free queue got {} of 800", free.count);
         ensure!(free.p99_ms < 1_000.0, "the free queue is late: {free}");
@@ -46,10 +46,10 @@ async fn a_queue_deleted_under_load_is_made_again_and_nothing_is_lost() {
         sandbox.consume_and_ack("free", &confirm()).await?;
         let stream = load(sandbox, &[0, 1, 2], Load::new("sums", 100), Duration::from_secs(12));
         let free = load(sandbox, &[0, 1, 2], Load::new("free", 50), Duration::from_secs(12));
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        flows(sandbox, 300).await?;
         let fault = sandbox.ledger.fault("queue deleted");
         sandbox.rabbit().ctl(&["delete_queue", "-p", sandbox.vhost(), "sums"]).await?;
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         sandbox.ledger.heal(fault);
         stream.await?;
         for number in free.await? {
@@ -69,7 +69,7 @@ async fn a_paused_queue_keeps_its_due_tasks_until_it_is_resumed() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         pause_or_resume(sandbox, "pause").await?;
         load(sandbox, &[0, 1, 2], Load::new("mail", 100).due_in_ms(0..500), Duration::from_secs(2)).await?;
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        lasts(Duration::from_secs(1)).await;
         // All but the task that opened the queue.
         ensure!(sandbox.ledger.progress().delivered == 1, "{:?}", sandbox.ledger.progress());
         pause_or_resume(sandbox, "resume").await?;

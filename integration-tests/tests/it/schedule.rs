@@ -16,12 +16,12 @@ use integration_tests::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::{confirm, scenario, until};
+use crate::{confirm, lasts, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
 
 /// Creates a queue of that name with a consumer; returns a ledger of its arrivals.
-async fn consume(
+pub(crate) async fn consume(
     sandbox: &Sandbox,
     queue: &str,
     policy: &Value,
@@ -34,7 +34,7 @@ async fn consume(
 }
 
 /// Puts a schedule that fires each second.
-async fn put(client: &Client, name: &str, queue: &str, more: &Value) -> Result<Value> {
+pub(crate) async fn put(client: &Client, name: &str, queue: &str, more: &Value) -> Result<Value> {
     let mut schedule = json!({ "queue": queue, "every_ms": 1_000, "payload": { "of": name } });
     for (field, value) in more.as_object().into_iter().flatten() {
         schedule[field] = value.clone();
@@ -42,7 +42,7 @@ async fn put(client: &Client, name: &str, queue: &str, more: &Value) -> Result<V
     Ok(client.call(Method::PUT, &format!("/v1/schedules/{name}"), Some(&schedule)).await?)
 }
 
-async fn turn(client: &Client, name: &str, verb: &str) -> Result<Value> {
+pub(crate) async fn turn(client: &Client, name: &str, verb: &str) -> Result<Value> {
     Ok(client.call(Method::POST, &format!("/v1/schedules/{name}/{verb}"), None).await?)
 }
 
@@ -51,7 +51,7 @@ fn seconds(moment: &str) -> Result<i64> {
 }
 
 /// All tasks of a schedule by the second they are for; fails if a second has two.
-async fn made(client: &Client, name: &str, queue: &str) -> Result<BTreeMap<i64, Task>> {
+pub(crate) async fn made(client: &Client, name: &str, queue: &str) -> Result<BTreeMap<i64, Task>> {
     let mut made = BTreeMap::new();
     for task in client.list(&format!("queue={queue}&limit=1000")).await? {
         let key = task.rest.get("key").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -64,7 +64,7 @@ async fn made(client: &Client, name: &str, queue: &str) -> Result<BTreeMap<i64, 
 }
 
 /// The seconds between the first and the last that have no task.
-fn left_out(made: &BTreeMap<i64, Task>) -> Vec<i64> {
+pub(crate) fn left_out(made: &BTreeMap<i64, Task>) -> Vec<i64> {
     let (first, last) = (made.keys().next(), made.keys().next_back());
     let all = first.zip(last).map(|(first, last)| *first..=*last).into_iter().flatten();
     all.filter(|second| !made.contains_key(second)).collect()
@@ -81,7 +81,7 @@ async fn goes_on(client: &Client, name: &str, queue: &str) -> Result<()> {
 }
 
 /// Checks that every task has arrived, and nothing else.
-async fn arrived(arrivals: &Ledger, made: &BTreeMap<i64, Task>) -> Result<()> {
+pub(crate) async fn arrived(arrivals: &Ledger, made: &BTreeMap<i64, Task>) -> Result<()> {
     until("every task has arrived", Duration::from_secs(60), || async {
         let deliveries = arrivals.arrivals();
         made.values().all(|task| deliveries.iter().any(|delivery| delivery.task == task.id)).then_some(())
@@ -99,9 +99,9 @@ async fn when_the_master_is_killed_each_fire_time_has_one_task_and_in_time() {
         let (_consumer, arrivals) = consume(sandbox, "pulse", &confirm(), |_| Answer::ack()).await?;
         put(&sandbox.client(0), "s", "pulse", &json!({ "overlap": "allow" })).await?;
         goes_on(&sandbox.client(0), "s", "pulse").await?;
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         sandbox.kill(sandbox.master().await?);
-        tokio::time::sleep(Duration::from_secs(6)).await;
+        lasts(Duration::from_secs(6)).await;
         let client = sandbox.live()?;
         goes_on(&client, "s", "pulse").await?;
         turn(&client, "s", "pause").await?;
@@ -126,7 +126,7 @@ async fn without_etcd_schedules_go_on_in_time() {
         put(&client, "s", "pulse", &json!({ "overlap": "allow" })).await?;
         goes_on(&client, "s", "pulse").await?;
         sandbox.etcd().kill_all();
-        tokio::time::sleep(sandbox.lease_ttl() * 3).await;
+        lasts(sandbox.lease_ttl() * 3).await;
         let during = made(&client, "s", "pulse").await?;
         sandbox.etcd().restart_all().await?;
         goes_on(&client, "s", "pulse").await?;
@@ -165,7 +165,7 @@ async fn a_death_after_deciding_and_one_after_making_neither_lose_nor_double_a_f
         let client = sandbox.live()?;
         goes_on(&client, "s", "pulse").await?;
         turn(&client, "s", "pause").await?;
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        lasts(Duration::from_secs(3)).await;
         let made = made(&client, "s", "pulse").await?;
         ensure!(left_out(&made).is_empty() && made.len() >= 8, "left out: {:?} of {made:?}", left_out(&made));
         arrived(&arrivals, &made).await
@@ -184,7 +184,7 @@ async fn after_an_outage_of_all_nodes_fire_times_are_made_up_as_far_back_as_the_
         goes_on(&client, "long", "long").await?;
         goes_on(&client, "short", "short").await?;
         (0..3).for_each(|number| sandbox.kill(number));
-        tokio::time::sleep(Duration::from_secs(16)).await;
+        lasts(Duration::from_secs(16)).await;
         for number in 0..3 {
             sandbox.restart(number).await?;
         }
@@ -244,7 +244,7 @@ async fn a_pause_holds_on_every_node_and_is_not_made_up() {
         let paused = turn(&other, "s", "pause").await?;
         ensure!(paused["paused"] == true && paused["next_fire_times"] == json!([]), "{paused}");
         let before = made(&client, "s", "pulse").await?;
-        tokio::time::sleep(Duration::from_secs(6)).await;
+        lasts(Duration::from_secs(6)).await;
         ensure!(made(&client, "s", "pulse").await?.len() == before.len(), "nothing is made while it is paused");
         turn(&client, "s", "resume").await?;
         goes_on(&client, "s", "pulse").await?;

@@ -12,7 +12,7 @@ use integration_tests::{
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::{confirm, outage::shard_of, scenario, until};
+use crate::{confirm, flows, lasts, outage::shard_of, scenario, until};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -39,7 +39,7 @@ async fn submit(
 
 /// A stream of transactions on one database, one task each. Every third has a key and every third a partition key, so
 /// that half of those belong to the other database. Every fifth transaction is rolled back.
-async fn stream(url: String, ledger: &Ledger, name: &str, time: Duration) -> Result<()> {
+pub(crate) async fn stream(url: String, ledger: &Ledger, name: &str, time: Duration) -> Result<()> {
     let mut connection = PgConnection::connect(&url).await?;
     let until = Instant::now() + time;
     let mut count = 0;
@@ -58,7 +58,7 @@ async fn stream(url: String, ledger: &Ledger, name: &str, time: Duration) -> Res
             ledger.accepted(number, &id);
             transaction.commit().await?;
         }
-        tokio::time::sleep(Duration::from_millis(15)).await;
+        lasts(Duration::from_millis(15)).await;
     }
     Ok(())
 }
@@ -167,7 +167,7 @@ async fn an_owner_that_is_killed_meanwhile_loses_no_submission() {
     scenario(two_databases(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         stream_on_both(sandbox, Duration::from_secs(9), async || {
-            tokio::time::sleep(Duration::from_secs(3)).await;
+            flows(sandbox, 100).await?;
             sandbox.kill(1);
             sandbox.settled().await
         })
@@ -282,11 +282,10 @@ async fn a_queue_on_one_shard_is_submitted_to_in_every_database_and_cancelled_wi
         for database in 0..2 {
             let mut connection = PgConnection::connect(&sandbox.database_url(database)).await?;
             let copied = "SELECT 1 FROM duetime.queue WHERE name = 'mail' AND policy ->> 'placement' = 'single'";
-            let deadline = Instant::now() + SOON;
-            while sqlx::query(copied).fetch_optional(&mut connection).await?.is_none() {
-                ensure!(Instant::now() < deadline, "the queue is not known in database {database}");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+            until(&format!("database {database} knows the queue"), SOON, async || {
+                sqlx::query(copied).fetch_optional(&mut connection).await.ok()?
+            })
+            .await?;
             let mut transaction = connection.begin().await?;
             let (number, id) = submit(&mut transaction, &sandbox.ledger, now_ms() + 1_000, None, json!({})).await?;
             sandbox.ledger.accepted(number, &id);

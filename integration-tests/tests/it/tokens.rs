@@ -1,6 +1,6 @@
 //! Tokens that are created and revoked while the cluster runs, and the audit of who did what.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::{client::Client, sandbox::Sandbox};
@@ -22,16 +22,12 @@ pub(crate) async fn make(operator: &Client, token: &Value) -> Result<String> {
 
 /// Waits until `client` gets `status`; `None`: it is let in.
 pub(crate) async fn answers(client: &Client, status: Option<u16>, within: Duration) -> Result<()> {
-    let began = Instant::now();
-    loop {
+    until(&format!("{} answers {status:?}", client.base()), within, || async {
         let answer = client.call::<Value>(Method::GET, "/v1/queues", None).await;
         let got = answer.as_ref().err().and_then(|failure| failure.status());
-        if got == status && (status.is_some() || answer.is_ok()) {
-            return Ok(());
-        }
-        ensure!(began.elapsed() < within, "{}: {answer:?}, not {status:?}, after {within:?}", client.base());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        (got == status && (status.is_some() || answer.is_ok())).then_some(())
+    })
+    .await
 }
 
 /// Waits until the audit has `count` deeds of that kind.

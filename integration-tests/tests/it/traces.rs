@@ -4,7 +4,7 @@ mod collector;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use integration_tests::{client::Client, clock::now_ms, sandbox::Sandbox};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use self::collector::{Collector, Span};
-use crate::{in_state, scenario, until};
+use crate::{in_state, lasts, scenario, until};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -83,18 +83,18 @@ impl Hand {
 
     /// Takes the next message of `queue`, which comes into being with its first one.
     async fn take(&mut self, queue: &str) -> Result<BasicGetMessage> {
-        let deadline = Instant::now() + SOON;
-        while Instant::now() < deadline {
+        until(&format!("a message comes out of {queue}"), SOON, async || {
             match self.channel.basic_get(queue.into(), BasicGetOptions::default()).await {
-                Ok(Some(message)) => return Ok(message),
-                Ok(None) => {}
+                Ok(taken) => taken,
                 // The queue does not exist yet. The client reconnects, because the broker soon closes a connection
                 // whose channels fail repeatedly.
-                Err(_) => *self = Self::connect(self.url.clone()).await?,
+                Err(_) => {
+                    *self = Self::connect(self.url.clone()).await.ok()?;
+                    None
+                }
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        bail!("no message comes out of {queue}")
+        })
+        .await
     }
 
     async fn publish(&self, to: &str, body: &Value, properties: BasicProperties) -> Result<()> {
@@ -323,7 +323,7 @@ async fn a_task_without_a_trace_says_nothing_of_one_and_a_quiet_one_stays_quiet(
             hand.answer(&message, None, &json!({ "status": "succeeded" })).await?;
             in_state(&sandbox.client(1), &id, "succeeded").await?;
         }
-        tokio::time::sleep(EXPORTED).await;
+        lasts(EXPORTED).await;
         ensure!(collector.of_trace(trace_id(&quiet)).is_empty());
         for client in sandbox.clients() {
             ensure!(client.metric("duetime_spans_exported_total").await? == Some(0.0), "a span was exported");

@@ -3,7 +3,12 @@
 use std::{process::Output, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use integration_tests::sandbox::{DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, run, scratch};
+use integration_tests::sandbox::{
+    DatabaseConfig, Node, NodeConfig, Sandbox, Tether, free_port, migrate, run, run_with, scratch,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::{scenario, until};
 
@@ -98,18 +103,176 @@ fn lone_node(sandbox: &Sandbox, name: &str, break_it: impl FnOnce(&mut NodeConfi
     Node::new(scratch(), config, Tether::Tethered)
 }
 
+/// Migrates the database of `node` and makes a change there.
+async fn migrated(node: &Node, change: &str) -> Result<()> {
+    migrate(node).await?;
+    alter(&node.config().databases[0].url, change).await
+}
+
+async fn alter(url: &str, change: &str) -> Result<()> {
+    let mut connection = PgConnection::connect(url).await?;
+    sqlx::query(AssertSqlSafe(change.to_owned())).execute(&mut connection).await.with_context(|| change.to_owned())?;
+    Ok(connection.close().await?)
+}
+
+/// Nodes of a cluster of their own on the sandbox's servers, on an empty database.
+async fn cluster_apart(sandbox: &Sandbox, names: &[&str]) -> Result<Vec<Node>> {
+    let apart = format!("{}_{}", sandbox.vhost(), names[0]);
+    let amqp = sandbox.rabbit().add_vhost(&apart).await?;
+    sandbox.rabbit().retire_vhost(apart.clone());
+    let url = sandbox.postgres(0).create_database(&apart).await?;
+    let node = |name: &&str| {
+        lone_node(sandbox, name, |config| {
+            config.etcd_prefix = format!("/{apart}");
+            config.amqp_url = amqp.clone();
+            config.databases = vec![DatabaseConfig { name: "main".into(), url: url.clone(), shards: String::new() }];
+        })
+    };
+    names.iter().map(node).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_refuses_a_schema_it_does_not_know() {
+async fn a_node_refuses_a_schema_that_no_migration_makes_fit() {
     scenario(Sandbox::builder().nodes(1), async |sandbox| {
-        let empty = sandbox.postgres(0).create_database("never_migrated").await?;
-        let node = lone_node(sandbox, "early", |config| {
-            config.etcd_prefix = "/early".into();
-            config.databases = vec![DatabaseConfig { name: "db1".into(), url: empty.clone(), shards: "0-127".into() }];
-        })?;
+        let nodes = cluster_apart(sandbox, &["behind"]).await?;
+        let newest = "WITH newest AS (
+                          UPDATE duetime.migration SET version = 9999
+                           WHERE version = (SELECT max(version) FROM duetime.migration))
+                      UPDATE duetime.meta SET serves = 9999";
+        migrated(&nodes[0], newest).await?;
+        nodes[0].start()?;
+        let status = nodes[0].wait_ended(Duration::from_secs(30)).await?;
+        let said = nodes[0].tail(20);
+        ensure!(status.code() == Some(1), "{status}: {said}");
+        ensure!(said.contains("9999") && said.contains("update this node"), "does not say what to do: {said}");
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_refuses_databases_of_two_clusters() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let mut config = cluster_apart(sandbox, &["torn"]).await?[0].config().clone();
+        let url = sandbox.postgres(0).create_database(&format!("{}_second", sandbox.vhost())).await?;
+        config.databases[0].shards = "0-63".into();
+        config.databases.push(DatabaseConfig { name: "second".into(), url: url.clone(), shards: "64-127".into() });
+        let node = Node::new(scratch(), config, Tether::Tethered)?;
+        migrate(&node).await?;
+        alter(&url, "UPDATE duetime.meta SET cluster_id = gen_random_uuid()").await?;
         node.start()?;
         let status = node.wait_ended(Duration::from_secs(30)).await?;
-        ensure!(status.code() == Some(1), "{status}: {}", node.tail(20));
-        ensure!(node.tail(20).contains("migrate"), "does not say what to do: {}", node.tail(20));
+        let said = node.tail(20);
+        ensure!(status.code() == Some(1) && said.contains("belongs to cluster"), "{status}: {said}");
+        let file = node.file().to_str().context("paths are UTF-8")?;
+        let output = run(&["migrate", "--config", file]).await?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(4) && said.contains("belongs to cluster"), "{output:?}");
+        Ok(())
+    })
+    .await;
+}
+
+/// What `/readyz` says without a token.
+async fn lacks(node: &Node) -> Option<(bool, Vec<String>)> {
+    let answer = node.client().with_token(None).send(Method::GET, "/readyz", None).await.ok()?;
+    let told: Value = answer.json().await.ok()?;
+    let words = told["missing"].as_array()?.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect();
+    told["reasons"].is_null().then_some((told["ready"].as_bool()?, words))
+}
+
+async fn waits_for_its_schema(node: &Node) -> Result<()> {
+    until(&format!("{} waits for its schema", node.name()), Duration::from_secs(60), || async {
+        (lacks(node).await? == (false, vec!["schema".to_owned()])).then_some(())
+    })
+    .await
+    .with_context(|| node.tail(20))?;
+    let (_, reasons) = node.client().readiness().await?;
+    ensure!(reasons.contains("duetime migrate"), "does not say what to do: {reasons}");
+    let alive = node.client().with_token(None).send(Method::GET, "/healthz", None).await?;
+    ensure!(alive.status().is_success(), "{alive:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_start_before_the_migration_become_ready_after_it() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let nodes = cluster_apart(sandbox, &["early-1", "early-2"]).await?;
+        for node in &nodes {
+            node.start()?;
+        }
+        for node in &nodes {
+            waits_for_its_schema(node).await?;
+        }
+        let task = serde_json::to_vec(&json!({ "queue": "mails" }))?;
+        let refused = nodes[0].client().send(Method::POST, "/v1/tasks", Some(task)).await?.status();
+        ensure!(refused == 503, "a task was not refused as unavailable: {refused}");
+
+        migrate(&nodes[0]).await?;
+        for node in &nodes {
+            node.wait_ready(Duration::from_secs(60)).await?;
+            ensure!(lacks(node).await == Some((true, Vec::new())), "{:?}", lacks(node).await);
+        }
+        is_delivered_by(&nodes[0]).await?;
+        is_delivered_by(&nodes[1]).await?;
+
+        // A schema that is too old is awaited too: its last migration has not succeeded yet.
+        let url = &nodes[0].config().databases[0].url;
+        let last = "version = (SELECT max(version) FROM duetime.migration)";
+        nodes[1].stop(Duration::from_secs(60)).await?;
+        alter(url, &format!("UPDATE duetime.migration SET success = false WHERE {last}")).await?;
+        nodes[1].start()?;
+        waits_for_its_schema(&nodes[1]).await?;
+        alter(url, &format!("UPDATE duetime.migration SET success = true WHERE {last}")).await?;
+        nodes[1].wait_ready(Duration::from_secs(60)).await?;
+        is_delivered_by(&nodes[1]).await?;
+
+        for (node, waits) in nodes.iter().zip([1, 2]) {
+            let log = std::fs::read_to_string(node.log())?;
+            let lines = log.lines().filter(|line| line.contains("waits for the migration")).count();
+            ensure!(lines == waits, "{} warns {lines} times, not {waits}:\n{}", node.name(), node.tail(40));
+            node.stop(Duration::from_secs(60)).await?;
+        }
+        Ok(())
+    })
+    .await;
+}
+
+/// A task that this node accepts reaches RabbitMQ.
+async fn is_delivered_by(node: &Node) -> Result<()> {
+    let id = node.client().submit(&json!({ "queue": "mails" })).await?.id;
+    until(&format!("{} delivers", node.name()), Duration::from_secs(60), || async {
+        let task = node.client().get(&id).await.ok()?;
+        ["delivered", "succeeded"].contains(&task.state.as_str()).then_some(())
+    })
+    .await
+    .with_context(|| node.tail(20))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrate_tells_what_stays_from_what_may_pass() {
+    scenario(Sandbox::builder().nodes(1), async |sandbox| {
+        let nodes = cluster_apart(sandbox, &["once"]).await?;
+        let node = &nodes[0];
+        migrate(node).await?;
+        let file = node.file().to_str().context("paths are UTF-8")?;
+        let good = &node.config().databases[0].url;
+        let (head, _) = good.rsplit_once('/').context("a database in the URL")?;
+        let (user, place) = good.rsplit_once('@').context("a server in the URL")?;
+        let (user, _) = user.rsplit_once(':').context("a password in the URL")?;
+        let cases = [
+            ("a wrong password", "URL", format!("{user}:wrong@{place}"), 4),
+            ("an unknown database", "URL", format!("{head}/nowhere"), 4),
+            ("no TLS", "URL", format!("{good}?sslmode=require"), 4),
+            ("no server", "URL", format!("postgres://u:p@127.0.0.1:{}/d", free_port()), 3),
+        ];
+        for (what, key, value, code) in cases {
+            let variable = format!("DUETIME_DATABASE__0__{key}");
+            let output = run_with(&["migrate", "--config", file], &[(&variable, &value)], "").await?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(code), "{what}: exit {:?}, not {code}: {said}", output.status.code());
+            ensure!(!said.is_empty() && !said.contains("wrong@"), "{what}: {said}");
+        }
         Ok(())
     })
     .await;

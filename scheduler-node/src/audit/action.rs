@@ -30,6 +30,13 @@ common::labelled! {
         TokenRevoke = "token.revoke",
         NodeDrain = "node.drain",
         NodeUndrain = "node.undrain",
+        ShardMove = "shard.move",
+        ShardCallOff = "shard.call_off",
+        ShardRebalance = "shard.rebalance",
+        DatabaseDrain = "database.drain",
+        DatabaseUndrain = "database.undrain",
+        DatabaseRemove = "database.remove",
+        DatabaseAcceptLoss = "database.accept_loss",
         ConsoleSignIn = "console.sign_in",
         ConsoleSignOut = "console.sign_out",
         /// A request or a message without another name was refused.

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
+use common::{ids::ClusterId, wire::amqp::CLUSTER};
+
 use crate::causes::explained;
+
+pub(super) const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -29,6 +34,11 @@ pub(super) enum Error {
          sets `use_existing` = `true` in the queue's policy ({refusal})"
     )]
     Stranger { queue: String, refusal: String },
+    #[error(
+        "the virtual host belongs to another cluster: its queue `{CLUSTER}` does not name this one, {cluster}. Give each \
+         cluster a virtual host of its own; if the other is gone, delete that queue ({refusal})"
+    )]
+    OtherCluster { cluster: ClusterId, refusal: String },
     #[error("the broker ended the subscription to `{queue}`")]
     Unsubscribed { queue: String },
 }
@@ -48,6 +58,11 @@ impl Error {
             }
             error => error,
         }
+    }
+
+    /// Whether the broker keeps this user from the thing, or says that it is not there.
+    pub(super) fn is_refused_access(&self) -> bool {
+        matches!(self.reply_code(), Some(ACCESS_REFUSED | NOT_FOUND))
     }
 
     /// The code with which the broker refused, in AMQP's numbering (404 not found, 406 precondition failed, ...).

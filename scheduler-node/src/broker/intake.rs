@@ -3,9 +3,14 @@
 //!
 //! Each source is a queue with a consumer on a channel of its own. The exchanges in front of the delay queues are
 //! declared periodically. An exchange that was deleted, or could not be declared, comes back as soon as nothing
-//! is in its way.
+//! is in its way. When the configured exchanges change, consumers begin and end on the open connection: a new
+//! connection would bring again what is being stored, as a second task.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::wire::{
     Message,
@@ -13,7 +18,8 @@ use common::wire::{
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     connection::Link,
@@ -53,13 +59,21 @@ impl ExchangeTroubles {
             None => drop(troubles.remove(exchange)),
         }
     }
+
+    /// Forgets the troubles of all other exchanges.
+    fn keep(&self, exchanges: &[DelayExchange]) {
+        self.0.lock().retain(|name, _| exchanges.iter().any(|of| of.name == *name));
+    }
 }
 
 /// All sources of one connection.
 pub(super) struct Intake {
     link: Arc<Link>,
-    readers: Vec<SourceReader>,
-    exchanges: Arc<[DelayExchange]>,
+    /// Sources that are open and not read yet.
+    opened: Vec<SourceReader>,
+    exchanges: watch::Receiver<Arc<[DelayExchange]>>,
+    /// The delay exchanges that are read, by name. Dropping the guard ends the reader.
+    consumed: HashMap<String, DropGuard>,
     strangers: Arc<Strangers>,
     troubles: ExchangeTroubles,
 }
@@ -67,76 +81,114 @@ pub(super) struct Intake {
 struct SourceReader {
     source: IntakeSource,
     subscription: Subscription,
+    end: CancellationToken,
 }
 
 impl Intake {
     pub(super) async fn open(
         link: &Arc<Link>,
-        exchanges: &Arc<[DelayExchange]>,
+        exchanges: watch::Receiver<Arc<[DelayExchange]>>,
         strangers: &Arc<Strangers>,
         troubles: &ExchangeTroubles,
     ) -> Result<Self, Error> {
         topology::declare_submit(link, strangers).await?;
+        let submit = SourceReader {
+            source: IntakeSource::Submit,
+            subscription: Subscription::open(link, SUBMIT.to_owned(), PREFETCH).await?,
+            end: CancellationToken::new(),
+        };
         let mut intake = Self {
             link: Arc::clone(link),
-            readers: vec![SourceReader::open(link, IntakeSource::Submit, SUBMIT.to_owned()).await?],
-            exchanges: Arc::clone(exchanges),
+            opened: vec![submit],
+            exchanges,
+            consumed: HashMap::new(),
             strangers: Arc::clone(strangers),
             troubles: troubles.clone(),
         };
-        intake.declare_exchanges().await?;
-        for (place, exchange) in exchanges.iter().enumerate() {
-            intake.readers.push(SourceReader::open(link, IntakeSource::Delay(place), exchange.queue()).await?);
-        }
+        intake.follow_exchanges().await?;
         Ok(intake)
     }
 
-    /// Hands over incoming messages until one of the sources ends, and returns the reason.
+    /// Hands over incoming messages until one of the sources ends by itself, and returns the reason.
     pub(super) async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
-        let mut readers: FuturesUnordered<_> =
-            std::mem::take(&mut self.readers).into_iter().map(|reader| reader.forward(received)).collect();
-        tokio::select! {
-            Some(error) = readers.next() => error,
-            error = self.keep_exchanges() => error,
-        }
-    }
-
-    async fn keep_exchanges(&self) -> Error {
-        if self.exchanges.is_empty() {
-            return std::future::pending().await;
-        }
+        let (opened, mut more) = mpsc::channel(1);
+        let mut readers: FuturesUnordered<_> = self.opened.drain(..).map(|reader| reader.forward(received)).collect();
+        let following = self.keep_exchanges(opened);
+        tokio::pin!(following);
         loop {
-            tokio::time::sleep(DECLARE_EVERY).await;
-            if let Err(error) = self.declare_exchanges().await {
-                return error;
+            tokio::select! {
+                Some(end) = readers.next() => if let Err(error) = end {
+                    return error;
+                },
+                Some(reader) = more.recv() => readers.push(reader.forward(received)),
+                error = &mut following => return error,
             }
         }
     }
 
-    async fn declare_exchanges(&self) -> Result<(), Error> {
-        for exchange in &*self.exchanges {
-            let trouble = topology::declare_delay_exchange(&self.link, exchange, &self.strangers).await?;
+    async fn keep_exchanges(mut self, opened: mpsc::Sender<SourceReader>) -> Error {
+        loop {
+            // The sender lives as long as the node.
+            let _ = tokio::time::timeout(DECLARE_EVERY, self.exchanges.changed()).await;
+            if let Err(error) = self.follow_exchanges().await {
+                return error;
+            }
+            for reader in self.opened.drain(..) {
+                if opened.send(reader).await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        }
+    }
+
+    /// Declares the configured exchanges, opens those that are not read yet, and ends the reading of all others.
+    async fn follow_exchanges(&mut self) -> Result<(), Error> {
+        let exchanges = Arc::clone(&self.exchanges.borrow_and_update());
+        self.consumed.retain(|name, _| exchanges.iter().any(|of| of.name == *name));
+        self.troubles.keep(&exchanges);
+        for exchange in &*exchanges {
+            let trouble = match self.follow(exchange).await {
+                Ok(trouble) => trouble,
+                Err(refusal) if refusal.is_refused_access() => Some(format!(
+                    "this user may not use the queue of the delay exchange `{}`, so it delays no messages: grant the \
+                     permission ({})",
+                    exchange.name,
+                    refusal.explained()
+                )),
+                Err(error) => return Err(error),
+            };
             self.troubles.note(&exchange.name, trouble);
         }
         Ok(())
     }
+
+    /// Returns the reason if the exchange cannot be declared; its queue is read all the same.
+    async fn follow(&mut self, exchange: &DelayExchange) -> Result<Option<String>, Error> {
+        let trouble = topology::declare_delay_exchange(&self.link, exchange, &self.strangers).await?;
+        if !self.consumed.contains_key(&exchange.name) {
+            let end = CancellationToken::new();
+            self.opened.push(SourceReader {
+                source: IntakeSource::Delay(exchange.name.as_str().into()),
+                subscription: Subscription::open(&self.link, exchange.queue(), PREFETCH).await?,
+                end: end.clone(),
+            });
+            self.consumed.insert(exchange.name.clone(), end.drop_guard());
+        }
+        Ok(trouble)
+    }
 }
 
 impl SourceReader {
-    async fn open(link: &Link, source: IntakeSource, queue: String) -> Result<Self, Error> {
-        Ok(Self { source, subscription: Subscription::open(link, queue, PREFETCH).await? })
-    }
-
-    async fn forward(mut self, received: &mpsc::Sender<Received>) -> Error {
+    /// Runs until its end is asked for, or until the subscription is over.
+    async fn forward(mut self, received: &mpsc::Sender<Received>) -> Result<(), Error> {
         loop {
-            match self.subscription.next().await {
-                Ok(arrived) => {
-                    if received.send(self.read(arrived)).await.is_err() {
-                        // This node takes no more messages; they wait at the broker for another node.
-                        return std::future::pending().await;
-                    }
-                }
-                Err(error) => return error,
+            let arrived = tokio::select! {
+                arrived = self.subscription.next() => arrived?,
+                () = self.end.cancelled() => return self.subscription.end().await,
+            };
+            if received.send(self.read(arrived)).await.is_err() {
+                // This node takes no more messages; they wait at the broker for another node.
+                return std::future::pending().await;
             }
         }
     }
@@ -150,6 +202,6 @@ impl SourceReader {
             properties: envelope::read(&delivery.properties),
             body: delivery.data,
         };
-        Received { source: self.source, message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
+        Received { source: self.source.clone(), message, trouble, ack, exchange: delivery.exchange.as_str().to_owned() }
     }
 }

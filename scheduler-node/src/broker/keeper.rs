@@ -6,23 +6,24 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::ids::ClusterId;
 use futures::{StreamExt, stream::BoxStream};
 use lapin::Event;
 
 use super::{
     connection::Link,
     consumer::Subscriptions,
+    endpoints::Endpoints,
     error::Error,
     hold::{HELD_BYTES, MemoryHold},
     intake::Intake,
+    login::Login,
     shared::Shared,
     state::Role,
-    topology::declare_own,
+    topology::{claim_vhost, declare_own},
 };
 use crate::supervise::at_work;
 
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// The age at which a connection is settled: a later failure starts again at the shortest wait.
 const SETTLED_AFTER: Duration = Duration::from_secs(5);
 /// The interval of a check for a connection lost in silence. The client reports every other loss.
@@ -46,65 +47,74 @@ impl Keeper {
         Self { shared: Arc::clone(shared), role }
     }
 
-    /// Runs until told to stop.
+    /// Runs until a stop is requested.
     pub(super) async fn run(self) {
-        let mut wait = FIRST_WAIT;
-        let mut complaint = None;
+        let mut endpoints = Endpoints::new(&self.shared.login, Instant::now());
         let mut was_up = false;
         loop {
             let opened = tokio::select! {
                 () = self.shared.stop.cancelled() => break,
-                opened = self.open() => opened,
+                opened = self.open_next(&mut endpoints) => opened,
             };
             let error = match opened {
                 Ok(session) => {
-                    tracing::info!("connected to the broker for {}", self.role.text());
+                    let broker = endpoints.login().place();
+                    tracing::info!(broker, "connected to the broker for {}", self.role.text());
                     if std::mem::replace(&mut was_up, true) {
                         self.shared.metrics.reconnects.inc();
                     }
-                    complaint = None;
+                    endpoints.connected();
                     let since = Instant::now();
                     let Err(error) = self.serve(session).await else {
                         break;
                     };
                     if since.elapsed() > SETTLED_AFTER {
-                        wait = FIRST_WAIT;
+                        endpoints.settled();
                     }
                     error
                 }
                 Err(error) => error,
             };
-            self.complain(error.explained(), &mut complaint);
-            tokio::select! {
-                () = self.shared.stop.cancelled() => break,
-                () = tokio::time::sleep(wait.mul_f64(rand::random_range(0.5..1.0))) => {}
-            }
-            wait = (wait * 2).min(LONGEST_WAIT);
+            endpoints.failed(Instant::now(), rand::random_range(0.5..1.0));
+            self.complain(error.explained(), &mut endpoints);
         }
         self.shared.board.down(self.role, "it was closed".to_owned());
     }
 
-    /// Logs a reason once, however often it repeats.
-    fn complain(&self, reason: String, last_reason: &mut Option<String>) {
-        let role = self.role.text();
-        if last_reason.as_ref() == Some(&reason) {
-            tracing::debug!(error = reason, "still no connection to the broker for {role}");
-        } else {
+    /// Logs a reason once, however often it repeats. The connection counts as down when no other broker is left to
+    /// try at once.
+    fn complain(&self, reason: String, endpoints: &mut Endpoints) {
+        let (role, reason) = (self.role.text(), endpoints.named(reason));
+        if endpoints.is_news(&reason) {
             tracing::warn!(error = reason, "no connection to the broker for {role}; retrying");
-            *last_reason = Some(reason.clone());
+        } else {
+            tracing::debug!(error = reason, "still no connection to the broker for {role}");
         }
-        self.shared.board.down(self.role, reason);
+        if !endpoints.has_another(Instant::now()) {
+            self.shared.board.down(self.role, reason);
+        }
+    }
+
+    /// Waits until the next broker may be tried, and connects to it.
+    async fn open_next(&self, endpoints: &mut Endpoints) -> Result<Session, Error> {
+        let cluster = self.shared.cluster(self.role).await;
+        let not_before = endpoints.turn(Instant::now());
+        tokio::time::sleep_until(not_before.into()).await;
+        self.open(endpoints.login(), cluster).await
     }
 
     /// Connects and makes sure of everything that the work needs.
-    async fn open(&self) -> Result<Session, Error> {
+    async fn open(&self, login: &Login, cluster: Option<ClusterId>) -> Result<Session, Error> {
         let _work = at_work();
         let name = format!("duetime: {}", self.role.text());
         let hold = match self.role {
             Role::Publishing => MemoryHold::unlimited(),
             Role::Consuming => MemoryHold::of(HELD_BYTES),
         };
-        let (link, mut events) = Link::open(&self.shared.login, &name, hold).await?;
+        let (link, mut events) = Link::open(login, &name, hold).await?;
+        if let Some(cluster) = cluster {
+            claim_vhost(&link, cluster, &self.shared.strangers).await?;
+        }
         declare_own(&link, &self.shared.strangers).await?;
         let subscriptions = match self.role {
             Role::Publishing => {
@@ -113,7 +123,7 @@ impl Keeper {
             }
             Role::Consuming => {
                 let Shared { delay_exchanges, strangers, exchange_troubles, .. } = &*self.shared;
-                let intake = Intake::open(&link, delay_exchanges, strangers, exchange_troubles).await?;
+                let intake = Intake::open(&link, delay_exchanges.subscribe(), strangers, exchange_troubles).await?;
                 Some(Subscriptions::open(&link, intake).await?)
             }
         };

@@ -23,6 +23,7 @@ use rustls::{
 use secrecy::{ExposeSecret, SecretString};
 
 use super::error::Error;
+use crate::address;
 
 /// The parameters of a connection.
 #[derive(Clone, Debug)]
@@ -53,6 +54,20 @@ impl Login {
     #[cfg(test)]
     pub fn new(url: SecretString) -> Self {
         Self { url, tls: Tls::default() }
+    }
+
+    /// The same login at each broker that the URL names, at least one. A malformed list stays whole, and the
+    /// attempt to connect says so.
+    pub(super) fn each(&self) -> Vec<Self> {
+        let url = self.url.expose_secret();
+        let urls = address::each_host(url).unwrap_or_else(|_| vec![url.to_owned()]);
+        urls.into_iter().map(|url| Self { url: url.into(), tls: self.tls.clone() }).collect()
+    }
+
+    /// The broker's host and port, fit for a log.
+    pub(super) fn place(&self) -> String {
+        let authority = self.uri().map(|uri| uri.authority);
+        authority.map_or_else(|_| String::new(), |authority| format!("{}:{}", authority.host, authority.port))
     }
 
     pub(super) fn uri(&self) -> Result<AMQPUri, Error> {

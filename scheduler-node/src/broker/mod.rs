@@ -13,6 +13,7 @@ mod ack;
 mod channels;
 mod connection;
 mod consumer;
+mod endpoints;
 mod envelope;
 mod error;
 mod flight;
@@ -43,7 +44,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use common::ids::{Attempt, TaskId};
+use common::ids::{Attempt, ClusterId, TaskId};
 use common::outcome::Outcome;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
@@ -76,6 +77,15 @@ pub struct AmqpSettings {
     /// Whether the node also consumes submissions, results and rejections.
     pub consume: bool,
     pub delay_exchanges: Vec<DelayExchange>,
+    /// `None`: the virtual host may belong to any cluster.
+    pub cluster: Option<ClusterGate>,
+}
+
+/// The cluster that the virtual host must belong to, as soon as each connection may open.
+#[derive(Clone, Debug)]
+pub struct ClusterGate {
+    pub publishing: watch::Receiver<Option<ClusterId>>,
+    pub consuming: watch::Receiver<Option<ClusterId>>,
 }
 
 /// A handle on the broker. Clones share its connections.
@@ -113,7 +123,8 @@ impl Broker {
             untaken: Mutex::new(Some(untaken)),
             received,
             unreceived: Mutex::new(Some(unreceived)),
-            delay_exchanges: settings.delay_exchanges.into(),
+            delay_exchanges: watch::Sender::new(settings.delay_exchanges.into()),
+            cluster: settings.cluster,
             exchange_troubles: ExchangeTroubles::default(),
             strangers: Arc::default(),
             confirm_within,
@@ -182,6 +193,12 @@ impl Broker {
             Some(publisher) => publisher.set_aside(received, reason).await,
             None => Err(self.shared.board.why_down()),
         }
+    }
+
+    /// Consumes from these delay exchanges instead of those before. A new one is declared first. One that is no longer
+    /// among them stays at the broker with its queue, where its messages wait.
+    pub fn set_delay_exchanges(&self, exchanges: Vec<DelayExchange>) {
+        self.shared.delay_exchanges.send_replace(exchanges.into());
     }
 
     pub fn exchange_troubles(&self) -> ExchangeTroubles {

@@ -1,5 +1,7 @@
 //! One message that a client has submitted, and where it came in.
 
+use std::sync::Arc;
+
 use common::wire::{Message, amqp::ExchangeType, screen::Trouble};
 
 use super::ack::AckHandle;
@@ -19,11 +21,11 @@ impl DelayExchange {
 }
 
 /// The queue through which a message came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IntakeSource {
     Submit,
-    /// The delay exchange with this index in the configuration.
-    Delay(usize),
+    /// The delay exchange of this name.
+    Delay(Arc<str>),
 }
 
 /// One message that came in. Any client with access to the broker may have written it: nothing in it is checked.

@@ -3,11 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use common::ids::ClusterId;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    ClusterGate,
     connection::Link,
     consumer::Incoming,
     intake::ExchangeTroubles,
@@ -15,7 +17,7 @@ use super::{
     metrics::BrokerMetrics,
     publisher::Publisher,
     received::{DelayExchange, Received},
-    state::Board,
+    state::{Board, Role},
     topology::Strangers,
 };
 
@@ -28,7 +30,9 @@ pub(super) struct Shared {
     pub(super) untaken: Mutex<Option<mpsc::Receiver<Incoming>>>,
     pub(super) received: mpsc::Sender<Received>,
     pub(super) unreceived: Mutex<Option<mpsc::Receiver<Received>>>,
-    pub(super) delay_exchanges: Arc<[DelayExchange]>,
+    /// The delay exchanges to consume from. An open connection follows each change.
+    pub(super) delay_exchanges: watch::Sender<Arc<[DelayExchange]>>,
+    pub(super) cluster: Option<ClusterGate>,
     pub(super) exchange_troubles: ExchangeTroubles,
     pub(super) strangers: Arc<Strangers>,
     pub(super) confirm_within: Duration,
@@ -38,6 +42,17 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// The cluster that the virtual host must belong to, once the connection may open. `None`: any cluster.
+    pub(super) async fn cluster(&self, role: Role) -> Option<ClusterId> {
+        let ClusterGate { publishing, consuming } = self.cluster.clone()?;
+        let mut known = match role {
+            Role::Publishing => publishing,
+            Role::Consuming => consuming,
+        };
+        // The sender is gone when the node stops.
+        known.wait_for(Option::is_some).await.ok().and_then(|cluster| *cluster)
+    }
+
     pub(super) fn offer_publisher(&self, link: &Arc<Link>) {
         let publisher = Publisher::new(
             Arc::clone(link),

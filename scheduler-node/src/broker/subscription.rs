@@ -7,7 +7,7 @@ use futures::StreamExt;
 use lapin::{
     Channel, Consumer,
     message::Delivery,
-    options::{BasicConsumeOptions, BasicQosOptions},
+    options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions},
     types::FieldTable,
 };
 
@@ -67,6 +67,23 @@ impl Subscription {
                 () = tokio::time::sleep(DEFERRED_EVERY), if !self.deferred.is_empty() => self.give_back().await,
             }
         }
+    }
+
+    /// Ends in order: the broker sends no more, and what has arrived and was not handed over goes back to the queue.
+    /// Messages that were handed over are answered on the channel, which closes behind the last answer.
+    pub(super) async fn end(mut self) -> Result<(), Error> {
+        let cancel = self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
+        answer(|| format!("stop consuming from `{}`", self.queue), ANSWER_WITHIN, cancel).await?;
+        while let Some(delivery) = self.consumer.next().await {
+            let delivery = delivery.map_err(|error| Error::Lost { reason: error.to_string() })?;
+            if let Some(arrived) = self.read(delivery) {
+                arrived.ack.requeue().await;
+            }
+        }
+        for (ack, _) in self.deferred.drain(..) {
+            ack.requeue().await;
+        }
+        Ok(())
     }
 
     fn read(&mut self, delivery: Delivery) -> Option<Arrived> {

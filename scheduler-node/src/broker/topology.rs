@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use common::wire::amqp::{EXCHANGE, ExchangeType, IN, INVALID, REJECTED, RESULTS, SUBMIT, result_key, submit_key};
+use common::ids::ClusterId;
+use common::wire::amqp::{
+    CLUSTER, EXCHANGE, ExchangeType, IN, INVALID, REJECTED, RESULTS, SUBMIT, result_key, submit_key,
+};
 use lapin::{
     Channel, ExchangeKind,
     options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
@@ -12,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::{
     connection::{ANSWER_WITHIN, Link},
-    error::{Error, answer},
+    error::{ACCESS_REFUSED, Error, answer},
     received::DelayExchange,
     route::QueueDeclaration,
 };
@@ -29,7 +32,6 @@ const INVALID_BYTES: i64 = 1 << 30;
 const INVALID_KEPT_MS: i64 = 14 * 86_400_000;
 const MAX_LENGTH: &str = "x-max-length";
 
-const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
 
 /// The queues found with arguments other than Duetime's, so that each is logged once.
@@ -44,6 +46,14 @@ impl Strangers {
         }
     }
 
+    /// Logs once that this user may not declare the queue which says whose the virtual host is.
+    fn complain_of_rights(&self, queue: &str, refusal: &Error) {
+        if self.0.lock().insert(queue.to_owned()) {
+            let error = refusal.explained();
+            tracing::warn!(queue, error, "cannot tell whether another cluster uses this virtual host; going on");
+        }
+    }
+
     /// Logs once that a queue is left alone, and returns the error.
     fn refuse(&self, queue: &str, refusal: &Error) -> Error {
         let stranger = Error::Stranger { queue: queue.to_owned(), refusal: refusal.explained() };
@@ -51,6 +61,27 @@ impl Strangers {
             tracing::warn!(queue, error = stranger.explained(), "queue {queue} cannot be used; its tasks wait");
         }
         stranger
+    }
+}
+
+/// Makes the virtual host one of this cluster, or finds out that it belongs to another one. A queue says whose it is:
+/// RabbitMQ refuses to declare it with the id of another cluster. No message passes through it.
+pub(super) async fn claim_vhost(link: &Link, cluster: ClusterId, strangers: &Strangers) -> Result<(), Error> {
+    let options = QueueDeclareOptions { durable: true, ..Default::default() };
+    // A rejected message would go to a queue of that name, which does not exist.
+    let arguments =
+        quorum([("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&cluster.to_string()))]);
+    let Err(refusal) = request_queue(&link.channel().await?, CLUSTER, options, arguments).await else {
+        return Ok(());
+    };
+    match refusal.reply_code() {
+        Some(PRECONDITION_FAILED) => Err(Error::OtherCluster { cluster, refusal: refusal.explained() }),
+        // A user who may not declare it cannot find out.
+        Some(ACCESS_REFUSED) => {
+            strangers.complain_of_rights(CLUSTER, &refusal);
+            Ok(())
+        }
+        _ => Err(refusal),
     }
 }
 

@@ -99,8 +99,16 @@ pub struct Reports {
 }
 
 impl Worker {
+    /// Connects to the first broker of the login that answers.
     pub async fn open(login: &Login, queue: &str) -> Result<Self, String> {
-        Self::try_open(login, queue).await.map_err(|error| error.explained())
+        let mut failure = String::new();
+        for login in login.each() {
+            match Self::try_open(&login, queue).await {
+                Ok(worker) => return Ok(worker),
+                Err(error) => failure = error.explained(),
+            }
+        }
+        Err(failure)
     }
 
     async fn try_open(login: &Login, queue: &str) -> Result<Self, Error> {

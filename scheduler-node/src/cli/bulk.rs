@@ -10,6 +10,7 @@ use common::{
 };
 use indicatif::HumanCount;
 use serde::Serialize;
+use serde_with::skip_serializing_none;
 
 use super::{
     client::{Client, Request, sentence},
@@ -71,19 +72,16 @@ fn shift_ms(text: &str) -> Result<i64, String> {
 }
 
 /// The body of a bulk request.
+#[skip_serializing_none]
 #[derive(Serialize)]
 struct Body<'a> {
     action: Action,
     filter: &'a Filter,
     all: bool,
     dry_run: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
     delay_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     due_at: Option<UnixMicros>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     shift_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
 

@@ -2,9 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use common::{
+    cluster::realm::RealmRecord,
+    ids::{ClusterId, DatabaseName, RealmId},
+};
 use futures::future::join_all;
 use prometheus::Registry;
 use serde_json::json;
+use tokio::sync::watch;
 
 use super::{
     config_file::ConfigArgs,
@@ -13,11 +18,15 @@ use super::{
 };
 use crate::causes::explained;
 use crate::{
-    broker::{Broker, BrokerMetrics, BrokerState},
+    broker::{Broker, BrokerMetrics, BrokerState, ClusterGate},
     config::{self, Config, Database},
-    coordination::{self, Coordination, CoordinationMetrics},
+    coordination::{self, Coordination, CoordinationMetrics, ForeignPrefix},
     settings,
-    store::{self, StoreMetrics},
+    store::{
+        self, StoreMetrics,
+        realm::InUse,
+        schema::{Fit, Misfit, refuse_too_many},
+    },
     supervise,
 };
 
@@ -79,38 +88,106 @@ fn mistakes(error: &Error) -> Vec<Finding> {
 
 async fn look(config: &Config) -> Vec<Finding> {
     let config_read = Finding { what: "config".to_owned(), found: Ok(summary(config)) };
-    let databases = join_all(config.databases.iter().map(|database| async {
-        let looked = within(database_found(database, config.shard_count())).await;
-        Finding { what: format!("database {}", database.name), found: looked }
+    let databases = join_all(config.databases.iter().enumerate().map(|(index, database)| async move {
+        let new_cluster_of = config.stated_shard_count().filter(|_| index == 0);
+        let looked = within(database_found(database, new_cluster_of)).await;
+        (format!("database {}", database.name), looked)
     }));
-    let (databases, etcd, amqp) =
-        tokio::join!(databases, within(etcd_found(&config.etcd)), within(amqp_found(&config.amqp)));
+    let (databases, etcd) = tokio::join!(databases, within(etcd_found(&config.etcd)));
+    let cluster = databases.iter().find_map(|(_, looked)| Some(looked.as_ref().ok()?.cluster));
+    let amqp = within(amqp_found(&config.amqp, cluster)).await;
+    let realm = etcd.as_ref().ok().map(|(_, record)| record.map(|record| record.realm));
+    let shard_count = databases.iter().find_map(|(_, looked)| Some(looked.as_ref().ok()?.shard_count));
+    let stated = config.stated_shard_count();
+    let databases = databases.into_iter().map(|(what, looked)| {
+        let found = looked.and_then(|looked| looked.of_shards(shard_count, stated)?.in_realm(realm));
+        Finding { what, found }
+    });
+    let etcd = etcd.and_then(|(found, record)| in_cluster(&config.etcd, found, record, cluster));
     let rest = [Finding { what: "etcd".to_owned(), found: etcd }, Finding { what: "amqp".to_owned(), found: amqp }];
     [config_read].into_iter().chain(databases).chain(rest).collect()
 }
 
-fn summary(config: &Config) -> String {
-    let (shards, databases, tokens) = (config.shard_count(), config.databases.len(), config.auth.token.len());
-    format!(
-        "node {}, {shards} shards in {databases} database(s), {tokens} token(s), listens on {}",
-        config.node.name, config.http.listen
-    )
+/// A database that fits.
+struct DatabaseFound {
+    name: DatabaseName,
+    text: String,
+    shard_count: u16,
+    cluster: ClusterId,
+    /// The realm whose nodes use it now.
+    used_by: Option<RealmId>,
 }
 
-async fn within(look: impl Future<Output = Result<String, Fault>>) -> Result<String, Fault> {
+impl DatabaseFound {
+    /// Refuses a database of another number of shards than the first that answered. Names the number, and the one that
+    /// the configuration states, if that is another.
+    fn of_shards(mut self, shard_count: Option<u16>, stated: Option<u16>) -> Result<Self, Fault> {
+        let found = self.shard_count;
+        if let Some(expected) = shard_count.filter(|expected| *expected != found) {
+            return Err(Fault::Refused(Misfit::Shards { database: self.name, found, expected }.to_string()));
+        }
+        self.text = match stated.filter(|stated| *stated != found) {
+            Some(stated) => format!("{}, {found} shards, not the {stated} of the configuration", self.text),
+            None => format!("{}, {found} shards", self.text),
+        };
+        Ok(self)
+    }
+
+    /// Refuses a database that the nodes of another realm use. `realm`: the one in etcd, if etcd has answered.
+    fn in_realm(self, realm: Option<Option<RealmId>>) -> Result<String, Fault> {
+        match (self.used_by, realm) {
+            (Some(used_by), Some(realm)) if realm != Some(used_by) => {
+                Err(Fault::Refused(format!("{}: {}", self.text, InUse { by: used_by })))
+            }
+            _ => Ok(self.text),
+        }
+    }
+}
+
+/// Refuses a prefix that belongs to another cluster than the databases.
+fn in_cluster(
+    etcd: &config::Etcd,
+    found: String,
+    record: Option<RealmRecord>,
+    cluster: Option<ClusterId>,
+) -> Result<String, Fault> {
+    match (record, cluster) {
+        (Some(record), Some(cluster)) if record.cluster != cluster => {
+            let prefix = etcd.prefix.clone();
+            Err(Fault::Refused(ForeignPrefix { prefix, found: record.cluster, expected: cluster }.to_string()))
+        }
+        _ => Ok(found),
+    }
+}
+
+fn summary(config: &Config) -> String {
+    let (databases, tokens) = (config.databases.len(), config.auth.token.len());
+    format!("node {}, {databases} database(s), {tokens} token(s), listens on {}", config.node.name, config.http.listen)
+}
+
+async fn within<T>(look: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let silent = || Fault::Unreachable(format!("no answer within {} s", ANSWER_WITHIN.as_secs()));
     tokio::time::timeout(ANSWER_WITHIN, look).await.unwrap_or_else(|_| Err(silent()))
 }
 
-async fn database_found(database: &Database, shard_count: u16) -> Result<String, Fault> {
+/// `new_cluster_of`: the number of shards of the cluster that an empty database becomes the first of.
+async fn database_found(database: &Database, new_cluster_of: Option<u16>) -> Result<DatabaseFound, Fault> {
     let families = StoreMetrics::families(&Registry::new()).map_err(|error| Fault::Refused(error.to_string()))?;
     let metrics = Arc::new(StoreMetrics::new(families, database.name.as_str()));
     let options = settings::database(database, "check");
-    let store = store::Database::new(database.name.clone(), database.shards, options, metrics);
-    match store.schema_check(shard_count).await {
-        Ok(()) => {
-            let version = store::migrate::schema_version();
-            Ok(format!("{}, schema version {version}, shards {}", database.place(), database.shards))
+    let name = database.name.clone();
+    let store = store::Database::new(name.clone(), options, metrics);
+    let checked = store.schema_check().await.map_err(|misfit| match new_cluster_of {
+        Some(asked) if matches!(misfit, Misfit::Empty { .. }) => refuse_too_many(&name, asked).err().unwrap_or(misfit),
+        _ => misfit,
+    });
+    match checked {
+        Ok(Fit { version, cluster, shard_count, .. }) => {
+            let text = format!("{}, schema version {version}", database.place());
+            match store.realm_read().await {
+                Ok(used_by) => Ok(DatabaseFound { name, text, shard_count, cluster, used_by }),
+                Err(error) => Err(Fault::Unreachable(format!("{}: {}", database.place(), explained(&error)))),
+            }
         }
         Err(misfit) if misfit.is_unreachable() => {
             Err(Fault::Unreachable(format!("{}: {}", database.place(), explained(&misfit))))
@@ -119,14 +196,17 @@ async fn database_found(database: &Database, shard_count: u16) -> Result<String,
     }
 }
 
-async fn etcd_found(etcd: &config::Etcd) -> Result<String, Fault> {
+async fn etcd_found(etcd: &config::Etcd) -> Result<(String, Option<RealmRecord>), Fault> {
     let metrics = CoordinationMetrics::register(&Registry::new()).map_err(|error| Fault::Refused(error.to_string()))?;
     let settings = settings::etcd(etcd).map_err(|error| Fault::Refused(error.to_string()))?;
     let place = etcd.endpoints.join(",");
-    let read = async { Coordination::new(settings, metrics).await?.assignment_read().await };
+    let read = async {
+        let coordination = Coordination::new(settings, metrics).await?;
+        Ok((coordination.assignment_read().await?, coordination.realm_read().await?))
+    };
     match read.await {
-        Ok(Some(_)) => Ok(format!("{place}, prefix {} with an assignment", etcd.prefix)),
-        Ok(None) => Ok(format!("{place}, prefix {} without an assignment yet", etcd.prefix)),
+        Ok((Some(_), realm)) => Ok((format!("{place}, prefix {} with an assignment", etcd.prefix), realm)),
+        Ok((None, realm)) => Ok((format!("{place}, prefix {} without an assignment yet", etcd.prefix), realm)),
         Err(error @ coordination::Error::Unanswered { .. }) => {
             Err(Fault::Unreachable(format!("{place}: {}", explained(&error))))
         }
@@ -134,9 +214,14 @@ async fn etcd_found(etcd: &config::Etcd) -> Result<String, Fault> {
     }
 }
 
-async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
+/// Checks the broker, and, if the databases have said which cluster they belong to, whose the virtual host is.
+async fn amqp_found(amqp: &config::Amqp, cluster: Option<ClusterId>) -> Result<String, Fault> {
     let metrics = BrokerMetrics::register(&Registry::new()).map_err(|error| Fault::Refused(error.to_string()))?;
-    let (broker, keeper) = Broker::new(settings::amqp(amqp, None), Arc::new(metrics));
+    let cluster = cluster.map(|cluster| {
+        let known = watch::channel(Some(cluster)).1;
+        ClusterGate { publishing: known.clone(), consuming: known }
+    });
+    let (broker, keeper) = Broker::new(settings::amqp(amqp, None, cluster), Arc::new(metrics));
     let mut state = broker.state();
     supervise::spawn_child(keeper);
     // The first change of state is the outcome of the first attempt.
@@ -155,9 +240,9 @@ async fn amqp_found(amqp: &config::Amqp) -> Result<String, Fault> {
     changed.map_err(|_| Fault::Unreachable("the connection ended".to_owned())).and(found)
 }
 
-/// Whether the broker itself refused: a wrong password, a missing virtual host, a missing permission.
+/// Whether the broker itself refused: a wrong password, a missing virtual host or permission, another cluster's host.
 fn says_no(reason: &str) -> bool {
-    ["ACCESS_REFUSED", "ACCESS-REFUSED", "NOT_ALLOWED", "NOT-ALLOWED"]
+    ["ACCESS_REFUSED", "ACCESS-REFUSED", "NOT_ALLOWED", "NOT-ALLOWED", "PRECONDITION_FAILED", "PRECONDITION-FAILED"]
         .iter()
         .any(|code| reason.to_uppercase().contains(code))
 }

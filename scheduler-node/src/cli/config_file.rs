@@ -8,7 +8,7 @@ use super::{error::Error, output::Output};
 use crate::{config::Config, settings};
 
 /// Where the configuration comes from.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ConfigFile {
     /// TOML file with the configuration; without it, only variables `DUETIME_SECTION__NAME` are read.
     #[arg(long, value_name = "FILE", env = "DUETIME_CONFIG")]
@@ -33,5 +33,10 @@ impl ConfigFile {
             checked.map_err(|source| Error::DatabaseUrl { index, source: source.into() })?;
         }
         Ok(config)
+    }
+
+    /// Reads the configuration while the node runs; the error says what is wrong in the words of a start.
+    pub fn reload(&self) -> Result<Config, String> {
+        self.load().map_err(|error| error.explained())
     }
 }

@@ -20,7 +20,7 @@ pub enum Error {
     },
     #[error("cannot start logging")]
     Telemetry(#[from] telemetry::Error),
-    #[error("cannot listen for SIGTERM and SIGINT")]
+    #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
     #[error("cannot listen on {address} (`http.listen`)")]
     Listen {
@@ -31,7 +31,7 @@ pub enum Error {
     #[error("the node stopped")]
     Node(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot migrate")]
-    Migrate(#[source] store::migrate::Misfit),
+    Migrate(#[source] store::schema::Misfit),
     /// Every line of the check has been printed.
     #[error("a required server refused the check")]
     CheckRefused,
@@ -65,6 +65,8 @@ impl Error {
             Self::Usage(_) => 2,
             Self::CheckUnreachable | Self::Broken(_) => 3,
             Self::Migrate(misfit) if misfit.is_unreachable() => 3,
+            // The Job of the chart ends at once on this code, and tries again on 3.
+            Self::Migrate(_) => 4,
             Self::Call(failure) if !failure.is_refusal() => 3,
             _ => 1,
         }

@@ -3,36 +3,31 @@
 use clap::{Args, builder::PossibleValuesParser};
 use common::{task::TaskState, time::UnixMicros};
 use serde::Serialize;
+use serde_with::skip_serializing_none;
 
 use super::moment;
 
 /// Which tasks. All filters given must match.
+#[skip_serializing_none]
 #[derive(Debug, Args, Serialize)]
 pub(super) struct Filter {
     #[arg(long, value_name = "NAME")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<String>,
     #[arg(long, value_parser = PossibleValuesParser::new(TaskState::ALL.map(TaskState::text)))]
-    #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
     /// The business key.
     #[arg(long, value_name = "KEY")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[arg(long, value_name = "KEY")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     partition_key: Option<String>,
     /// Due at this moment or later: RFC 3339, or Unix milliseconds.
     #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     due_after: Option<UnixMicros>,
     /// Due before this moment.
     #[arg(long, value_name = "MOMENT", value_parser = moment::moment)]
-    #[serde(skip_serializing_if = "Option::is_none")]
     due_before: Option<UnixMicros>,
     /// Part of the error text of the last failed attempt.
     #[arg(long, value_name = "TEXT")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 

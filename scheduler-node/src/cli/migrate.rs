@@ -7,7 +7,13 @@ use super::{
     error::Error,
     output::{Form, say},
 };
-use crate::{settings, store::migrate::Migrated};
+use crate::{
+    settings,
+    store::{
+        self,
+        migrate::{Membership, Migrated},
+    },
+};
 
 /// The warning when the role for submitting in SQL could not be created.
 const NO_PRODUCER: &str =
@@ -16,18 +22,33 @@ const NO_PRODUCER: &str =
 /// Migrates one database after the other and prints a line for each. Stops at the first failure.
 pub async fn migrate(args: &ConfigArgs) -> Result<(), Error> {
     let config = args.file.load()?;
+    let (asked, stated) = (config.first_shard_count(), config.stated_shard_count());
+    let mut membership: Option<Membership> = None;
     for database in &config.databases {
         let options = settings::database(database, "migrate");
-        let migrated = crate::store::migrate::migrate(&database.name, database.shards, config.shard_count(), &options)
+        let migrated = store::migrate::migrate(&database.name, database.shards, asked, membership.as_ref(), &options)
             .await
             .map_err(Error::Migrate)?;
+        let Migrated { cluster, shard_count, shards, .. } = migrated;
+        let is_first = membership.is_none();
+        let known = membership.get_or_insert(Membership { cluster, shard_count, given: Vec::new() });
+        known.given.extend(shards);
         match args.output.output {
-            Form::Text => say(line(&migrated)),
+            Form::Text => {
+                say(line(&migrated));
+                if let Some(stated) = stated.filter(|stated| is_first && *stated != shard_count) {
+                    say(format!(
+                        "the cluster has {shard_count} shards and keeps them; the configuration states {stated}"
+                    ));
+                }
+            }
             Form::Json | Form::Jsonl => say(json!({
                 "database": migrated.database.as_str(),
                 "from": migrated.from,
                 "to": migrated.to,
-                "shards": migrated.shards.to_string(),
+                "shards": migrated.shards.map(|shards| shards.to_string()),
+                "shard_count": migrated.shard_count,
+                "cluster": migrated.cluster,
                 "producer": migrated.producer,
             })),
         }
@@ -36,11 +57,14 @@ pub async fn migrate(args: &ConfigArgs) -> Result<(), Error> {
 }
 
 fn line(migrated: &Migrated) -> String {
-    let Migrated { database, from, to, shards, producer } = migrated;
+    let Migrated { database, from, to, shards, producer, .. } = migrated;
+    let shards = shards.map_or_else(|| "none".to_owned(), |shards| shards.to_string());
     let hint = if *producer { "" } else { NO_PRODUCER };
     match from {
-        Some(from) if from == to => format!("database {database}: schema version {to} already, shards {shards}{hint}"),
-        Some(from) => format!("database {database}: schema version {from} -> {to}, shards {shards}{hint}"),
-        None => format!("database {database}: schema version {to} created, shards {shards}{hint}"),
+        Some(from) if from == to => {
+            format!("database {database}: schema version {to} already, shards at first {shards}{hint}")
+        }
+        Some(from) => format!("database {database}: schema version {from} -> {to}, shards at first {shards}{hint}"),
+        None => format!("database {database}: schema version {to} created, shards at first {shards}{hint}"),
     }
 }

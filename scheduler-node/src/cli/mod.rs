@@ -11,6 +11,7 @@ mod check;
 mod client;
 mod cluster;
 mod config_file;
+mod database;
 mod error;
 mod export;
 mod filter;
@@ -26,6 +27,7 @@ mod progress;
 mod queue;
 mod relay;
 mod schedule;
+mod shard;
 mod signals;
 mod submit;
 mod task;
@@ -45,7 +47,7 @@ pub use self::{
     migrate::migrate,
     node_command::NodeCommand,
     relay::relay,
-    signals::stop_on_signal,
+    signals::{reload_on_signal, stop_on_signal},
     token::token,
 };
 use crate::config::keys;
@@ -129,7 +131,7 @@ mod tests {
     fn every_command_that_asks_a_node_has_an_example() {
         let mut command = Cli::command();
         command.build();
-        let names = ["queue", "schedule", "token", "cluster"];
+        let names = ["queue", "schedule", "token", "cluster", "shard", "database"];
         let (families, single): (Vec<_>, Vec<_>) =
             command.get_subcommands().partition(|command| names.contains(&command.get_name()));
         assert_eq!(families.len(), names.len());

@@ -3,8 +3,8 @@
 use clap::Subcommand;
 
 use super::{
-    audit, bulk, cluster, error::Error, export, import, invocation::Invocation, list, queue, schedule, submit, task,
-    top,
+    audit, bulk, cluster, database, error::Error, export, import, invocation::Invocation, list, queue, schedule, shard,
+    submit, task, top,
 };
 
 /// The commands that a running node answers.
@@ -70,6 +70,12 @@ pub enum NodeCommand {
         after_help = "Examples:\n  duetime cluster --url http://10.0.0.5:8080\n  duetime cluster drain node-2 --wait"
     )]
     Cluster(cluster::Args),
+    /// Shards: their places, moves between databases.
+    #[command(subcommand)]
+    Shard(shard::Command),
+    /// Databases: list, drain, remove; accept the loss of commits after a failover.
+    #[command(subcommand)]
+    Database(database::Command),
     /// Watch the cluster at work; q ends it.
     #[command(after_help = "Examples:\n  duetime top\n  duetime top --once --output json")]
     Top(Invocation<top::Args>),
@@ -95,6 +101,8 @@ impl NodeCommand {
             Self::Schedule(command) => schedule::schedule(command).await,
             Self::Audit(invocation) => audit::audit(invocation).await,
             Self::Cluster(args) => cluster::cluster(args).await,
+            Self::Shard(command) => shard::shard(command).await,
+            Self::Database(command) => database::database(command).await,
             Self::Top(invocation) => top::top(invocation).await,
         }
     }

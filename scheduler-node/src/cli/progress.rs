@@ -17,6 +17,11 @@ pub(super) fn of_shards() -> ProgressBar {
     counted("{spinner} {human_pos} shards left, {elapsed}")
 }
 
+/// A count of remaining moves of shards with a message about their progress, drawn on a terminal only.
+pub(super) fn of_moves() -> ProgressBar {
+    counted("{spinner} {human_pos} shards left, {elapsed}  {msg}")
+}
+
 fn counted(template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,6 +1,7 @@
-//! SIGTERM and SIGINT: the first requests a graceful stop, the second exits at once.
+//! SIGTERM and SIGINT: the first requests a graceful stop, the second exits at once. SIGHUP: the node reads its
+//! configuration again.
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::supervise;
@@ -29,4 +30,9 @@ pub fn stop_on_signal() -> std::io::Result<CancellationToken> {
         std::process::exit(STOPPED_HARD);
     });
     Ok(stop)
+}
+
+/// The signals to read the configuration again.
+pub fn reload_on_signal() -> std::io::Result<Signal> {
+    signal(SignalKind::hangup())
 }

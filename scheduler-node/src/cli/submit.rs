@@ -8,6 +8,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use common::{time::UnixMicros, wire::check::JSON};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use serde_with::skip_serializing_none;
 use tokio::io::AsyncReadExt;
 
 use super::{
@@ -83,32 +84,23 @@ fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 /// The request for one task.
+#[skip_serializing_none]
 #[derive(Debug, Serialize)]
 struct Task<'a> {
     queue: &'a str,
     #[serde(flatten)]
     body: Body,
-    #[serde(skip_serializing_if = "Option::is_none")]
     delay_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     due_at: Option<UnixMicros>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<i16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     partition_key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     on_duplicate: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     depends_on: Vec<Other<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_attempts: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     expires_after_ms: Option<i64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<&'a str, &'a str>,
@@ -130,13 +122,11 @@ impl<'a> Other<'a> {
 }
 
 /// The body of the message.
+#[skip_serializing_none]
 #[derive(Debug, Default, Serialize)]
 struct Body {
-    #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Box<RawValue>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     content_type: Option<String>,
 }
 

@@ -11,6 +11,7 @@ use common::{
 use reqwest::Method;
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
+use serde_with::skip_serializing_none;
 
 pub(super) use self::sheet::sheet;
 use super::{
@@ -195,21 +196,16 @@ pub(super) async fn report(invocation: &Invocation<Report>) -> Result<(), Error>
 }
 
 /// The body of a report.
+#[skip_serializing_none]
 #[derive(Serialize)]
 struct Body<'a> {
     attempt: i32,
     status: Status,
-    #[serde(skip_serializing_if = "Option::is_none")]
     status_code: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     status_msg: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     retry_in_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<i16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<&'a str>,
 }
 

@@ -45,7 +45,7 @@ impl Amqp {
     pub(super) fn check(&self, complaints: &mut Complaints) {
         let url = self.url.expose_secret();
         let link = Link::parse(url);
-        if let Some(fault) = Link::fault(url, &["amqp", "amqps"]) {
+        if let Some(fault) = Link::fault_of_list(url, &["amqp", "amqps"]) {
             complaints.add("amqp.url", fault);
         } else if link.as_ref().is_some_and(|link| link.host.is_empty()) {
             complaints.add("amqp.url", "names no host");

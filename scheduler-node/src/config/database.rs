@@ -1,26 +1,32 @@
-//! `[[database]]`: the PostgreSQL databases that hold the tasks, each with its range of the shards.
+//! `[[database]]`: the PostgreSQL databases that hold the tasks, each with the shards that it has at first.
 
 use common::{
     ids::DatabaseName,
-    shard::range::{self, CoverError, NotARange, ShardRange},
+    shard::{
+        DEFAULT_SHARDS,
+        range::{self, CoverError, NotARange, ShardRange},
+    },
 };
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 
-use super::{complaint::Complaints, link::Link, node::is_plain_name, read};
+use super::{cluster::Cluster, complaint::Complaints, link::Link, node::is_plain_name, read};
+use crate::address::{SESSION_ATTRS, parameters};
 
-/// The number of shards when a single database does not state its range.
-const SHARD_COUNT: u32 = 128;
-
-/// One PostgreSQL database and the shards it holds.
+/// One PostgreSQL database.
 #[derive(Clone, Debug)]
 pub struct Database {
     pub name: DatabaseName,
     pub url: SecretString,
-    pub shards: ShardRange,
+    /// The shards that the first migration gives it. `None`: it begins without any. Shards may move later.
+    pub shards: Option<ShardRange>,
+    /// Whether the file states these shards.
+    pub is_ranged: bool,
     /// Most connections that this node opens to it. Half of them are for dispatching, a quarter for writes, a quarter
     /// for reads.
     pub max_connections: u32,
+    /// Whether the node accepts tasks only while a synchronous standby confirms commits.
+    pub require_synchronous_standby: bool,
 }
 
 impl Database {
@@ -41,6 +47,8 @@ pub(super) struct RawDatabase {
     shards: Option<String>,
     #[serde(default = "twenty")]
     max_connections: u32,
+    #[serde(default)]
+    require_synchronous_standby: bool,
 }
 
 fn main() -> String {
@@ -56,27 +64,30 @@ const fn twenty() -> u32 {
 const CONNECTIONS_LEAST: u32 = 4;
 
 /// Checks each database, and all of them together. The result may be used only when there is no complaint.
-pub(super) fn settle(raw: Vec<RawDatabase>, complaints: &mut Complaints) -> Vec<Database> {
+pub(super) fn settle(raw: Vec<RawDatabase>, cluster: Cluster, complaints: &mut Complaints) -> Vec<Database> {
     if raw.is_empty() && !complaints.about("database") {
         complaints.add("database", "is missing; add a [[database]] with a url");
     }
-    let alone = raw.len() == 1;
+    // Without any range the first database has all shards.
+    let is_ranged = raw.iter().any(|raw| raw.shards.is_some());
+    let count = cluster.shards.unwrap_or_else(|| DEFAULT_SHARDS.into());
     let mut databases: Vec<Database> = Vec::with_capacity(raw.len());
     let mut complete = true;
     for (index, raw) in raw.into_iter().enumerate() {
         let key = |name: &str| format!("database[{index}].{name}");
         check_one(&raw, &databases, key, complaints);
-        let shards = match (&raw.shards, alone) {
-            (Some(text), _) => read_shards(text),
-            (None, true) => Ok(ShardRange::all(SHARD_COUNT)),
-            (None, false) => Err("is missing; with several databases, each must name its shards".to_owned()),
+        let shards = match &raw.shards {
+            Some(text) => read_shards(text).map(Some),
+            None => Ok((index == 0 && !is_ranged).then(|| ShardRange::all(count))),
         };
         match shards {
             Ok(shards) => databases.push(Database {
                 name: DatabaseName::new(&raw.name),
                 url: raw.url,
+                is_ranged: raw.shards.is_some(),
                 shards,
                 max_connections: raw.max_connections,
+                require_synchronous_standby: raw.require_synchronous_standby,
             }),
             Err(problem) => {
                 complete = false;
@@ -85,7 +96,7 @@ pub(super) fn settle(raw: Vec<RawDatabase>, complaints: &mut Complaints) -> Vec<
         }
     }
     if complete {
-        check_cover(&databases, complaints);
+        check_cover(&databases, cluster, complaints);
     }
     databases
 }
@@ -99,6 +110,12 @@ fn read_shards(text: &str) -> Result<ShardRange, String> {
     }
 }
 
+/// Whether this value of `target_session_attrs` leads to a server that takes writes. A node finds it in any case, so
+/// libpq's default is as good.
+fn is_writer(value: &str) -> bool {
+    ["any", "read-write", "primary"].contains(&value)
+}
+
 fn check_one(raw: &RawDatabase, before: &[Database], key: impl Fn(&str) -> String, complaints: &mut Complaints) {
     complaints.unless(
         is_plain_name(&raw.name),
@@ -110,9 +127,15 @@ fn check_one(raw: &RawDatabase, before: &[Database], key: impl Fn(&str) -> Strin
         key("name"),
         format!("is {:?}, the name of another database; give each a name of its own", raw.name),
     );
-    if let Some(fault) = Link::fault(raw.url.expose_secret(), &["postgres", "postgresql"]) {
+    let url = raw.url.expose_secret();
+    if let Some(fault) = Link::fault_of_list(url, &["postgres", "postgresql"]) {
         complaints.add(key("url"), fault);
-    } else if before.iter().any(|other| other.url.expose_secret() == raw.url.expose_secret()) {
+    } else if let Some((_, wanted)) = parameters(url).find(|(name, value)| name == SESSION_ATTRS && !is_writer(value)) {
+        complaints.add(
+            key("url"),
+            format!("has {SESSION_ATTRS}={wanted}; a node writes: leave it out, or set read-write or primary"),
+        );
+    } else if before.iter().any(|other| other.url.expose_secret() == url) {
         complaints.add(key("url"), "belongs to another database; each needs a PostgreSQL database of its own");
     }
     complaints.unless(
@@ -122,22 +145,38 @@ fn check_one(raw: &RawDatabase, before: &[Database], key: impl Fn(&str) -> Strin
     );
 }
 
-/// Checks that the databases together hold every shard from 0 on exactly once.
-fn check_cover(databases: &[Database], complaints: &mut Complaints) {
-    let ranges: Vec<_> = databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
-    let count = ranges.iter().map(|(_, range)| u32::from(range.last().number()) + 1).max().unwrap_or(0);
+/// Checks that the databases together hold every shard from 0 on exactly once at first.
+fn check_cover(databases: &[Database], cluster: Cluster, complaints: &mut Complaints) {
+    let ranges: Vec<_> =
+        databases.iter().filter_map(|database| Some((database.name.clone(), database.shards?))).collect();
+    let implied = ranges.iter().map(|(_, range)| u32::from(range.last().number()) + 1).max().unwrap_or(0);
+    if let Some(stated) = cluster.shards.filter(|stated| *stated != implied)
+        && !complaints.about("cluster.shards")
+    {
+        complaints.add(
+            "cluster.shards",
+            format!(
+                "is {stated}, but the databases' ranges hold the shards up to {}; leave one of them out",
+                implied.saturating_sub(1)
+            ),
+        );
+    }
     let at = |is_it: &dyn Fn(&Database) -> bool| match databases.iter().position(is_it) {
         Some(index) => format!("database[{index}].shards"),
         None => "database".to_owned(),
     };
-    match range::check_cover(&ranges, count) {
+    match range::check_cover(&ranges, implied) {
         Ok(()) | Err(CoverError::Nothing) => {}
         Err(CoverError::Overlap { one, other, shared }) => complaints.add(
             at(&|database| database.name == other),
             format!("holds the shards {shared}, but so does database `{one}`; each shard belongs to one database"),
         ),
         Err(CoverError::Gap(missing)) => complaints.add(
-            at(&|database| u32::from(database.shards.first().number()) == u32::from(missing.last().number()) + 1),
+            at(&|database| {
+                database
+                    .shards
+                    .is_some_and(|shards| u32::from(shards.first().number()) == u32::from(missing.last().number()) + 1)
+            }),
             format!("leaves a gap: no database holds the shards {missing}; together they must cover 0 to the last"),
         ),
         Err(error @ CoverError::Beyond { .. }) => complaints.add("database", error.to_string()),

@@ -2,6 +2,7 @@
 
 use common::{
     queue::Unroutable,
+    task::verdict::forwarded_unroutable,
     wire::{DelayRoute, amqp::ExchangeType},
 };
 use serde::Deserialize;
@@ -24,12 +25,12 @@ pub struct DelayExchange {
     /// The exchange that receives the messages. It belongs to the application; Duetime does not declare it.
     pub deliver_to: String,
     /// What happens to a message for which `deliver_to` has no bound queue.
-    #[serde(default = "set_aside")]
+    #[serde(default = "unroutable")]
     pub unroutable: Unroutable,
 }
 
-const fn set_aside() -> Unroutable {
-    Unroutable::SetAside
+fn unroutable() -> Unroutable {
+    forwarded_unroutable(None)
 }
 
 const fn topic() -> ExchangeType {

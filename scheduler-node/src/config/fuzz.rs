@@ -22,7 +22,7 @@ pub fn config(text: &str) {
     tree.complete();
     match Config::of_tree(tree, complaints) {
         Ok(config) => {
-            assert!(config.shard_count() >= 1 && !config.redacted().chars().any(char::is_control));
+            assert!(config.first_shard_count() >= 1 && !config.redacted().chars().any(char::is_control));
             config.warnings();
         }
         Err(error) => assert!(!error.to_string().is_empty(), "a refusal says why"),

@@ -10,10 +10,16 @@ pub struct Key {
     /// The default, as the file would write it; empty when the key is required or off.
     pub default: &'static str,
     pub meaning: &'static str,
+    /// Whether a running node takes a change over when it reads the file again.
+    pub reloads: bool,
 }
 
 const fn key(path: &'static str, default: &'static str, meaning: &'static str) -> Key {
-    Key { path, default, meaning }
+    Key { path, default, meaning, reloads: false }
+}
+
+const fn reloaded(path: &'static str, default: &'static str, meaning: &'static str) -> Key {
+    Key { path, default, meaning, reloads: true }
 }
 
 /// Secrets that may come from a file instead: `<key>_file` names the file.
@@ -31,6 +37,7 @@ pub const STANDARD: &[(&str, &str)] = &[
 
 pub const KEYS: &[Key] = &[
     key("node.name", "", "permanent name of this node, the same after a restart; default: the host's name"),
+    key("cluster.shards", "256", "number of shards of a new cluster, 1 to 4096; an existing one keeps its own"),
     key("etcd.endpoints", "[\"http://127.0.0.1:2379\"]", "one or more URLs; separated by commas in the environment"),
     key("etcd.prefix", "\"/duetime\"", "prefix of every key of this cluster"),
     key(
@@ -48,13 +55,13 @@ pub const KEYS: &[Key] = &[
     key(
         "database[].url",
         "",
-        "postgres://user:password@host:5432/database; required. Beyond loopback it asks for TLS unless it has an sslmode",
+        "postgres://user:password@host:5432/database; required. Beyond loopback it asks for TLS unless it has an sslmode. Several hosts (host1:5432,host2:5432): the one that takes writes",
     ),
     key("database[].url_file", "", "file that holds the url"),
     key(
         "database[].shards",
-        "\"0-127\"",
-        "the shards it holds; several databases together cover 0-n without gap or overlap",
+        "",
+        "the shards that the first migration gives it, such as 0-127; several databases together cover 0-n without gap or overlap. Default: the first database has all",
     ),
     key(
         "database[].max_connections",
@@ -62,9 +69,14 @@ pub const KEYS: &[Key] = &[
         "most connections this node opens to it: half to dispatch tasks, a quarter for writes, a quarter for reads",
     ),
     key(
+        "database[].require_synchronous_standby",
+        "false",
+        "accept tasks only while a synchronous standby confirms commits; the role needs pg_monitor",
+    ),
+    key(
         "amqp.url",
         "",
-        "amqp://user:password@host:5672/vhost or amqps://host:5671/vhost; required. With `?auth_mechanism=external` the certificate logs in",
+        "amqp://user:password@host:5672/vhost or amqps://host:5671/vhost; required. Several hosts are tried in turn. With `?auth_mechanism=external` the certificate logs in",
     ),
     key("amqp.url_file", "", "file that holds the url"),
     key("amqp.ca_file", "", "PEM of the authority that signed the broker's certificate; default: the system's"),
@@ -75,14 +87,18 @@ pub const KEYS: &[Key] = &[
         "true",
         "whether reports and submissions may use the default exchange; false: only the exchange duetime.in",
     ),
-    key(
+    reloaded(
         "delay_exchange[].name",
         "",
         "exchange that this cluster declares; a message published there waits as its `x-delay` header says",
     ),
-    key("delay_exchange[].type", "\"topic\"", "topic, direct, fanout or headers: the type that its publishers declare"),
-    key("delay_exchange[].deliver_to", "", "exchange to which a due message is published unchanged"),
-    key(
+    reloaded(
+        "delay_exchange[].type",
+        "\"topic\"",
+        "topic, direct, fanout or headers: the type that its publishers declare",
+    ),
+    reloaded("delay_exchange[].deliver_to", "", "exchange to which a due message is published unchanged"),
+    reloaded(
         "delay_exchange[].unroutable",
         "\"set_aside\"",
         "what to do with a message that deliver_to cannot route to a queue: set_aside, wait or drop",
@@ -110,27 +126,31 @@ pub const KEYS: &[Key] = &[
     ),
     key("http.key_file", "", "PEM of its private key; both files are read again when they change"),
     key("http.advertise", "", "base URL shown to other nodes and to people; default: from http.listen"),
-    key("auth.token[].name", "", "name of the token's holder"),
-    key(
+    reloaded("auth.token[].name", "", "name of the token's holder"),
+    reloaded(
         "auth.token[].role",
         "",
         "metrics, submitter, reporter, observer, viewer, producer or operator; see the roles in docs/security.md",
     ),
-    key("auth.token[].queues", "", "the queues it covers: a list of names, or prefixes and `*`; default: all"),
-    key(
+    reloaded("auth.token[].queues", "", "the queues it covers: a list of names, or prefixes and `*`; default: all"),
+    reloaded(
         "auth.token[].limits.requests_per_second",
         "",
         "most requests a second that each node accepts with it; default: http.max_requests_per_second",
     ),
-    key("auth.token[].limits.pending", "", "most unfinished tasks of its queues; default: no limit, as for the next"),
-    key("auth.token[].limits.pending_bytes", "", "most bytes of the payloads and headers of these tasks"),
-    key(
+    reloaded(
+        "auth.token[].limits.pending",
+        "",
+        "most unfinished tasks of its queues; default: no limit, as for the next",
+    ),
+    reloaded("auth.token[].limits.pending_bytes", "", "most bytes of the payloads and headers of these tasks"),
+    reloaded(
         "auth.token[].limits.queues",
         "",
         "most queues that it covers; default: queues.max_per_caller, of those it creates",
     ),
-    key("auth.token[].limits.schedules", "", "most schedules of its queues"),
-    key("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
+    reloaded("auth.token[].limits.schedules", "", "most schedules of its queues"),
+    reloaded("auth.token[].sha256", "", "hex of the SHA-256 of the token; `duetime token` makes both"),
     key("auth.oidc.issuer", "", "https:// address of the identity provider that signs people in to the console"),
     key("auth.oidc.client_id", "", "name of this cluster at the provider"),
     key(
@@ -172,7 +192,7 @@ pub const KEYS: &[Key] = &[
     key("queues.max", "5000", "most queues in the cluster; further ones are refused"),
     key("queues.max_per_caller", "1000", "of these, most queues that one caller's submissions create"),
     key("queues.max_payload_bytes", "262144", "largest payload accepted, at most 1048576"),
-    key("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
+    reloaded("telemetry.log", "\"info\"", "level, or `target=level` directives separated by commas"),
     key("telemetry.format", "\"text\"", "text or json"),
     key("telemetry.otlp_endpoint", "", "http://host:4318 of an OpenTelemetry collector; default: nothing is exported"),
     key("telemetry.otlp_headers", "", "name=value pairs separated by commas, sent with every export"),
@@ -193,12 +213,15 @@ pub fn table() -> String {
     let mut text = String::from(
         "Configuration keys, with defaults. The file is TOML; an environment variable takes precedence over it.\n\
          A section that repeats is `[[database]]`, `[[delay_exchange]]`, `[[auth.token]]` or `[[auth.oidc.role]]` in \
-         the file and counts from 0 in a variable.\n",
+         the file and counts from 0 in a variable.\n\
+         A running node reads the file again when it changes, and on SIGHUP. It takes over the keys marked (reloaded) \
+         and new [[database]] sections; the others require a restart.\n",
     );
     for key in KEYS {
         let default = if key.default.is_empty() { String::new() } else { format!(" = {}", key.default) };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "\n  {}{default}\n      {}", key.path, key.variable());
+        let mark = if key.reloads { " (reloaded)" } else { "" };
+        let _ = writeln!(text, "\n  {}{default}{mark}\n      {}", key.path, key.variable());
         if !key.meaning.is_empty() {
             let _ = writeln!(text, "      {}", key.meaning);
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::address::is_loopback;
+use crate::address::{each_host, is_loopback};
 
 /// The parts of `scheme://user:password@host:port/path?query` that are fit for a log. Display leaves out the
 /// password, and the query, which may carry a password too.
@@ -11,7 +11,7 @@ pub struct Link {
     pub scheme: String,
     pub user: Option<String>,
     pub has_password: bool,
-    /// With its port, if one is given.
+    /// With its port, if one is given; several are separated by commas.
     pub host: String,
     /// With the leading slash; empty when there is none.
     pub path: String,
@@ -51,26 +51,32 @@ impl Link {
             Some(link) if !schemes.contains(&link.scheme.as_str()) => {
                 Some(format!("begins with {}://; it must begin with {prefixes}", link.scheme))
             }
-            Some(link) if link.port().is_some_and(|port| port.parse::<u16>().is_err()) => {
+            Some(link) if link.host.split(',').filter_map(port).any(|port| port.parse::<u16>().is_err()) => {
                 Some("has a port that is not a number between 0 and 65535".to_owned())
             }
             Some(_) => None,
         }
     }
 
-    /// Whether the host is this machine.
-    pub fn is_loopback(&self) -> bool {
-        let host = match self.port() {
-            Some(port) => &self.host[..self.host.len() - port.len() - 1],
-            None => &self.host,
-        };
-        is_loopback(host)
+    /// Like [`Self::fault`], for a URL that may list several hosts.
+    pub(super) fn fault_of_list(url: &str, schemes: &[&str]) -> Option<String> {
+        // The list has the better words for a wrong port.
+        let fault = Self::parse(url).and_then(|_| each_host(url).err()).map(|error| error.to_string());
+        fault.or_else(|| Self::fault(url, schemes))
     }
 
-    fn port(&self) -> Option<&str> {
-        // The last colon of an address in brackets belongs to the address.
-        self.host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map(|(_, port)| port)
+    /// Whether each host is this machine.
+    pub fn is_loopback(&self) -> bool {
+        self.host.split(',').all(|host| match port(host) {
+            Some(port) => is_loopback(&host[..host.len() - port.len() - 1]),
+            None => is_loopback(host),
+        })
     }
+}
+
+fn port(host: &str) -> Option<&str> {
+    // The last colon of an address in brackets belongs to the address.
+    host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map(|(_, port)| port)
 }
 
 impl fmt::Display for Link {
@@ -101,10 +107,18 @@ mod tests {
     #[test]
     fn this_machine_is_recognised_with_and_without_a_port() {
         let is_loopback = |url: &str| Link::parse(url).expect("a URL").is_loopback();
-        for own in ["amqp://u:p@127.0.0.1:5672", "amqp://LocalHost/%2f", "http://[::1]:2379", "http://127.1.2.3"] {
+        for own in
+            ["amqp://u:p@127.0.0.1:5672", "amqp://LocalHost:1,[::1]:2/%2f", "http://[::1]:2379", "http://127.1.2.3"]
+        {
             assert!(is_loopback(own), "{own}");
         }
-        for other in ["amqp://u:p@mq:5672", "http://10.0.0.1", "http://localhost.example", "http://[2001:db8::1]:80"] {
+        for other in [
+            "amqp://u:p@mq:5672",
+            "amqp://u:p@127.0.0.1,mq:5672",
+            "http://10.0.0.1",
+            "http://localhost.example",
+            "http://[2001:db8::1]:80",
+        ] {
             assert!(!is_loopback(other), "{other}");
         }
     }

@@ -8,10 +8,12 @@
 pub mod amqp;
 pub mod audit;
 pub mod auth;
+pub mod cluster;
 pub mod complaint;
 pub mod console;
 pub mod database;
 pub mod delay_exchange;
+pub mod difference;
 pub mod etcd;
 pub mod http;
 pub mod keys;
@@ -35,12 +37,12 @@ use std::{fmt::Write, path::Path};
 use figment::{Figment, error::Kind, providers::Serialized};
 use serde::Deserialize;
 
-use self::tree::Tree;
 pub use self::{
-    amqp::Amqp, audit::Audit, auth::Auth, complaint::Complaints, console::Console, database::Database,
-    delay_exchange::DelayExchange, error::Error, etcd::Etcd, http::Http, link::Link, node::Node, oidc::Oidc,
-    queues::Queues, scheduler::Scheduler, telemetry::Telemetry,
+    amqp::Amqp, audit::Audit, auth::Auth, cluster::Cluster, complaint::Complaints, console::Console,
+    database::Database, delay_exchange::DelayExchange, difference::Difference, error::Error, etcd::Etcd, http::Http,
+    link::Link, node::Node, oidc::Oidc, queues::Queues, scheduler::Scheduler, telemetry::Telemetry,
 };
+use self::{difference::Values, tree::Tree};
 
 #[cfg(test)]
 pub use self::auth::{Role, Token};
@@ -52,8 +54,9 @@ const MISTAKES_MAX: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node: Node,
+    pub cluster: Cluster,
     pub etcd: Etcd,
-    /// In the order of the file, at least one. Together they hold every shard from 0 on exactly once.
+    /// In the order of the file, at least one. The first migration gives each shard from 0 on to one of them.
     pub databases: Vec<Database>,
     pub amqp: Amqp,
     pub delay_exchanges: Vec<DelayExchange>,
@@ -64,6 +67,8 @@ pub struct Config {
     pub scheduler: Scheduler,
     pub queues: Queues,
     pub telemetry: Telemetry,
+    /// As written, to compare with a later reading.
+    values: Values,
 }
 
 /// The file, before its values are checked and its defaults settled.
@@ -72,6 +77,8 @@ pub struct Config {
 struct RawConfig {
     #[serde(default)]
     node: Node,
+    #[serde(default)]
+    cluster: Cluster,
     #[serde(default)]
     etcd: Etcd,
     #[serde(default)]
@@ -126,7 +133,8 @@ impl Config {
     }
 
     fn of_tree(mut tree: Tree, mut complaints: Complaints) -> Result<Self, Error> {
-        let config = shape(&mut tree, &mut complaints).map(|raw| validate(raw, &mut complaints));
+        let raw = shape(&mut tree, &mut complaints);
+        let config = raw.map(|raw| validate(raw, Values::of(&tree), &mut complaints));
         complaints.name_variables(&tree.variables);
         match config {
             Some(config) if complaints.is_empty() => Ok(config),
@@ -134,9 +142,16 @@ impl Config {
         }
     }
 
-    /// The number of shards in all databases together.
-    pub fn shard_count(&self) -> u16 {
-        self.databases.iter().map(|database| database.shards.last().number() + 1).max().unwrap_or(0)
+    /// The number of shards that the first migration writes into the databases.
+    pub fn first_shard_count(&self) -> u16 {
+        let ranges = self.databases.iter().filter_map(|database| database.shards);
+        ranges.map(|shards| shards.last().number() + 1).max().unwrap_or(0)
+    }
+
+    /// The same number, if the configuration states it: as `cluster.shards`, or by the ranges of the databases.
+    pub fn stated_shard_count(&self) -> Option<u16> {
+        let is_stated = self.cluster.shards.is_some() || self.databases.iter().any(|database| database.is_ranged);
+        is_stated.then(|| self.first_shard_count())
     }
 
     /// Warnings about settings that work but send passwords over a network in the clear, a sentence each.
@@ -155,7 +170,10 @@ impl Config {
             format!("node={} etcd={} prefix={}", self.node.name, self.etcd.endpoints.join(","), self.etcd.prefix);
         for database in &self.databases {
             // Writing to a String cannot fail.
-            let _ = write!(line, " database.{}={} shards={}", database.name, database.place(), database.shards);
+            let _ = write!(line, " database.{}={}", database.name, database.place());
+            if let Some(shards) = database.shards.filter(|_| database.is_ranged) {
+                let _ = write!(line, " shards={shards}");
+            }
         }
         let _ = write!(line, " amqp={} listen={}", self.amqp.place(), self.http.listen);
         for of in &self.delay_exchanges {
@@ -243,10 +261,11 @@ fn plain(expected: &str) -> &str {
 }
 
 /// Checks the meaning of the values, each alone and in relation to the others.
-fn validate(raw: RawConfig, complaints: &mut Complaints) -> Config {
+fn validate(raw: RawConfig, values: Values, complaints: &mut Complaints) -> Config {
     raw.node.check(complaints);
+    raw.cluster.check(complaints);
     raw.etcd.check(complaints);
-    let databases = database::settle(raw.database, complaints);
+    let databases = database::settle(raw.database, raw.cluster, complaints);
     raw.amqp.check(complaints);
     delay_exchange::check(&raw.delay_exchange, complaints);
     let auth = auth::settle(raw.auth, complaints);
@@ -257,6 +276,7 @@ fn validate(raw: RawConfig, complaints: &mut Complaints) -> Config {
     raw.telemetry.check(complaints);
     Config {
         node: raw.node,
+        cluster: raw.cluster,
         etcd: raw.etcd,
         databases,
         amqp: raw.amqp,
@@ -268,6 +288,7 @@ fn validate(raw: RawConfig, complaints: &mut Complaints) -> Config {
         scheduler: raw.scheduler,
         queues: raw.queues,
         telemetry: raw.telemetry,
+        values,
     }
 }
 

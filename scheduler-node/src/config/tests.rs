@@ -4,7 +4,9 @@ use secrecy::ExposeSecret;
 
 use super::*;
 
+mod hosts;
 mod oidc;
+mod shards;
 
 const SMALLEST: &str = r#"
 [[database]]
@@ -36,7 +38,7 @@ fn file_with(text: &str) -> tempfile::NamedTempFile {
 #[test]
 fn the_smallest_file_is_enough() {
     let config = read(SMALLEST, &[]).expect("accepted");
-    assert_eq!(config.shard_count(), 128);
+    assert_eq!((config.first_shard_count(), config.stated_shard_count()), (256, None));
     assert_eq!(config.databases[0].name.as_str(), "main");
     assert_eq!(config.databases[0].url.expose_secret(), "postgres://duetime:s3cret@db:5432/tasks");
     assert!(!config.node.name.as_str().is_empty());
@@ -63,7 +65,7 @@ fn the_environment_wins_over_the_file() {
     assert_eq!(config.node.name.as_str(), "7");
     assert_eq!(config.etcd.endpoints, ["http://a:2379", "http://b:2379"]);
     assert_eq!(config.databases[0].place(), "postgres://other/tasks");
-    assert_eq!(config.shard_count(), 16);
+    assert_eq!(config.stated_shard_count(), Some(16));
     assert_eq!(config.telemetry.log, "debug");
 }
 
@@ -291,7 +293,6 @@ fn databases_that_do_not_fit_together_are_refused() {
             "`database[1].shards`",
             "shards 0;",
         ),
-        (two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'"), "`database[1].shards`", "missing"),
         (
             two("url='postgres://x/a'\nshards='0-63'", "url='postgres://x/b'\nshards='9-1'"),
             "`database[1].shards`",
@@ -403,6 +404,7 @@ fn the_table_of_keys_is_what_is_read() {
     let mut read_keys = Vec::new();
     for (section, toml) in [
         ("node", "[node]\nx=1"),
+        ("cluster", "[cluster]\nx=1"),
         ("etcd", "[etcd]\nx=1"),
         ("database[]", "[[database]]\nx=1"),
         ("amqp", "[amqp]\nx=1"),

@@ -18,6 +18,7 @@ pub(super) const NAVIGATION: &[NavigationEntry] = &[
     NavigationEntry { letter: 'q', name: "Queues", path: "/console/queues", needs: Permission::Look },
     NavigationEntry { letter: 's', name: "Schedules", path: "/console/schedules", needs: Permission::Look },
     NavigationEntry { letter: 'c', name: "Cluster", path: "/console/cluster", needs: Permission::Look },
+    NavigationEntry { letter: 'm', name: "Databases", path: "/console/databases", needs: Permission::Look },
     NavigationEntry { letter: 'a', name: "Audit", path: "/console/audit", needs: Permission::Operate },
     NavigationEntry { letter: 'k', name: "Tokens", path: "/console/tokens", needs: Permission::Operate },
 ];

@@ -13,6 +13,7 @@ mod browser;
 mod bulk;
 mod bulk_start;
 mod cluster;
+mod databases;
 mod dead;
 mod extract;
 mod find;
@@ -94,6 +95,11 @@ routes! { Console =>
     GET "/console/schedules/{name}/delete" => schedule::delete_page, May(Operate), No;
     GET "/console/cluster" => cluster::cluster, May(Look), No;
     POST "/console/cluster" => cluster::act, May(Operate), ByForm(&[("drain", NodeDrain), ("undrain", NodeUndrain)]);
+    GET "/console/databases" => databases::databases, May(Look), No;
+    POST "/console/databases" => databases::act, May(Operate), ByForm(&[
+        ("move", ShardMove), ("call_off", ShardCallOff), ("rebalance", ShardRebalance), ("drain", DatabaseDrain),
+        ("undrain", DatabaseUndrain), ("remove", DatabaseRemove),
+    ]);
     GET "/console/audit" => audit::list, May(Operate), No;
     GET "/console/tokens" => tokens::list, May(Operate), No;
     POST "/console/tokens" => tokens::act, May(Operate), ByForm(&[("create", TokenCreate), ("revoke", TokenRevoke)]);

@@ -38,7 +38,10 @@ impl Coordination {
         let value = serde_json::to_vec(next).expect("an assignment lists its nodes as text");
         let unchanged = seen.map_or(0, |seen| seen.mod_revision);
         let txn = Txn::new()
-            .when([self.is_master(next.term, lease), Compare::mod_revision(key.clone(), CompareOp::Equal, unchanged)])
+            .when([
+                self.is_candidate(next.term, lease),
+                Compare::mod_revision(key.clone(), CompareOp::Equal, unchanged),
+            ])
             .and_then([TxnOp::put(key.clone(), value, None)]);
         if self.transact(op, txn).await?.succeeded() {
             return Ok(AssignmentWrite::Done);
@@ -52,7 +55,8 @@ impl Coordination {
         Ok(seen.and_then(|seen| serde_json::from_slice(&seen.value).ok()))
     }
 
-    fn is_master(&self, term: Term, lease: LeaseId) -> Compare {
+    /// The condition that the candidate on `lease` still stands, with `term`.
+    pub(super) fn is_candidate(&self, term: Term, lease: LeaseId) -> Compare {
         Compare::create_revision(self.keys.candidate(lease), CompareOp::Equal, term.revision())
     }
 
@@ -61,7 +65,7 @@ impl Coordination {
         if self.assignment_read().await?.as_ref() == Some(next) {
             return Ok(AssignmentWrite::Done);
         }
-        let txn = Txn::new().when([self.is_master(next.term, lease)]);
+        let txn = Txn::new().when([self.is_candidate(next.term, lease)]);
         let is_master = self.transact(EtcdOp::AssignmentWrite, txn).await?.succeeded();
         Ok(if is_master { AssignmentWrite::Moved } else { AssignmentWrite::Deposed })
     }

@@ -1,6 +1,6 @@
 //! The only place that spells a key.
 
-use common::ids::{NodeName, ShardId};
+use common::ids::{DatabaseName, NodeName, ShardId};
 
 use super::LeaseId;
 
@@ -19,6 +19,10 @@ pub(super) enum Key {
     Assignment,
     Owner(ShardId),
     Drained,
+    /// The key of one database. Its loop reads it by itself.
+    Database,
+    /// Only the loop of the realm reads it: the mirror passes it over.
+    Realm,
 }
 
 impl Keys {
@@ -56,16 +60,27 @@ impl Keys {
         format!("{}drained", self.prefix)
     }
 
+    /// What the nodes have seen of a database.
+    pub(super) fn seen(&self, database: &DatabaseName) -> String {
+        format!("{}databases/{database}/seen", self.prefix)
+    }
+
+    pub(super) fn realm(&self) -> String {
+        format!("{}cluster", self.prefix)
+    }
+
     /// Parses a key. `None`: it is none of these.
     pub(super) fn parse(&self, key: &[u8]) -> Option<Key> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
         match key {
             "assignment" => return Some(Key::Assignment),
             "drained" => return Some(Key::Drained),
+            "cluster" => return Some(Key::Realm),
             _ => {}
         }
         match key.split_once('/')? {
             ("nodes", name) if !name.is_empty() => Some(Key::Node(NodeName::new(name))),
+            ("databases", _) => Some(Key::Database),
             ("candidates", lease) => LeaseId::parse(lease).map(Key::Candidate),
             // Accepts one spelling only: a second key for a shard must not hide the first.
             ("owners", shard) => {
@@ -90,6 +105,8 @@ mod tests {
             (keys.assignment(), Key::Assignment),
             (keys.owner(ShardId::new(65_535)), Key::Owner(ShardId::new(65_535))),
             (keys.drained(), Key::Drained),
+            (keys.seen(&DatabaseName::new("main")), Key::Database),
+            (keys.realm(), Key::Realm),
         ] {
             assert_eq!(keys.parse(text.as_bytes()), Some(key), "{text}");
         }
@@ -107,6 +124,7 @@ mod tests {
             "/duetime/candidates/zz",
             "/duetime/nodes/",
             "/duetime/drained/a",
+            "/duetime/cluster/a",
             "/duetime/else",
         ] {
             assert_eq!(keys.parse(text.as_bytes()), None, "{text}");
@@ -123,5 +141,7 @@ mod tests {
         assert_eq!(keys.assignment(), "/duetime/assignment");
         assert_eq!(keys.owner(ShardId::new(12)), "/duetime/owners/12");
         assert_eq!(keys.drained(), "/duetime/drained");
+        assert_eq!(keys.seen(&DatabaseName::new("main")), "/duetime/databases/main/seen");
+        assert_eq!(keys.realm(), "/duetime/cluster");
     }
 }

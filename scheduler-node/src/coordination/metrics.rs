@@ -28,6 +28,10 @@ pub struct CoordinationMetrics {
     pub shards_unowned: IntGauge,
     pub acquisitions: IntCounter,
     pub releases: IntCounter,
+    /// Members that both witnesses called ended in one look.
+    pub suspicions: IntCounter,
+    /// Leases of ended processes that this node revoked.
+    pub revocations: IntCounter,
     /// Missing answers of etcd, one for each endpoint tried.
     pub request_failures: IntCounter,
 }
@@ -50,6 +54,14 @@ impl CoordinationMetrics {
             )?,
             acquisitions: IntCounter::new("duetime_shard_acquisitions_total", "fences taken by this node")?,
             releases: IntCounter::new("duetime_shard_releases_total", "shards handed over by this node")?,
+            suspicions: IntCounter::new(
+                "duetime_member_suspicions_total",
+                "members whose session was gone and whose port was refused, in one look of this node",
+            )?,
+            revocations: IntCounter::new(
+                "duetime_lease_revocations_total",
+                "leases of ended processes that this node revoked before they ran out",
+            )?,
             request_failures: IntCounter::new(
                 "duetime_etcd_request_failures_total",
                 "requests that an endpoint of etcd did not answer",
@@ -63,6 +75,8 @@ impl CoordinationMetrics {
         registry.register(Box::new(metrics.shards_unowned.clone()))?;
         registry.register(Box::new(metrics.acquisitions.clone()))?;
         registry.register(Box::new(metrics.releases.clone()))?;
+        registry.register(Box::new(metrics.suspicions.clone()))?;
+        registry.register(Box::new(metrics.revocations.clone()))?;
         registry.register(Box::new(metrics.request_failures.clone()))?;
         Ok(Arc::new(metrics))
     }
@@ -122,6 +136,6 @@ mod tests {
         let families = registry.gather();
         let age = families.iter().find(|family| family.name() == "duetime_lease_renewal_age_seconds").unwrap();
         assert!(age.get_metric()[0].get_gauge().get_value() >= 7.0);
-        assert_eq!(families.len(), 9);
+        assert_eq!(families.len(), 11);
     }
 }

@@ -249,6 +249,7 @@ impl Picture {
                 replace(&mut self.owners, shard, owner);
             }
             Some(Key::Drained) => self.drained = self.read(found).unwrap_or_default(),
+            Some(Key::Database | Key::Realm) => {}
             None => self.complain(found, "a key that does not belong to the cluster"),
         }
     }
@@ -260,7 +261,7 @@ impl Picture {
             Some(Key::Assignment) => self.assignment = None,
             Some(Key::Owner(shard)) => drop(self.owners.remove(&shard)),
             Some(Key::Drained) => self.drained.clear(),
-            None => {}
+            Some(Key::Database | Key::Realm) | None => {}
         }
     }
 

@@ -2,10 +2,12 @@
 //!
 //! | key | value | lives as long as |
 //! |---|---|---|
+//! | `<prefix>/cluster` | [`RealmRecord`]: the cluster and realm that the prefix belongs to | for ever |
 //! | `<prefix>/nodes/<name>` | [`Member`] | its node's lease |
 //! | `<prefix>/candidates/<lease>` | a node that stands for master; the oldest key leads | its node's lease |
 //! | `<prefix>/assignment` | [`AssignmentRecord`], written under the master's term | for ever |
 //! | `<prefix>/owners/<shard>` | [`OwnerRecord`]: its creator may take the fence | its owner's lease |
+//! | `<prefix>/databases/<name>/seen` | [`Seen`]: what the nodes have seen of the database's server | for ever |
 //! | `<prefix>/drained` | the starts of nodes that operators have drained; an ended one drains nothing | for ever |
 //!
 //! The create revision of the master's candidate key is its term.
@@ -18,8 +20,10 @@
 //! copy finds a newer revision and does nothing.
 //!
 //! [`Member`]: common::cluster::Member
+//! [`RealmRecord`]: common::cluster::realm::RealmRecord
 //! [`AssignmentRecord`]: common::cluster::AssignmentRecord
 //! [`OwnerRecord`]: common::cluster::OwnerRecord
+//! [`Seen`]: common::cluster::seen::Seen
 
 mod assignment;
 mod candidates;
@@ -30,7 +34,10 @@ mod keys;
 mod metrics;
 mod mirror;
 mod owners;
+mod realm;
 mod records;
+mod revocation;
+mod seen;
 mod session;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -43,7 +50,10 @@ pub use assignment::AssignmentWrite;
 pub use error::{Error, EtcdOp};
 pub use metrics::CoordinationMetrics;
 pub use mirror::{Mirror, Views};
-pub use owners::OwnerKey;
+pub use owners::{KEYS_PER_TRANSACTION, OwnerKey};
+pub use realm::ForeignPrefix;
+pub use revocation::Revocation;
+pub use seen::SeenRecord;
 pub use session::{LeaseId, Registered, Renewal};
 
 use client::Endpoints;

@@ -4,9 +4,17 @@ use common::{
     cluster::OwnerRecord,
     ids::{Epoch, NodeId, ShardId},
 };
-use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+use futures::{StreamExt, TryStreamExt, stream};
 
 use super::{Coordination, Error, EtcdOp, LeaseId, records::Kept};
+
+/// The most owner keys in one transaction: half of what etcd allows by default (`--max-txn-ops`), because one key that
+/// is not as expected makes all of them single requests.
+pub const KEYS_PER_TRANSACTION: usize = 64;
+
+/// Single requests under way after a transaction of several keys was refused.
+const SINGLE_REQUESTS: usize = 8;
 
 /// An owner key that belonged to this node when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +43,62 @@ impl Coordination {
         }
     }
 
+    /// Like [`Self::owner_create`], for up to [`KEYS_PER_TRANSACTION`] keys in one request. Returns the keys that are
+    /// `node`'s; the others are other nodes'.
+    pub async fn owners_create(
+        &self,
+        shards: &[(ShardId, Option<Epoch>)],
+        node: &NodeId,
+        lease: LeaseId,
+    ) -> Result<Vec<OwnerKey>, Error> {
+        let op = EtcdOp::OwnerCreate;
+        let key = |shard: ShardId| self.keys.owner(shard);
+        let absent = shards.iter().map(|(shard, _)| Compare::create_revision(key(*shard), CompareOp::Equal, 0));
+        let put = |(shard, epoch): &(ShardId, Option<Epoch>)| {
+            TxnOp::put(key(*shard), value(node, *epoch), Some(PutOptions::new().with_lease(lease.number())))
+        };
+        let txn = Txn::new().when(absent.collect::<Vec<_>>()).and_then(shards.iter().map(put).collect::<Vec<_>>());
+        match self.transact(op, txn).await {
+            Ok(answer) if answer.succeeded() => {
+                let create_revision = answer.header().map_or(0, |header| header.revision());
+                Ok(shards.iter().map(|(shard, _)| OwnerKey { shard: *shard, lease, create_revision }).collect())
+            }
+            Ok(_) | Err(Error::Refused { .. }) => {
+                let singly = stream::iter(shards.to_vec());
+                let singly = singly.map(|(shard, epoch)| self.owner_create(shard, node, epoch, lease));
+                let created: Vec<_> = singly.buffer_unordered(SINGLE_REQUESTS).try_collect().await?;
+                Ok(created.into_iter().flatten().collect())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Like [`Self::owner_confirm`], for up to [`KEYS_PER_TRANSACTION`] keys in one request. Returns the shards whose
+    /// keys are still the ones that were created.
+    pub async fn owners_confirm(&self, taken: &[(OwnerKey, Epoch)], node: &NodeId) -> Result<Vec<ShardId>, Error> {
+        let op = EtcdOp::OwnerConfirm;
+        let key = |created: &OwnerKey| self.keys.owner(created.shard);
+        let is_same =
+            |(of, _): &(OwnerKey, Epoch)| Compare::create_revision(key(of), CompareOp::Equal, of.create_revision);
+        let put = |(of, epoch): &(OwnerKey, Epoch)| {
+            TxnOp::put(key(of), value(node, Some(*epoch)), Some(PutOptions::new().with_lease(of.lease.number())))
+        };
+        let txn = Txn::new()
+            .when(taken.iter().map(is_same).collect::<Vec<_>>())
+            .and_then(taken.iter().map(put).collect::<Vec<_>>());
+        match self.transact(op, txn).await {
+            Ok(answer) if answer.succeeded() => Ok(taken.iter().map(|(of, _)| of.shard).collect()),
+            Ok(_) | Err(Error::Refused { .. } | Error::LeaseGone { .. }) => {
+                let singly = stream::iter(taken.to_vec()).map(|(of, epoch)| async move {
+                    Ok::<_, Error>(self.owner_confirm(&of, node, epoch).await?.then_some(of.shard))
+                });
+                let confirmed: Vec<_> = singly.buffer_unordered(SINGLE_REQUESTS).try_collect().await?;
+                Ok(confirmed.into_iter().flatten().collect())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Writes the epoch of the fence that was taken. `false`: the key is not the one that was created, so the
     /// fence was taken too late and another node may hold it by now.
     pub async fn owner_confirm(&self, created: &OwnerKey, node: &NodeId, epoch: Epoch) -> Result<bool, Error> {
@@ -48,6 +112,37 @@ impl Coordination {
             Err(Error::LeaseGone { .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Like [`Self::owner_remove`], for up to [`KEYS_PER_TRANSACTION`] keys in two requests.
+    pub async fn owners_remove(&self, shards: &[ShardId], node: &NodeId) -> Result<(), Error> {
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let op = EtcdOp::OwnerRemove;
+        let gets: Vec<TxnOp> = shards.iter().map(|shard| TxnOp::get(self.keys.owner(*shard), None)).collect();
+        let answer = self.transact(op, Txn::new().and_then(gets)).await?;
+        let found = answer.op_responses().into_iter().filter_map(|found| match found {
+            TxnOpResponse::Get(mut found) => found.take_kvs().pop(),
+            _ => None,
+        });
+        let ours: Vec<(Vec<u8>, i64)> = found
+            .filter(|found| is_owned_by(found.value(), node))
+            .map(|found| (found.key().to_vec(), found.mod_revision()))
+            .collect();
+        if ours.is_empty() {
+            return Ok(());
+        }
+        // The delete names the revisions: a copy of this request that arrives late must not delete a later key.
+        let unchanged =
+            ours.iter().map(|(key, revision)| Compare::mod_revision(key.clone(), CompareOp::Equal, *revision));
+        let deletes = ours.iter().map(|(key, _)| TxnOp::delete(key.clone(), None));
+        let txn = Txn::new().when(unchanged.collect::<Vec<_>>()).and_then(deletes.collect::<Vec<_>>());
+        if self.transact(op, txn).await?.succeeded() {
+            return Ok(());
+        }
+        let singly = stream::iter(shards.to_vec()).map(|shard| self.owner_remove(shard, node));
+        singly.buffer_unordered(SINGLE_REQUESTS).try_collect().await
     }
 
     /// Removes the owner key, which lets the next owner in. Does nothing when the key is not `node`'s.

@@ -28,6 +28,8 @@ pub(super) enum Kept {
 pub(super) struct Seen {
     pub(super) value: Vec<u8>,
     pub(super) mod_revision: i64,
+    /// The number of the lease of the key, or 0.
+    pub(super) lease: i64,
 }
 
 impl Coordination {
@@ -99,7 +101,11 @@ impl Coordination {
         };
         let mut answer: GetResponse = self.endpoints.ask(op, REQUEST_TIMEOUT, get).await?;
         let found = answer.take_kvs().pop();
-        Ok(found.map(|found| Seen { mod_revision: found.mod_revision(), value: found.into_key_value().1 }))
+        Ok(found.map(|found| Seen {
+            mod_revision: found.mod_revision(),
+            lease: found.lease(),
+            value: found.into_key_value().1,
+        }))
     }
 
     pub(super) async fn transact(&self, op: EtcdOp, txn: Txn) -> Result<TxnResponse, Error> {
@@ -115,7 +121,7 @@ impl Coordination {
 }
 
 /// The value that the read in a failed transaction found.
-fn found(answer: &TxnResponse) -> Option<KeyValue> {
+pub(super) fn found(answer: &TxnResponse) -> Option<KeyValue> {
     match answer.op_responses().into_iter().next()? {
         TxnOpResponse::Get(mut get) => get.take_kvs().pop(),
         _ => None,

@@ -17,6 +17,11 @@ use super::{
 pub struct LeaseId(i64);
 
 impl LeaseId {
+    /// The lease of a key that was read. `None`: the key is on no lease.
+    pub(super) fn of_key(number: i64) -> Option<Self> {
+        (number != 0).then_some(Self(number))
+    }
+
     pub(super) const fn number(self) -> i64 {
         self.0
     }
@@ -118,6 +123,6 @@ impl Coordination {
     }
 }
 
-fn registered_by(value: &[u8]) -> Option<NodeId> {
+pub(super) fn registered_by(value: &[u8]) -> Option<NodeId> {
     serde_json::from_slice(value).ok().map(|member: Member| member.node)
 }

@@ -10,15 +10,16 @@ use std::{
 };
 
 use common::{
-    ids::TaskId,
+    ids::{DatabaseIndex, TaskId},
     task::{
         TaskState,
         bulk::{BulkAction, SkipReason, Target},
         state::CancelOutcome,
     },
+    time::UnixMicros,
     wire::{
         BulkAnswer, BulkCursor, BulkRequest, ChangeRequest, Problem, ValidBulk,
-        bulk::{Place, Position},
+        bulk::{Action, Place, Position},
     },
 };
 
@@ -70,7 +71,7 @@ impl Desk {
         let (mut counts, mut interrupted) = (BatchCounts::default(), None);
         let mut position = match &bulk.cursor {
             Some(cursor) => Some(cursor.0.clone()),
-            None => Some(Position { action: bulk.action, began_at: bulk.began_at, database: 0, place: None }),
+            None => Some(self.first(bulk.action, bulk.began_at)),
         };
         while let Some(at) = &position {
             let room = bulk.limit.saturating_sub(usize::try_from(counts.matched).unwrap_or(usize::MAX));
@@ -111,10 +112,13 @@ impl Desk {
         at: &Position,
         most: usize,
     ) -> Result<(BatchCounts, Option<Position>), Problem> {
-        let databases = self.parts().store.databases();
-        let Some(database) = databases.get(at.database) else {
-            return Err(Problem::invalid_field("cursor", "the cursor belongs to a cluster with more databases"));
-        };
+        if at.map != self.map() && !may_repeat(bulk.act) {
+            return Err(Problem::conflict(
+                "a shard has moved to another database since this request began, so some tasks may be left or be \
+                 shifted twice; check their due times",
+            ));
+        }
+        let (at, database) = self.found(at)?;
         let step = database.bulk_look(Walk::of(bulk.act), &bulk.filter, at.place.as_ref(), most).await?;
         let mut counts = BatchCounts { matched: step.found.len() as u64, ..BatchCounts::default() };
         let now = self.now();
@@ -128,26 +132,65 @@ impl Desk {
         if bulk.dry_run {
             counts.done = fit.len() as u64;
         } else if !fit.is_empty() {
-            let (desk, database, act) = (self.clone(), Arc::clone(database), bulk.act);
+            let (desk, database, act) = (self.clone(), Arc::clone(&database), bulk.act);
             counts.add(run_to_end(async move { desk.act(&database, act, fit).await }).await?);
         }
-        Ok((counts, self.after(at, step.next)))
+        Ok((counts, self.after(&at, step.next, bulk.dry_run)))
     }
 
-    fn after(&self, at: &Position, place: Option<Place>) -> Option<Position> {
+    /// The position of the next batch. If the map of the shards has changed since the walk began, tasks may have gone
+    /// from a database still to come into one before it. So the walk begins again; what is done matches no more.
+    fn after(&self, at: &Position, place: Option<Place>, dry_run: bool) -> Option<Position> {
         if place.is_some() {
             return Some(Position { place, ..at.clone() });
         }
-        let next = at.database + 1;
-        let has_next = next < self.parts().store.databases().len();
-        has_next.then(|| Position { database: next, place: None, ..at.clone() })
+        let map = self.map();
+        let mut walked = at.walked.clone();
+        walked.extend(at.name.clone());
+        let names = self.parts().store.databases().iter().map(|database| database.name());
+        if let Some((database, name)) = names.enumerate().find(|(_, name)| !walked.contains(name)) {
+            return Some(Position { database, name: Some(name.clone()), walked, place: None, ..at.clone() });
+        }
+        let begins_again = map != at.map && !dry_run;
+        begins_again.then(|| Position { map, ..self.first(at.action, at.began_at) })
+    }
+
+    /// The start of a walk over all databases.
+    fn first(&self, action: Action, began_at: UnixMicros) -> Position {
+        let name = Some(self.parts().store.home().name().clone());
+        Position { action, began_at, database: 0, name, walked: Vec::new(), map: self.map(), place: None }
+    }
+
+    /// The database of a position. A position of a node of 0.1.0 gets the names for its index.
+    fn found(&self, at: &Position) -> Result<(Position, Arc<Database>), Problem> {
+        let databases = self.parts().store.databases();
+        let Some(name) = &at.name else {
+            let Some(database) = databases.get(DatabaseIndex::new(at.database)) else {
+                return Err(Problem::invalid_field("cursor", "the cursor belongs to a cluster with more databases"));
+            };
+            let walked = databases.iter().take(at.database).map(|database| database.name().clone()).collect();
+            let at = Position { name: Some(database.name().clone()), walked, ..at.clone() };
+            return Ok((at, Arc::clone(database)));
+        };
+        match databases.iter().find(|database| database.name() == name) {
+            Some(database) => Ok((at.clone(), Arc::clone(database))),
+            None => Err(Problem::unavailable(format!("this node does not use database `{name}` yet; try again"))),
+        }
+    }
+
+    fn map(&self) -> u32 {
+        self.parts().store.map_fingerprint()
     }
 
     /// Applies the action to a batch: in one statement to the rows that no other transaction locks, one by one
     /// to the rest.
     async fn act(&self, database: &Database, act: BulkAction, batch: Vec<FoundTask>) -> Result<BatchCounts, Problem> {
         let keep = Keep::of(&self.parts().books.load());
-        let done = database.bulk_act(act, &batch, &keep).await?;
+        let done = match database.bulk_act(act, &batch, &keep).await {
+            // Each task is changed on its own below, in the place of its shard.
+            Err(error) if error.is_moved() => Vec::new(),
+            done => done?,
+        };
         let mut counts = self.count_done(&done);
         let done: BTreeSet<TaskId> = done.iter().map(BulkChange::id).collect();
         for found in batch.iter().filter(|found| !done.contains(&found.seen.id)) {
@@ -200,6 +243,11 @@ impl Desk {
         }
         Ok(None)
     }
+}
+
+/// Whether a second walk leaves alone what the first has done.
+fn may_repeat(act: BulkAction) -> bool {
+    !matches!(act, BulkAction::Move(Target::By { .. }))
 }
 
 /// The reason for which one task was refused.

@@ -7,8 +7,7 @@ use std::{
 
 use common::{
     cluster::drain::Refused,
-    ids::{DatabaseName, NodeName, ShardId},
-    shard::ShardRange,
+    ids::{DatabaseIndex, DatabaseName, NodeName, ShardId},
     wire::{ClusterReport, Problem, cluster::NodeReport},
 };
 
@@ -31,25 +30,26 @@ impl Desk {
     /// Reports the cluster. The owner of a shard comes from the shard's own database, whose fence decides it. While a
     /// database cannot be reached, the owners of its shards are unknown: the report shows none and a note says why.
     pub(crate) async fn cluster(&self) -> Result<ClusterReport, Problem> {
+        let map = self.parts().store.places().load();
         let databases = self.parts().store.databases();
-        let ranges: Vec<(DatabaseName, ShardRange)> =
-            databases.iter().map(|database| (database.name().clone(), database.shards())).collect();
+        let names: Vec<DatabaseName> = databases.iter().map(|database| database.name().clone()).collect();
         let view = self.parts().views.borrow().clone();
         let frozen_until = self.parts().frozen_until.borrow().filter(|until| *until > clock::now());
-        let mut report = ClusterReport::of(&self.parts().me, Some(&view), &ranges, frozen_until);
+        let mut report = ClusterReport::of(&self.parts().me, Some(&view), &map.divided(&names), frozen_until);
         let mut fences: HashMap<ShardId, ShardRow> = HashMap::new();
         let parts = databases.iter().map(|database| database.shards_read());
-        for (database, part) in databases.iter().zip(futures::future::join_all(parts).await) {
+        for (index, part) in futures::future::join_all(parts).await.into_iter().enumerate() {
             match part {
                 Ok(rows) => {
-                    let own = rows.into_iter().filter(|row| database.shards().contains(row.id));
+                    let place = Some(DatabaseIndex::new(index));
+                    let own = rows.into_iter().filter(|row| map.of(row.id).map(|found| found.database) == place);
                     fences.extend(own.map(|row| (row.id, row)));
                 }
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "the owners of shards cannot be read");
                     let note = format!(
                         "database `{}` cannot be reached, so the owners of its shards are unknown",
-                        database.name()
+                        databases[index].name()
                     );
                     report.notes.push(note);
                 }

@@ -2,8 +2,8 @@
 
 use common::{
     shard::route::bound_to,
-    task::NewTask,
-    wire::{Problem, TaskRequest, ValidTask},
+    task::{NewTask, ValidTask},
+    wire::{Problem, TaskRequest},
 };
 
 use super::{Desk, limits::AppliedLimits, meter::Admission};
@@ -24,7 +24,7 @@ impl Desk {
         let judged = |(row, task): (&InboxRow, Result<ValidTask, Problem>)| {
             let task = task?;
             self.check_shard(row, &task)?;
-            Ok(NewTask { due_now: false, ..task.into_new(row.id) })
+            Ok(NewTask { id: row.id, task: ValidTask { due_now: false, ..task } })
         };
         (rows.iter().zip(read).map(judged).collect(), room)
     }
@@ -34,8 +34,8 @@ impl Desk {
     fn check_shard(&self, row: &InboxRow, task: &ValidTask) -> Result<(), Problem> {
         let placement = self.parts().books.load().get(&task.queue).policy.placement;
         let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());
-        let count = self.parts().store.shard_count();
-        match bound_to(&task.queue, placement, task.partition_key.as_deref(), key, count) {
+        let count = self.parts().store.places().shard_count().expect("told before the row was read");
+        match bound_to(&task.queue, placement, task.partition_key.as_deref(), key, count.into()) {
             Some(shard) if shard != row.id.shard() => {
                 let detail = format!(
                     "the placement of queue `{}` changed during the submission; submit the task again",

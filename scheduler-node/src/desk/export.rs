@@ -20,7 +20,7 @@ use super::Desk;
 use crate::{
     internal::{self, Origin},
     store::{
-        Database,
+        Database, Store,
         bulk::{BATCH, FoundTask, Walk},
         export::WholeTask,
     },
@@ -42,6 +42,9 @@ struct Export {
     walked: bool,
     /// Tasks that were found and are not read yet.
     found: VecDeque<FoundTask>,
+    store: Store,
+    /// The map of the shards with which the export began.
+    map: u32,
     exported: u64,
     ended: bool,
 }
@@ -60,8 +63,18 @@ impl Desk {
             walks(filter.state).iter().map(|walk| (Arc::clone(database), *walk)).collect::<Vec<_>>()
         };
         let walks = databases.iter().flat_map(of_database).collect();
-        let mut export =
-            Export { filter, walks, place: None, walked: false, found: VecDeque::new(), exported: 0, ended: false };
+        let store = self.parts().store.clone();
+        let mut export = Export {
+            filter,
+            walks,
+            place: None,
+            walked: false,
+            found: VecDeque::new(),
+            map: store.map_fingerprint(),
+            store,
+            exported: 0,
+            ended: false,
+        };
         let first = export.next().await?;
         let rest = futures::stream::try_unfold(export, |mut export| async move {
             Ok(export.next().await?.map(|chunk| (chunk, export)))
@@ -137,6 +150,10 @@ impl Export {
     fn end(&mut self) -> Result<Option<Vec<u8>>, Problem> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(None);
+        }
+        // Its tasks may be missing, or come twice.
+        if self.store.map_fingerprint() != self.map {
+            return Err(Problem::unavailable("a shard has moved to another database during the export; export again"));
         }
         let mut line = Vec::new();
         add(&mut line, &ExportEnd { exported: self.exported })?;

@@ -1,5 +1,7 @@
 //! Finds the task that a business key names at the moment.
 
+use std::sync::Arc;
+
 use common::{
     ids::{QueueName, TaskId},
     queue,
@@ -8,6 +10,7 @@ use common::{
 };
 
 use super::Desk;
+use crate::store::Database;
 
 impl Desk {
     /// The id of the newest task with this key. An unfinished task comes first, then the newest finished one
@@ -21,10 +24,15 @@ impl Desk {
         let queue = QueueName::new(queue);
         self.require_queue(&queue)?;
         let placement = self.parts().books.load().get(&queue).policy.placement;
-        let shard = bound_to(&queue, placement, partition_key, Some(key), self.parts().store.shard_count())
+        let shard_count = self.shard_count().await?;
+        let shard = bound_to(&queue, placement, partition_key, Some(key), shard_count.into())
             .expect("a key is bound to a shard");
-        let database = self.parts().store.of(shard).expect("routes lead to shards that exist");
-        let found = database.task_find(&queue, partition_key, key).await?;
+        let find = |database: Arc<Database>| {
+            let queue = &queue;
+            async move { database.task_find(queue, partition_key, key).await }
+        };
+        let any_id = TaskId::mint(uuid::Uuid::nil(), shard);
+        let found = self.in_place(any_id, find, Option::is_none).await??;
         found.ok_or_else(|| {
             let of_partition = partition_key.map(|key| format!(" of partition `{key}`")).unwrap_or_default();
             Problem::not_found(format!("queue `{queue}` has no task with the key `{key}`{of_partition}"))

@@ -10,8 +10,8 @@ use common::{
     ids::QueueName,
     limit::{Excess, Limit, LimitDecision, Measure, PendingLimits, Usage},
     queue::QueueBook,
-    task::TaskState,
-    wire::{Problem, ValidTask},
+    task::{TaskState, ValidTask},
+    wire::Problem,
 };
 use futures::future::join_all;
 use tokio::time::timeout;

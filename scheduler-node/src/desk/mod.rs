@@ -8,18 +8,22 @@ mod audit;
 mod bulk;
 mod cluster;
 mod collect;
+mod databases;
 mod export;
 mod figures;
 mod keys;
 mod limits;
 mod list;
+mod loss;
 mod meter;
 mod overview;
+mod placement;
 mod queues;
 mod receive;
 pub(crate) mod refusal;
 mod schedules;
 mod scope;
+mod shards;
 mod submit;
 mod tasks;
 #[cfg(test)]
@@ -49,7 +53,7 @@ use crate::{
     loops::{nudger::Nudger, outcome::reporter::Reporter, submit::submitter::Submitter, upkeep::queue_reader::Books},
     metrics::Metrics,
     readiness::{Readiness, Report},
-    store::{Database, Store},
+    store::{self, Database, Store, change::Guarded, rows::TaskRecord},
     supervise::spawn_child,
     traces::Traces,
 };
@@ -151,19 +155,79 @@ impl Desk {
         &self.inner.parts
     }
 
+    /// The number of shards, as soon as a database has told it.
+    async fn shard_count(&self) -> Result<u16, Problem> {
+        let unknown = || Problem::unavailable("no database has told the shards of the cluster yet; try again");
+        self.parts().store.places().known().await.ok_or_else(unknown)
+    }
+
     /// The database that has the task, if there is one.
     fn database(&self, id: TaskId) -> Result<Arc<Database>, Problem> {
-        let store = &self.parts().store;
-        store.of(id.shard()).cloned().ok_or_else(|| {
-            let (shard, count) = (id.shard().number(), store.shard_count());
-            Problem::not_found(format!("the id {id} names shard {shard}, but this cluster has only {count} shards"))
+        let (store, shard) = (&self.parts().store, id.shard().number());
+        store.of(id.shard()).cloned().ok_or_else(|| match store.places().shard_count() {
+            Some(count) if count <= shard => {
+                Problem::not_found(format!("the id {id} names shard {shard}, but this cluster has only {count} shards"))
+            }
+            _ => Problem::unavailable(format!(
+                "no database that was read since the start of this node has shard {shard}; try again"
+            )),
         })
+    }
+
+    /// Runs a statement about a task in the database that has it. If the shard is in another one by now, runs it there,
+    /// a bounded number of times. A task that `is_missing` is looked for again when the map turns out to be old.
+    async fn in_place<T, F>(
+        &self,
+        id: TaskId,
+        statement: impl Fn(Arc<Database>) -> F,
+        is_missing: impl Fn(&T) -> bool,
+    ) -> Result<Result<T, store::Error>, Problem>
+    where
+        F: Future<Output = Result<T, store::Error>>,
+    {
+        let places = self.parts().store.places().clone();
+        if !places.is_read() {
+            self.shard_count().await?;
+        }
+        let mut refusals = 0;
+        loop {
+            let place = places.of(id.shard());
+            let answer = statement(self.database(id)?).await;
+            let again = match &answer {
+                Err(error) if error.is_moved() => places.follow(refusals).await,
+                Ok(found) if is_missing(found) && refusals == 0 => places.is_elsewhere(id.shard(), place).await,
+                _ => false,
+            };
+            if !again {
+                return Ok(answer);
+            }
+            refusals += 1;
+        }
+    }
+
+    /// Reads a task in the database that has it.
+    async fn read_in_place(&self, id: TaskId) -> Result<Option<TaskRecord>, Problem> {
+        let read = |database: Arc<Database>| async move { database.task_read(id).await };
+        Ok(self.in_place(id, read, Option::is_none).await??)
+    }
+
+    /// Writes to one task in the database that has it.
+    async fn write_in_place<T, F>(
+        &self,
+        id: TaskId,
+        statement: impl Fn(Arc<Database>) -> F,
+    ) -> Result<Result<Guarded<T>, store::Error>, Problem>
+    where
+        F: Future<Output = Result<Guarded<T>, store::Error>>,
+    {
+        self.in_place(id, statement, |guarded| matches!(guarded, Guarded::Missing)).await
     }
 
     /// The problem for a task that was not found: a task submitted in SQL may still be in an inbox.
     async fn missing_task(&self, id: TaskId) -> Problem {
         // A row of an inbox may be of any queue.
-        let databases = if self.scope.is_all() { self.parts().store.databases() } else { &[] };
+        let all = self.parts().store.databases().iter();
+        let databases: Vec<&Arc<Database>> = all.filter(|_| self.scope.is_all()).collect();
         let found = futures::future::join_all(databases.iter().map(|database| database.inbox_find(id))).await;
         for (database, found) in databases.iter().zip(found) {
             // An inbox that cannot be read says nothing.

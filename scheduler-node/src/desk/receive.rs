@@ -1,6 +1,9 @@
 //! Takes in tasks that are submitted over AMQP.
 
-use common::wire::{DelayRoute, Message, Problem, ValidTask};
+use common::{
+    task::ValidTask,
+    wire::{DelayRoute, Message, Problem},
+};
 
 use super::{Desk, refusal, submit::Answered};
 use crate::{

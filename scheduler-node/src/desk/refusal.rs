@@ -41,7 +41,11 @@ fn unstored(error: &SubmitError) -> Problem {
         SubmitError::Refused(why) => {
             return Problem::unprocessable(format!("the database refuses the task, and will refuse it again: {why}"));
         }
-        SubmitError::Unavailable(_) | SubmitError::Moved(_) => {
+        SubmitError::Unreplicated(why) => {
+            let detail = format!("the task was not accepted, send it again later: {why}");
+            return Problem::unavailable(detail).retry_after(AGAIN_AFTER_S);
+        }
+        SubmitError::Unavailable(_) | SubmitError::Moved(_) | SubmitError::Elsewhere(_) => {
             "the task could not be made durable and was not accepted; send it again"
         }
         SubmitError::Unknown(_) => {
@@ -91,8 +95,16 @@ fn failed(error: &Error) -> Problem {
     tracing::debug!(error = error as &dyn std::error::Error, "request failed");
     let why = match error.fault() {
         Fault::Contention => "is too busy",
+        Fault::Moved => "is handing shards over to another database",
         Fault::Data => "has no place for finished tasks yet",
-        Fault::Outage | Fault::Bug => "cannot be reached",
+        Fault::Outage | Fault::Bug if error.is_schema_unproven() => {
+            "is not used by this node, whose log says why: its schema or its cluster does not fit, or was not checked yet"
+        }
+        Fault::Outage | Fault::Bug => match error.sqlstate().as_deref() {
+            Some("25006") => "is read-only",
+            Some("53100") => "is full",
+            _ => "cannot be reached",
+        },
     };
     let detail = if reads(error.op) {
         format!("database `{database}` {why}; try again")
@@ -110,7 +122,7 @@ fn failed(error: &Error) -> Problem {
 fn uncoordinated(error: &coordination::Error) -> Problem {
     use coordination::Error;
     let detail = match error {
-        Error::Unanswered { op: EtcdOp::DrainWrite, .. } => {
+        Error::Unanswered { op: EtcdOp::DrainWrite | EtcdOp::SeenWrite, .. } => {
             "the outcome is unknown: etcd stopped answering during the request; check, or send it again"
         }
         Error::Unanswered { .. } => "etcd cannot be reached; nothing was changed, try again",
@@ -159,6 +171,12 @@ fn reads(op: StoreOp) -> bool {
             | StoreOp::AuditList
             | StoreOp::ShardRead
             | StoreOp::InboxFind
+            | StoreOp::InboxStanding
+            | StoreOp::MoveProbe
+            | StoreOp::MoveList
+            | StoreOp::MoveEndedList
+            | StoreOp::DatabaseStandingList
+            | StoreOp::ShardWeights
     )
 }
 

@@ -7,11 +7,8 @@ use common::{
     ids::ScheduleName,
     limit::Limit,
     schedule::{Calendar, FireDecision, ScheduleState},
-    task::Content,
     time::UnixMicros,
-    wire::{
-        NamePage, Problem, ScheduleList, ScheduleRequest, ScheduleView, TaskView, ValidTask, schedule::ValidSchedule,
-    },
+    wire::{NamePage, Problem, ScheduleList, ScheduleRequest, ScheduleView, TaskView, schedule::ValidSchedule},
 };
 
 use super::{Desk, limits::AppliedLimits, run_to_end};
@@ -161,23 +158,7 @@ impl Desk {
     /// Makes a task now, outside the calendar. The task plays no part in the rule for overlaps.
     pub(crate) async fn schedule_run(&self, name: ScheduleName) -> Result<TaskView, Problem> {
         let ScheduleRecord { rules, payload, .. } = self.schedule(&name).await?;
-        let now = self.now();
-        let wait = |wait_ms| Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0));
-        let task = ValidTask {
-            queue: rules.queue,
-            due_at: now,
-            due_now: true,
-            content: Content { payload, content_type: rules.content_type, headers: rules.headers },
-            priority: rules.priority,
-            keyed: None,
-            partition_key: rules.partition_key,
-            depends_on: Vec::new(),
-            max_attempts: rules.max_attempts,
-            timeout_ms: rules.timeout_ms,
-            retry: rules.retry,
-            expires_at: rules.expires_after_ms.map(|wait_ms| now.plus(wait(wait_ms))),
-            envelope: None,
-        };
+        let task = rules.task_now(payload, self.now());
         self.store_one(task, AppliedLimits::No).await
     }
 

@@ -56,7 +56,7 @@ impl Desk {
         if self.scope.is_all() {
             return Ok(());
         }
-        match self.database(id)?.task_read(id).await? {
+        match self.read_in_place(id).await? {
             Some(task) if self.scope.has(&task.queue) => Ok(()),
             _ => Err(self.missing_task(id).await),
         }

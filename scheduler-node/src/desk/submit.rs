@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use common::{
     ids::QueueName,
-    task::{TaskState, dependency::check_colocated},
+    task::{NewTask, TaskState, ValidTask, dependency::check_colocated},
     time::UnixMicros,
-    wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, ValidTask, format},
+    wire::{Limits, Problem, TaskReceipt, TaskRequest, TaskView, format},
 };
 
 use super::{Desk, limits::AppliedLimits, meter::Admission, refusal};
@@ -49,8 +49,7 @@ impl Desk {
         };
         let max_attempts =
             shown.max_attempts.unwrap_or_else(|| self.parts().books.load().get(&shown.queue).policy.max_attempts);
-        let mut new = shown.into_new(stored.id);
-        new.due_at = stored.due_at;
+        let new = NewTask { id: stored.id, task: ValidTask { due_at: stored.due_at, ..shown } };
         Ok(TaskView::of_new(&new, stored.created_at, max_attempts))
     }
 

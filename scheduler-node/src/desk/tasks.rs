@@ -1,5 +1,7 @@
 //! Requests about one task: get, change, cancel, run, retry, report.
 
+use std::sync::Arc;
+
 use common::{
     ids::{Attempt, TaskId},
     task::{
@@ -14,6 +16,7 @@ use super::{Desk, run_to_end};
 use crate::{
     loops::outcome::reporter::Reported,
     store::{
+        Database,
         change::{Guarded, Keep, would_lapse},
         rows::TaskRecord,
     },
@@ -21,15 +24,14 @@ use crate::{
 
 impl Desk {
     pub(crate) async fn get(&self, id: TaskId) -> Result<TaskView, Problem> {
-        let database = self.database(id)?;
-        let Some(task) = database.task_read(id).await? else {
+        let Some(task) = self.read_in_place(id).await? else {
             return Err(self.missing_task(id).await);
         };
         if !self.scope.has(&task.queue) {
             return Err(self.missing_task(id).await);
         }
         let depends_on = match task.state {
-            TaskState::Waiting => database.task_dependencies(id).await?,
+            TaskState::Waiting => self.database(id)?.task_dependencies(id).await?,
             _ => Vec::new(),
         };
         Ok(TaskView { depends_on, ..self.shown(task) })
@@ -42,9 +44,11 @@ impl Desk {
         run_to_end(async move {
             desk.require_task(id).await?;
             desk.check_format(id, &change).await?;
-            match desk.database(id)?.task_change(id, &change).await? {
+            let change = &change;
+            let write = |database: Arc<Database>| async move { database.task_change(id, change).await };
+            match desk.write_in_place(id, write).await?? {
                 Guarded::Done(task) => Ok(desk.changed(task)),
-                Guarded::Refused(task) => Err(unchanged(&task, &change)),
+                Guarded::Refused(task) => Err(unchanged(&task, change)),
                 Guarded::Missing => Err(desk.missing_task(id).await),
             }
         })
@@ -55,7 +59,7 @@ impl Desk {
     async fn check_format(&self, id: TaskId, change: &ValidChange) -> Result<(), Problem> {
         let Some(payload) = &change.payload else { return Ok(()) };
         // A task never changes its queue, so the queue read here is still the task's when the change is written.
-        match self.database(id)?.task_read(id).await? {
+        match self.read_in_place(id).await? {
             Some(task) => Ok(format::check(self.parts().books.load().get(&task.queue).policy.format, payload)?),
             None => Err(self.missing_task(id).await),
         }
@@ -67,7 +71,9 @@ impl Desk {
         run_to_end(async move {
             desk.require_task(id).await?;
             let keep = Keep::of(&desk.parts().books.load());
-            let attempt = match desk.database(id)?.task_cancel(id, &keep).await? {
+            let keep = &keep;
+            let write = |database: Arc<Database>| async move { database.task_cancel(id, keep).await };
+            let attempt = match desk.write_in_place(id, write).await?? {
                 Guarded::Done(cancelled) => {
                     desk.parts().metrics.finished(&cancelled.queue, TaskState::Cancelled.text(), 1);
                     tracing::debug!(task = %id, queue = %cancelled.queue, attempt = %cancelled.attempt, "task cancelled");
@@ -96,7 +102,8 @@ impl Desk {
                               asked to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
             }
-            match desk.database(id)?.task_stop(id).await? {
+            let write = |database: Arc<Database>| async move { database.task_stop(id).await };
+            match desk.write_in_place(id, write).await?? {
                 Guarded::Done(task) => {
                     tracing::debug!(task = %id, queue = %task.queue, attempt = %task.attempt, "task is asked to stop");
                     Ok(CancelAnswer { id, outcome: CancelOutcome::Stopping })
@@ -113,7 +120,8 @@ impl Desk {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
-            match desk.database(id)?.task_run(id).await? {
+            let write = |database: Arc<Database>| async move { database.task_run(id).await };
+            match desk.write_in_place(id, write).await?? {
                 Guarded::Done(task) => Ok(desk.changed(task)),
                 Guarded::Refused(task) => Err(Problem::in_flight(task.state)),
                 Guarded::Missing => Err(desk.missing_task(id).await),
@@ -127,8 +135,8 @@ impl Desk {
         let desk = self.clone();
         run_to_end(async move {
             desk.require_task(id).await?;
-            let database = desk.database(id)?;
-            let revived = match database.task_revive(id).await {
+            let write = |database: Arc<Database>| async move { database.task_revive(id).await };
+            let revived = match desk.write_in_place(id, write).await? {
                 Err(error) if error.is_key_taken() => return Err(Problem::key_taken(id)),
                 revived => revived?,
             };

@@ -1,6 +1,8 @@
 //! Tokens: created, shown, revoked. They are kept in the first database. The token itself is shown once and
 //! kept nowhere.
 
+use std::sync::Arc;
+
 use common::wire::{
     Problem, TokenList, TokenPage, TokenRequest, TokenView,
     token::{TokenCursor, TokenSource, check_name},
@@ -74,7 +76,7 @@ impl Desk {
         let records = home.token_list(before, limit).await?;
         let full = i64::try_from(records.len()).is_ok_and(|count| count >= limit);
         let next_cursor = records.last().filter(|_| full).map(|last| TokenCursor(last.id));
-        let configured = if before.is_none() { self.parts().access.configured() } else { &[] };
+        let configured = if before.is_none() { self.parts().access.configured() } else { Arc::default() };
         let tokens = configured.iter().map(shown).chain(records.into_iter().map(|record| record.view)).collect();
         Ok(TokenList { tokens, next_cursor })
     }

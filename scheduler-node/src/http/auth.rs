@@ -39,10 +39,10 @@ impl Authenticator {
         if self.access.is_open() {
             return Some(Caller::anonymous());
         }
-        let (book, now) = (self.access.book(), Instant::now());
+        let (book, configured, now) = (self.access.book(), self.access.configured(), Instant::now());
         let made = book.as_ref().map_or(&[][..], |book| &book.tokens);
         // Of two tokens with the same hash the configured one wins, because it comes last.
-        let tokens = made.iter().chain(self.access.configured());
+        let tokens = made.iter().chain(configured.iter());
         let digest: [u8; 32] = Sha256::digest(token).into();
         let mut found = 0_u32;
         for (place, token) in (1..).zip(tokens.clone()) {
@@ -254,6 +254,28 @@ mod tests {
         );
         authenticator.access.put_in_force(made("shop", Some(Duration::ZERO)));
         assert_eq!(ask(), 401);
+    }
+
+    #[test]
+    fn a_reload_takes_tokens_in_and_out_and_never_opens_a_node() {
+        let authenticator = authenticator();
+        let ask =
+            |token: &str, needed| status(authenticator.authorize(&sent(&format!("Bearer {token}")), Some(needed)));
+        let mut tokens = configured().token;
+        tokens.retain(|token| token.role == Role::Viewer);
+        authenticator.access.configure(&tokens);
+        assert_eq!((ask("viewer", Permission::Look), ask("operator", Permission::Look)), (200, 401));
+        tokens[0].role = Role::Operator;
+        authenticator.access.configure(&tokens);
+        assert_eq!(ask("viewer", Permission::Operate), 200, "it has its new role");
+        authenticator.access.configure(&[]);
+        assert_eq!(ask("viewer", Permission::Look), 401);
+        assert_eq!(status(authenticator.authorize(&HeaderMap::new(), Some(Permission::Look))), 401, "it stays closed");
+
+        let open = of(&Auth::default());
+        assert_eq!(status(open.authorize(&HeaderMap::new(), Some(Permission::Look))), 200);
+        open.access.configure(&tokens);
+        assert_eq!(status(open.authorize(&HeaderMap::new(), Some(Permission::Look))), 401);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod cluster;
 #[cfg(any(test, feature = "failpoints"))]
 pub(crate) mod fuzz;
 mod keys;
+mod loss;
 mod memory;
 mod metrics;
 mod openapi;
@@ -24,6 +25,7 @@ mod routes;
 mod schedules;
 mod scoped;
 mod serve;
+mod shards;
 mod shell;
 mod tasks;
 #[cfg(test)]
@@ -91,6 +93,16 @@ routes! { Api =>
     GET "/v1/cluster" => cluster::show, May(Look), No;
     POST "/v1/cluster/nodes/{name}/drain" => cluster::drain, May(Operate), As(NodeDrain);
     POST "/v1/cluster/nodes/{name}/undrain" => cluster::undrain, May(Operate), As(NodeUndrain);
+    GET "/v1/shards" => shards::list, May(Look), No;
+    GET "/v1/shards/moves" => shards::moves, May(Look), No;
+    POST "/v1/shards/moves" => shards::add_moves, May(Operate), As(ShardMove);
+    DELETE "/v1/shards/moves" => shards::call_off, May(Operate), As(ShardCallOff);
+    POST "/v1/shards/rebalance" => shards::rebalance, May(Operate), As(ShardRebalance);
+    GET "/v1/databases" => shards::databases, May(Look), No;
+    POST "/v1/databases/{name}/drain" => shards::drain, May(Operate), As(DatabaseDrain);
+    POST "/v1/databases/{name}/undrain" => shards::undrain, May(Operate), As(DatabaseUndrain);
+    DELETE "/v1/databases/{name}" => shards::remove, May(Operate), As(DatabaseRemove);
+    POST "/v1/databases/{name}/accept-loss" => loss::accept, May(Operate), As(DatabaseAcceptLoss);
     GET "/healthz" => cluster::alive, Open, No;
     GET "/readyz" => cluster::ready, Open, No;
     GET "/metrics" => cluster::metrics, May(Metrics), No;

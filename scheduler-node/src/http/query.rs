@@ -5,7 +5,11 @@ use std::collections::BTreeSet;
 use axum::{extract::Query, http::Uri};
 use common::{
     field::FieldError,
-    wire::{AuditFilter, KeyQuery, ListFilter, NamePage, NextQuery, Problem, TaskFilter, TokenPage, read},
+    shard::ShardSet,
+    wire::{
+        AuditFilter, KeyQuery, ListFilter, NamePage, NextQuery, Problem, TaskFilter, TokenPage, read,
+        shard::{CallOffQuery, EstimatesQuery},
+    },
 };
 use serde::de::DeserializeOwned;
 
@@ -52,6 +56,16 @@ pub(super) fn token_page(uri: &Uri) -> Result<TokenPage, Problem> {
     let page: TokenPage = parameters(uri)?;
     page.validate()?;
     Ok(page)
+}
+
+/// Whether a list shows estimates of the load.
+pub(super) fn estimates(uri: &Uri) -> Result<bool, Problem> {
+    Ok(parameters::<EstimatesQuery>(uri)?.estimates.unwrap_or(false))
+}
+
+/// The shards whose moves are called off.
+pub(super) fn call_off(uri: &Uri) -> Result<ShardSet, Problem> {
+    Ok(parameters::<CallOffQuery>(uri)?.shards)
 }
 
 fn parameters<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
@@ -107,6 +121,18 @@ mod tests {
             name_page(&uri("cursor=a%20b"), schedule::check_name).expect_err("refused").field.as_deref(),
             Some("cursor")
         );
+    }
+
+    #[test]
+    fn shards_and_estimates_are_read() {
+        let uri = |query: &str| format!("/v1/shards?{query}").parse().expect("a path");
+        assert_eq!(call_off(&uri("shards=0-3,7")).expect("read").to_string(), "0-3,7");
+        assert_eq!((estimates(&uri("")), estimates(&uri("estimates=true"))), (Ok(false), Ok(true)));
+        for (query, field) in [("", "shards"), ("shards=a", "shards"), ("shards=1&force=1", "force")] {
+            let problem = call_off(&uri(query)).expect_err("refused");
+            assert_eq!((problem.status, problem.field.as_deref()), (422, Some(field)), "{query}: {problem:?}");
+        }
+        assert_eq!(estimates(&uri("estimates=maybe")).expect_err("refused").status, 422);
     }
 
     #[test]

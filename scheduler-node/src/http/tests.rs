@@ -55,6 +55,12 @@ fn decision(method: &Method, route: &str) -> Option<Foreign> {
         }
         ("GET" | "POST", "/v1/tokens") | ("DELETE", "/v1/tokens/{name}") => Foreign::ForAllQueues,
         ("POST", "/v1/cluster/nodes/{name}/drain" | "/v1/cluster/nodes/{name}/undrain") => Foreign::ForAllQueues,
+        ("GET", "/v1/shards" | "/v1/shards/moves" | "/v1/databases") => Foreign::Open,
+        ("POST" | "DELETE", "/v1/shards/moves" | "/v1/shards/rebalance" | "/v1/databases/{name}") => {
+            Foreign::ForAllQueues
+        }
+        ("POST", "/v1/databases/{name}/drain" | "/v1/databases/{name}/undrain") => Foreign::ForAllQueues,
+        ("POST", "/v1/databases/{name}/accept-loss") => Foreign::ForAllQueues,
         ("GET", "/v1/audit" | "/metrics") => Foreign::ForAllQueues,
         ("GET", "/v1/cluster" | "/healthz" | "/readyz" | "/openapi.json") => Foreign::Open,
         _ => return None,
@@ -119,6 +125,8 @@ impl Api {
             .replace("{name}", &format!("of-{queue}"));
         let path = if ["/v1/tasks", "/v1/tasks/export"].contains(&route) && method == Method::GET {
             format!("{path}?queue={queue}")
+        } else if (method.as_str(), route) == ("DELETE", "/v1/shards/moves") {
+            format!("{path}?shards=0")
         } else {
             path
         };
@@ -129,6 +137,7 @@ impl Api {
             ("POST", "/v1/tasks/{id}/result") => r#"{"attempt":1,"status":"succeeded"}"#.to_owned(),
             ("PATCH", _) => r#"{"priority":1}"#.to_owned(),
             ("PUT", "/v1/schedules/{name}") => schedule,
+            ("POST", "/v1/shards/moves") => r#"{"shards":"0","to":"main"}"#.to_owned(),
             ("POST", "/v1/tokens") => r#"{"name":"wider","role":"operator"}"#.to_owned(),
             _ => String::new(),
         };

@@ -10,7 +10,7 @@ use common::{
     ids::QueueName,
     queue::{QueuePolicy, Settle},
     task::envelope::Text,
-    wire::{DelayRoute, amqp::SUBMIT},
+    wire::amqp::SUBMIT,
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,7 @@ use crate::{
     store::Store,
     supervise::{at_work, spawn_child},
     working_set::{
+        delay_rules::{DelayRules, RuleSet},
         retry::{Refused, until_done},
         set_aside::{Kept, Kind, SetAside, why},
     },
@@ -41,13 +42,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 const BY_NAME: &str =
     "it came through the default exchange, which `amqp.default_door` = `false` forbids; publish to `duetime.in`";
 
+const NO_RULE: &str = "its delay exchange is no longer in the configuration";
+
+/// Whether the source of the message is still configured. A message of another one goes back to its queue, where it
+/// waits until a node takes it again.
+fn is_known(source: &IntakeSource, rules: &RuleSet) -> bool {
+    match source {
+        IntakeSource::Submit => true,
+        IntakeSource::Delay(exchange) => rules.route(exchange).is_some(),
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct AmqpIntake {
     pub desk: Desk,
     pub broker: Broker,
     pub store: Store,
-    /// The settings of the delay exchanges, in the order of the configuration.
-    pub ways: Arc<[DelayRoute]>,
+    pub delay_rules: DelayRules,
     /// Whether messages may arrive by the names of their queues.
     pub default_exchange: bool,
     pub audit: Audit,
@@ -59,7 +70,7 @@ impl AmqpIntake {
     /// Runs until `stop`; passes that have begun are finished.
     pub async fn run(self, mut received: mpsc::Receiver<Received>, stop: CancellationToken) {
         let (naming, stopped) = (self.clone(), stop.clone());
-        spawn_child(async move { stopped.run_until_cancelled(naming.name_queues()).await });
+        spawn_child(async move { stopped.run_until_cancelled(naming.keep_queues_named()).await });
         let passes = Arc::new(Semaphore::new(PASSES));
         loop {
             let pass = Arc::clone(&passes).acquire_owned().await.expect("the semaphore is never closed");
@@ -78,10 +89,21 @@ impl AmqpIntake {
         let _ = passes.acquire_many(all).await;
     }
 
-    /// Creates the queues under which messages of the delay exchanges are listed. The confirm finishes such a task,
-    /// even if the policy changes later.
-    async fn name_queues(&self) {
-        let queues: Vec<QueueName> = self.ways.iter().map(|way| way.queue.clone()).collect();
+    /// Creates the queues under which messages of the delay exchanges are listed, also those of exchanges that are
+    /// added later.
+    async fn keep_queues_named(&self) {
+        let mut rules = self.delay_rules.subscribe();
+        loop {
+            let queues = rules.borrow_and_update().queues().cloned().collect();
+            self.name_queues(queues).await;
+            if rules.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The confirm finishes a task of such a queue, even if the policy changes later.
+    async fn name_queues(&self, queues: Vec<QueueName>) {
         let policy = QueuePolicy { settle: Settle::Confirm, ..QueuePolicy::default() };
         let home = self.store.home();
         let write = |part| home.queue_add(part, &policy, None);
@@ -105,11 +127,15 @@ impl AmqpIntake {
             self.audit.record(AuditEvent::refused_message(user, SUBMIT.to_owned(), BY_NAME));
             self.refuse(received, BY_NAME, &mut again).await;
         }
-        let way = |received: &Received| match received.source {
+        let rules = self.delay_rules.now();
+        let (batch, unknown): (Vec<Received>, Vec<Received>) =
+            batch.into_iter().partition(|received| is_known(&received.source, &rules));
+        again.extend(unknown.into_iter().map(|received| (received, NO_RULE.to_owned())));
+        let route = |received: &Received| match &received.source {
             IntakeSource::Submit => None,
-            IntakeSource::Delay(place) => self.ways.get(place),
+            IntakeSource::Delay(exchange) => rules.route(exchange),
         };
-        let messages: Vec<_> = batch.iter().map(|received| (way(received), &received.message)).collect();
+        let messages: Vec<_> = batch.iter().map(|received| (route(received), &received.message)).collect();
         let taken = self.desk.receive(&messages).await;
         fail::fail_point!("after_receive", |_| std::process::abort());
         for (received, taken) in batch.into_iter().zip(taken) {
@@ -171,5 +197,33 @@ impl AmqpIntake {
         for (received, _) in again {
             received.ack.requeue().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::{queue::Unroutable, wire::DelayRoute};
+
+    use super::*;
+    use crate::working_set::delay_rules::DelayRule;
+
+    /// Without this it would count as a submission of Duetime's own form, and be set aside.
+    #[test]
+    fn a_message_of_an_exchange_that_is_gone_waits_at_the_broker() {
+        let rule = |exchange: &str| DelayRule {
+            exchange: exchange.to_owned(),
+            route: DelayRoute::new(exchange, "orders"),
+            unroutable: Unroutable::Drop,
+        };
+        let rules = DelayRules::new([rule("late")]);
+        let (late, before) = (IntakeSource::Delay("late".into()), rules.now());
+        assert!(is_known(&late, &before) && is_known(&IntakeSource::Submit, &before));
+        rules.replace([rule("later")]);
+        assert!(
+            !is_known(&late, &rules.now()) && is_known(&late, &before),
+            "a pass keeps the rules that it began with"
+        );
+        assert_eq!(rules.unroutable(&DelayRoute::new("later", "").queue), Some(Unroutable::Drop));
+        assert_eq!(rules.unroutable(&DelayRoute::new("late", "").queue), None);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{DatabaseName, QueueName, ShardId, TaskId},
     queue::QueueBook,
     task::{NewTask, TaskState},
     wire::Problem,
@@ -150,22 +150,31 @@ impl SqlIntake {
         passed.aside.retain(|_, since| since.elapsed() < LEFT_ALONE);
         let rows = self.read(passed).await?;
         let mut refused = Vec::new();
-        let mut parts: BTreeMap<DatabaseIndex, Vec<NewTask>> = BTreeMap::new();
+        // By database, and whether the row goes there by way of the notes of arrivals.
+        let mut parts: BTreeMap<(DatabaseIndex, bool), Vec<NewTask>> = BTreeMap::new();
         let (judged, _room) = self.desk.judge(&rows).await;
         for (row, judged) in rows.iter().zip(judged) {
             match (judged, self.databases.of(row.id.shard())) {
-                (Ok(task), Some((index, _))) => parts.entry(index).or_default().push(task),
+                (Ok(task), Some((index, _))) => {
+                    parts.entry((index, index != self.index || row.leaving)).or_default().push(task);
+                }
                 (Ok(_), None) => {}
                 (Err(problem), _) => refused.push((row, problem)),
             }
         }
         self.refuse_judged(refused, passed).await?;
-        if let Some(own) = parts.remove(&self.index) {
-            self.hand_over(self.index, own, passed).await?;
+        if let Some(own) = parts.remove(&(self.index, false)) {
+            self.hand_over(self.index, own, false, passed).await?;
         }
-        for (index, tasks) in parts {
-            if self.logged(self.hand_over(index, tasks, passed).await).is_none() {
-                passed.avoided.insert(index, Instant::now());
+        for ((index, away), tasks) in parts {
+            match self.hand_over(index, tasks, away, passed).await {
+                Ok(()) => {}
+                // The next pass sends the rows to the new place.
+                Err(error) if error.is_moved() => self.databases.places().want(),
+                Err(error) => {
+                    self.logged(Err::<(), _>(error));
+                    passed.avoided.insert(index, Instant::now());
+                }
             }
         }
         // If the pass read the same rows again, an application is about to cancel them, and the next pass waits.
@@ -179,11 +188,12 @@ impl SqlIntake {
         let fitness = self.fitness.borrow().clone();
         let owned: Vec<ShardId> =
             self.databases.all().iter().flat_map(|database| database.owned_shards.claimable().into_keys()).collect();
+        let map = self.databases.places().load();
         let reachable: Vec<ShardId> = self
             .databases
             .indexed()
             .filter(|(index, database)| fitness.is_fit(database.name()) && !passed.avoided.contains_key(index))
-            .flat_map(|(_, database)| database.sql.shards().iter())
+            .flat_map(|(index, _)| map.in_database(index))
             .collect();
         let aside: Vec<TaskId> = passed.aside.keys().copied().collect();
         let wanted =
@@ -200,11 +210,17 @@ impl SqlIntake {
         }
     }
 
-    /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise the
-    /// task arrives there first, and then the row is deleted here.
-    async fn hand_over(&self, index: DatabaseIndex, mut tasks: Vec<NewTask>, passed: &mut Passed) -> Result<(), Error> {
+    /// Writes tasks to the database at `index`. If the inbox is there too, one statement does it; otherwise (`away`)
+    /// the task arrives there first, and then the row is deleted here. So it does if the row was on its way into
+    /// another database before its shard came here: it may have arrived there.
+    async fn hand_over(
+        &self,
+        index: DatabaseIndex,
+        mut tasks: Vec<NewTask>,
+        away: bool,
+        passed: &mut Passed,
+    ) -> Result<(), Error> {
         let source = self.source();
-        let away = index != self.index;
         if away {
             let leaving = source.inbox_leave(&tasks.iter().map(|task| task.id).collect::<Vec<_>>()).await?;
             let leaving: BTreeMap<TaskId, LeavingRow> = leaving.into_iter().map(|row| (row.id, row)).collect();
@@ -213,9 +229,10 @@ impl SqlIntake {
             tasks = self.keep_cancelled(index, tasks, &leaving).await?;
         }
         let mut arrived: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
-        let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(NewTask::is_put);
-        let unmade = self.make(index, plain).await?;
-        let PutAway { mut refused, busy } = self.put(index, keyed).await?;
+        let (keyed, plain): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task: &NewTask| task.is_put());
+        let from = away.then(|| source.name());
+        let unmade = self.make(index, plain, from).await?;
+        let PutAway { mut refused, busy } = self.put(index, keyed, from).await?;
         refused.extend(unmade);
         fail::fail_point!("after_collect", |_| std::process::abort());
         arrived.retain(|id| !busy.contains(id) && !refused.iter().any(|(of, _)| of == id));
@@ -262,8 +279,12 @@ impl SqlIntake {
     }
 
     /// Writes the tasks without a key. Returns those that the database refuses.
-    async fn make(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<Vec<(TaskId, Problem)>, Error> {
-        let source = (index != self.index).then(|| self.source().name());
+    async fn make(
+        &self,
+        index: DatabaseIndex,
+        tasks: Vec<NewTask>,
+        source: Option<&DatabaseName>,
+    ) -> Result<Vec<(TaskId, Problem)>, Error> {
         let tried = try_each(&tasks, |part| self.databases[index].sql.task_collect(part, source)).await;
         let made: BTreeSet<TaskId> = tried.answers.into_iter().flatten().collect();
         let made: Vec<&NewTask> = tasks.iter().filter(|task| made.contains(&task.id)).collect();
@@ -274,13 +295,17 @@ impl SqlIntake {
     }
 
     /// Writes the tasks that have a key or wait for others.
-    async fn put(&self, index: DatabaseIndex, tasks: Vec<NewTask>) -> Result<PutAway, Error> {
+    async fn put(
+        &self,
+        index: DatabaseIndex,
+        tasks: Vec<NewTask>,
+        source: Option<&DatabaseName>,
+    ) -> Result<PutAway, Error> {
         if tasks.is_empty() {
             return Ok(PutAway::default());
         }
         let book = self.books.load_full();
         let hold = |task: &NewTask| Retention::of(&book.get(&task.queue).policy);
-        let source = (index != self.index).then(|| self.source().name());
         let tried = try_each(&tasks, |part| {
             let holds: Vec<Retention> = part.iter().map(hold).collect();
             async move { self.databases[index].sql.task_collect_keyed(part, &holds, source).await }

@@ -8,22 +8,22 @@
 //! next look. If this loop stops, every such row waits that long.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use common::{
     delay::heap::{Entry, WakeKind},
-    ids::{QueueName, TaskId},
+    ids::{Incarnation, QueueName, TaskId},
     time::UnixMicros,
 };
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock,
-    store::watch::{ListenerLost, Notification, Nudge},
+    store::watch::{ListenerLost, Notification},
     supervise::at_work,
     working_set::database::{DatabaseIndex, NodeDatabases},
 };
@@ -43,15 +43,12 @@ pub struct Nudger {
 struct Inner {
     databases: NodeDatabases,
     horizon: Duration,
-    /// The nudges to send to the other nodes of each database, in the order of the databases.
-    pending: Vec<Mutex<Nudge>>,
     wanted: Notify,
 }
 
 impl Nudger {
     pub fn new(databases: NodeDatabases, horizon: Duration) -> Self {
-        let pending = databases.all().iter().map(|_| Mutex::default()).collect();
-        Self { inner: Arc::new(Inner { databases, horizon, pending, wanted: Notify::new() }) }
+        Self { inner: Arc::new(Inner { databases, horizon, wanted: Notify::new() }) }
     }
 
     /// Notes a written row that must be looked at by `wake_at`.
@@ -63,15 +60,16 @@ impl Nudger {
     pub fn written_all(&self, rows: impl IntoIterator<Item = (TaskId, UnixMicros)>) {
         let inner = &self.inner;
         let edge = clock::now().plus(inner.horizon);
-        let mut near: Vec<Vec<Entry>> = inner.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut near: BTreeMap<DatabaseIndex, Vec<Entry>> = BTreeMap::new();
         for (id, wake_at) in rows {
             if wake_at <= edge
                 && let Some((index, _)) = inner.databases.of(id.shard())
             {
-                near[index.get()].push(Entry { wake_at, id, kind: WakeKind::Claim });
+                near.entry(index).or_default().push(Entry { wake_at, id, kind: WakeKind::Claim });
             }
         }
-        for ((database, entries), pending) in inner.databases.all().iter().zip(near).zip(&inner.pending) {
+        for (index, entries) in near {
+            let database = &inner.databases[index];
             let away: Vec<(TaskId, UnixMicros)> = entries
                 .iter()
                 .filter(|entry| !database.owned_shards.is_claimable(entry.id.shard()))
@@ -81,7 +79,7 @@ impl Nudger {
             if away.is_empty() {
                 continue;
             }
-            let mut pending = pending.lock();
+            let mut pending = database.nudge.lock();
             if pending.rows.len() + away.len() > ROWS_NAMED {
                 pending.shards.extend(away.iter().map(|(id, _)| id.shard()));
             } else {
@@ -95,11 +93,11 @@ impl Nudger {
     /// Tells the owners of these queues' shards to look: a task has an outcome, so there may be room for others.
     pub fn room_in<'a>(&self, tasks: impl IntoIterator<Item = (TaskId, &'a QueueName)>) {
         for (id, queue) in tasks {
-            let Some((index, database)) = self.inner.databases.of(id.shard()) else { continue };
+            let Some((_, database)) = self.inner.databases.of(id.shard()) else { continue };
             if database.owned_shards.is_claimable(id.shard()) {
                 database.ready_queues.room_in([queue], Instant::now());
             } else {
-                self.inner.pending[index.get()].lock().room.insert((id.shard(), queue.clone()));
+                database.nudge.lock().room.insert((id.shard(), queue.clone()));
                 self.inner.wanted.notify_one();
             }
         }
@@ -113,8 +111,8 @@ impl Nudger {
                 () = stop.cancelled() => return,
             }
             tokio::time::sleep(GATHER).await;
-            for (database, pending) in self.inner.databases.all().iter().zip(&self.inner.pending) {
-                let nudge = std::mem::take(&mut *pending.lock());
+            for database in self.inner.databases.all().iter() {
+                let nudge = std::mem::take(&mut *database.nudge.lock());
                 if nudge.is_empty() {
                     continue;
                 }
@@ -128,14 +126,19 @@ impl Nudger {
 }
 
 /// Listens to one database for the other nodes' nudges and for submissions in SQL. After a gap in the connection
-/// the preloader reads everything again.
-pub async fn listen(databases: NodeDatabases, index: DatabaseIndex, stop: CancellationToken) {
+/// the preloader reads everything again. The connection also holds the presence lock of `present`, if given.
+pub async fn listen(
+    databases: NodeDatabases,
+    index: DatabaseIndex,
+    present: Option<Incarnation>,
+    stop: CancellationToken,
+) {
     let database = &databases[index];
     let pause = Duration::from_secs(1);
     loop {
         let heard = async {
             let work = at_work();
-            let mut nudges = database.sql.nudges().await?;
+            let mut nudges = database.sql.nudges(present).await?;
             drop(work);
             database.owned_shards.nudge(database.owned_shards.owned().into_keys());
             database.inbox.notify_one();

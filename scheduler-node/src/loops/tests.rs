@@ -14,7 +14,7 @@ use common::{
     },
     ids::{Attempt, Epoch, QueueName, ShardId, TaskId},
     queue::{Queue, QueueBook},
-    task::{Dependency, NewTask, verdict::AfterConfirm},
+    task::{Dependency, NewTask, ValidTask, verdict::AfterConfirm},
     time::UnixMicros,
     wire::amqp::RESULTS,
 };
@@ -38,7 +38,7 @@ use super::{
     outcome::{
         archiver::Archiver,
         releaser::Releaser,
-        reporter::Reporter,
+        reporter::{ReportLines, Reporter},
         settler::{Confirmed, Settlements, Settler},
     },
     upkeep::prober::NodeFitness,
@@ -54,6 +54,7 @@ use crate::{
         quarantine::Quarantined,
         submit::Sending,
         tests::{
+            changed,
             fixture::{self, TestDatabase},
             new_task,
         },
@@ -88,7 +89,7 @@ impl Loops {
     /// A node's loops over a fresh database, of which it owns shard 0.
     async fn new() -> Self {
         let (counter, test) = fresh().await;
-        let metrics = Arc::new(Metrics::register(&prometheus::Registry::new(), &["main"]).unwrap());
+        let metrics = Arc::new(Metrics::register(&prometheus::Registry::new()).unwrap());
         let queues = ["orders", POISON].map(|name| Queue::with_defaults(QueueName::new(name)));
         counter.books.store(Arc::new(QueueBook::new(1, queues)));
         let node = crate::store::tests::node("a");
@@ -118,23 +119,22 @@ impl Loops {
             metrics: Arc::clone(&self.metrics),
             traces: Traces::default(),
             receipts: self.keys.subscribe(),
+            lines: ReportLines::default(),
             default_exchange: true,
             audit: Audit::new(AuditMetrics::register(&Registry::new()).unwrap()).0,
         }
     }
 
     /// Writes two tasks of `orders` with one of the poisoned queue between them, on shard 0, due at once.
-    async fn three(&self, change: impl Fn(&mut NewTask)) -> [TaskId; 3] {
+    async fn three(&self, change: impl Fn(&mut ValidTask)) -> [TaskId; 3] {
         let ids: [TaskId; 3] = std::array::from_fn(|_| fixture::fresh_id_of(ShardId::new(0)));
-        let tasks: Vec<NewTask> = ids
-            .iter()
-            .zip(["orders", POISON, "orders"])
-            .map(|(id, queue)| {
-                let mut task = NewTask { queue: QueueName::new(queue), ..new_task(*id) };
-                change(&mut task);
-                task
+        let task = |(id, queue): (&TaskId, _)| {
+            changed(new_task(*id), |task| {
+                task.queue = QueueName::new(queue);
+                change(task);
             })
-            .collect();
+        };
+        let tasks: Vec<NewTask> = ids.iter().zip(["orders", POISON, "orders"]).map(task).collect();
         self.test.database.task_submit(&tasks, Sending::First).await.unwrap();
         ids
     }
@@ -150,7 +150,8 @@ impl Loops {
     /// Hands three confirms to a settler, and waits until it has ended.
     async fn settle(&self, ids: [TaskId; 3], verdict: AfterConfirm) {
         let settler = Settler {
-            database: self.database().clone(),
+            databases: self.counter.databases.clone(),
+            index: DatabaseIndex::HOME,
             releaser: self.releaser(),
             metrics: Arc::clone(&self.metrics),
         };
@@ -221,8 +222,7 @@ async fn until<F: Future<Output = bool>>(done: impl Fn() -> F) {
 async fn ids_of(dispatches: &mut mpsc::Receiver<Dispatch>, count: usize) -> BTreeSet<TaskId> {
     let mut ids = BTreeSet::new();
     while ids.len() < count {
-        let dispatch = tokio::time::timeout(LONG, dispatches.recv()).await.expect("in time").expect("it is open");
-        ids.insert(dispatch.delivery.id);
+        ids.insert(tokio::time::timeout(LONG, dispatches.recv()).await.expect("in time").expect("open").delivery.id);
     }
     ids
 }
@@ -316,7 +316,7 @@ async fn neighbours_of_a_ready_task_whose_start_is_refused_are_started() {
         lanes: Arc::default(),
         books: Arc::clone(&loops.counter.books),
         broker: loops.broker.subscribe(),
-        shard_count: u32::from(fixture::SHARDS),
+        places: loops.counter.store.places().clone(),
         turns: Arc::default(),
     };
     let stop = CancellationToken::new();
@@ -370,8 +370,11 @@ async fn neighbours_of_a_waiting_task_whose_release_is_refused_are_released() {
         .unwrap();
     for (id, queue) in ids.iter().zip(["orders", POISON, "orders"]) {
         let depends_on = vec![Dependency { queue: QueueName::new("orders"), key: "first".to_owned() }];
-        let task =
-            NewTask { queue: QueueName::new(queue), partition_key: Some("p".to_owned()), depends_on, ..new_task(*id) };
+        let task = changed(new_task(*id), |task| {
+            task.queue = QueueName::new(queue);
+            task.partition_key = Some("p".to_owned());
+            task.depends_on = depends_on;
+        });
         let hold = crate::store::put::Retention { window_ms: 1, keep_ms: 1 };
         loops.test.database.task_put(&[task], &[hold]).await.unwrap();
     }
@@ -464,12 +467,13 @@ fn report(id: TaskId) -> BasicProperties {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
     let loops = Loops::new().await;
-    let ids = loops.claimed().await;
+    let (ids, mut bench) = (loops.claimed().await, bench::Bench::new().await);
     loops.test.refuse("INSERT", "archive", "queue", POISON).await;
-    let mut bench = bench::Bench::new().await;
     let hand = bench.hand().await;
     let incoming = std::mem::replace(&mut bench.incoming, mpsc::channel(1).1);
-    spawn_child(loops.reporter().run(incoming, CancellationToken::new()));
+    let (reporter, stop) = (loops.reporter(), CancellationToken::new());
+    spawn_child(reporter.add_line(stop.clone()));
+    spawn_child(reporter.run(incoming, stop));
     hand.publish(RESULTS, b"no JSON", report(ids[0])).await;
     for id in ids {
         hand.publish(RESULTS, br#"{"status":"succeeded"}"#, report(id)).await;
@@ -479,8 +483,8 @@ async fn a_report_that_cannot_be_kept_or_written_holds_up_no_other() {
     }
     loops.until_aside(Kind::Report).await;
     until(|| loops.is_parked(ids[1])).await;
-    let sources: BTreeSet<String> = loops.test.quarantine().await.into_iter().map(|(source, _)| source).collect();
-    assert!(sources.contains("results") && sources.contains("report"), "{sources:?}");
+    let kept = loops.test.quarantine().await;
+    assert!(["results", "report"].iter().all(|from| kept.iter().any(|(source, _)| source == from)), "{kept:?}");
 }
 
 #[tokio::test]
@@ -488,10 +492,9 @@ async fn a_row_that_is_left_alone_is_tried_again_after_a_while() {
     let loops = Loops::new().await;
     let (owned_shards, id) = (&loops.database().owned_shards, fixture::fresh_id_of(ShardId::new(0)));
     let entry = Entry { wake_at: UnixMicros::new(0), id, kind: WakeKind::Claim };
-    assert!(owned_shards.set_aside(id, Instant::now() + LONG), "the first time");
-    owned_shards.offer([entry]);
-    assert_eq!(owned_shards.heap_len(), 0);
-    assert!(!owned_shards.set_aside(id, Instant::now()), "it is kept once");
-    owned_shards.offer([entry]);
-    assert_eq!(owned_shards.heap_len(), 1);
+    for (until, is_first, heap_len) in [(Instant::now() + LONG, true, 0), (Instant::now(), false, 1)] {
+        assert_eq!(owned_shards.set_aside(id, until), is_first);
+        owned_shards.offer([entry]);
+        assert_eq!(owned_shards.heap_len(), heap_len);
+    }
 }

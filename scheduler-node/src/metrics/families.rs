@@ -19,6 +19,9 @@ pub(super) const LATENESS_BUCKETS_S: &[f64] = &[
 /// Sizes of batches: 1 to the largest claim.
 const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0];
 
+/// Around the half second that a cut may take.
+const CUT_BUCKETS_S: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 5.0];
+
 /// Makes the struct and its constructor from one table, so that a metric is described in one place.
 macro_rules! families {
     ($($(#[$doc:meta])* $visibility:vis $field:ident: $type:ty = $make:ident($($argument:expr),* $(,)?);)*) => {
@@ -163,6 +166,35 @@ families! {
         &["outcome"],
     );
 
+    // The configuration.
+    pub(super) config_reload_successful: IntGauge = gauge(
+        "duetime_config_last_reload_successful",
+        "1 if the configuration could be used when it was last read, 0 if it has a mistake and changed nothing",
+    );
+    pub(super) config_reloaded_at: Gauge = float_gauge(
+        "duetime_config_last_reload_success_timestamp_seconds",
+        "when a configuration was last read that could be used, in Unix time",
+    );
+
+    // Moves of shards.
+    pub moves_under_way: IntGauge = gauge(
+        "duetime_moves_under_way",
+        "moves of shards that this node works on",
+    );
+    pub moves_held_up: IntGauge = gauge(
+        "duetime_moves_held_up",
+        "moves of shards that this node works on and that do not get on; the list of moves says why",
+    );
+    pub move_rows: IntCounter = counter(
+        "duetime_move_rows_copied_total",
+        "rows that moves of shards have copied, those written again after a change included",
+    );
+    pub move_cut: Histogram = histogram(
+        "duetime_move_cut_seconds",
+        "how long the tasks of a shard were not claimed at the cut of its move",
+        CUT_BUCKETS_S,
+    );
+
     // Databases and loops.
     pub heap_entries: IntGaugeVec = gauges("duetime_heap_entries", "keys in the heap", &["database"]);
     pub in_flight: IntGaugeVec = gauges(
@@ -183,6 +215,26 @@ families! {
         "duetime_database_up",
         "1 while the database answers and has the right schema",
         &["database"],
+    );
+    pub database_missing_bytes: IntGaugeVec = gauges(
+        "duetime_database_missing_bytes",
+        "bytes of acknowledged commits that the server of the database may lack, so that it is not used; 0: none",
+        &["database"],
+    );
+    pub database_unreplicated: IntGaugeVec = gauges(
+        "duetime_database_unreplicated",
+        "1 while no task is accepted because no synchronous standby confirms commits",
+        &["database"],
+    );
+    pub database_failovers: IntCounterVec = counters(
+        "duetime_database_failovers_total",
+        "changes of the server or the timeline that takes this node's writes",
+        &["database"],
+    );
+    pub database_server: IntGaugeVec = gauges(
+        "duetime_database_server",
+        "1 for the server that this node uses, by its place in the URL",
+        &["database", "server"],
     );
     pub pool_connections: IntGaugeVec = gauges(
         "duetime_database_connections",

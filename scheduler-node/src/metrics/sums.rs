@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn lateness_is_read_over_all_queues() {
-        let metrics = Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them");
+        let metrics = Metrics::register(&Registry::new()).expect("a fresh registry takes them");
         assert_eq!(metrics.lateness(), Lateness::default());
         for _ in 0..98 {
             metrics.late_by(&QueueName::new("a"), 0.000_9);
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_finished_is_summed() {
-        let metrics = Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them");
+        let metrics = Metrics::register(&Registry::new()).expect("a fresh registry takes them");
         metrics.finished(&QueueName::new("a"), "succeeded", 2);
         metrics.finished(&QueueName::new("b"), "dead", 3);
         let by_queue = metrics.finished_by_queue();

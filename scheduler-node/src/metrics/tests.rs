@@ -46,7 +46,8 @@ const DATABASES: [&str; 2] = ["main", "second"];
 fn at_the_start() -> (Registry, Metrics) {
     let registry = Registry::new();
     super::register_process(&registry).unwrap();
-    let metrics = Metrics::register(&registry, &DATABASES).unwrap();
+    let metrics = Metrics::register(&registry).unwrap();
+    DATABASES.iter().for_each(|database| metrics.begin_database(database));
     let families = StoreMetrics::families(&registry).unwrap();
     for database in DATABASES {
         let _ = StoreMetrics::new(families.clone(), database);

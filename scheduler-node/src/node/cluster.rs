@@ -3,23 +3,28 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use common::{cluster::Member, ids::DatabaseName, shard::ShardRange, time::UnixMicros};
+use common::{cluster::Member, ids::DatabaseName, time::UnixMicros};
 use tokio::sync::watch;
 
 use super::Shared;
 use crate::{
+    by_database::ByDatabase,
     clock,
     coordination::{Coordination, CoordinationMetrics, Mirror, Views},
     loops::{
         cluster::{
             assigner::Assigner,
             elector::{Elector, Mastership},
+            mover::Mover,
             owner::{Owner, OwnerDatabase},
-            session_keeper::{self, Session, SessionKeeper},
+            realm_keeper::RealmKeeper,
+            session_keeper::{self, FormerStart, Session, SessionKeeper},
+            watcher::Watcher,
         },
         upkeep::prober,
     },
     settings,
+    store::Database,
     supervise::{Crew, LoopKind},
 };
 
@@ -30,6 +35,9 @@ pub(super) struct Joined {
     pub(super) session: watch::Receiver<Session>,
     pub(super) mastership: watch::Receiver<Mastership>,
     pub(super) frozen_until: watch::Receiver<Option<UnixMicros>>,
+    /// The databases as the assigner and the owner of shards see them, none yet.
+    pub(super) names: ByDatabase<DatabaseName>,
+    pub(super) owned: ByDatabase<OwnerDatabase<Database>>,
 }
 
 impl Shared {
@@ -44,45 +52,79 @@ impl Shared {
             url: Some(url),
             leaving: false,
             unfit: Default::default(),
+            databases: None,
             broker_unfit: false,
+            presence: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_at: clock::now(),
         };
         let (tell, fitness) = watch::channel(session_keeper::MemberFitness {
             unfit: self.config.databases.iter().map(|database| database.name.clone()).collect(),
-            broker_unfit: false,
+            ..session_keeper::MemberFitness::default()
         });
         crew.spawn(LoopKind::Prober, prober::tell_cluster(self.fitness.subscribe(), tell, self.stop.cluster.clone()));
         let leaving = self.stop.leaving.clone();
         let (keeper, session) =
             SessionKeeper::new(coordination.clone(), member, views.clone(), fitness.clone(), leaving.clone());
+        let keeper = keeper.replacing(FormerStart::new(Arc::clone(self.store.home())));
+        let watcher = Watcher::new(
+            self.me.clone(),
+            coordination.clone(),
+            Arc::clone(self.store.home()),
+            views.clone(),
+            session.clone(),
+        );
         let (elector, mastership) = Elector::new(self.me.clone(), views.clone(), session.clone(), metrics);
-        let databases: Vec<(DatabaseName, ShardRange)> =
-            self.config.databases.iter().map(|database| (database.name.clone(), database.shards)).collect();
-        let assigner =
-            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let (names, owned) = <(ByDatabase<DatabaseName>, ByDatabase<OwnerDatabase<Database>>)>::default();
+        let assigner = Assigner::new(
+            coordination.clone(),
+            names.clone(),
+            self.store.places().clone(),
+            views.clone(),
+            mastership.clone(),
+            session.clone(),
+            watcher.ended(),
+        );
         let frozen_until = assigner.frozen_until();
-        let databases = self.databases.all().iter().map(|database| OwnerDatabase {
-            name: database.name().clone(),
-            shards: database.sql.shards(),
-            owned_shards: Arc::clone(&database.owned_shards),
-            fence: Arc::clone(&database.sql),
-        });
         let owner = Owner::new(
             self.me.clone(),
             coordination.clone(),
-            databases.collect(),
+            owned.clone(),
+            self.store.places().clone(),
             views.clone(),
             session.clone(),
             fitness,
             leaving,
         );
+        let mover = Mover::new(
+            self.me.clone(),
+            self.databases.clone(),
+            coordination.clone(),
+            views.clone(),
+            session.clone(),
+            Arc::clone(&self.metrics),
+        );
         let stop = &self.stop.cluster;
+        let realm_keeper = RealmKeeper {
+            coordination: coordination.clone(),
+            prefix: self.config.etcd.prefix.clone(),
+            cluster: self.cluster.subscribe(),
+            standing: self.realm.clone(),
+        };
+        crew.spawn(LoopKind::RealmKeeper, realm_keeper.run(stop.clone()));
+        crew.spawn(LoopKind::Mover, mover.run(self.stop.leaving.clone()));
         crew.spawn(LoopKind::Mirror, mirror.run(stop.clone()));
-        crew.spawn(LoopKind::SessionKeeper, keeper.run(stop.clone()));
+        let (mut realm, ending) = (self.realm.subscribe(), stop.clone());
+        crew.spawn(LoopKind::SessionKeeper, async move {
+            // Before that, the keys under the prefix may be those of another cluster.
+            let known = realm.wait_for(|standing| standing.realms.current().is_some());
+            let _ = ending.run_until_cancelled(known).await;
+            Box::pin(keeper.run(ending)).await;
+        });
         crew.spawn(LoopKind::Elector, elector.run(stop.clone()));
+        crew.spawn(LoopKind::Watcher, watcher.run(stop.clone()));
         crew.spawn(LoopKind::Assigner, assigner.run(stop.clone()));
         crew.spawn(LoopKind::Owner, owner.run(stop.clone()));
-        Ok(Joined { coordination, views, session, mastership, frozen_until })
+        Ok(Joined { coordination, views, session, mastership, frozen_until, names, owned })
     }
 }

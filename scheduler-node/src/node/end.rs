@@ -18,34 +18,48 @@ const CLUSTER_END: Duration = Duration::from_secs(5);
 impl Node {
     /// Waits for the signal to stop, or for something that makes going on impossible.
     pub(super) async fn until_end(&mut self, shutdown: &CancellationToken) -> anyhow::Result<()> {
-        let broken = tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            Some(misfit) = self.misfits.recv() => return Err(misfit.into()),
-            end = self.intake.first_end() => end,
-            end = self.work.first_end() => end,
-            end = self.cluster.first_end() => end,
-        };
-        anyhow::bail!(broken)
+        loop {
+            let broken = tokio::select! {
+                () = shutdown.cancelled() => return Ok(()),
+                Some(misfit) = self.misfits.recv() => return Err(misfit.into()),
+                Some(newcomer) = self.newcomers.next() => {
+                    self.join(newcomer);
+                    continue;
+                }
+                Some(reading) = self.readings.recv() => {
+                    self.reload(reading);
+                    continue;
+                }
+                end = self.crews.intake.first_end() => end,
+                end = self.crews.work.first_end() => end,
+                end = self.crews.cluster.first_end() => end,
+            };
+            anyhow::bail!(broken)
+        }
     }
 
     /// In order: what comes in, what goes out, the registration, the broker.
-    pub(super) async fn stop(mut self) {
-        self.stop.leaving.cancel();
-        self.stop.intake.cancel();
-        if !self.intake.all_end(INTAKE_END).await {
+    pub(super) async fn stop(self) {
+        let Self { shared, loops, mut crews, .. } = self;
+        let (stop, broker) = (shared.stop, loops.broker.clone());
+        // The publisher and the settlers end with the last way into them.
+        drop(loops);
+        stop.leaving.cancel();
+        stop.intake.cancel();
+        if !crews.intake.all_end(INTAKE_END).await {
             tracing::warn!("unanswered requests were cut off");
         }
         // Dispatchers end, then the publisher has no more to come, then the settlers: each finishes what it was given.
-        self.stop.work.cancel();
-        if !self.work.all_end(WORK_END).await {
+        stop.work.cancel();
+        if !crews.work.all_end(WORK_END).await {
             tracing::warn!("some claimed tasks could not be settled; the next owner publishes them again");
-            self.stop.patience.cancel();
+            stop.patience.cancel();
         }
-        self.stop.cluster.cancel();
-        self.broker.close().await;
-        if !self.cluster.all_end(CLUSTER_END).await {
+        stop.cluster.cancel();
+        broker.close().await;
+        if !crews.cluster.all_end(CLUSTER_END).await {
             tracing::warn!("the registration was not deleted; its lease expires by itself");
         }
-        tracing::info!(me = %self.me, "stopped");
+        tracing::info!(me = %shared.me, "stopped");
     }
 }

@@ -1,4 +1,4 @@
-//! What takes in requests: HTTP with its pages, messages, and rows that applications insert.
+//! What takes in requests over HTTP: the API and the pages.
 
 use std::sync::Arc;
 
@@ -7,55 +7,15 @@ use tokio::net::TcpListener;
 
 use super::Shared;
 use crate::{
-    audit::Audit,
-    broker::Broker,
-    config::DelayExchange,
     console,
     desk::Desk,
-    http,
-    intake::{amqp::AmqpIntake, sql::SqlIntake},
-    loops::{nudger::Nudger, outcome::releaser::Releaser},
-    oidc,
+    http, oidc,
     receipt::Receipts,
     settings,
     supervise::{Crew, LoopKind},
 };
 
 impl Shared {
-    /// Starts the intake of messages, and that of SQL for every database.
-    pub(super) fn take_in_beside_http(
-        &self,
-        crew: &mut Crew,
-        desk: &Desk,
-        broker: &Broker,
-        nudger: &Nudger,
-        audit: Audit,
-    ) {
-        let amqp_intake = AmqpIntake {
-            desk: desk.clone(),
-            broker: broker.clone(),
-            store: self.store.clone(),
-            ways: self.config.delay_exchanges.iter().map(DelayExchange::way).collect(),
-            default_exchange: self.config.amqp.default_exchange,
-            audit,
-            metrics: Arc::clone(&self.metrics),
-            set_aside: self.set_aside.clone(),
-        };
-        crew.spawn(LoopKind::AmqpIntake, amqp_intake.run(broker.received(), self.stop.intake.clone()));
-        for (index, _) in self.databases.indexed() {
-            let sql_intake = SqlIntake {
-                index,
-                databases: self.databases.clone(),
-                desk: desk.clone(),
-                books: Arc::clone(&self.books),
-                fitness: self.fitness.subscribe(),
-                releaser: Releaser { nudger: nudger.clone() },
-                metrics: Arc::clone(&self.metrics),
-            };
-            crew.spawn(LoopKind::SqlIntake, sql_intake.run(self.stop.intake.clone()));
-        }
-    }
-
     /// Serves the API and the console on `listener`.
     pub(super) fn serve(
         &self,

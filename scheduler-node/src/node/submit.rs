@@ -1,61 +1,62 @@
-//! The loops that write submissions and make the tasks of schedules.
+//! What routes tasks to their databases: the submitter, schedules, messages and reports.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::Shared;
+use super::{Crews, DatabaseLoops, Shared};
 use crate::{
+    audit::Audit,
+    intake::amqp::AmqpIntake,
     loops::{
         cluster::elector::Mastership,
-        dispatch::claim_on_insert::ClaimOnInsert,
-        nudger::Nudger,
-        outcome::releaser::Releaser,
-        submit::{
-            firer::Firer,
-            keyed_submitter::KeyedSubmitter,
-            submitter::{self, Submitter},
-        },
+        submit::{firer::Firer, submitter::Submitter},
     },
-    supervise::{Crew, LoopKind},
+    supervise::LoopKind,
 };
 
 impl Shared {
-    pub(super) fn take_in(&self, crew: &mut Crew, claim_on_insert: &ClaimOnInsert, nudger: &Nudger) -> Submitter {
-        let (submitter, waiting) = Submitter::new(
+    pub(super) fn submitter(&self) -> Submitter {
+        Submitter::new(
             self.databases.clone(),
             Arc::clone(&self.books),
             self.fitness.subscribe(),
-            self.store.shard_count(),
             self.config.scheduler.horizon(),
-        );
-        for ((index, _), jobs) in self.databases.indexed().zip(waiting.jobs) {
-            let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), self.stop.work.clone());
-            crew.spawn(LoopKind::Submitter, run);
-        }
-        for (database, puts) in self.databases.all().iter().zip(waiting.puts) {
-            let keyed_submitter = KeyedSubmitter {
-                database: database.clone(),
-                books: Arc::clone(&self.books),
-                releaser: Releaser { nudger: nudger.clone() },
-                metrics: Arc::clone(&self.metrics),
-            };
-            crew.spawn(LoopKind::KeyedSubmitter, keyed_submitter.run(puts, self.stop.work.clone()));
-        }
-        submitter
+        )
     }
 
-    /// What makes tasks by the calendar. It submits, so it ends with what comes in.
-    pub(super) fn fire(&self, crew: &mut Crew, submitter: &Submitter, mastership: watch::Receiver<Mastership>) {
+    /// Starts the loops that route tasks, after those of the databases.
+    pub(super) fn route(
+        &self,
+        crews: &mut Crews,
+        loops: &DatabaseLoops,
+        mastership: watch::Receiver<Mastership>,
+        audit: Audit,
+    ) {
+        let reporting = loops.reporter.clone().run(loops.broker.incoming(), self.stop.work.clone());
+        crews.work.spawn(LoopKind::Reporter, reporting);
+        // Schedules submit, so they end with what comes in.
         let firer = Firer::new(
             self.store.clone(),
-            submitter.clone(),
+            loops.submitter.clone(),
             Arc::clone(&self.books),
             mastership,
             self.fitness.subscribe(),
             Arc::clone(&self.metrics),
             self.set_aside.clone(),
         );
-        crew.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
+        crews.intake.spawn(LoopKind::Firer, firer.run(self.stop.intake.clone()));
+        let amqp_intake = AmqpIntake {
+            desk: loops.desk.clone(),
+            broker: loops.broker.clone(),
+            store: self.store.clone(),
+            delay_rules: self.delay_rules.clone(),
+            default_exchange: self.config.amqp.default_exchange,
+            audit,
+            metrics: Arc::clone(&self.metrics),
+            set_aside: self.set_aside.clone(),
+        };
+        let received = loops.broker.received();
+        crews.intake.spawn(LoopKind::AmqpIntake, amqp_intake.run(received, self.stop.intake.clone()));
     }
 }

@@ -2,53 +2,33 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::{signal::unix::Signal, sync::mpsc};
 
 use super::Shared;
 use crate::{
     audit::{Audit, AuditMetrics},
     broker::Broker,
     loops::{
-        nudger::{self, Nudger},
-        outcome::archiver::Archiver,
+        nudger::Nudger,
         upkeep::{
             auditor::Auditor,
+            config_reader::{self, ConfigReader, ReadConfig, Reading},
             gauges::Gauges,
-            prober::{self, Prober},
+            map_reader::MapReader,
+            prober,
             queue_reader::QueueReader,
             receipt_reader::ReceiptReader,
             token_reader::TokenReader,
         },
     },
     receipt::Receipts,
-    store::migrate::Misfit,
     supervise::{Crew, LoopKind},
-    working_set::database::DatabaseIndex,
 };
 
 impl Shared {
-    /// Starts the loops that watch the stores and that tell nodes of one another's rows.
-    pub(super) fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) -> mpsc::Receiver<Misfit> {
+    /// Starts the loops that watch all stores together and that tell nodes of one another's rows.
+    pub(super) fn watch(&self, crew: &mut Crew, broker: &Broker, nudger: Nudger) {
         let stop = &self.stop.work;
-        let (misfit, misfits) = mpsc::channel(1);
-        for (index, database) in self.databases.indexed() {
-            let prober = Prober {
-                database: database.clone(),
-                shard_count: self.config.shard_count(),
-                fitness: Arc::clone(&self.fitness),
-                metrics: Arc::clone(&self.metrics),
-                misfit: misfit.clone(),
-            };
-            let archiver = Archiver {
-                database: database.clone(),
-                books: Arc::clone(&self.books),
-                metrics: Arc::clone(&self.metrics),
-                audit: (index == DatabaseIndex::HOME).then_some(self.config.audit),
-            };
-            crew.spawn(LoopKind::Prober, prober.run(stop.clone()));
-            crew.spawn(LoopKind::Archiver, archiver.run(stop.clone()));
-            crew.spawn(LoopKind::NudgeListener, nudger::listen(self.databases.clone(), index, stop.clone()));
-        }
         let reader = QueueReader::new(self.store.clone(), Arc::clone(&self.books), Arc::clone(&self.outdated));
         let gauger = Gauges {
             databases: self.databases.clone(),
@@ -58,13 +38,22 @@ impl Shared {
             pulse: self.pulse.clone(),
         };
         crew.spawn(LoopKind::QueueReader, reader.run(stop.clone()));
+        let reader = MapReader { places: self.store.places().clone() };
+        crew.spawn(LoopKind::MapReader, reader.run(stop.clone()));
         let reader = TokenReader { store: self.store.clone(), access: Arc::clone(&self.access) };
         crew.spawn(LoopKind::TokenReader, reader.run(stop.clone()));
         crew.spawn(LoopKind::Gauges, gauger.run(stop.clone()));
         crew.spawn(LoopKind::Nudger, nudger.run(stop.clone()));
         let watching = prober::watch_broker(broker.state(), Arc::clone(&self.fitness), stop.clone());
         crew.spawn(LoopKind::Prober, watching);
-        misfits
+    }
+
+    /// Follows changes of the configuration. Ends with what comes in: a node that stops follows no change.
+    pub(super) fn follow_config(&self, crew: &mut Crew, read: ReadConfig, hangups: Signal) -> mpsc::Receiver<Reading> {
+        let (sender, readings) = mpsc::channel(config_reader::READINGS);
+        let reader = ConfigReader::new(read, self.config.clone());
+        crew.spawn(LoopKind::ConfigReader, reader.run(hangups, sender, self.stop.intake.clone()));
+        readings
     }
 
     /// The keys that receipts are made with, as soon as they are read.

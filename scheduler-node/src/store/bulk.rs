@@ -144,8 +144,9 @@ impl Database {
                 None => return Ok(WalkStep::default()),
             },
         };
-        let (found, end) =
-            self.run(StoreOp::BulkLook, async |pool| look(&pool, walk, filter, &place, most).await).await?;
+        let elsewhere = self.elsewhere();
+        let look = async |pool| look(&pool, walk, filter, &place, (most, &elsewhere)).await;
+        let (found, end) = self.run(StoreOp::BulkLook, look).await?;
         let next = match end {
             Some(end) => Some(Place { after: Some(end), ..place }),
             None if filter.queue.is_some() => None,
@@ -227,13 +228,14 @@ impl Database {
     }
 }
 
-/// The tasks found, and the edge at which the look ended. `None`: it reached the end of the queue.
+/// The tasks found, at most `most` and none of the shards `elsewhere`, and the edge at which the look ended. `None`: it
+/// reached the end of the queue.
 async fn look(
     pool: &PgPool,
     walk: Walk,
     filter: &TaskFilter,
     place: &Place,
-    most: usize,
+    (most, elsewhere): (usize, &[i32]),
 ) -> Result<(Vec<FoundTask>, Option<Edge>), sqlx::Error> {
     let (start, to) = walk.span(filter);
     let after = place.after.unwrap_or(start);
@@ -247,7 +249,8 @@ async fn look(
         .bind(filter.key.as_deref())
         .bind(filter.error.as_deref())
         .bind(LOOK)
-        .bind(i64::try_from(most).unwrap_or(i64::MAX));
+        .bind(i64::try_from(most).unwrap_or(i64::MAX))
+        .bind(elsewhere);
     let query = match walk {
         Walk::Live { moved_to } => query.bind(moved_to.map(UnixMicros::to_utc)),
         _ => query,

@@ -54,6 +54,11 @@ impl DatabaseClock {
         readings.push_back(Reading { server, arrived });
     }
 
+    /// Drops all readings: another server, with another clock, takes the database's place.
+    pub(super) fn forget(&self) {
+        self.readings.lock().clear();
+    }
+
     /// The database's time at `moment`, never ahead of its clock. `None`: there is no reading yet.
     pub fn at(&self, moment: Instant) -> Option<UnixMicros> {
         let readings = self.readings.lock();

@@ -1,18 +1,18 @@
-//! Opens the pools of connections to one database.
+//! How to connect to the servers of one database.
 
 use std::{str::FromStr, time::Duration};
 
 use secrecy::{ExposeSecret, SecretString};
 use sqlx::{
-    ConnectOptions, Connection, PgPool,
+    PgPool,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::PoolKind;
-use crate::address::{self, is_loopback};
+use super::{PoolKind, entrance::Entrance};
+use crate::address::{self, SESSION_ATTRS, is_loopback};
 
 /// The longest wait for a free connection. After it, the caller gets the error that the database is not available.
-const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
+pub(super) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The longest life of a connection, so that one whose peer died silently does not keep its place for long.
 const MAX_LIFETIME: Duration = Duration::from_secs(600);
@@ -51,51 +51,74 @@ pub struct Options {
 impl Options {
     /// Returns an error if the URL cannot be used.
     pub fn check(&self) -> Result<(), sqlx::Error> {
-        parse(self.url.expose_secret()).map(|_| ())
+        each(self.url.expose_secret()).map(|_| ())
     }
 
     /// Whether tasks and the login may cross a network that others can read.
     pub fn is_clear(&self) -> bool {
-        parse(self.url.expose_secret()).is_ok_and(|options| {
-            let sealed =
-                matches!(options.get_ssl_mode(), PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
-            !sealed && !stays_here(&options)
-        })
+        each(self.url.expose_secret()).is_ok_and(|servers| servers.iter().any(is_clear))
     }
 
-    fn parsed(&self) -> PgConnectOptions {
-        parse(self.url.expose_secret()).expect("the url was checked when the configuration was read")
+    /// The servers that the URL names, in its order. At most one of them takes writes.
+    pub(super) fn servers(&self) -> Vec<PgConnectOptions> {
+        each(self.url.expose_secret()).expect("the url was checked when the configuration was read")
     }
 
-    pub(super) fn connection(&self) -> PgConnectOptions {
-        self.parsed().application_name(&self.application_name).options(SERVER_BOUNDS).options(PLANS)
+    /// How a node connects to `server`.
+    pub(super) fn connection(&self, server: &PgConnectOptions) -> PgConnectOptions {
+        server.clone().application_name(&self.application_name).options(SERVER_BOUNDS).options(PLANS)
     }
 
-    /// A pool of one connection, with enough time for a migration.
-    pub(super) fn migration_pool(&self) -> PgPool {
-        let connection = self.parsed().application_name("duetime migrate").options([("lock_timeout", "10s")]);
+    /// A pool of one connection, with enough time for a migration. A statement that waits for a lock holds up all that
+    /// come after it, so it gives up soon and is tried again.
+    pub(super) fn migration_pool(server: &PgConnectOptions) -> PgPool {
+        let connection = server.clone().application_name("duetime migrate").options([("lock_timeout", "200ms")]);
         PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(10)).connect_lazy_with(connection)
     }
 
-    /// Opens one plain connection and closes it again. A pool would only say that time ran out, not why.
-    pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
-        let options = self.connection();
-        let connection = tokio::time::timeout(ACQUIRE_DEADLINE, options.connect())
-            .await
-            .unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
-        connection.close().await
-    }
-
-    pub(super) fn pool(&self, kind: PoolKind) -> PgPool {
-        PgPoolOptions::new()
+    pub(super) fn pool(&self, kind: PoolKind, server: &PgConnectOptions, entrance: &Entrance) -> PgPool {
+        let pool = PgPoolOptions::new()
             .max_connections(kind.share(self.max_connections))
             .acquire_timeout(ACQUIRE_DEADLINE)
             .max_lifetime(MAX_LIFETIME)
             // A round trip before each statement would add to the lateness. A dead connection
             // is noticed at its next use.
-            .test_before_acquire(false)
-            .connect_lazy_with(self.connection())
+            .test_before_acquire(false);
+        entrance.guard(pool).connect_lazy_with(self.connection(server))
     }
+}
+
+/// Parses the URL of each server that `url` names. The node finds the writer itself, so the driver need not know
+/// that it is wanted.
+fn each(url: &str) -> Result<Vec<PgConnectOptions>, sqlx::Error> {
+    let urls = address::each_host(url).map_err(|error| sqlx::Error::Configuration(error.into()))?;
+    urls.iter()
+        .map(|url| {
+            if names(url, &[SESSION_ATTRS]) {
+                parse(&address::with_parameters(url, |name, value| (name != SESSION_ATTRS).then(|| value.to_owned())))
+            } else {
+                parse(url)
+            }
+        })
+        .collect()
+}
+
+/// The servers of a database and its name, without login and parameters.
+pub(super) fn place(servers: &[PgConnectOptions]) -> String {
+    let host = |server: &PgConnectOptions| {
+        let host = server.get_host();
+        let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
+        let port = || format!("{host}:{}", server.get_port());
+        server.get_socket().map_or_else(port, |path| path.display().to_string())
+    };
+    let hosts: Vec<String> = servers.iter().map(host).collect();
+    let database = servers.first().and_then(PgConnectOptions::get_database).unwrap_or_default();
+    format!("postgres://{}/{database}", hosts.join(","))
+}
+
+fn is_clear(options: &PgConnectOptions) -> bool {
+    let sealed = matches!(options.get_ssl_mode(), PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+    !sealed && !stays_here(options)
 }
 
 /// Parses the URL. A connection that leaves this machine is encrypted unless the URL, or `PGSSLMODE`, says
@@ -141,7 +164,8 @@ mod tests {
     use super::*;
 
     fn mode(url: &str) -> String {
-        format!("{:?}", parse(url).expect("a URL").get_ssl_mode())
+        let modes = each(url).expect("a URL").into_iter().map(|options| format!("{:?}", options.get_ssl_mode()));
+        modes.collect::<Vec<_>>().join(" ")
     }
 
     fn is_clear(url: &str) -> bool {
@@ -156,7 +180,7 @@ mod tests {
             ("postgres://u:p@[2001:db8::1]/x?application_name=a", "Require"),
             ("postgres://u:p@localhost/x?host=db", "Require"),
             ("postgres://u:p@127.0.0.1/x?hostaddr=10.0.0.1", "Require"),
-            ("postgres://u:p@a,b/x", "Require"),
+            ("postgres://u:p@a,127.0.0.1/x?target_session_attrs=read-write", "Require Prefer"),
             ("postgres://u:p@db/x?sslmode=disable", "Disable"),
             ("postgres://u:p@db/x?ssl-mode=prefer", "Prefer"),
             ("postgres://u:p@db/x?sslmode=verify-full", "VerifyFull"),
@@ -175,10 +199,27 @@ mod tests {
     }
 
     #[test]
+    fn a_place_names_the_servers_and_no_login() {
+        for (url, shown) in [
+            ("postgres://u:p@db/x?sslmode=disable", "postgres://db:5432/x"),
+            (
+                "postgres://u:p@a:1,[2001:db8::1]:2/x?target_session_attrs=read-write",
+                "postgres://a:1,[2001:db8::1]:2/x",
+            ),
+            ("postgres:///x?host=/run/postgresql&user=u&password=secret", "postgres:///run/postgresql/x"),
+        ] {
+            assert_eq!(place(&each(url).expect("a URL")), shown, "{url}");
+        }
+    }
+
+    #[test]
     fn only_what_may_cross_a_network_in_the_clear_is_clear() {
-        for url in
-            ["postgres://u:p@db/x?sslmode=disable", "postgres://db/x?sslmode=allow", "postgres://db/x?sslmode=prefer"]
-        {
+        for url in [
+            "postgres://u:p@db/x?sslmode=disable",
+            "postgres://db/x?sslmode=allow",
+            "postgres://db/x?sslmode=prefer",
+            "postgres://127.0.0.1,db/x?sslmode=disable",
+        ] {
             assert!(is_clear(url), "{url}");
         }
         for url in ["postgres://u:p@db/x", "postgres://u:p@127.0.0.1/x?sslmode=disable", "postgres://u@%2Frun/x"] {

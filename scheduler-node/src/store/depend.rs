@@ -41,11 +41,13 @@ impl Database {
         let ids = super::uuids(ids);
         let (names, partition_keys): (Vec<&str>, Vec<Option<&str>>) =
             succeeded.iter().map(|one| (one.name.as_str(), one.partition_key.as_deref())).unzip();
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskRelease, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_release.sql"))
                 .bind(ids)
                 .bind(names)
                 .bind(partition_keys)
+                .bind(elsewhere)
                 .fetch_all(&pool)
                 .await?;
             let mut looked = ReleaseCheck::default();

@@ -1,5 +1,7 @@
 //! The errors of statements, and what each says about the statement's effect.
 
+use std::borrow::Cow;
+
 use common::ids::DatabaseName;
 
 use super::StoreOp;
@@ -32,12 +34,22 @@ pub enum Fault {
     Outage,
     /// Another transaction was in the way, or the statement ran out of its time. The same statement may pass now.
     Contention,
+    /// The task's shard is in another database by now. The same statement passes there.
+    Moved,
     /// The database refuses a value that the statement carries (SQLSTATE classes 21, 22, 23, 44, 54), and always
     /// will. The other rows of the same batch are not at fault.
     Data,
     /// Code and schema disagree, or an answer could not be read. Trying again does not
     /// help; a person has to fix it.
     Bug,
+}
+
+/// The SQLSTATE that the database raises for a write to a shard that it does not have (any more).
+const MOVED: &str = "DT001";
+
+/// The SQLSTATE of the server's answer. `None`: the error is not the server's.
+pub(super) fn sqlstate(error: &sqlx::Error) -> Option<Cow<'_, str>> {
+    error.as_database_error()?.code()
 }
 
 impl Fault {
@@ -68,6 +80,7 @@ impl Fault {
         match code {
             // The statement hit statement_timeout, could not get a lock, or had a plan from before a migration.
             "57014" | "55P03" | "55006" | "0A000" => Self::Contention,
+            MOVED => Self::Moved,
             // The server has become a standby.
             "25006" => Self::Outage,
             _ => match code.get(..2).unwrap_or_default() {
@@ -115,6 +128,11 @@ impl Error {
         answer.is_unique_violation() && answer.constraint() == Some("task_key_version")
     }
 
+    /// Whether no statement was sent, because the node has not found the schema and the cluster of the database to fit.
+    pub fn is_schema_unproven(&self) -> bool {
+        matches!(&self.source, Some(sqlx::Error::Configuration(why)) if why.is::<super::SchemaUnproven>())
+    }
+
     /// The kind of the failure. No answer within the deadline is an outage.
     pub fn fault(&self) -> Fault {
         self.source.as_ref().map_or(Fault::Outage, Fault::of)
@@ -133,6 +151,11 @@ impl Error {
     /// same statement may well pass now.
     pub fn is_contention(&self) -> bool {
         self.fault() == Fault::Contention
+    }
+
+    /// Whether the statement concerns a shard that is in another database by now. It changed nothing.
+    pub fn is_moved(&self) -> bool {
+        self.fault() == Fault::Moved
     }
 }
 
@@ -166,6 +189,7 @@ mod tests {
             ("54000", Fault::Data),
             ("42703", Fault::Bug),
             ("XX000", Fault::Bug),
+            ("DT001", Fault::Moved),
         ] {
             assert_eq!(Fault::of_sqlstate(code), fault, "{code}");
         }

@@ -1,11 +1,14 @@
 //! The fence: a row for each shard that decides which node owns it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use common::ids::{Epoch, NodeId, ShardId};
+use common::{
+    ids::{DatabaseIndex, Epoch, NodeId, ShardId},
+    shard::{FenceRow, ShardMap, ShardStatus},
+};
 use sqlx::{Row, postgres::PgRow};
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Effect, Error, StoreOp};
 
 /// The statements that take fences, in the order in which they are tried.
 const FREE: &str = include_str!("queries/shard_acquire_free.sql");
@@ -27,10 +30,9 @@ impl Database {
     /// the claims. When a claim hangs, it takes the others that this claim does not hold. Fences that it could not
     /// take are left out of the answer. It is an error only if it could take none.
     pub async fn shard_acquire(&self, shards: &[ShardId], node: &NodeId) -> Result<Vec<(ShardId, Epoch)>, Error> {
-        let mut taken = Vec::with_capacity(shards.len());
+        let mut taken: BTreeMap<ShardId, Epoch> = BTreeMap::new();
         for statement in [FREE, IN_TURN, WAITING] {
-            let left: Vec<ShardId> =
-                shards.iter().filter(|shard| taken.iter().all(|(of, _)| of != *shard)).copied().collect();
+            let left: Vec<ShardId> = shards.iter().filter(|shard| !taken.contains_key(shard)).copied().collect();
             if left.is_empty() {
                 break;
             }
@@ -41,7 +43,7 @@ impl Database {
                 Err(_) => break,
             }
         }
-        Ok(taken)
+        Ok(taken.into_iter().collect())
     }
 
     async fn acquire(
@@ -50,12 +52,13 @@ impl Database {
         shards: &[ShardId],
         node: &NodeId,
     ) -> Result<Vec<(ShardId, Epoch)>, Error> {
-        let shards = super::numbers(shards);
+        let (shards, closed) = (super::numbers(shards), self.closed.load_full());
         self.run(StoreOp::ShardAcquire, |pool| async move {
             let rows = sqlx::query(statement)
                 .bind(shards)
                 .bind(node.name.as_str())
                 .bind(node.incarnation.uuid())
+                .bind(closed.as_slice())
                 .fetch_all(&pool)
                 .await?;
             let acquired = |row: &PgRow| Ok((super::shard(row, "id")?, Epoch::from_store(row.try_get("epoch")?)));
@@ -76,6 +79,37 @@ impl Database {
         .await
     }
 
+    /// Reads the fence rows as far as they tell places, with their revision. No rows: the revision is still `known`, or
+    /// this database has no shards.
+    pub async fn shard_map_read(&self, known: Option<i64>) -> Result<(i64, Vec<FenceRow>), Error> {
+        self.run(StoreOp::ShardMapRead, |pool| async move {
+            let rows = sqlx::query(include_str!("queries/shard_map_read.sql")).bind(known).fetch_all(&pool).await?;
+            let revision = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("revision")?;
+            Ok((revision, rows.iter().filter_map(|row| fence_row(row).transpose()).collect::<Result<_, _>>()?))
+        })
+        .await
+    }
+
+    /// The error for a read of the places that takes too long.
+    pub(super) fn silent_map(&self) -> Error {
+        Error { database: self.name.clone(), op: StoreOp::ShardMapRead, effect: Effect::None, source: None }
+    }
+
+    /// Takes note of the shards that statements have to leave out, and of those that are closed.
+    pub(super) fn note_places(&self, map: &ShardMap, me: DatabaseIndex) {
+        let numbers = |shards: &mut dyn Iterator<Item = ShardId>| {
+            Arc::new(shards.map(|shard| shard.number().into()).collect::<Vec<i32>>())
+        };
+        self.elsewhere.store(numbers(&mut map.elsewhere(me)));
+        self.closed.store(numbers(&mut map.closed(me)));
+    }
+
+    /// The shards of which this database has rows although their place is another one. A statement that ranges over
+    /// shards leaves them out.
+    pub(super) fn elsewhere(&self) -> Vec<i32> {
+        self.elsewhere.load().to_vec()
+    }
+
     pub async fn shards_read(&self) -> Result<Vec<ShardRow>, Error> {
         self.run(StoreOp::ShardRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/shard_read.sql")).fetch_all(&pool).await?;
@@ -92,4 +126,11 @@ impl Database {
         })
         .await
     }
+}
+
+/// `None`: the row tells the revision only.
+fn fence_row(row: &PgRow) -> Result<Option<FenceRow>, sqlx::Error> {
+    let Some(status) = row.try_get::<Option<&str>, _>("status")? else { return Ok(None) };
+    let status = ShardStatus::parse(status).ok_or_else(|| super::unexpected("status", status))?;
+    Ok(Some(FenceRow { shard: super::shard(row, "id")?, status, epoch: Epoch::from_store(row.try_get("epoch")?) }))
 }

@@ -66,10 +66,11 @@ impl Database {
     /// Reads one page of this database's part of the list that `filter` describes. It reads the live tasks before
     /// the finished ones, so that a task that finishes in between is not missed.
     pub async fn task_list(&self, filter: &ListFilter, among: &Among<'_>) -> Result<Page, Error> {
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskList, |pool| async move {
             let mut pages = Vec::with_capacity(2);
             for table in tables(filter.state) {
-                pages.push(part(&pool, *table, filter, among).await?);
+                pages.push(part(&pool, *table, filter, among, &elsewhere).await?);
             }
             Ok(Page::merge(pages, limit_of(filter)))
         })
@@ -112,10 +113,17 @@ const fn tables(state: Option<TaskState>) -> &'static [Table] {
     }
 }
 
-async fn part(pool: &PgPool, table: Table, filter: &ListFilter, among: &Among<'_>) -> Result<Page, sqlx::Error> {
+/// `elsewhere`: shards to leave out.
+async fn part(
+    pool: &PgPool,
+    table: Table,
+    filter: &ListFilter,
+    among: &Among<'_>,
+    elsewhere: &[i32],
+) -> Result<Page, sqlx::Error> {
     let names: Vec<&str> = among.names.iter().map(QueueName::as_str).collect();
     if filter.key.is_some() {
-        let rows = rows(pool, table.by_key(), filter, Some(&names)).await?;
+        let rows = rows(pool, table.by_key(), filter, Some(&names), elsewhere).await?;
         let mut is_whole = true;
         for row in &rows {
             is_whole &= !row.try_get::<bool, _>("too_many")?;
@@ -124,7 +132,8 @@ async fn part(pool: &PgPool, table: Table, filter: &ListFilter, among: &Among<'_
             return page_of(&rows, limit_of(filter));
         }
     }
-    page_of(&rows(pool, table.walk(), filter, (!among.others).then_some(&names)).await?, limit_of(filter))
+    let rows = rows(pool, table.walk(), filter, (!among.others).then_some(&names), elsewhere).await?;
+    page_of(&rows, limit_of(filter))
 }
 
 async fn rows(
@@ -132,6 +141,7 @@ async fn rows(
     statement: &'static str,
     filter: &ListFilter,
     names: Option<&Vec<&str>>,
+    elsewhere: &[i32],
 ) -> Result<Vec<PgRow>, sqlx::Error> {
     let (due_at, id) = start_of(filter);
     sqlx::query(statement)
@@ -147,6 +157,7 @@ async fn rows(
         .bind(filter.error.as_deref())
         .bind(names)
         .bind(HOPS)
+        .bind(elsewhere)
         .fetch_all(pool)
         .await
 }

@@ -17,44 +17,61 @@ pub mod inbox;
 pub mod lane;
 pub mod list;
 pub mod migrate;
+pub mod move_requests;
+pub mod move_rows;
+pub mod moves;
 pub mod op;
 pub mod outlook;
 pub mod partition;
 pub mod pools;
 pub mod preload;
+pub mod presence;
 pub mod put;
 pub mod quarantine;
 pub mod queues;
 pub mod read;
+pub mod realm;
 pub mod receipts;
 pub mod rows;
 pub mod schedules;
+pub mod schema;
 pub mod settle;
 pub mod submit;
 pub mod tokens;
 pub mod usage;
 pub mod watch;
+pub mod weights;
 
 mod clock;
+mod entrance;
+mod failover;
+mod history;
+mod migrations;
+mod places;
+mod position;
+mod replication;
 #[cfg(test)]
 pub(crate) mod tests;
+mod writer;
 
 use std::{collections::BTreeSet, fmt, future::Future, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use common::{
     ids::{DatabaseName, QueueName, ShardId, TaskId},
-    shard::range::ShardRange,
     task::TaskState,
     time::UnixMicros,
 };
 use sqlx::{PgPool, Row, postgres::PgRow};
 
-use self::pools::Pools;
+use crate::by_database::ByDatabase;
+
+use self::{pools::Pools, replication::Unreplicated, writer::Writer};
 
 pub use clock::DatabaseClock;
 pub use error::{Effect, Error, Fault};
-pub use op::{StoreMetrics, StoreOp};
+pub use op::{StoreFamilies, StoreMetrics, StoreOp};
+pub use places::Places;
 pub use pools::{Connections, PoolKind};
 
 /// The longest wait for an answer. It is longer than the server's own statement timeout (5 s), so only a server
@@ -64,17 +81,27 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Every database of the cluster, found by the shards that it holds.
 #[derive(Clone, Debug)]
 pub struct Store {
-    databases: Arc<[Arc<Database>]>,
+    databases: ByDatabase<Arc<Database>>,
+    places: Places,
 }
 
 impl Store {
     /// Takes `databases` in the order of the configuration. The first one also keeps the queues and the schedules.
     pub fn new(databases: Vec<Arc<Database>>) -> Self {
         assert!(!databases.is_empty(), "a store has at least one database");
-        Self { databases: databases.into() }
+        let databases: ByDatabase<Arc<Database>> = databases.into_iter().collect();
+        let places = Places::new(databases.clone());
+        Self { databases, places }
     }
 
-    pub fn databases(&self) -> &[Arc<Database>] {
+    /// Adds a database that begins without shards. From here on a shard's place may be this one.
+    pub fn add(&self, database: Arc<Database>) {
+        self.databases.push(database);
+        self.places.want();
+    }
+
+    /// More may join at any time. Take the map of the shards first: each index in it is then one of these.
+    pub fn databases(&self) -> &ByDatabase<Arc<Database>> {
         &self.databases
     }
 
@@ -84,45 +111,89 @@ impl Store {
     }
 
     pub fn of(&self, shard: ShardId) -> Option<&Arc<Database>> {
-        self.databases.iter().find(|database| database.shards.contains(shard))
+        self.databases.get(self.places.of(shard)?.database)
     }
 
-    pub fn shard_count(&self) -> u32 {
-        self.databases.iter().map(|database| u32::try_from(database.shards.count()).unwrap_or(u32::MAX)).sum()
+    /// Where the shards are.
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// The map of the shards as a number; see [`ShardMap::fingerprint`].
+    pub fn map_fingerprint(&self) -> u32 {
+        let map = self.places.load();
+        let names: Vec<DatabaseName> = self.databases.iter().map(|database| database.name().clone()).collect();
+        map.fingerprint(&names)
     }
 }
 
-/// One PostgreSQL and the range of shards it holds.
+/// One database. It lives on one PostgreSQL server, or on a primary and its standbys.
 pub struct Database {
     name: DatabaseName,
-    shards: ShardRange,
     /// The pools are replaced together when the server has stopped answering. Connections to a silent peer would
     /// otherwise keep their places in the old pools for ever.
     pools: ArcSwap<Pools>,
-    options: connect::Options,
+    /// Shards of which this database has rows although their place is another one, by number.
+    elsewhere: ArcSwap<Vec<i32>>,
+    /// Shards of this database that go through the last part of a move away from it.
+    closed: ArcSwap<Vec<i32>>,
+    writer: Writer,
     clock: DatabaseClock,
     metrics: Arc<StoreMetrics>,
+    /// Whether statements may rely on the schema, and the database serves this node's realm.
+    schema_fits: tokio::sync::watch::Sender<bool>,
+    /// Wakes the loop that marks positions: a commit was acknowledged.
+    wrote: tokio::sync::Notify,
+    /// Whether this node knows what the others have seen of the server.
+    has_learned: tokio::sync::watch::Sender<bool>,
+    requires_standby: bool,
+    unreplicated: Unreplicated,
 }
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Database").field("name", &self.name).field("shards", &self.shards).finish_non_exhaustive()
+        f.debug_struct("Database").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl Database {
     /// Connects lazily: a database that is away does not keep the node from starting.
-    pub fn new(name: DatabaseName, shards: ShardRange, options: connect::Options, metrics: Arc<StoreMetrics>) -> Self {
-        let pools = ArcSwap::from_pointee(Pools::new(&options));
-        Self { name, shards, pools, options, clock: DatabaseClock::default(), metrics }
+    pub fn new(name: DatabaseName, options: connect::Options, metrics: Arc<StoreMetrics>) -> Self {
+        let writer = Writer::new(options);
+        let pools = ArcSwap::from_pointee(Pools::new(&writer, 0));
+        let schema_fits = tokio::sync::watch::Sender::new(true);
+        let clock = DatabaseClock::default();
+        let (elsewhere, closed) = Default::default();
+        Self {
+            name,
+            pools,
+            elsewhere,
+            closed,
+            writer,
+            clock,
+            metrics,
+            schema_fits,
+            wrote: tokio::sync::Notify::new(),
+            has_learned: tokio::sync::watch::Sender::new(false),
+            requires_standby: false,
+            unreplicated: Unreplicated::default(),
+        }
+    }
+
+    /// Counts the database as away until [`Self::let_through`]. So no statement meets a schema that it was not written
+    /// for, or the tasks of another cluster, and every loop treats the wait as the outage that it knows.
+    pub fn await_schema(self) -> Self {
+        self.schema_fits.send_replace(false);
+        self
     }
 
     pub fn name(&self) -> &DatabaseName {
         &self.name
     }
 
-    pub fn shards(&self) -> ShardRange {
-        self.shards
+    /// The servers and the name of the database, without user and password.
+    pub fn place(&self) -> String {
+        self.writer.place()
     }
 
     pub fn clock(&self) -> &DatabaseClock {
@@ -140,36 +211,73 @@ impl Database {
     where
         F: Future<Output = Result<T, sqlx::Error>> + Send,
     {
-        let pools = self.pools.load_full();
         let timer = self.metrics.start(op);
-        let statement = statement(PgPool::clone(pools.of(op.pool())));
-        let error = match tokio::time::timeout(ANSWER_DEADLINE, statement).await {
-            Ok(Ok(answer)) => {
-                timer.done();
-                return Ok(answer);
-            }
-            Ok(Err(source)) => {
-                Error { database: self.name.clone(), op, effect: Effect::of(&source), source: Some(source) }
-            }
-            Err(_) => {
-                self.renew(&pools);
-                Error { database: self.name.clone(), op, effect: Effect::Unknown, source: None }
+        let error = |effect, source| Error { database: self.name.clone(), op, effect, source };
+        let error = match self.pools_for(op).await {
+            Err(source) => error(Effect::None, Some(source)),
+            Ok(pools) => {
+                let statement = statement(PgPool::clone(pools.of(op.pool())));
+                match self.answer(&pools, statement).await {
+                    Some(Ok(answer)) => {
+                        timer.done();
+                        if op.is_relied_on() {
+                            self.wrote.notify_one();
+                        }
+                        return Ok(answer);
+                    }
+                    Some(Err(source)) => error(Effect::of(&source), Some(source)),
+                    None => error(Effect::Unknown, None),
+                }
             }
         };
         timer.failed(error.effect);
         Err(error)
     }
 
-    /// Replaces all pools, and so leaves the connections of a silent server behind. Only the first
-    /// caller to notice replaces them.
-    fn renew(&self, silent: &Arc<Pools>) {
-        let fresh = Arc::new(Pools::new(&self.options));
-        let before = self.pools.compare_and_swap(silent, fresh);
-        if Arc::ptr_eq(&before, silent) {
-            tracing::warn!(database = %self.name, "the database has stopped answering; reconnecting");
+    /// The pools for a statement, once it may be sent.
+    async fn pools_for(&self, op: StoreOp) -> Result<Arc<Pools>, sqlx::Error> {
+        self.schema_fitting(op).await?;
+        self.may_run(op)?;
+        self.trusted_pools().await
+    }
+
+    /// Waits until statements may rely on the schema, as long as for a free connection.
+    async fn schema_fitting(&self, op: StoreOp) -> Result<(), sqlx::Error> {
+        if *self.schema_fits.borrow() || op.needs_no_schema() {
+            return Ok(());
+        }
+        let mut fits = self.schema_fits.subscribe();
+        let has_come = tokio::time::timeout(connect::ACQUIRE_DEADLINE, fits.wait_for(|fits| *fits)).await.is_ok();
+        if has_come { Ok(()) } else { Err(sqlx::Error::Configuration(SchemaUnproven.into())) }
+    }
+
+    /// Waits for the answer to a statement. `None`: the server is silent, or is not the writer any more.
+    async fn answer<T>(
+        &self,
+        pools: &Arc<Pools>,
+        statement: impl Future<Output = Result<T, sqlx::Error>> + Send,
+    ) -> Option<Result<T, sqlx::Error>> {
+        tokio::select! {
+            biased;
+            answered = tokio::time::timeout(ANSWER_DEADLINE, statement) => match answered {
+                Ok(answer) => Some(answer.inspect_err(|error| self.notice(pools, error))),
+                Err(_) => {
+                    // Leaves the connections of a silent server behind.
+                    if self.replace(pools, pools.server) {
+                        tracing::warn!(database = %self.name, "the database has stopped answering; reconnecting");
+                    }
+                    None
+                }
+            },
+            () = pools.ended().cancelled() => None,
         }
     }
 }
+
+/// The node has not found the schema to fit yet. No statement was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("the schema has not been found to fit this node yet")]
+struct SchemaUnproven;
 
 /// An answer arrived that does not match the statement's contract. The statement has run all the same.
 impl Database {

@@ -14,6 +14,25 @@ common::labelled! {
         ShardAcquire = "shard_acquire",
         ShardHeld = "shard_held",
         ShardRead = "shard_read",
+        ShardMapRead = "shard_map_read",
+        MoveProbe = "move_probe",
+        MoveNote = "move_note",
+        MoveEnd = "move_end",
+        MoveFence = "move_fence",
+        MoveGuard = "move_guard",
+        MoveEstimate = "move_estimate",
+        MoveLeave = "move_leave",
+        MoveArrive = "move_arrive",
+        MovePage = "move_page",
+        MoveChanges = "move_changes",
+        MoveForget = "move_forget",
+        MoveWrite = "move_write",
+        MoveClose = "move_close",
+        MoveReopen = "move_reopen",
+        MoveOpen = "move_open",
+        MoveReturn = "move_return",
+        MoveDrop = "move_drop",
+        MoveSweep = "move_sweep",
         TaskSubmit = "task_submit",
         TaskPut = "task_put",
         TaskFind = "task_find",
@@ -102,6 +121,26 @@ common::labelled! {
         ReceivedRefuse = "received_refuse",
         QueueCopy = "queue_copy",
         Nudge = "nudge",
+        PresenceRead = "presence_read",
+        MoveAdd = "move_add",
+        MoveList = "move_list",
+        MoveCallOff = "move_call_off",
+        MoveEndedList = "move_ended_list",
+        DatabaseStandingList = "database_standing_list",
+        DatabaseStandingPut = "database_standing_put",
+        DatabaseStandingRemove = "database_standing_remove",
+        ShardWeights = "shard_weights",
+        PositionMark = "position_mark",
+        ReplicationRead = "replication_read",
+        RealmHold = "realm_hold",
+        RealmRead = "realm_read",
+    }
+}
+
+impl StoreOp {
+    /// Whether the statement passes although the database counts as away: it finds out whether that may end.
+    pub(super) const fn needs_no_schema(self) -> bool {
+        matches!(self, Self::SchemaRead | Self::Ping | Self::ReplicationRead | Self::RealmHold | Self::RealmRead)
     }
 }
 
@@ -110,6 +149,9 @@ impl fmt::Display for StoreOp {
         f.write_str(self.text())
     }
 }
+
+/// The two metric families that all databases share.
+pub type StoreFamilies = (HistogramVec, IntCounterVec);
 
 /// Latency and failures of one database's statements.
 #[derive(Debug)]
@@ -121,7 +163,7 @@ pub struct StoreMetrics {
 
 impl StoreMetrics {
     /// Registers the two metric families that all databases share. Call this once.
-    pub fn families(registry: &Registry) -> prometheus::Result<(HistogramVec, IntCounterVec)> {
+    pub fn families(registry: &Registry) -> prometheus::Result<StoreFamilies> {
         let seconds = HistogramVec::new(
             HistogramOpts::new(
                 "duetime_database_statement_seconds",
@@ -142,7 +184,7 @@ impl StoreMetrics {
         Ok((seconds, failures))
     }
 
-    pub fn new((seconds, failures): (HistogramVec, IntCounterVec), database: &str) -> Self {
+    pub fn new((seconds, failures): StoreFamilies, database: &str) -> Self {
         for op in StoreOp::ALL {
             let _ = seconds.with_label_values(&[database, op.text()]);
             for effect in ["none", "unknown"] {

@@ -62,12 +62,14 @@ impl Database {
     /// Counts the tasks that come due in each of `count` spans of `length`, from `start` on.
     pub async fn task_outlook(&self, start: UnixMicros, length: Duration, count: i32) -> Result<Vec<Span>, Error> {
         let length = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskOutlook, |pool| async move {
             let rows = sqlx::query(include_str!("queries/task_outlook.sql"))
                 .bind(start.to_utc())
                 .bind(PgInterval { microseconds: length, ..PgInterval::default() })
                 .bind(count)
                 .bind(SPAN_LOOK)
+                .bind(elsewhere)
                 .fetch_all(&pool)
                 .await?;
             let span = |row: &sqlx::postgres::PgRow| {
@@ -80,8 +82,10 @@ impl Database {
 
     /// Counts the unfinished tasks of this database by state.
     pub async fn task_census(&self) -> Result<Census, Error> {
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskCensus, |pool| async move {
-            let rows = sqlx::query(include_str!("queries/task_census.sql")).bind(CENSUS_PAGES).fetch_all(&pool).await?;
+            let census = sqlx::query(include_str!("queries/task_census.sql")).bind(CENSUS_PAGES).bind(elsewhere);
+            let rows = census.fetch_all(&pool).await?;
             let mut census = Census::default();
             for row in &rows {
                 let (share, tasks): (f64, i64) = (row.try_get("share")?, row.try_get("tasks")?);
@@ -97,11 +101,13 @@ impl Database {
 
     /// Groups the dead tasks of this database by queue and error.
     pub async fn dead_groups(&self) -> Result<DeadGroups, Error> {
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::DeadGroups, |pool| async move {
             let rows = sqlx::query(include_str!("queries/dead_groups.sql"))
                 .bind(DEAD_LOOK)
                 .bind(GROUPS)
                 .bind(DEAD_QUEUES)
+                .bind(elsewhere)
                 .fetch_all(&pool)
                 .await?;
             let mut dead = DeadGroups { groups: Vec::with_capacity(rows.len()), at_least: false };

@@ -42,6 +42,24 @@ impl Database {
         Ok(turned)
     }
 
+    /// The days of the archive's partitions whose rows are still kept.
+    pub async fn partition_days(&self) -> Result<Vec<NaiveDate>, Error> {
+        let (today, present) = self.partitions_read().await?;
+        let days = present.into_iter().filter(|partition| !partition.half_detached);
+        let mut days: Vec<NaiveDate> = days.map(|partition| partition.drop_on).filter(|day| *day > today).collect();
+        days.sort_unstable();
+        Ok(days)
+    }
+
+    /// Makes the partitions of these days that do not exist yet.
+    pub async fn partitions_make(&self, days: &[NaiveDate]) -> Result<(), Error> {
+        let (_, present) = self.partitions_read().await?;
+        for day in days.iter().filter(|day| !present.iter().any(|partition| partition.drop_on == **day)) {
+            self.partition_make(*day).await?;
+        }
+        Ok(())
+    }
+
     async fn partitions_read(&self) -> Result<(NaiveDate, Vec<Partition>), Error> {
         self.run(StoreOp::PartitionRead, |pool| async move {
             let rows = sqlx::query(include_str!("queries/partition_read.sql")).fetch_all(&pool).await?;

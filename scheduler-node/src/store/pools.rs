@@ -3,9 +3,16 @@
 //! A node has three pools of connections to each database. A statement waits only for those of its own pool, so
 //! neither readers nor a flood of submissions delay a claim.
 
-use sqlx::PgPool;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
-use super::{StoreOp, connect::Options};
+use parking_lot::Mutex;
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+
+use super::{StoreOp, writer::Writer};
 
 common::labelled! {
     /// A group of statements that share connections.
@@ -39,14 +46,19 @@ impl StoreOp {
     pub const fn pool(self) -> PoolKind {
         use StoreOp::*;
         match self {
-            Ping | SchemaRead | ShardAcquire | ShardHeld => PoolKind::Fire,
+            Ping | ReplicationRead | SchemaRead | RealmHold | RealmRead | ShardAcquire | ShardHeld | ShardMapRead => {
+                PoolKind::Fire
+            }
+            // Tasks wait for the cut of a move.
+            MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite => PoolKind::Fire,
+            MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,
-            TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge => PoolKind::Fire,
+            TaskExpire | TaskExpired | TaskRelease | QuarantineAdd | Nudge | PresenceRead => PoolKind::Fire,
             QueueRevision | QueueRead | QueueChanges | TokenRevision | TokenBook | ReceiptKeys => PoolKind::Fire,
             ScheduleTurn | SchedulePostpone | ScheduleDue | ScheduleCount | FireTake | FireDone => PoolKind::Fire,
 
-            TaskSubmit | TaskPut | QueueAdd => PoolKind::Write,
+            TaskSubmit | TaskPut | QueueAdd | PositionMark => PoolKind::Write,
             InboxRead | InboxLeave | InboxDelete | InboxRefuse | InboxStanding | InboxForget => PoolKind::Write,
             TaskCollect | TaskCollectKeyed | TaskCollectCancelled | ReceivedForget | ReceivedRefuse | QueueCopy => {
                 PoolKind::Write
@@ -55,12 +67,15 @@ impl StoreOp {
             QueuePut | QueueDelete | QueuePause | QueueTurn => PoolKind::Write,
             ScheduleAdd | ScheduleChange | ScheduleDelete => PoolKind::Write,
             TokenAdd | TokenRevoke | TokenForget | AuditAdd | AuditForget | QuarantineForget => PoolKind::Write,
+            MoveAdd | MoveCallOff | DatabaseStandingPut | DatabaseStandingRemove => PoolKind::Write,
             PartitionRead | PartitionMake | PartitionDrop => PoolKind::Write,
+            MoveProbe | MoveNote | MoveEnd | MoveGuard | MoveSweep => PoolKind::Write,
 
             TaskRead | TaskFind | TaskDependencies | TaskList | TaskCensus | TaskOutlook | DeadGroups => PoolKind::Read,
             BulkLook | BulkQueue | BulkCancel | BulkRun | BulkMove | BulkRevive | ExportRead => PoolKind::Read,
             QueueFind | QueuePage | QueueCounts | ScheduleRead | TokenList | AuditList | InboxFind => PoolKind::Read,
-            ShardRead | QueueUsage => PoolKind::Read,
+            ShardRead | QueueUsage | MoveList | MoveEndedList | DatabaseStandingList | ShardWeights => PoolKind::Read,
+            MovePage | MoveEstimate => PoolKind::Read,
         }
     }
 }
@@ -75,18 +90,65 @@ pub struct Connections {
     pub most: u32,
 }
 
-/// The pools of one database. They are replaced together: a server that is silent in one is silent in all.
+/// The pools of one database, all to the same server. They are replaced together: a server that is silent in one is
+/// silent in all.
 #[derive(Debug)]
 pub(super) struct Pools {
     fire: PgPool,
     write: PgPool,
     read: PgPool,
+    /// The place of their server in the URL.
+    pub(super) server: usize,
+    /// Whether the next statement must look for the writer first.
+    doubted: AtomicBool,
+    /// Ends the statements under way, because these pools lead to a server that is not the writer any more.
+    ended: CancellationToken,
+    made_at: Instant,
+    /// The time of the last look that confirmed the server.
+    trusted_at: Mutex<Instant>,
 }
 
 impl Pools {
-    pub(super) fn new(options: &Options) -> Self {
-        let pool = |kind| options.pool(kind);
-        Self { fire: pool(PoolKind::Fire), write: pool(PoolKind::Write), read: pool(PoolKind::Read) }
+    /// Pools to one of several servers are used after a look only.
+    pub(super) fn new(writer: &Writer, server: usize) -> Self {
+        let ended = CancellationToken::new();
+        let pool = |kind| writer.pool(kind, server, &ended);
+        Self {
+            fire: pool(PoolKind::Fire),
+            write: pool(PoolKind::Write),
+            read: pool(PoolKind::Read),
+            server,
+            doubted: AtomicBool::new(writer.has_several_servers()),
+            ended,
+            made_at: Instant::now(),
+            trusted_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Whether a statement may use these pools without a look at the servers.
+    pub(super) fn are_trusted(&self) -> bool {
+        !self.doubted.load(Ordering::Acquire) && !self.ended.is_cancelled()
+    }
+
+    pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Release);
+    }
+
+    pub(super) fn trust(&self) {
+        *self.trusted_at.lock() = Instant::now();
+        self.doubted.store(false, Ordering::Release);
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.made_at.elapsed()
+    }
+
+    pub(super) fn age_of_trust(&self) -> Duration {
+        self.trusted_at.lock().elapsed()
+    }
+
+    pub(super) const fn ended(&self) -> &CancellationToken {
+        &self.ended
     }
 
     pub(super) const fn of(&self, kind: PoolKind) -> &PgPool {

@@ -136,11 +136,13 @@ impl Database {
         partition_key: Option<&str>,
         key: &str,
     ) -> Result<Option<TaskId>, Error> {
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::TaskFind, |pool| async move {
             let row = sqlx::query(include_str!("queries/task_find.sql"))
                 .bind(queue.as_str())
                 .bind(partition_key)
                 .bind(key)
+                .bind(elsewhere)
                 .fetch_optional(&pool)
                 .await?;
             row.as_ref().map(|row| super::task_id(row, "id")).transpose()

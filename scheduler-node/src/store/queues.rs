@@ -224,17 +224,21 @@ impl Database {
         let queues = i64::try_from(names.len()).unwrap_or(i64::MAX).max(1);
         let most = (COUNTED_TOGETHER / queues).clamp(COUNTED_LEAST, COUNTED_MOST);
         let asked: Vec<&str> = names.iter().map(QueueName::as_str).collect();
+        let elsewhere = self.elsewhere();
         self.run(StoreOp::QueueCounts, |pool| async move {
-            let rows =
-                sqlx::query(include_str!("queries/queue_counts.sql")).bind(asked).bind(most).fetch_all(&pool).await?;
+            let counting = sqlx::query(include_str!("queries/queue_counts.sql")).bind(asked).bind(most).bind(elsewhere);
+            let rows = counting.fetch_all(&pool).await?;
+            let mut looked: BTreeMap<QueueName, i64> = BTreeMap::new();
             let mut counts: BTreeMap<QueueName, Counts> =
                 names.iter().map(|name| (name.clone(), Counts::default())).collect();
             for row in &rows {
-                let count = counts.entry(super::queue(row, "queue")?).or_default();
+                let name = super::queue(row, "queue")?;
+                *looked.entry(name.clone()).or_default() += row.try_get::<i64, _>("looked")?;
+                let count = counts.entry(name).or_default();
                 count.add(super::state(row, "state")?, row.try_get("tasks")?);
             }
-            for count in counts.values_mut() {
-                count.at_least = count.total() >= most;
+            for (name, count) in &mut counts {
+                count.at_least = looked.get(name).is_some_and(|looked| *looked >= most);
             }
             Ok(counts)
         })

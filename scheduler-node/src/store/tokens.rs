@@ -29,7 +29,7 @@ pub struct TokenRecord {
 /// The outcome of creating a token.
 #[derive(Debug)]
 pub enum TokenAdded {
-    Made(TokenRecord),
+    Made(Box<TokenRecord>),
     /// A token of this name exists.
     NameTaken,
     /// [`MOST`] tokens exist already.
@@ -81,7 +81,7 @@ impl Database {
             })
             .await;
         match added {
-            Ok(Some(record)) => Ok(TokenAdded::Made(record)),
+            Ok(Some(record)) => Ok(TokenAdded::Made(Box::new(record))),
             Ok(None) => Ok(TokenAdded::TooMany),
             Err(error) if error.sqlstate().as_deref() == Some("23505") => Ok(TokenAdded::NameTaken),
             Err(error) => Err(error),

@@ -62,6 +62,7 @@ impl Database {
         } else {
             include_str!("queries/queue_usage.sql")
         };
+        let elsewhere = self.elsewhere();
         let (usage, stopped) = self
             .run(StoreOp::QueueUsage, |pool| async move {
                 let row = sqlx::query(statement)
@@ -69,6 +70,7 @@ impl Database {
                     .bind(due_at.to_utc())
                     .bind(id.uuid())
                     .bind(rows)
+                    .bind(elsewhere)
                     .fetch_one(&pool)
                     .await?;
                 let usage = Usage { tasks: row.try_get("tasks")?, bytes: row.try_get("bytes")? };

@@ -7,12 +7,13 @@ use std::{
 };
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{Incarnation, QueueName, ShardId, TaskId},
     time::UnixMicros,
 };
 use sqlx::postgres::PgListener;
+use tokio_util::sync::CancellationToken;
 
-use super::{Database, Error, StoreOp};
+use super::{Database, Error, StoreOp, presence};
 
 const ROW_CHANNEL: &str = "duetime_row";
 
@@ -83,15 +84,17 @@ impl Database {
         .await
     }
 
-    /// Opens a connection that receives the other nodes' nudges and the notifications of submissions in SQL.
-    pub async fn nudges(&self) -> Result<Nudges, ListenerLost> {
-        let pool = sqlx::postgres::PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(PING_DEADLINE)
-            .connect_lazy_with(self.options.connection());
+    /// Opens a connection that receives the other nodes' nudges and the notifications of submissions in SQL. It holds
+    /// the presence lock of `present`, if given.
+    pub async fn nudges(&self, present: Option<Incarnation>) -> Result<Nudges, ListenerLost> {
+        let pools = self.trusted_pools().await?;
+        let pool = self.writer.listener_pool(pools.server, pools.ended());
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen_all([ROW_CHANNEL, SHARD_CHANNEL, ROOM_CHANNEL, INBOX_CHANNEL]).await?;
-        Ok(Nudges { listener })
+        let presence = present.map(presence::key);
+        let mut nudges = Nudges { listener, presence, ended: pools.ended().clone() };
+        nudges.hold_presence().await?;
+        Ok(nudges)
     }
 }
 
@@ -99,6 +102,10 @@ impl Database {
 #[derive(Debug)]
 pub struct Nudges {
     listener: PgListener,
+    /// The key of the presence lock that the connection holds.
+    presence: Option<i64>,
+    /// Ends the wait on a server that is not the writer any more: it may be silent for ever.
+    ended: CancellationToken,
 }
 
 /// The connection for nudges was lost.
@@ -139,7 +146,14 @@ pub enum Notification {
 impl Nudges {
     /// Waits for the next notification. It uses `try_recv`, because `recv` hides reconnects.
     pub async fn next(&mut self) -> Result<Notification, ListenerLost> {
-        let Some(heard) = self.listener.try_recv().await? else { return Ok(Notification::Gap) };
+        let heard = tokio::select! {
+            heard = self.listener.try_recv() => heard?,
+            () = self.ended.cancelled() => return Err(ListenerLost(sqlx::Error::PoolClosed)),
+        };
+        let Some(heard) = heard else {
+            self.hold_presence().await?;
+            return Ok(Notification::Gap);
+        };
         let told = heard.payload().split(',');
         let shard = |number: &str| number.parse().ok().map(ShardId::new);
         Ok(match heard.channel() {
@@ -160,5 +174,13 @@ impl Nudges {
             ),
             _ => Notification::Shards(told.filter_map(shard).collect()),
         })
+    }
+
+    /// A lock ends with its session, so each new connection takes it again.
+    async fn hold_presence(&mut self) -> Result<(), ListenerLost> {
+        if let Some(key) = self.presence {
+            sqlx::query(include_str!("queries/presence_hold.sql")).bind(key).execute(&mut self.listener).await?;
+        }
+        Ok(())
     }
 }

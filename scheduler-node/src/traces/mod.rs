@@ -15,11 +15,10 @@ use std::sync::Arc;
 use common::{
     ids::{MessageId, NodeId},
     task::{
-        Delivery, TraceContext,
+        Delivery, TraceContext, ValidTask,
         trace::{HEADER_TRACEPARENT, HEADER_TRACESTATE, SpanId, TraceId},
     },
     time::UnixMicros,
-    wire::ValidTask,
 };
 use opentelemetry::InstrumentationScope;
 use opentelemetry_sdk::trace::SpanData;

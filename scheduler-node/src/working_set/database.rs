@@ -1,12 +1,15 @@
 //! One database as the loops see it: its statements, and what this node holds of it.
 
 use std::{
+    collections::BTreeMap,
     ops::Index,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+pub use common::ids::DatabaseIndex;
 use common::ids::{Attempt, DatabaseName, ShardId, TaskId};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
@@ -15,7 +18,10 @@ use super::{
     retry::{Done, Refused, until_done},
     set_aside::{Kept, Kind, SetAside, why},
 };
-use crate::store::{Database, Error};
+use crate::{
+    by_database::ByDatabase,
+    store::{Database, Error, Places, watch::Nudge},
+};
 
 /// The pause before a task whose claim has no known outcome is looked at again.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -35,6 +41,8 @@ pub struct NodeDatabase {
     /// databases.
     pub outdated: Arc<Notify>,
     pub set_aside: SetAside,
+    /// The nudges to send to its other nodes.
+    pub nudge: Arc<Mutex<Nudge>>,
 }
 
 impl NodeDatabase {
@@ -75,34 +83,30 @@ impl NodeDatabase {
     }
 }
 
-/// The place of a database in the configuration's order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DatabaseIndex(usize);
-
-impl DatabaseIndex {
-    /// The first database, which also keeps the queues and the quarantine.
-    pub const HOME: Self = Self(0);
-
-    pub fn get(self) -> usize {
-        self.0
-    }
+/// Every database that the node uses.
+#[derive(Clone, Debug)]
+pub struct NodeDatabases {
+    databases: ByDatabase<NodeDatabase>,
+    places: Places,
 }
 
-/// Every database, in the order of the configuration.
-#[derive(Clone, Debug)]
-pub struct NodeDatabases(Arc<[NodeDatabase]>);
-
 impl NodeDatabases {
-    pub fn new(databases: Vec<NodeDatabase>) -> Self {
-        Self(databases.into())
+    pub fn new(databases: Vec<NodeDatabase>, places: Places) -> Self {
+        Self { databases: databases.into_iter().collect(), places }
     }
 
-    pub fn all(&self) -> &[NodeDatabase] {
-        &self.0
+    /// Adds a database. It must be here before it is in the [store](crate::store::Store), so that each place of a
+    /// shard is one of these.
+    pub fn add(&self, database: NodeDatabase) -> DatabaseIndex {
+        self.databases.push(database)
+    }
+
+    pub fn all(&self) -> &ByDatabase<NodeDatabase> {
+        &self.databases
     }
 
     pub fn indexed(&self) -> impl Iterator<Item = (DatabaseIndex, &NodeDatabase)> {
-        self.0.iter().enumerate().map(|(index, database)| (DatabaseIndex(index), database))
+        self.databases.indexed()
     }
 
     pub fn home(&self) -> &NodeDatabase {
@@ -111,7 +115,50 @@ impl NodeDatabases {
 
     /// The database of a shard, and its index.
     pub fn of(&self, shard: ShardId) -> Option<(DatabaseIndex, &NodeDatabase)> {
-        self.indexed().find(|(_, database)| database.sql.shards().contains(shard))
+        let index = self.places.of(shard)?.database;
+        Some((index, self.databases.get(index)?))
+    }
+
+    /// Divides rows by the places of their shards, after a database refused them because a shard has moved.
+    /// `refusals` counts the refusals before. `Err`: no place took them in time.
+    pub async fn divide_again<I>(
+        &self,
+        refusals: u32,
+        rows: Vec<I>,
+        id: impl Fn(&I) -> TaskId,
+    ) -> Result<Vec<(DatabaseIndex, Vec<I>)>, Vec<I>> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.places.follow(refusals).await {
+            return Err(rows);
+        }
+        let (parts, lost) = self.divide(rows, id);
+        if lost.is_empty() {
+            return Ok(parts.into_iter().collect());
+        }
+        Err(parts.into_values().flatten().chain(lost).collect())
+    }
+
+    /// Divides rows by the places of their shards. The second part has the rows whose shards have no known place.
+    pub fn divide<I>(
+        &self,
+        rows: impl IntoIterator<Item = I>,
+        id: impl Fn(&I) -> TaskId,
+    ) -> (BTreeMap<DatabaseIndex, Vec<I>>, Vec<I>) {
+        let (mut parts, mut lost) = (BTreeMap::<_, Vec<I>>::new(), Vec::new());
+        for row in rows {
+            match self.of(id(&row).shard()) {
+                Some((index, _)) => parts.entry(index).or_default().push(row),
+                None => lost.push(row),
+            }
+        }
+        (parts, lost)
+    }
+
+    /// Where the shards are.
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 }
 
@@ -119,6 +166,6 @@ impl Index<DatabaseIndex> for NodeDatabases {
     type Output = NodeDatabase;
 
     fn index(&self, index: DatabaseIndex) -> &NodeDatabase {
-        &self.0[index.0]
+        &self.databases[index]
     }
 }

@@ -12,6 +12,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
     time::Instant,
 };
 
@@ -37,6 +38,8 @@ pub struct OwnedShards {
 #[derive(Debug)]
 struct State {
     owned: BTreeMap<ShardId, Owned>,
+    /// The shards that may be claimed from; `None` after a change. Each submission asks for them.
+    claimable: Option<Arc<[ShardId]>>,
     heap: DelayHeap,
     in_flight: HashMap<TaskId, InFlight>,
     /// Adopted shards that are not read yet: all their due keys, and the claims that the owner before left.
@@ -66,6 +69,9 @@ struct InFlight {
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     epoch: Epoch,
+    /// A claim of this epoch or a later one is this node's own: it is in flight here, or its outcome is unknown and a
+    /// rescue looks at it in its time. Only a claim before it was left by another owner.
+    own_since: Epoch,
     draining: bool,
 }
 
@@ -104,6 +110,7 @@ impl OwnedShards {
         Self {
             state: Mutex::new(State {
                 owned: BTreeMap::new(),
+                claimable: None,
                 heap: DelayHeap::new(heap_entries),
                 in_flight: HashMap::new(),
                 adopted: BTreeSet::new(),
@@ -122,9 +129,22 @@ impl OwnedShards {
         self.state.lock().owned.iter().map(|(shard, owned)| (*shard, owned.epoch)).collect()
     }
 
+    /// Those of `shards` whose fence this node holds, draining ones included.
+    pub fn epochs(&self, shards: impl IntoIterator<Item = ShardId>) -> BTreeMap<ShardId, Epoch> {
+        let state = self.state.lock();
+        shards.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
+    }
+
     /// The shards that may be claimed from, with the epochs to present to the fence.
     pub fn claimable(&self) -> BTreeMap<ShardId, Epoch> {
         self.state.lock().fences()
+    }
+
+    /// The same shards without their epochs.
+    pub fn claimable_shards(&self) -> Arc<[ShardId]> {
+        let state = &mut *self.state.lock();
+        let list = || state.owned.iter().filter(|(_, owned)| !owned.draining).map(|(shard, _)| *shard).collect();
+        Arc::clone(state.claimable.get_or_insert_with(list))
     }
 
     pub fn is_claimable(&self, shard: ShardId) -> bool {
@@ -134,24 +154,60 @@ impl OwnedShards {
     /// Starts to dispatch shards whose fence this node has just taken. The preloader reads them at once.
     pub fn adopt(&self, taken: &[(ShardId, Epoch)]) {
         let mut state = self.state.lock();
+        state.claimable = None;
         for &(shard, epoch) in taken {
-            state.owned.insert(shard, Owned { epoch, draining: false });
+            state.owned.insert(shard, Owned { epoch, own_since: epoch, draining: false });
             state.adopted.insert(shard);
         }
         drop(state);
         self.preload_wanted.notify_one();
     }
 
+    /// Starts to dispatch a shard that this node has owned all along: its epoch has changed in a move. What the node
+    /// claimed under the epochs since `own_since` is not published again.
+    pub fn adopt_own(&self, shard: ShardId, epoch: Epoch, own_since: Epoch) {
+        let mut state = self.state.lock();
+        state.claimable = None;
+        state.owned.insert(shard, Owned { epoch, own_since, draining: false });
+        state.adopted.insert(shard);
+        drop(state);
+        self.preload_wanted.notify_one();
+    }
+
+    /// Claims from a shard again after [`Self::stop_claiming`], if it is still held under `epoch`.
+    pub fn resume_claiming(&self, shard: ShardId, epoch: Epoch) {
+        let mut state = self.state.lock();
+        let Some(owned) = state.owned.get_mut(&shard).filter(|owned| owned.epoch == epoch) else { return };
+        owned.draining = false;
+        state.claimable = None;
+        state.adopted.insert(shard);
+        drop(state);
+        self.preload_wanted.notify_one();
+    }
+
+    /// The epoch since which all claims of a shard are this node's own.
+    pub fn own_since(&self, shard: ShardId) -> Option<Epoch> {
+        self.state.lock().owned.get(&shard).map(|owned| owned.own_since)
+    }
+
+    /// The shards that may be claimed from, each with the epoch since which all claims are this node's own.
+    pub fn claimable_since(&self) -> BTreeMap<ShardId, Epoch> {
+        let state = self.state.lock();
+        let claimable = state.owned.iter().filter(|(_, owned)| !owned.draining);
+        claimable.map(|(shard, owned)| (*shard, owned.own_since)).collect()
+    }
+
     /// Stops claims from `shards`. Tasks in flight go on.
     pub fn stop_claiming(&self, shards: &[ShardId]) {
         let mut state = self.state.lock();
+        state.claimable = None;
         for shard in shards {
             if let Some(owned) = state.owned.get_mut(shard) {
                 owned.draining = true;
             }
-            state.heap.drop_shard(*shard);
             state.adopted.remove(shard);
         }
+        state.heap.drop_shards(shards);
     }
 
     /// Waits until no task of `shards` is in flight or being picked. Call after [`Self::stop_claiming`]; the caller
@@ -167,14 +223,21 @@ impl OwnedShards {
         }
     }
 
+    /// Those of `shards` of which a task is in flight or being picked.
+    pub fn busy(&self, shards: &[ShardId]) -> Vec<ShardId> {
+        let state = self.state.lock();
+        shards.iter().copied().filter(|shard| state.is_busy_with(&[*shard])).collect()
+    }
+
     /// Ends ownership in memory, after a release or when another node has taken the fence.
     pub fn forget(&self, shards: &[ShardId]) {
         let mut state = self.state.lock();
+        state.claimable = None;
         for shard in shards {
             state.owned.remove(shard);
-            state.heap.drop_shard(*shard);
             state.adopted.remove(shard);
         }
+        state.heap.drop_shards(shards);
     }
 
     /// Forgets a shard only while it is held under `epoch`: a refused old epoch says nothing about a newer one.
@@ -334,10 +397,11 @@ impl OwnedShards {
         }
     }
 
+    /// The shards adopted since the last call, each with the epoch since which all claims are this node's own.
     pub fn take_adopted(&self) -> BTreeMap<ShardId, Epoch> {
         let mut state = self.state.lock();
         let adopted = std::mem::take(&mut state.adopted);
-        adopted.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.epoch))).collect()
+        adopted.into_iter().filter_map(|shard| Some((shard, state.owned.get(&shard)?.own_since))).collect()
     }
 
     /// Marks adopted shards again whose first read failed.

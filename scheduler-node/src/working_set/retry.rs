@@ -38,6 +38,9 @@ pub struct Done<'a, I, T> {
     /// One answer for each statement that passed.
     pub answers: Vec<T>,
     pub refused: Vec<Refused<'a, I>>,
+    /// The rows of parts that the database refused because a shard has moved to another one. Nothing of them is
+    /// written; the caller divides them again by the places of their shards.
+    pub moved: Vec<&'a I>,
 }
 
 /// The result of a batch that was tried once.
@@ -60,7 +63,7 @@ enum Next {
 /// same batch were written.
 fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     let hopeless = match fault {
-        Fault::Outage => return Next::Again,
+        Fault::Outage | Fault::Moved => return Next::Again,
         Fault::Contention => return if rows > 1 && tries >= CONTENDED_TRIES { Next::Split } else { Next::Again },
         Fault::Data => true,
         Fault::Bug => tries >= if rows > 1 || others_pass { BUG_TRIES } else { BUG_TRIES_ALONE },
@@ -72,13 +75,13 @@ fn next(fault: Fault, tries: u32, rows: usize, others_pass: bool) -> Next {
     }
 }
 
-/// Writes `items` with `write` until each is written or refused. `what` names them in the log, which has only the
-/// first failure.
+/// Writes `items` with `write` until each is written, refused, or belongs in another database. `what`
+/// names them in the log, which has only the first failure.
 pub async fn until_done<'a, I, T, F>(what: &str, items: &'a [I], write: impl Fn(&'a [I]) -> F) -> Done<'a, I, T>
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let mut done = Done { answers: Vec::new(), refused: Vec::new() };
+    let mut done = Done { answers: Vec::new(), refused: Vec::new(), moved: Vec::new() };
     let mut parts: VecDeque<(&[I], u32)> = VecDeque::from([(items, 0)]);
     let (mut pause, mut logged) = (FIRST_PAUSE, false);
     while let Some((part, failures)) = parts.pop_front() {
@@ -89,6 +92,10 @@ where
             Ok(answer) => {
                 done.answers.push(answer);
                 pause = FIRST_PAUSE;
+                continue;
+            }
+            Err(error) if error.is_moved() => {
+                done.moved.extend(part);
                 continue;
             }
             Err(error) => error,
@@ -129,7 +136,7 @@ where
             Err(error) => error,
         };
         match (error.fault(), part.len()) {
-            (Fault::Outage | Fault::Contention, _) => {
+            (Fault::Outage | Fault::Contention | Fault::Moved, _) => {
                 let mut left = tried.left.take().map_or_else(Vec::new, |(left, _)| left);
                 left.extend(part);
                 tried.left = Some((left, error));

@@ -8,7 +8,7 @@ fn at(seconds: i64) -> UnixMicros {
 }
 
 fn see(freeze: &mut Freeze, names: &[&str], seconds: i64) -> Pace {
-    freeze.observe(&view_of(names).members, at(seconds), TTL)
+    freeze.observe(&view_of(names).members, &BTreeSet::new(), at(seconds), TTL)
 }
 
 fn frozen(until: i64, missing: &[&str]) -> Pace {
@@ -75,7 +75,7 @@ fn a_node_that_restarts_is_back() {
     assert!(matches!(see(&mut freeze, &["a"], 1), Pace::Frozen { .. }));
     let mut members = view_of(&["a", "b"]).members;
     members.get_mut("b").unwrap().node.incarnation = crate::ids::Incarnation::new(uuid::Uuid::from_u128(9));
-    assert_eq!(freeze.observe(&members, at(2), TTL), Pace::Proceed);
+    assert_eq!(freeze.observe(&members, &BTreeSet::new(), at(2), TTL), Pace::Proceed);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn members_that_said_they_were_leaving_do_not_count() {
     for name in ["b", "c"] {
         members.get_mut(name).unwrap().leaving = true;
     }
-    freeze.observe(&members, at(0), TTL);
+    freeze.observe(&members, &BTreeSet::new(), at(0), TTL);
     assert_eq!(see(&mut freeze, &["a"], 1), Pace::Proceed);
 }
 
@@ -103,4 +103,16 @@ fn a_wave_that_goes_on_while_frozen_is_judged_again_at_the_end() {
 fn a_node_that_looks_for_the_first_time_freezes_nothing() {
     assert_eq!(see(&mut Freeze::new(), &["a"], 0), Pace::Proceed);
     assert_eq!(see(&mut Freeze::new(), &[], 0), Pace::Proceed);
+}
+
+#[test]
+fn members_whose_processes_ended_never_freeze_whenever_that_is_known() {
+    let ended: BTreeSet<NodeName> = ["b", "c"].map(NodeName::new).into();
+    let mut freeze = Freeze::new();
+    see(&mut freeze, &["a", "b", "c"], 0);
+    assert_eq!(freeze.observe(&view_of(&["a"]).members, &ended, at(1), TTL), Pace::Proceed);
+    let mut late = Freeze::new();
+    see(&mut late, &["a", "b", "c"], 0);
+    assert_eq!(see(&mut late, &["a"], 1), frozen(21, &["b", "c"]));
+    assert_eq!(late.observe(&view_of(&["a"]).members, &ended, at(2), TTL), Pace::Proceed);
 }

@@ -25,7 +25,9 @@ pub(crate) fn member(name: &str) -> Member {
         url: None,
         leaving: false,
         unfit: [].into(),
+        databases: None,
         broker_unfit: false,
+        presence: true,
         version: "0.1.0".to_owned(),
         started_at: UnixMicros::new(0),
     }

@@ -34,12 +34,32 @@ fn leaving_and_unfit_members_are_not_asked_to_own_what_they_cannot() {
     set(&mut view, "d", |member| {
         member.unfit.insert(DatabaseName::new("x"));
     });
-    let databases = [("x", "0-3"), ("y", "4-7")].map(|(name, range)| (DatabaseName::new(name), range.parse().unwrap()));
+    let databases =
+        [("x", 0..4), ("y", 4..8)].map(|(name, range)| (DatabaseName::new(name), range.map(ShardId::new).collect()));
     let problem = view.problem(&databases);
     let fit: Vec<Vec<String>> =
         problem.groups.iter().map(|group| group.fit.iter().map(|node| node.name.to_string()).collect()).collect();
     assert_eq!(fit, [vec!["a"], vec!["a", "d"]]);
-    assert_eq!(problem.groups[1].shards.to_string(), "4-7");
+    assert_eq!(problem.groups[1].shards, (4..8).map(ShardId::new).collect());
+}
+
+#[test]
+fn a_member_that_does_not_use_a_database_owns_nothing_of_it_and_keeps_shards_away() {
+    let mut view = view_of(&["a", "b", "c"]);
+    let (main, extra) = (DatabaseName::new("main"), DatabaseName::new("extra"));
+    for (name, databases) in [("a", vec![main.clone(), extra.clone()]), ("b", vec![main.clone()])] {
+        let member = view.members.get_mut(name).expect("is a member");
+        member.databases = Some(databases.into_iter().collect());
+    }
+    let groups = [(main.clone(), [ShardId::new(0)].into()), (extra.clone(), [ShardId::new(1)].into())];
+    let problem = view.problem(&groups);
+    let fit: Vec<Vec<&str>> =
+        problem.groups.iter().map(|group| group.fit.iter().map(|node| node.name.as_str()).collect()).collect();
+    assert_eq!(fit, [vec!["a", "b", "c"], vec!["a", "c"]], "c is of a version that does not say");
+    let why = view.not_used_by(&extra).expect("not every node uses it");
+    assert!(why.contains("`extra`") && why.contains("do not: b, c."), "{why}");
+    view.members.retain(|name, _| name.as_str() != "c");
+    assert_eq!((view.not_used_by(&main), view.not_used_by(&extra).is_some()), (None, true));
 }
 
 #[test]
@@ -47,7 +67,7 @@ fn a_member_written_by_another_version_can_be_read() {
     let json = r#"{"node":{"name":"a","incarnation":"00000000-0000-0000-0000-000000000001"},
                    "started_at":"2026-01-01T00:00:00.000000Z","from_the_future":true}"#;
     let read: Member = serde_json::from_str(json).unwrap();
-    assert!(!read.leaving && read.unfit.is_empty() && read.url.is_none());
+    assert!(!read.leaving && read.unfit.is_empty() && read.databases.is_none() && read.url.is_none());
     let written = serde_json::to_string(&member("b")).unwrap();
     assert_eq!(serde_json::from_str::<Member>(&written).unwrap(), member("b"));
 }
@@ -65,7 +85,7 @@ fn drain(mut view: ClusterView, names: &[&str]) -> ClusterView {
 
 /// The problem of one database with twelve shards.
 fn asked(view: &ClusterView) -> AssignmentProblem {
-    view.problem(&[(DatabaseName::new("main"), ShardRange::all(12))])
+    view.problem(&[(DatabaseName::new("main"), (0..12).map(ShardId::new).collect())])
 }
 
 fn held(assignment: &Assignment, name: &str) -> usize {
@@ -158,4 +178,51 @@ proptest! {
             prop_assert_eq!(next.owner(shard) != owner, owner == Some(&chosen), "{}", shard);
         }
     }
+}
+
+/// Adds a field that this version does not know to every object of a record.
+fn extend(record: &mut serde_json::Value) {
+    match record {
+        serde_json::Value::Object(fields) => {
+            fields.values_mut().for_each(extend);
+            fields.insert("of_a_later_version".to_owned(), serde_json::json!({ "any": ["thing", 1, null] }));
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(extend),
+        _ => {}
+    }
+}
+
+/// Nodes of two versions read each other's records during an upgrade and after a rollback.
+#[test]
+fn a_field_that_a_later_version_adds_to_a_record_in_etcd_changes_nothing() {
+    fn check<T: Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(record: &T) {
+        let mut written = serde_json::to_value(record).unwrap();
+        extend(&mut written);
+        assert!(written.to_string().contains("of_a_later_version"), "{written}");
+        assert_eq!(serde_json::from_value::<T>(written).unwrap(), *record);
+    }
+    check(&member("a"));
+    check(&node("a"));
+    check(&BTreeSet::from([node("a"), node("b")]));
+    check(&OwnerRecord { node: node("a"), epoch: None });
+    let owners = vec![Some(node("a")), None, Some(node("b"))];
+    check(&AssignmentRecord { term: Term::from_revision(7), assignment: Assignment { owners } });
+}
+
+/// The records of the first release: what a later version adds has a default.
+#[test]
+fn records_of_the_first_release_are_read() {
+    let node = r#"{"name":"a","incarnation":"00000000-0000-0000-0000-000000000001"}"#;
+    let read = |record: &str| record.replace("NODE", node);
+    let member = read(
+        r#"{"node":NODE,"url":"http://a:1","leaving":false,"unfit":["main"],"broker_unfit":true,"presence":true,
+            "version":"0.1.0","started_at":"2026-11-22T00:00:00.000000Z"}"#,
+    );
+    let member: Member = serde_json::from_str(&member).unwrap();
+    assert!(member.presence && member.broker_unfit && member.version == "0.1.0", "{member:?}");
+    let owner: OwnerRecord = serde_json::from_str(&read(r#"{"node":NODE,"epoch":5}"#)).unwrap();
+    assert_eq!(owner.node, member.node);
+    let assignment = read(r#"{"term":7,"assignment":{"nodes":[NODE],"owners":[0,null]}}"#);
+    let assignment: AssignmentRecord = serde_json::from_str(&assignment).unwrap();
+    assert_eq!(assignment.assignment.owners, [Some(member.node), None]);
 }

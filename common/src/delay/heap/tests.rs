@@ -104,9 +104,9 @@ fn an_entry_that_is_known_moves_even_when_the_heap_is_full() {
 #[test]
 fn a_shard_that_is_given_up_leaves_nothing_behind() {
     let mut heap = heap(100, &[(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]);
-    assert_eq!(heap.drop_shard(ShardId::new(0)), 3);
-    assert_eq!(heap.drop_shard(ShardId::new(0)), 0);
-    assert_eq!(heap.drop_shard(ShardId::new(9)), 0);
+    assert_eq!(heap.drop_shards(&[ShardId::new(0)]), 3);
+    assert_eq!(heap.drop_shards(&[ShardId::new(0)]), 0);
+    assert_eq!(heap.drop_shards(&[ShardId::new(9)]), 0);
     assert_eq!(drained(&mut heap), [2, 3, 5, 6]);
 }
 
@@ -221,7 +221,7 @@ proptest! {
                 Step::DropShard(shard) => {
                     let before = model.wakes.len();
                     model.wakes.retain(|number, _| number % 3 != shard);
-                    prop_assert_eq!(heap.drop_shard(ShardId::new(shard)), before - model.wakes.len());
+                    prop_assert_eq!(heap.drop_shards(&[ShardId::new(shard)]), before - model.wakes.len());
                 }
                 Step::Reopen => {
                     heap.reopen();

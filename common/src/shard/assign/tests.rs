@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
+use crate::shard::ShardRange;
 
 fn node(name: &str) -> NodeId {
     let incarnation = crate::ids::Incarnation::new(Uuid::from_u128(7));
@@ -11,7 +12,7 @@ fn node(name: &str) -> NodeId {
 fn group(database: &str, shards: &str, fit: &[&str]) -> ShardGroup {
     ShardGroup {
         database: DatabaseName::new(database),
-        shards: shards.parse().unwrap(),
+        shards: shards.parse::<ShardRange>().unwrap().iter().collect(),
         fit: fit.iter().map(|name| node(name)).collect(),
     }
 }
@@ -171,7 +172,7 @@ fn cases() -> impl Strategy<Value = (AssignmentProblem, Assignment)> {
         let mut first = 0;
         let mut groups = Vec::new();
         for (number, (count, fit)) in parts.into_iter().enumerate() {
-            let shards = ShardRange::new(ShardId::new(first), ShardId::new(first + count - 1)).unwrap();
+            let shards = (first..first + count).map(ShardId::new).collect();
             groups.push(ShardGroup { database: DatabaseName::new(format!("d{number}")), shards, fit });
             first += count;
         }
@@ -186,17 +187,17 @@ fn cases() -> impl Strategy<Value = (AssignmentProblem, Assignment)> {
 }
 
 fn held(group: &ShardGroup, assignment: &Assignment, node: &NodeId) -> usize {
-    group.shards.iter().filter(|shard| assignment.owner(*shard) == Some(node)).count()
+    group.shards.iter().filter(|shard| assignment.owner(**shard) == Some(node)).count()
 }
 
 /// The fewest possible moves: the nodes that hold most may keep one shard more than the others, as far as the
 /// division is uneven.
 fn fewest_moves(group: &ShardGroup, previous: &Assignment) -> usize {
-    let (even, uneven) = (group.shards.count() / group.fit.len(), group.shards.count() % group.fit.len());
+    let (even, uneven) = (group.shards.len() / group.fit.len(), group.shards.len() % group.fit.len());
     let mut holds: Vec<usize> = group.fit.iter().map(|node| held(group, previous, node)).collect();
     holds.sort_unstable_by(|one, other| other.cmp(one));
     let kept = |(place, holds): (usize, &usize)| (*holds).min(even + usize::from(place < uneven));
-    group.shards.count() - holds.iter().enumerate().map(kept).sum::<usize>()
+    group.shards.len() - holds.iter().enumerate().map(kept).sum::<usize>()
 }
 
 proptest! {
@@ -205,7 +206,7 @@ proptest! {
         let next = solve(&problem, &previous);
         for group in problem.groups.iter().filter(|group| !group.fit.is_empty()) {
             for shard in group.shards.iter() {
-                let owner = next.owner(shard);
+                let owner = next.owner(*shard);
                 prop_assert!(owner.is_some_and(|owner| group.fit.contains(owner)), "{} -> {:?}", shard, owner);
             }
         }
@@ -224,7 +225,7 @@ proptest! {
     fn no_solution_could_move_fewer_shards((problem, previous) in cases()) {
         let next = solve(&problem, &previous);
         for group in problem.groups.iter().filter(|group| !group.fit.is_empty()) {
-            let moved = group.shards.iter().filter(|shard| next.owner(*shard) != previous.owner(*shard)).count();
+            let moved = group.shards.iter().filter(|shard| next.owner(**shard) != previous.owner(**shard)).count();
             prop_assert_eq!(moved, fewest_moves(group, &previous));
         }
     }
@@ -234,8 +235,17 @@ proptest! {
         let next = solve(&problem, &previous);
         for group in problem.groups.iter().filter(|group| group.fit.is_empty()) {
             for shard in group.shards.iter() {
-                prop_assert_eq!(next.owner(shard), previous.owner(shard));
+                prop_assert_eq!(next.owner(*shard), previous.owner(*shard));
             }
+        }
+    }
+
+    #[test]
+    fn a_shard_of_no_group_keeps_its_owner((problem, previous) in cases()) {
+        let part = AssignmentProblem { groups: problem.groups[1..].to_vec() };
+        let next = solve(&part, &previous);
+        for shard in &problem.groups[0].shards {
+            prop_assert_eq!(next.owner(*shard), previous.owner(*shard));
         }
     }
 

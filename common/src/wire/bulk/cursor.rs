@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Action;
 use crate::{
-    ids::{QueueName, TaskId},
+    ids::{DatabaseName, QueueName, TaskId},
     time::UnixMicros,
     wire::cursor::{NotACursor, cursor_in_json},
 };
@@ -18,8 +18,17 @@ pub struct Position {
     pub action: Action,
     #[serde(serialize_with = "micros", deserialize_with = "of_micros")]
     pub began_at: UnixMicros,
-    /// The index of the database, in the order of the configuration.
+    /// The index of the database, for nodes of 0.1.0. Other nodes may have the databases in another order.
     pub database: usize,
+    /// Its name. `None`: a node of 0.1.0 wrote the cursor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<DatabaseName>,
+    /// The databases that the walk has been through.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub walked: Vec<DatabaseName>,
+    /// The map of the shards with which the walk over the databases began (`ShardMap::fingerprint`).
+    #[serde(default)]
+    pub map: u32,
     /// The place in that database; `None`: at its start.
     pub place: Option<Place>,
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ids::TaskId;
+use crate::ids::{DatabaseName, TaskId};
 use crate::wire::cursor::NotACursor;
 
 const NOW: UnixMicros = UnixMicros::new(1_700_000_000_000_000);
@@ -11,7 +11,9 @@ fn valid(raw: &str) -> Result<ValidBulk, Problem> {
 fn cursor(action: Action) -> BulkCursor {
     let edge = Edge { due_at: NOW, id: TaskId::from_uuid(uuid::Uuid::from_u128(7)) };
     let place = Some(Place { queue: QueueName::new("mail"), after: Some(edge) });
-    BulkCursor(Position { action, began_at: NOW.shifted(-5_000), database: 1, place })
+    let [name, walked] = ["east", "main"].map(DatabaseName::new);
+    let began_at = NOW.shifted(-5_000);
+    BulkCursor(Position { action, began_at, database: 1, name: Some(name), walked: vec![walked], map: 7, place })
 }
 
 #[test]

@@ -28,9 +28,9 @@ const EMBED: &str = r#"{"callbacks":null,"errbacks":null,"chain":null,"chord":nu
 #[serde(deny_unknown_fields)]
 struct Call<'a> {
     task: String,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     args: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     kwargs: Option<&'a RawValue>,
 }
 

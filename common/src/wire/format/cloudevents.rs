@@ -6,6 +6,7 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use serde_with::skip_serializing_none;
 
 use super::Shaped;
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
 
 const CONTENT_TYPE: &str = "application/cloudevents+json";
 
+#[skip_serializing_none]
 #[derive(Serialize)]
 struct Event<'a> {
     specversion: &'static str,
@@ -27,16 +29,11 @@ struct Event<'a> {
     time: UnixMicros,
     datacontenttype: &'a str,
     duetimeattempt: i32,
-    #[serde(skip_serializing_if = "Option::is_none")]
     duetimekey: Option<&'a str>,
     /// The CloudEvents extension of that name defines this attribute and the next one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     partitionkey: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     traceparent: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     data_base64: Option<String>,
 }
 

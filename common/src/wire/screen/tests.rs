@@ -30,7 +30,7 @@ fn nested(levels: usize) -> Vec<u8> {
     let mut value = vec![b'V'];
     for _ in 0..levels {
         let len = u32::try_from(value.len()).unwrap().to_be_bytes();
-        value = [&[b'A'], &len[..], &value].concat();
+        value = [b"A", &len[..], &value].concat();
     }
     [short(b"n"), value].concat()
 }

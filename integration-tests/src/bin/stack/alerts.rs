@@ -5,6 +5,7 @@
 //! too.
 
 mod nodes;
+mod replicas;
 mod report;
 mod rules;
 mod scene;
@@ -48,11 +49,11 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
-    let steps = steps(&options.only)?;
+    let acts = acts(&options.only)?;
     scratch_below(&base.join("alerts"))?;
     // Dropping the cluster stops its nodes; the stores and Prometheus end with this process.
     tokio::select! {
-        outcome = play(&steps) => outcome,
+        outcome = play(&acts) => outcome,
         _ = tokio::signal::ctrl_c() => {
             println!("\ninterrupted: all is stopped");
             Ok(ExitCode::from(130))
@@ -60,9 +61,15 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// The causes in order; causes of one step run at the same time.
-fn steps(only: &[String]) -> Result<Vec<Vec<&'static Cause>>> {
-    let all = || [tasks::AT_ONCE].into_iter().chain(tasks::ALONE).chain(nodes::ALONE).chain(stores::ALONE);
+/// The causes that need the same stage, in order; causes of one step run at the same time.
+struct Act {
+    is_replicated: bool,
+    steps: Vec<Vec<&'static Cause>>,
+}
+
+fn acts(only: &[String]) -> Result<Vec<Act>> {
+    let usual = || [tasks::AT_ONCE].into_iter().chain(tasks::ALONE).chain(nodes::ALONE).chain(stores::ALONE);
+    let all = || usual().chain(replicas::ALONE);
     let name_of = |alert: &'static str| alert.split(' ').next().unwrap_or(alert);
     let names: Vec<&str> = all().flatten().flat_map(|cause| cause.alerts.iter().map(|alert| name_of(alert))).collect();
     for name in RULES.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
@@ -74,25 +81,33 @@ fn steps(only: &[String]) -> Result<Vec<Vec<&'static Cause>>> {
     let wanted = |cause: &Cause| {
         only.is_empty() || cause.alerts.iter().any(|alert| only.iter().any(|name| name == name_of(alert)))
     };
-    let steps = all().map(|step| step.iter().filter(|cause| wanted(cause)).collect::<Vec<_>>());
-    Ok(steps.filter(|step| !step.is_empty()).collect())
+    let wanted = |steps: &mut dyn Iterator<Item = &'static [Cause]>| -> Vec<Vec<&'static Cause>> {
+        let steps = steps.map(|step| step.iter().filter(|cause| wanted(cause)).collect::<Vec<_>>());
+        steps.filter(|step| !step.is_empty()).collect()
+    };
+    let acts = [
+        Act { is_replicated: false, steps: wanted(&mut usual()) },
+        Act { is_replicated: true, steps: wanted(&mut replicas::ALONE.into_iter()) },
+    ];
+    Ok(acts.into_iter().filter(|act| !act.steps.is_empty()).collect())
 }
 
-async fn play(steps: &[Vec<&'static Cause>]) -> Result<ExitCode> {
+async fn play(acts: &[Act]) -> Result<ExitCode> {
     let began = Instant::now();
-    println!("starting PostgreSQL, etcd, RabbitMQ, three nodes and Prometheus ...");
-    let stage = stage().await?;
-    println!(
-        "ready after {:.0} s. Windows and waits of the rules are a sixtieth; besides:",
-        began.elapsed().as_secs_f32()
-    );
+    println!("Windows and waits of the rules are a sixtieth; besides:");
     for (_, _, what) in rules::CHANGES {
         println!("  {what}");
     }
     let mut report = Report::default();
-    tokio::select! {
-        played = play_steps(&stage, steps, &mut report) => played?,
-        () = steady(&stage) => {}
+    for act in acts {
+        let with = if act.is_replicated { " with a standby" } else { "" };
+        println!("starting PostgreSQL{with}, etcd, RabbitMQ, nodes and Prometheus ...");
+        let stage = if act.is_replicated { replicas::stage().await? } else { usual_stage().await? };
+        println!("ready after {:.0} s", began.elapsed().as_secs_f32());
+        tokio::select! {
+            played = play_steps(&stage, &act.steps, &mut report) => played?,
+            () = steady(&stage) => {}
+        }
     }
     Ok(report.end(began.elapsed()))
 }
@@ -118,16 +133,23 @@ async fn play_steps(stage: &Stage, steps: &[Vec<&'static Cause>], report: &mut R
     Ok(())
 }
 
-async fn stage() -> Result<Stage> {
+/// The first database has all shards, and the second one is there for moves.
+async fn usual_stage() -> Result<Stage> {
     let heap = format!("[scheduler]\nheap_entries = {}\n", rules::HEAP_ENTRIES);
-    let cluster = Sandbox::builder().proxied().unwatched().config(&heap).start().await?;
+    let cluster = Sandbox::builder().databases(2).first_has_all().proxied().unwatched().config(&heap);
+    stage(cluster.start().await?, "prometheus").await
+}
+
+async fn stage(cluster: Sandbox, folder: &str) -> Result<Stage> {
     cluster.consume_and_ack("steady", &json!({})).await?;
     let (stranger_port, impostor_port) = (free_port(), free_port());
     let nodes = cluster.nodes().iter().map(|node| node.config().port);
     let ports = nodes.chain([stranger_port, impostor_port]);
     let targets: Vec<String> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
     let rules = rules::shorten(RULES)?;
-    let prometheus = Prometheus::start(scratch(), &targets, &cluster.node(0).config().token, &rules).await?;
+    let folder = scratch().join(folder);
+    std::fs::create_dir_all(&folder)?;
+    let prometheus = Prometheus::start(&folder, &targets, &cluster.node(0).config().token, &rules).await?;
     Ok(Stage { cluster, prometheus, targets, stranger_port, impostor_port })
 }
 

@@ -6,12 +6,15 @@ mod drain;
 mod feed;
 mod lateness;
 mod machine;
+mod moving;
 mod raw;
 mod report;
 mod scrape;
+mod shards;
 mod sleeper;
 mod takeover;
 mod throughput;
+mod volume;
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
@@ -33,6 +36,10 @@ enum Part {
     Crowd,
     /// How long shards stand still when their owner dies or leaves.
     Takeover,
+    /// What it costs that half of the shards move to a second database.
+    Move,
+    /// What a cluster of few and of many shards costs at idle, at its start and after a kill.
+    Shards,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,6 +76,9 @@ pub(crate) struct Options {
     /// Settle policies of the queues lateness is measured with.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Settle::Confirm])]
     settle: Vec<Settle>,
+    /// Databases, each on a server of its own, over which throughput is spread, one measurement each.
+    #[arg(long, value_delimiter = ',', default_values_t = [1])]
+    databases: Vec<usize>,
     /// Queues over which throughput is spread, one measurement each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4])]
     queues: Vec<usize>,
@@ -103,6 +113,8 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
     ensure!(options.seconds > 0, "measuring takes at least a second");
     ensure!(options.nodes > 0, "there is nothing to measure without a node");
     ensure!(options.rate.iter().all(|rate| *rate > 0), "a rate is at least 1 a second");
+    let most = shared::POSTGRES_MAX;
+    ensure!(options.databases.iter().all(|count| (1..=most).contains(count)), "a bench has 1 to {most} databases");
     ensure!(options.queues.iter().all(|queues| *queues > 0), "there is no throughput without a queue");
     scratch_below(&base.join("bench"))?;
     // Dropping a cluster stops its nodes; the stores end with this process.
@@ -117,7 +129,10 @@ pub(crate) async fn run(base: &Path, options: &Options) -> Result<ExitCode> {
 
 async fn measure(options: &Options) -> Result<ExitCode> {
     let mut report = Report::new(options.output);
-    ripen().await.context("preparing the database")?;
+    let servers = options.databases.iter().copied().max().unwrap_or(1);
+    for number in 0..servers.max(if options.wants(Part::Move) { 2 } else { 1 }) {
+        ripen(shared::numbered_postgres(number).await?).await.context("preparing a database")?;
+    }
     let raw = if options.wants(Part::Raw) { Some(raw::measure(options, &mut report).await?) } else { None };
     if options.wants(Part::Lateness) {
         lateness::measure(options, &mut report).await.context("measuring lateness")?;
@@ -132,14 +147,19 @@ async fn measure(options: &Options) -> Result<ExitCode> {
         ensure!(options.nodes >= 2, "a takeover needs at least two nodes");
         takeover::measure(options, &mut report).await.context("measuring takeovers")?;
     }
+    if options.wants(Part::Move) {
+        moving::measure(options, &mut report).await.context("measuring a move of shards")?;
+    }
+    if options.wants(Part::Shards) {
+        shards::measure(options, &mut report).await.context("measuring the price of a shard")?;
+    }
     report.end()?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Gives a fresh server a stock of old log files. A server that has run for a while recycles the files of its log. A
 /// fresh one creates each file anew, and every commit then waits a tenth of a second.
-async fn ripen() -> Result<()> {
-    let postgres = shared::postgres().await?;
+async fn ripen(postgres: &Postgres) -> Result<()> {
     postgres.execute("ALTER SYSTEM SET min_wal_size = '1GB'").await?;
     postgres.execute("SELECT pg_reload_conf()").await?;
     postgres
@@ -148,19 +168,24 @@ async fn ripen() -> Result<()> {
              PERFORM pg_logical_emit_message(false, 'bench', 'old'); PERFORM pg_switch_wal(); END LOOP; END $$",
         )
         .await?;
-    flush(postgres).await
+    postgres.execute("CHECKPOINT").await
 }
 
 /// Writes all dirty pages to disk, so that no later measurement pays for them.
-async fn flush(postgres: &Postgres) -> Result<()> {
-    postgres.execute("CHECKPOINT").await?;
+async fn flush(cluster: &Sandbox) -> Result<()> {
+    for postgres in cluster.postgreses() {
+        postgres.execute("CHECKPOINT").await?;
+    }
     tokio::process::Command::new("sync").status().await.context("running sync")?;
     Ok(())
 }
 
 /// Ends a cluster and removes its data, which would keep the database busy.
 async fn end(cluster: Sandbox) -> Result<()> {
-    let (postgres, database) = (cluster.postgres(0), cluster.vhost().to_owned());
+    let (servers, database): (Vec<_>, _) = (cluster.postgreses().collect(), cluster.vhost().to_owned());
     drop(cluster);
-    postgres.drop_database(&database).await
+    for postgres in servers {
+        postgres.drop_database(&database).await?;
+    }
+    Ok(())
 }

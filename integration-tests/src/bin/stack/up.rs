@@ -159,7 +159,7 @@ async fn prepare_nodes(place: &Place, options: &Options, stores: &Stores) -> Res
     let database = DatabaseConfig {
         name: "main".into(),
         url: stores.postgres.ensure_database(DATABASE).await?,
-        shards: "0-127".into(),
+        shards: String::new(),
     };
     let token = remembered_own(&place.folder.join("token"))?;
     let mut nodes = Vec::new();

@@ -83,7 +83,8 @@ impl Bench {
         let rabbit = shared::rabbit().await.expect("a private RabbitMQ starts");
         let vhost = shared::unique("broker");
         let url = rabbit.add_vhost(&vhost).await.expect("a virtual host is made");
-        let settings = AmqpSettings { login: Login::new(url.clone().into()), consume: true, delay_exchanges };
+        let settings =
+            AmqpSettings { login: Login::new(url.clone().into()), consume: true, delay_exchanges, cluster: None };
         let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
         let (broker, keeper) = Broker::with_confirm_deadline(settings, Arc::clone(&metrics), confirm_within);
         let incoming = broker.incoming();

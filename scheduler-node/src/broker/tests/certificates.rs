@@ -23,7 +23,12 @@ async fn until(
     wanted: impl Fn(&BrokerState) -> bool,
 ) -> Broker {
     let tls = Tls { ca_file: ca.map(Path::to_owned), identity };
-    let settings = AmqpSettings { login: Login { url: url.into(), tls }, consume: false, delay_exchanges: Vec::new() };
+    let settings = AmqpSettings {
+        login: Login { url: url.into(), tls },
+        consume: false,
+        delay_exchanges: Vec::new(),
+        cluster: None,
+    };
     let metrics = Arc::new(BrokerMetrics::register(&prometheus::Registry::new()).unwrap());
     let (broker, keeper) = Broker::new(settings, metrics);
     crate::supervise::spawn_child(keeper);

@@ -210,7 +210,8 @@ async fn closing_ends_the_keeper_and_what_is_published_then_is_not_sent() {
 async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password() {
     let port = integration_tests::sandbox::free_port();
     for url in [format!("amqp://guest:swordfish@127.0.0.1:{port}/"), "http://guest:swordfish@127.0.0.1/".to_owned()] {
-        let settings = AmqpSettings { login: Login::new(url.into()), consume: false, delay_exchanges: Vec::new() };
+        let settings =
+            AmqpSettings { login: Login::new(url.into()), consume: false, delay_exchanges: Vec::new(), cluster: None };
         let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
         let (broker, keeper) = Broker::new(settings, metrics.into());
         let keeper = crate::supervise::spawn_child(keeper);
@@ -226,4 +227,22 @@ async fn a_broker_that_is_not_there_is_down_with_a_reason_that_holds_no_password
         broker.close().await;
         keeper.await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_dead_broker_in_the_url_delays_no_connection_to_the_next_one() {
+    let dead = integration_tests::sandbox::free_port();
+    let url = integration_tests::sandbox::shared::rabbit().await.unwrap().url("/");
+    let url = url.replace("@127.0.0.1:", &format!("@127.0.0.1:{dead},127.0.0.1:"));
+    let settings =
+        AmqpSettings { login: Login::new(url.into()), consume: false, delay_exchanges: Vec::new(), cluster: None };
+    let metrics = BrokerMetrics::register(&prometheus::Registry::new()).unwrap();
+    let (broker, keeper) = Broker::new(settings, metrics.into());
+    let keeper = crate::supervise::spawn_child(keeper);
+    let mut state = broker.state();
+    // The first report comes after the attempt at the second broker, as `duetime check` expects.
+    timeout(LONG, state.changed()).await.unwrap().unwrap();
+    assert!(matches!(&*state.borrow(), BrokerState::Up { .. }), "{:?}", *state.borrow());
+    broker.close().await;
+    keeper.await.unwrap();
 }

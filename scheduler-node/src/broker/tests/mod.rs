@@ -2,6 +2,8 @@
 
 pub(crate) mod bench;
 mod certificates;
+mod cluster;
+mod exchanges;
 mod faults;
 mod incoming;
 mod poison;

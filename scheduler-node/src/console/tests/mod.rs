@@ -2,6 +2,7 @@
 
 mod access;
 mod cluster;
+mod databases;
 mod oidc;
 mod queues;
 mod roles;

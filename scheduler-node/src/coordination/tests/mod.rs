@@ -1,6 +1,8 @@
 //! Tests with a real etcd, and helpers for other rooms' tests that need one.
 
 mod login;
+mod realm;
+mod revocation;
 mod session;
 mod writes;
 
@@ -65,7 +67,9 @@ pub(crate) fn member(node: &NodeId) -> Member {
         url: None,
         leaving: false,
         unfit: [].into(),
+        databases: None,
         broker_unfit: false,
+        presence: true,
         version: "0.0.0".to_owned(),
         started_at: UnixMicros::new(1),
     }

@@ -1,11 +1,14 @@
 use common::{
-    cluster::AssignmentRecord,
-    ids::{Epoch, ShardId, Term},
+    cluster::{
+        AssignmentRecord,
+        seen::{Lineage, Lsn, Seen},
+    },
+    ids::{DatabaseName, Epoch, ShardId, Term},
     shard::Assignment,
 };
 
 use super::*;
-use crate::coordination::{AssignmentWrite, LeaseId};
+use crate::coordination::{AssignmentWrite, KEYS_PER_TRANSACTION, LeaseId, OwnerKey};
 
 fn record(term: Term, owner: &NodeId) -> AssignmentRecord {
     AssignmentRecord { term, assignment: Assignment { owners: vec![Some(owner.clone())] } }
@@ -81,6 +84,46 @@ async fn two_nodes_never_own_the_same_shard_key() {
 }
 
 #[tokio::test]
+async fn many_owner_keys_in_one_request_are_each_as_one_alone() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let coordination = coordination(&endpoints, &prefix).await;
+    let (one, two) = (node("one"), node("two"));
+    let lease = coordination.lease_grant().await.unwrap();
+    let count = u16::try_from(KEYS_PER_TRANSACTION).unwrap();
+    let shards: Vec<ShardId> = (0..count).map(ShardId::new).collect();
+    let wanted: Vec<(ShardId, Option<Epoch>)> = shards.iter().map(|shard| (*shard, None)).collect();
+    let create = async || {
+        let mut created = coordination.owners_create(&wanted, &one, lease).await.unwrap();
+        created.sort_by_key(|key| key.shard);
+        created
+    };
+    let confirm = async |created: &[OwnerKey]| {
+        let taken: Vec<_> = created.iter().map(|key| (*key, Epoch::from_store(1))).collect();
+        coordination.owners_confirm(&taken, &one).await.unwrap().len()
+    };
+
+    let created = create().await;
+    assert_eq!(
+        (created.len(), create().await),
+        (shards.len(), created.clone()),
+        "a repeated request finds its own keys"
+    );
+    assert_eq!(confirm(&created).await, shards.len());
+    coordination.owner_remove(shards[3], &one).await.unwrap();
+    assert_eq!(confirm(&created).await, shards.len() - 1, "one fence was taken too late");
+    coordination.owner_create(shards[3], &two, None, lease).await.unwrap().unwrap();
+    coordination.owners_remove(&shards, &one).await.unwrap();
+
+    let created = create().await;
+    assert!(
+        created.len() == shards.len() - 1 && created.iter().all(|key| key.shard != shards[3]),
+        "another's key stays"
+    );
+    coordination.lease_revoke(lease).await.unwrap();
+    assert_eq!(confirm(&created).await, 0);
+}
+
+#[tokio::test]
 async fn only_its_owner_deletes_a_shard_key() {
     let (endpoints, prefix) = shared_etcd().await;
     let coordination = coordination(&endpoints, &prefix).await;
@@ -131,4 +174,22 @@ async fn of_two_who_have_read_the_same_drained_nodes_only_one_writes() {
         assert_eq!(other.drained_write(&seen_too, &drained(&nodes[2])).await.unwrap(), None);
         assert_eq!(other.drained_read().await.unwrap().roll.drained, drained(node));
     }
+}
+
+#[tokio::test]
+async fn what_was_seen_is_written_only_over_what_was_read() {
+    let (endpoints, prefix) = shared_etcd().await;
+    let (one, other) = (coordination(&endpoints, &prefix).await, coordination(&endpoints, &prefix).await);
+    let main = DatabaseName::new("main");
+    let seen = |flushed| {
+        let lineage = Lineage { system: i64::MAX, timeline: 1, flushed: Lsn::new(flushed), left: None };
+        Seen::beginning(&lineage, 0)
+    };
+    for round in 1..3 {
+        let (read, read_too) = (one.seen_read(&main).await.unwrap(), other.seen_read(&main).await.unwrap());
+        assert!(one.seen_write(&main, &read, &seen(round)).await.unwrap().is_some());
+        assert_eq!(other.seen_write(&main, &read_too, &seen(9)).await.unwrap(), None);
+        assert_eq!(other.seen_read(&main).await.unwrap().seen, Some(seen(round)));
+    }
+    assert_eq!(one.seen_read(&DatabaseName::new("west")).await.unwrap().seen, None);
 }

@@ -9,7 +9,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
 use super::{Counter, claim, fresh, request, with_one_of_two_gone, with_two_databases};
-use crate::supervise::spawn_child;
+use crate::{store::tests::fixture, supervise::spawn_child};
 
 async fn bulk(counter: &Counter, json: &str) -> Result<BulkAnswer, Problem> {
     counter.desk.bulk(BulkRequest::parse(json).expect("a request")).await
@@ -69,6 +69,37 @@ async fn a_dry_run_counts_what_is_done_then_to_the_last_task_in_every_database()
     );
     let rest = bulk(&counter, r#"{"action":"cancel","all":true}"#).await.expect("every task there is");
     assert_eq!((rest.matched, rest.done), (2, 1));
+}
+
+#[tokio::test]
+async fn a_walk_goes_through_every_database_although_each_request_meets_them_in_another_order() {
+    let (one, tests) = with_two_databases().await;
+    let third = fixture::database().await;
+    let others = [("main", &tests[0].url), ("west", &third.url), ("east", &tests[1].url)];
+    let databases = others.map(|(name, url)| fixture::named(name, url));
+    one.store.add(fixture::named("west", &third.url));
+    for _ in 0..40 {
+        submitted(&one, r#"{"queue":"q","delay_ms":60000}"#).await;
+    }
+    let other = super::counter(databases.to_vec(), super::PLAIN);
+    for (test, shards) in [(&tests[0], ">= 64"), (&tests[1], "< 64"), (&third, ">= 0")] {
+        let gone = format!("DELETE FROM duetime.shard WHERE id {shards}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(gone)).execute(&test.pool).await.unwrap();
+    }
+    for counter in [&one, &other] {
+        counter.store.places().refresh().await.expect("read");
+    }
+    let (mut done, mut cursor) = (0, "null".to_owned());
+    for counter in [&one, &other].into_iter().cycle().take(100) {
+        let json = format!(r#"{{"action":"cancel","filter":{{"queue":"q"}},"limit":3,"cursor":{cursor}}}"#);
+        let answer = bulk(counter, &json).await.expect("three databases");
+        done += answer.done;
+        match answer.next_cursor {
+            Some(next) => cursor = format!("\"{next}\""),
+            None => break,
+        }
+    }
+    assert_eq!((done, tests[0].live().await + tests[1].live().await), (40, 0));
 }
 
 /// A claim that another node holds open: one statement, not yet committed.

@@ -4,9 +4,11 @@ mod bulk;
 mod collect;
 pub(crate) mod drain;
 mod limits;
+mod moves;
 mod queues;
 mod receive;
 mod schedules;
+pub(crate) mod shards;
 mod submit;
 mod tasks;
 mod tokens;
@@ -19,7 +21,7 @@ use std::{
 };
 
 use common::{
-    ids::{Attempt, Epoch, Incarnation, NodeId, NodeName, ShardId, TaskId},
+    ids::{Attempt, ClusterId, Epoch, Incarnation, NodeId, NodeName, ShardId, TaskId},
     shard::ShardRange,
     wire::TaskRequest,
 };
@@ -36,18 +38,24 @@ use crate::{
     config::Auth,
     coordination::{Coordination, Views, tests::coordination},
     loops::{
-        cluster::session_keeper::{Session, SessionState},
+        cluster::{
+            realm_keeper::RealmStanding,
+            session_keeper::{Session, SessionState},
+        },
         dispatch::claim_on_insert::ClaimOnInsert,
         nudger::Nudger,
-        outcome::{releaser::Releaser, reporter::Reporter},
+        outcome::{
+            releaser::Releaser,
+            reporter::{ReportLines, Reporter},
+        },
         submit::{
             keyed_submitter::KeyedSubmitter,
-            submitter::{self, Submitter},
+            submitter::{self, SubmitJobs, Submitter},
         },
         upkeep::{prober::NodeFitness, queue_reader::Books},
     },
     metrics::Metrics,
-    readiness::Readiness,
+    readiness::{Readiness, Sources},
     store::{
         Database, Store,
         tests::fixture::{self, TestDatabase},
@@ -89,9 +97,13 @@ fn counter(databases: Vec<Arc<Database>>, setup: Setup) -> Counter {
 }
 
 fn counter_of(databases: Vec<Arc<Database>>, setup: Setup, access: Arc<Access>) -> Counter {
+    counter_in(databases, setup, access, nowhere(), watch::channel(Arc::default()).1)
+}
+
+/// An etcd that does not answer.
+fn nowhere() -> Coordination {
     let nowhere = coordination(&["http://127.0.0.1:1".to_owned()], "/nowhere").now_or_never();
-    let coordination = nowhere.expect("opens no connection yet");
-    counter_in(databases, setup, access, coordination, watch::channel(Arc::default()).1)
+    nowhere.expect("opens no connection yet")
 }
 
 /// A counter whose node belongs to a cluster.
@@ -103,9 +115,7 @@ fn counter_in(
     views: Views,
 ) -> Counter {
     let registry = Registry::new();
-    let names: Vec<String> = stores.iter().map(|database| database.name().to_string()).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let metrics = Arc::new(Metrics::register(&registry, &names).expect("a fresh registry takes them"));
+    let metrics = Arc::new(Metrics::register(&registry).expect("a fresh registry takes them"));
     let database = |database: &Arc<Database>| NodeDatabase {
         sql: Arc::clone(database),
         owned_shards: Arc::new(OwnedShards::new(1_000)),
@@ -113,13 +123,15 @@ fn counter_in(
         inbox: Arc::default(),
         outdated: Arc::default(),
         set_aside: SetAside::default(),
+        nudge: Arc::default(),
     };
-    let databases = NodeDatabases::new(stores.iter().map(database).collect());
+    let databases = stores.iter().map(database).collect();
+    let store = fixture::store(stores);
+    let databases = NodeDatabases::new(databases, store.places().clone());
     let books = Books::default();
     let (fitness, fit) = watch::channel(NodeFitness::default());
     let nudger = Nudger::new(databases.clone(), HORIZON);
-    let (submitter, intake) =
-        Submitter::new(databases.clone(), Arc::clone(&books), fit.clone(), u32::from(fixture::SHARDS), HORIZON);
+    let submitter = Submitter::new(databases.clone(), Arc::clone(&books), fit.clone(), HORIZON);
     let claim_on_insert = ClaimOnInsert {
         databases: databases.clone(),
         lanes: Arc::default(),
@@ -130,11 +142,10 @@ fn counter_in(
         window: 1_000,
         metrics: Arc::clone(&metrics),
     };
-    for ((index, _), jobs) in databases.indexed().zip(intake.jobs) {
+    for (index, database) in databases.indexed() {
+        let SubmitJobs { jobs, puts } = submitter.add_line();
         let run = submitter::run(index, jobs, claim_on_insert.clone(), nudger.clone(), CancellationToken::new());
         spawn_child(run);
-    }
-    for (database, puts) in databases.all().iter().zip(intake.puts) {
         let (database, books, releaser) = (database.clone(), Arc::clone(&books), Releaser { nudger: nudger.clone() });
         let keyed_submitter = KeyedSubmitter { database, books, releaser, metrics: Arc::clone(&metrics) };
         spawn_child(keyed_submitter.run(puts, CancellationToken::new()));
@@ -147,21 +158,24 @@ fn counter_in(
         metrics: Arc::clone(&metrics),
         traces: Traces::default(),
         receipts: watch::channel(None).1,
+        lines: ReportLines::default(),
         default_exchange: true,
         audit: audit.clone(),
     };
     let joined = Session { standing: SessionState::Joined, lease: None, candidacy: None, last_renewal: None };
-    let readiness = Readiness::new(
-        fit,
-        watch::channel(BrokerState::Up { blocked: false }).1,
-        watch::channel(joined).1,
-        CancellationToken::new(),
-        ExchangeTroubles::default(),
-        SetAside::default(),
-        crate::supervise::Pulse::default(),
-    );
+    let readiness = Readiness::new(Sources {
+        fitness: fit,
+        broker: watch::channel(BrokerState::Up { blocked: false }).1,
+        session: watch::channel(joined).1,
+        cluster: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
+        realm: watch::channel(RealmStanding::default()).1,
+        admitted: watch::channel(Some(ClusterId::new(uuid::Uuid::from_u128(1)))).1,
+        leaving: CancellationToken::new(),
+        exchanges: ExchangeTroubles::default(),
+        set_aside: SetAside::default(),
+        pulse: crate::supervise::Pulse::default(),
+    });
     drop(fitness);
-    let store = Store::new(stores);
     let desk = Desk::new(Parts {
         me: NodeId { name: NodeName::new("a"), incarnation: Incarnation::new(uuid::Uuid::new_v4()) },
         store: store.clone(),
@@ -201,17 +215,24 @@ fn upper_half() -> ShardRange {
 
 /// A counter with two databases, each with half of the shards.
 async fn with_two_databases() -> (Counter, [TestDatabase; 2]) {
+    with_two_databases_among(watch::channel(Arc::default()).1).await
+}
+
+/// The same in a cluster.
+async fn with_two_databases_among(views: Views) -> (Counter, [TestDatabase; 2]) {
     let tests = [fixture::database().await, fixture::database().await];
-    let databases =
-        vec![fixture::named("main", &tests[0].url, lower_half()), fixture::named("east", &tests[1].url, upper_half())];
-    (counter(databases, PLAIN), tests)
+    tests[0].keep_shards(lower_half()).await;
+    tests[1].keep_shards(upper_half()).await;
+    let databases = vec![fixture::named("main", &tests[0].url), fixture::named("east", &tests[1].url)];
+    let access = Arc::new(Access::new(&Auth::default()));
+    (counter_in(databases, PLAIN, access, nowhere(), views), tests)
 }
 
 /// A counter whose second database does not exist.
 async fn with_one_of_two_gone() -> (Counter, TestDatabase) {
     let test = fixture::database().await;
-    let databases =
-        vec![fixture::named("main", &test.url, lower_half()), fixture::unreachable_database("east", upper_half())];
+    test.keep_shards(lower_half()).await;
+    let databases = vec![fixture::named("main", &test.url), fixture::unreachable_database("east")];
     (counter(databases, PLAIN), test)
 }
 

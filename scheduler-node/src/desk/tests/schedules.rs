@@ -35,7 +35,7 @@ fn hourly(more: &str) -> ScheduleRequest {
 
 /// A firer of its own beside the desk, on the master or on another node, and its metrics.
 fn firer(counter: &Counter, master: bool) -> (Firer, Arc<Metrics>) {
-    let metrics = Arc::new(Metrics::register(&Registry::new(), &[]).expect("a fresh registry takes them"));
+    let metrics = Arc::new(Metrics::register(&Registry::new()).expect("a fresh registry takes them"));
     let term = master.then(|| Term::from_revision(1));
     let firer = Firer::new(
         counter.store.clone(),

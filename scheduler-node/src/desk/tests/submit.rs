@@ -132,7 +132,7 @@ async fn what_is_too_long_is_refused_before_anything_is_written() {
 
 #[tokio::test]
 async fn a_task_that_could_not_be_made_durable_is_not_accepted() {
-    let gone = fixture::unreachable_database("main", fixture::all_shards());
+    let gone = fixture::unreachable_database("main");
     let counter = counter(vec![gone], PLAIN);
     let refused = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect_err("nowhere to write it");
     assert_eq!((refused.status, refused.retry_after_s.is_some()), (503, true));
@@ -157,7 +157,7 @@ async fn what_the_database_refuses_is_told_from_its_neighbours_and_is_no_outage(
 #[tokio::test]
 async fn a_node_that_does_not_know_of_a_queues_new_placement_places_its_tasks_by_it_all_the_same() {
     let (changing, tests) = with_two_databases().await;
-    let databases = changing.store.databases().to_vec();
+    let databases = changing.store.databases().iter().cloned().collect();
     let behind = counter(databases, PLAIN);
     let queue = common::ids::QueueName::new("orders");
     behind.desk.queue_put(queue.clone(), common::wire::QueueRequest::default()).await.expect("it knows the queue");

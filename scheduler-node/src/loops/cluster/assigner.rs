@@ -10,7 +10,7 @@ use common::{
     cluster::{AssignmentRecord, ClusterView, Freeze, Pace},
     ids::{DatabaseName, NodeId, NodeName, Term},
     shard::{
-        AssignmentDiff, ShardRange,
+        AssignmentDiff,
         assign::{Assignment, AssignmentProblem, solve},
     },
     time::UnixMicros,
@@ -20,16 +20,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{elector::Mastership, session_keeper::Session};
 use crate::{
+    by_database::ByDatabase,
     clock,
     coordination::{AssignmentWrite, Coordination, Error, Views},
+    store::Places,
     supervise::at_work,
 };
 
 /// Changes of the membership are gathered for this long.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// The time to gather after a node vanished without leaving. etcd deletes leases that ran out in the same stall one
-/// after another.
+/// The time to gather after a node vanished, unless its process is known to have ended. etcd deletes leases that ran
+/// out in the same stall one after another.
 const GATHER_LOST: Duration = Duration::from_millis(300);
 
 /// The master decides after this long, however many changes still arrive.
@@ -45,10 +47,15 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Assigner {
     coordination: Coordination,
-    databases: Vec<(DatabaseName, ShardRange)>,
+    /// All databases that the node uses, also those that join later.
+    databases: ByDatabase<DatabaseName>,
+    places: Places,
+    map_changes: watch::Receiver<u64>,
     views: Views,
     mastership: watch::Receiver<Mastership>,
     session: watch::Receiver<Session>,
+    /// The starts of nodes whose processes are known to have ended.
+    ended: watch::Receiver<BTreeSet<NodeId>>,
     freeze: Freeze,
     /// The start of the monotonic clock that times the freeze. A change of the wall clock does not affect it.
     started: Instant,
@@ -68,20 +75,25 @@ pub struct Assigner {
 }
 
 impl Assigner {
-    /// `databases`: each database with its shards, configured alike on every node of the cluster.
+    /// `databases`: all that the node uses, also those that join later.
     pub fn new(
         coordination: Coordination,
-        databases: Vec<(DatabaseName, ShardRange)>,
+        databases: ByDatabase<DatabaseName>,
+        places: Places,
         views: Views,
         mastership: watch::Receiver<Mastership>,
         session: watch::Receiver<Session>,
+        ended: watch::Receiver<BTreeSet<NodeId>>,
     ) -> Self {
         Self {
             coordination,
             databases,
+            map_changes: places.changes(),
+            places,
             views,
             mastership,
             session,
+            ended,
             freeze: Freeze::new(),
             started: Instant::now(),
             present: BTreeSet::new(),
@@ -107,6 +119,8 @@ impl Assigner {
                 () = sleep_until(wake) => {}
                 Ok(()) = self.views.changed() => {}
                 Ok(()) = self.mastership.changed() => {}
+                Ok(()) = self.ended.changed() => {}
+                Ok(()) = self.map_changes.changed() => {}
             }
             wake = match stop.run_until_cancelled(self.activate()).await {
                 Some(wake) => wake,
@@ -122,14 +136,21 @@ impl Assigner {
         if view.revision == 0 {
             return None;
         }
-        let pace = self.freeze.observe(&view.members, self.monotonic(), self.coordination.lease_ttl());
-        self.observe(&view, &pace);
+        let ended = self.ended.borrow_and_update().clone();
+        let pace = self.pace(&view, &ended);
+        self.observe(&view, &pace, &ended);
         let term = self.mastership.borrow_and_update().term;
         let Some(term) = term else {
             self.rest();
             return None;
         };
-        let problem = view.problem(&self.databases);
+        self.map_changes.mark_unchanged();
+        if !self.places.is_read() {
+            return Some(Instant::now() + RETRY);
+        }
+        let map = self.places.load();
+        let names: Vec<DatabaseName> = self.databases.iter().cloned().collect();
+        let problem = view.problem(&map.divided(&names));
         if !self.is_open(&problem, &view) {
             self.open_since = None;
             return self.written.as_ref().map(|(_, since)| *since + SHOWN_WITHIN);
@@ -146,12 +167,17 @@ impl Assigner {
         self.decide(term, problem, &view).await
     }
 
-    fn observe(&mut self, view: &ClusterView, pace: &Pace) {
+    fn pace(&mut self, view: &ClusterView, ended: &BTreeSet<NodeId>) -> Pace {
+        let ended = ended.iter().map(|node| node.name.clone()).collect();
+        self.freeze.observe(&view.members, &ended, self.monotonic(), self.coordination.lease_ttl())
+    }
+
+    fn observe(&mut self, view: &ClusterView, pace: &Pace, ended: &BTreeSet<NodeId>) {
         self.frozen_until.send_replace(match pace {
             Pace::Proceed => None,
             Pace::Frozen { until, .. } => Some(clock::now().plus(until.since(self.monotonic()))),
         });
-        if self.present.iter().any(|node| view.member(node).is_none()) {
+        if self.present.iter().any(|node| view.member(node).is_none() && !ended.contains(node)) {
             self.unsure_until = Some(Instant::now() + GATHER_LOST);
         }
         let staying = view.members.values().filter(|member| !member.leaving);

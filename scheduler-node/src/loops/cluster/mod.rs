@@ -3,5 +3,8 @@
 
 pub mod assigner;
 pub mod elector;
+pub mod mover;
 pub mod owner;
+pub mod realm_keeper;
 pub mod session_keeper;
+pub mod watcher;

@@ -2,11 +2,14 @@
 //!
 //! It looks whenever the cluster changes, and once a second. The acts that a look finds necessary run beside the
 //! loop, one act per shard at a time:
-//! - acquire: owner key -> fence -> is the key still this node's? -> adopt. Keys of one database that are ready at
-//!   the same moment take their fences in one statement.
+//! - acquire: owner keys -> fences -> are the keys still this node's? -> adopt. Shards of one database that are ready
+//!   at the same moment share their requests to etcd and take their fences in one statement.
 //! - release: does etcd still assign it away? -> wait for a turn -> stop claiming -> drain -> delete the owner key
 //!   -> forget.
 //! - register again: the key was lost, the fence was not.
+//!
+//! A shard that has moved to another database is forgotten in the former one and acquired in its new place, unless the
+//! loop that moved it has adopted it there. From a shard in the last part of a move nothing is claimed.
 //!
 //! Without etcd it neither releases nor acquires anything: this node goes on until a fence refuses it. If it stops,
 //! each shard stays with its owner and nothing moves.
@@ -29,7 +32,7 @@ use std::{
 use common::{
     cluster::{Action, ClusterView, ownership},
     ids::{DatabaseName, Epoch, NodeId, ShardId},
-    shard::ShardRange,
+    shard::{ShardMap, ShardStatus},
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
@@ -40,8 +43,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::session_keeper::{MemberFitness, Session};
 use crate::{
-    coordination::{Coordination, LeaseId, OwnerKey, Views},
-    store,
+    by_database::ByDatabase,
+    coordination::{Coordination, KEYS_PER_TRANSACTION, LeaseId, OwnerKey, Views},
+    store::{self, Places},
     working_set::owned_shards::OwnedShards,
 };
 use act::{ActResult, Actor};
@@ -51,9 +55,13 @@ use log::Log;
 /// The interval between two passes when no change of the cluster is seen.
 const PASS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Requests to etcd under way: enough to move a hundred shards in a few round trips, few enough to leave room for
-/// the lease.
+/// Requests to etcd under way: enough to move many shards in a few round trips, few enough to leave room for the
+/// lease.
 const REQUESTS_IN_FLIGHT: usize = 16;
+
+/// Shards that are released together: their drains and their requests to etcd take about as long as one shard's. With
+/// more of them, more tasks would wait for the slowest drain.
+const RELEASED_TOGETHER: usize = 16;
 
 /// The longest drain. The next owner publishes tasks that are still in flight again in place.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -85,16 +93,27 @@ impl Fence for store::Database {
 #[derive(Debug)]
 pub struct OwnerDatabase<F> {
     pub name: DatabaseName,
-    pub shards: ShardRange,
     pub owned_shards: Arc<OwnedShards>,
     pub fence: Arc<F>,
+}
+
+impl<F> Clone for OwnerDatabase<F> {
+    fn clone(&self) -> Self {
+        let (owned_shards, fence) = (Arc::clone(&self.owned_shards), Arc::clone(&self.fence));
+        Self { name: self.name.clone(), owned_shards, fence }
+    }
 }
 
 /// Acquires and releases shards; the module says how.
 #[derive(Debug)]
 pub struct Owner<F> {
     actor: Actor,
+    /// All databases that the node uses, also those that join later.
+    joined: ByDatabase<OwnerDatabase<F>>,
+    /// In the same order, as far as this loop has seen them.
     databases: Vec<OwnerDatabaseState<F>>,
+    places: Places,
+    map_changes: watch::Receiver<u64>,
     views: Views,
     session: watch::Receiver<Session>,
     fitness: watch::Receiver<MemberFitness>,
@@ -123,11 +142,13 @@ struct Retry {
 }
 
 impl<F: Fence> Owner<F> {
-    /// Cancelling `leaving` ends all acquiring.
+    /// `joined`: all databases that the node uses, also those that join later. Cancelling `leaving` ends all acquiring.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the node, used once")]
     pub fn new(
         me: NodeId,
         coordination: Coordination,
-        databases: Vec<OwnerDatabase<F>>,
+        joined: ByDatabase<OwnerDatabase<F>>,
+        places: Places,
         views: Views,
         session: watch::Receiver<Session>,
         fitness: watch::Receiver<MemberFitness>,
@@ -135,10 +156,12 @@ impl<F: Fence> Owner<F> {
     ) -> Self {
         let requests = || Arc::new(Semaphore::new(REQUESTS_IN_FLIGHT));
         let actor = Actor { me, coordination, requests: requests(), last_requests: requests() };
-        let state = |database| OwnerDatabaseState { database, created: Vec::new(), fencing: false, retry: None };
         Self {
             actor,
-            databases: databases.into_iter().map(state).collect(),
+            joined,
+            databases: Vec::new(),
+            map_changes: places.changes(),
+            places,
             views,
             session,
             fitness,
@@ -161,6 +184,7 @@ impl<F: Fence> Owner<F> {
                 Ok(()) = self.views.changed() => None,
                 Ok(()) = self.session.changed() => None,
                 Ok(()) = self.fitness.changed() => None,
+                Ok(()) = self.map_changes.changed() => None,
                 () = leaving.cancelled(), if !left => {
                     left = true;
                     None
@@ -186,10 +210,13 @@ impl<F: Fence> Owner<F> {
 
     fn activate(&mut self) {
         let view = self.views.borrow_and_update().clone();
+        let map = self.places.load();
+        self.join();
+        self.follow(&map);
         let owned = self.owned();
         let known = (view.revision > 0).then_some(&*view);
         let leaving = self.leaving.is_cancelled();
-        let actions = ownership::step(&self.actor.me, &owned, known, &self.unfit(), leaving);
+        let actions = ownership::step(&self.actor.me, &owned, known, &self.unfit(&map), leaving);
         self.act(actions, &owned);
         self.take_fences();
         self.gauge(&view);
@@ -198,41 +225,78 @@ impl<F: Fence> Owner<F> {
         }
     }
 
+    /// Takes in the databases that have joined the node. The map was read before, so each place in it is one of them.
+    fn join(&mut self) {
+        let new = self.joined.iter().skip(self.databases.len()).cloned();
+        let state = |database| OwnerDatabaseState { database, created: Vec::new(), fencing: false, retry: None };
+        self.databases.extend(new.map(state));
+    }
+
+    /// Forgets shards that have moved to another database, and stops claims from those in the last part of a move.
+    fn follow(&mut self, map: &ShardMap) {
+        for (index, state) in self.databases.iter().enumerate() {
+            let owned_shards = &state.database.owned_shards;
+            for (shard, epoch) in owned_shards.owned() {
+                let Some(place) = map.of(shard) else { continue };
+                if place.database.get() != index {
+                    // An epoch that is not above this node's: the map is older than what the node has taken.
+                    if place.epoch > epoch && owned_shards.forget_epoch(shard, epoch) {
+                        self.log.moved.insert(shard);
+                    }
+                } else if place.status == ShardStatus::Gone && owned_shards.is_claimable(shard) {
+                    owned_shards.stop_claiming(&[shard]);
+                }
+            }
+        }
+    }
+
     fn owned(&self) -> BTreeMap<ShardId, Epoch> {
         self.databases.iter().flat_map(|state| state.database.owned_shards.owned()).collect()
     }
 
     /// Shards whose database this node cannot reach.
-    fn unfit(&self) -> BTreeSet<ShardId> {
+    fn unfit(&self, map: &ShardMap) -> BTreeSet<ShardId> {
         let fitness = self.fitness.borrow();
-        let unfit = self.databases.iter().filter(|state| fitness.unfit.contains(&state.database.name));
-        unfit.flat_map(|state| state.database.shards.iter()).collect()
+        let unfit = self.databases.iter().map(|state| fitness.unfit.contains(&state.database.name));
+        let unfit: Vec<bool> = unfit.collect();
+        let is_unfit = |index: usize| unfit.get(index).copied().unwrap_or(true);
+        map.iter().filter(|(_, place)| is_unfit(place.database.get())).map(|(shard, _)| shard).collect()
     }
 
     fn act(&mut self, actions: Vec<Action>, owned: &BTreeMap<ShardId, Epoch>) {
         let lease = self.session.borrow_and_update().lease;
-        let mut leaving = Vec::new();
+        let (mut leaving, mut lost_keys) = (Vec::new(), Vec::new());
+        let mut wanted: BTreeMap<usize, Vec<ShardId>> = BTreeMap::new();
         for action in actions {
             let shard = action.shard();
-            // A shard of no configured database: the nodes are configured differently.
+            // A shard of no database that was read.
             let Some(index) = self.index_of(shard) else { continue };
             if self.busy.contains(&shard) {
                 continue;
             }
             match (action, lease) {
-                (Action::Drop { .. }, _) => self.lose(index, shard),
+                (Action::Drop { .. }, _) => self.lose(shard),
                 (Action::Release { .. }, _) if owned.contains_key(&shard) => leaving.push(shard),
                 (Action::Release { .. }, _) => self.begin(shard, self.actor.clone().release_key(index, shard)),
-                (Action::Reregister { epoch, .. }, Some(lease)) => {
-                    self.begin(shard, self.actor.clone().reregister(shard, epoch, lease));
-                }
-                (Action::Acquire { .. }, Some(lease)) => self.acquire(index, shard, lease),
-                (Action::Reregister { .. } | Action::Acquire { .. }, None) => {}
+                (Action::Reregister { epoch, .. }, _) => lost_keys.push((shard, epoch)),
+                (Action::Acquire { .. }, _) => wanted.entry(index).or_default().push(shard),
             }
+        }
+        if let Some(lease) = lease {
+            self.register_again(&lost_keys, lease);
+            self.acquire(wanted, lease);
         }
         if !leaving.is_empty() {
             self.busy.extend(&leaving);
             self.acts.push(self.actor.clone().look(leaving).boxed());
+        }
+    }
+
+    /// Creates lost keys again, many in one request.
+    fn register_again(&mut self, lost_keys: &[(ShardId, Epoch)], lease: LeaseId) {
+        for owned in lost_keys.chunks(KEYS_PER_TRANSACTION) {
+            self.busy.extend(owned.iter().map(|(shard, _)| *shard));
+            self.acts.push(self.actor.clone().reregister(owned.to_vec(), lease).boxed());
         }
     }
 
@@ -241,14 +305,23 @@ impl<F: Fence> Owner<F> {
         self.acts.push(act.boxed());
     }
 
-    fn lose(&mut self, index: usize, shard: ShardId) {
-        self.databases[index].database.owned_shards.forget(&[shard]);
+    fn lose(&mut self, shard: ShardId) {
+        for state in &self.databases {
+            state.database.owned_shards.forget(&[shard]);
+        }
         self.log.dropped.insert(shard);
     }
 
-    fn acquire(&mut self, index: usize, shard: ShardId, lease: LeaseId) {
-        if self.databases[index].retry.is_none_or(|retry| retry.at <= Instant::now()) {
-            self.begin(shard, self.actor.clone().create(index, shard, lease));
+    /// Creates the keys of shards, by the index of their database, many in one request.
+    fn acquire(&mut self, wanted: BTreeMap<usize, Vec<ShardId>>, lease: LeaseId) {
+        for (index, shards) in wanted {
+            if self.databases[index].retry.is_some_and(|retry| retry.at > Instant::now()) {
+                continue;
+            }
+            for shards in shards.chunks(KEYS_PER_TRANSACTION) {
+                self.busy.extend(shards);
+                self.acts.push(self.actor.clone().create(index, shards.to_vec(), lease).boxed());
+            }
         }
     }
 
@@ -274,7 +347,8 @@ impl<F: Fence> Owner<F> {
     }
 
     fn index_of(&self, shard: ShardId) -> Option<usize> {
-        self.databases.iter().position(|state| state.database.shards.contains(shard))
+        let index = self.places.of(shard)?.database.get();
+        (index < self.databases.len()).then_some(index)
     }
 
     fn gauge(&self, view: &ClusterView) {
@@ -289,7 +363,7 @@ impl<F: Fence> Owner<F> {
             Some(owner) => owner.node == self.actor.me && !owned.contains_key(shard),
             None => true,
         };
-        let shards = self.databases.iter().flat_map(|state| state.database.shards.iter());
-        metrics.shards_unowned.set(gauge(shards.filter(is_unowned).count()));
+        let all = (0..self.places.shard_count().unwrap_or(0)).map(ShardId::new);
+        metrics.shards_unowned.set(gauge(all.filter(is_unowned).count()));
     }
 }

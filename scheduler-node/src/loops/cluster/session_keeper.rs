@@ -4,7 +4,10 @@
 //! always for the same incarnation. A lost lease is a fault of etcd, not a restart of the node, so each shard stays
 //! with its owner. If it stops, the node counts as gone after one time to live.
 
+mod former;
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
@@ -19,6 +22,7 @@ use crate::{
     coordination::{Coordination, Error, LeaseId, Registered, Renewal, Views},
     supervise::at_work,
 };
+pub use former::FormerStart;
 pub use session::{MemberFitness, Session, SessionState};
 
 /// The longest pause between attempts while etcd does not answer, or another node has the name.
@@ -40,6 +44,8 @@ pub struct SessionKeeper {
     /// The node's lease, registered or not.
     lease: Option<LeaseId>,
     registered: Option<RegisteredAs>,
+    /// Present until the node has joined for the first time.
+    former: Option<FormerStart>,
     /// The last attempt failed; only the first failure is logged.
     failing: bool,
 }
@@ -74,9 +80,17 @@ impl SessionKeeper {
             session,
             lease: None,
             registered: None,
+            former: None,
             failing: false,
         };
         (keeper, sessions)
+    }
+
+    /// Lets the keeper revoke the lease of a former start of this node that has ended. Without it that lease runs out
+    /// by itself.
+    pub fn replacing(mut self, former: FormerStart) -> Self {
+        self.former = Some(former);
+        self
     }
 
     /// Ends by removing the node's keys: the owner must hand over everything that depends on the lease before
@@ -138,7 +152,7 @@ impl SessionKeeper {
     }
 
     async fn register(&mut self, lease: LeaseId, wanted: Member) -> Result<(), Error> {
-        let registered = match self.coordination.member_put(&wanted, lease).await {
+        let registered = match self.put_member(&wanted, lease).await {
             // The lease was renewed a moment ago and is gone all the same; the next activation grants a new one.
             Err(Error::LeaseGone { .. }) => {
                 self.lost(lease);
@@ -162,6 +176,7 @@ impl SessionKeeper {
             let broker = wanted.broker_unfit;
             tracing::warn!(me = %wanted.node, ?databases, broker, "announced what this node cannot reach");
         }
+        self.former = None;
         self.registered = Some(RegisteredAs { lease, member: wanted, since: Instant::now(), shown: false });
         self.session.send_modify(|session| {
             session.standing = SessionState::Joined;
@@ -171,27 +186,13 @@ impl SessionKeeper {
         Ok(())
     }
 
-    fn name_taken(&mut self, by: Option<NodeId>) {
-        let standing = SessionState::NameTaken { by };
-        if self.session.borrow().standing != standing {
-            let SessionState::NameTaken { by } = &standing else { return };
-            let by = by.as_ref().map_or_else(|| "an unreadable record".to_owned(), NodeId::to_string);
-            tracing::warn!(me = %self.member.node, by, "another node has this name; waiting until its lease expires");
-        }
-        self.registered = None;
-        self.session.send_modify(|session| {
-            session.standing = standing;
-            session.lease = None;
-            session.candidacy = None;
-        });
-    }
-
     fn wanted(&self) -> Member {
         let fitness = self.fitness.borrow();
         Member {
             leaving: self.leaving.is_cancelled(),
             unfit: fitness.unfit.clone(),
             broker_unfit: fitness.broker_unfit,
+            databases: Some(fitness.used.clone()),
             ..self.member.clone()
         }
     }
@@ -220,7 +221,7 @@ impl SessionKeeper {
             Ok(()) => {
                 self.failing = false;
                 let joined = self.session.borrow().standing == SessionState::Joined;
-                (!joined).then_some(retry)
+                (!joined).then(|| self.former.as_ref().map_or(retry, |former| former.pause(retry)))
             }
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failing, true);

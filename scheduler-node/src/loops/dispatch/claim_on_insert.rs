@@ -121,9 +121,9 @@ fn may_go(task: &NewTask, closed: &BTreeSet<QueueName>) -> bool {
     task.due_now && task.expires_at.is_none() && !closed.contains(&task.queue)
 }
 
-fn delivery(task: NewTask, due_at: UnixMicros) -> Delivery {
+fn delivery(NewTask { id, task }: NewTask, due_at: UnixMicros) -> Delivery {
     Delivery {
-        id: task.id,
+        id,
         attempt: Attempt::new(1),
         attempts_base: Attempt::NONE,
         queue: task.queue,

@@ -39,9 +39,7 @@ pub struct ClaimHandler {
 impl ClaimHandler {
     /// The epochs to present for the shards of `ids`.
     pub fn fences(&self, ids: &[TaskId]) -> BTreeMap<ShardId, Epoch> {
-        let owned = self.database.owned_shards.owned();
-        let shards: BTreeSet<ShardId> = ids.iter().map(|id| id.shard()).collect();
-        shards.into_iter().filter_map(|shard| Some((shard, *owned.get(&shard)?))).collect()
+        self.database.owned_shards.epochs(ids.iter().map(|id| id.shard()))
     }
 
     /// Handles the answer of a claim: refused fences, tasks that were passed over, queues that have turned. Tasks

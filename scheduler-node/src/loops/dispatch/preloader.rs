@@ -248,10 +248,10 @@ impl Preloader {
     ) -> Result<Vec<Key>, Error> {
         let from = after.unwrap_or(UnixMicros::new(0));
         let keys = self.database.sql.task_preload(shards, from, until, most).await?;
-        let owned = self.database.owned_shards.claimable();
+        let owned = self.database.owned_shards.claimable_since();
         self.database.owned_shards.offer(keys.iter().filter_map(|key| {
-            let epoch = *owned.get(&key.id.shard())?;
-            let older = key.claim_epoch.is_none_or(|claimed| claimed < epoch);
+            let own_since = *owned.get(&key.id.shard())?;
+            let older = key.claim_epoch.is_none_or(|claimed| claimed < own_since);
             let (kind, wake_at) = match key.state {
                 TaskState::Scheduled => (WakeKind::Claim, key.wake_at),
                 TaskState::Dispatching if older => (WakeKind::Rescue, now),

@@ -12,7 +12,7 @@ mod trace;
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,7 +20,7 @@ use std::{
 use common::{
     ids::{Attempt, QueueName, TaskId},
     outcome::Outcome,
-    queue::{Queue, Unroutable},
+    queue::Queue,
     task::{
         Delivery, Envelope,
         verdict::{AfterConfirm, after_confirm},
@@ -33,6 +33,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use crate::{
     alarm::Alarm,
     broker::{Broker, BrokerState, NotTaken, Outgoing, Published, QueueDeclaration, Route},
+    by_database::ByDatabase,
     loops::{
         outcome::{
             reporter::Reporter,
@@ -46,6 +47,7 @@ use crate::{
     traces::{self, Hop, Traces},
     working_set::{
         database::{DatabaseIndex, LOOK_AGAIN, NodeDatabases},
+        delay_rules::DelayRules,
         lanes::Lanes,
     },
 };
@@ -57,7 +59,7 @@ const BATCHES_PER_LANE: usize = 16;
 const MESSAGES_PER_BATCH: usize = 256;
 
 /// A message whose claim is older than this is not published before its row has been read again: by now another
-/// node may own the shard.
+/// node may own the shard. With a short lease the limit is lower; see [`longest_hold`].
 const LONGEST_HOLD: Duration = Duration::from_secs(5);
 
 /// While the broker is away, messages with an unknown outcome are looked at again after this long.
@@ -80,13 +82,14 @@ pub struct Publisher {
     pub books: Books,
     pub lanes: Arc<Lanes>,
     /// One settler for each database.
-    pub settlements: Vec<Settlements>,
+    pub settlements: ByDatabase<Settlements>,
     pub reporter: Reporter,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub receipts: Receipts,
-    /// The fate of a returned message of a delay exchange, by the queue under which it is listed.
-    pub delayed: Arc<HashMap<QueueName, Unroutable>>,
+    /// How long after its claim a message may be published.
+    pub longest_hold: Duration,
+    pub delay_rules: DelayRules,
 }
 
 /// A dispatch, ordered by its due instant.
@@ -219,7 +222,7 @@ impl Publisher {
     }
 
     async fn publish(&self, queue: &QueueName, batch: Vec<Dispatch>) {
-        let mut batch = self.fresh(batch);
+        let mut batch = self.fresh(batch, |dispatch| dispatch);
         if batch.is_empty() {
             return;
         }
@@ -233,6 +236,11 @@ impl Publisher {
         let policy = self.books.load().get(queue);
         let hops = self.begin_hops(&mut batch);
         let batch = self.shape(batch, &policy).await;
+        if let Some(held) = held_before_publish() {
+            tokio::time::sleep(held).await;
+        }
+        // A process that was stopped meanwhile continues here, perhaps after its lease.
+        let batch = self.fresh(batch, |(dispatch, _)| dispatch);
         if batch.is_empty() {
             return;
         }
@@ -260,12 +268,12 @@ impl Publisher {
     }
 
     /// Keeps the fresh messages. Those claimed too long ago go back to be looked at again.
-    fn fresh(&self, batch: Vec<Dispatch>) -> Vec<Dispatch> {
+    fn fresh<T>(&self, batch: Vec<T>, dispatch: impl Fn(&T) -> &Dispatch) -> Vec<T> {
         let now = Instant::now();
-        let (fresh, old): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|dispatch| now.saturating_duration_since(dispatch.claimed_at) < LONGEST_HOLD);
-        for dispatch in old {
-            self.databases[dispatch.database].look_again([dispatch.delivery.id], LONGEST_HOLD);
+        let is_fresh = |of: &T| now.saturating_duration_since(dispatch(of).claimed_at) < self.longest_hold;
+        let (fresh, old): (Vec<T>, Vec<T>) = batch.into_iter().partition(is_fresh);
+        for dispatch in old.iter().map(dispatch) {
+            self.databases[dispatch.database].look_again([dispatch.delivery.id], LOOK_AGAIN);
         }
         fresh
     }
@@ -273,7 +281,7 @@ impl Publisher {
     async fn settle(&self, policy: &Queue, places: &HashMap<TaskId, Place>, published: Vec<Published>, exchange: &str) {
         let queue = &policy.name;
         let (returned, published) = self.take_returned(policy, places, published);
-        let mut confirmed: Vec<Vec<Confirmed>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut confirmed: BTreeMap<DatabaseIndex, Vec<Confirmed>> = BTreeMap::new();
         let mut open: Vec<(DatabaseIndex, TaskId)> = Vec::new();
         let messages = published.len();
         for one in published {
@@ -284,7 +292,8 @@ impl Publisher {
             if let Outcome::Done(()) = one.outcome {
                 let (trace_id, span_id) = traces::ids(place.hop.map(|hop| hop.context));
                 tracing::debug!(task = %one.id, attempt = %one.attempt, %queue, trace_id, span_id, "task confirmed");
-                confirmed[place.database.get()].push(place.confirmed(one.id, one.attempt, queue));
+                let some = confirmed.entry(place.database).or_default();
+                some.push(place.confirmed(one.id, one.attempt, queue));
             } else {
                 self.count(queue, one.id, one.attempt, &one.outcome);
                 open.push((place.database, one.id));
@@ -294,8 +303,8 @@ impl Publisher {
         for (database, id) in open {
             self.databases[database].look_again([id], pause);
         }
-        for (settlements, confirmed) in self.settlements.iter().zip(confirmed) {
-            settlements.confirmed(confirmed).await;
+        for (database, confirmed) in confirmed {
+            self.settlements[database].confirmed(confirmed).await;
         }
         self.end_returned(queue, exchange, returned).await;
     }
@@ -322,6 +331,18 @@ impl Publisher {
         }
         pause
     }
+}
+
+/// How long after its claim a message may be published, for leases of this time to live. A lease lives at least two
+/// thirds of that from any moment on, so while half of it has not passed, no other node owns the shard.
+pub fn longest_hold(lease_ttl: Duration) -> Duration {
+    LONGEST_HOLD.min(lease_ttl / 2)
+}
+
+/// How long a fail point holds messages back between their claim and their publish.
+fn held_before_publish() -> Option<Duration> {
+    fail::fail_point!("before_publish", |ms| Some(Duration::from_millis(ms?.parse().ok()?)));
+    None
 }
 
 /// Hands claimed tasks to the publisher. If the publisher is gone, the node stops in disorder, and the next owner

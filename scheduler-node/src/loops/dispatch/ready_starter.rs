@@ -34,7 +34,7 @@ use crate::{
     broker::BrokerState,
     loops::upkeep::queue_reader::Books,
     store::{
-        Effect, Error, Fault,
+        Effect, Error, Fault, Places,
         claim::Claimed,
         lane::{LaneEnd, LaneEnds, Pick, Walks},
     },
@@ -76,8 +76,7 @@ pub struct ReadyStarter {
     pub lanes: Arc<Lanes>,
     pub books: Books,
     pub broker: watch::Receiver<BrokerState>,
-    /// The number of shards in all databases.
-    pub shard_count: u32,
+    pub places: Places,
     pub turns: Arc<Mutex<HashMap<QueueName, QueueProgress>>>,
 }
 
@@ -226,7 +225,8 @@ impl ReadyStarter {
         let part = match policy.placement {
             Placement::Single => 1.0,
             Placement::Spread => {
-                self.claims.database.owned_shards.claimable().len() as f64 / f64::from(self.shard_count.max(1))
+                let owned = self.claims.database.owned_shards.claimable().len();
+                owned as f64 / f64::from(self.places.shard_count().unwrap_or(u16::MAX))
             }
         };
         policy.rate_per_second.map(|rate| rate * part).filter(|rate| *rate > 0.0)

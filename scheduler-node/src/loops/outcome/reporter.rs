@@ -19,6 +19,7 @@ use common::{
     task::{TaskState, report::ResultBody, verdict::TaskSnapshot, voucher::Voucher},
 };
 
+pub use self::incoming::ReportLines;
 use self::write::Writes;
 use super::releaser::Releaser;
 use crate::{
@@ -136,6 +137,7 @@ pub struct Reporter {
     pub metrics: Arc<Metrics>,
     pub traces: Traces,
     pub receipts: Receipts,
+    pub lines: ReportLines,
     /// Whether messages may arrive by the names of their queues.
     pub default_exchange: bool,
     pub audit: Audit,
@@ -144,10 +146,35 @@ pub struct Reporter {
 impl Reporter {
     /// Applies one report that came by hand or over HTTP.
     pub async fn report(&self, id: TaskId, attempt: Attempt, body: ResultBody) -> Result<Reported, Error> {
-        let Some((_, database)) = self.databases.of(id.shard()) else { return Ok(Reported::Missing) };
         let event = AttemptEvent::Reported { attempt, body: Box::new(body), from: None };
-        let answers = self.apply(database, vec![(id, event)]).await?;
+        let answers = self.apply_in_place(vec![(id, event)]).await?;
         Ok(answers.into_iter().next().map_or(Reported::Missing, |(_, answer)| answer))
+    }
+
+    /// Applies events in the places of their tasks' shards. If a shard moves meanwhile, its events go to the new place,
+    /// a bounded number of times.
+    async fn apply_in_place(&self, events: Vec<(TaskId, AttemptEvent)>) -> Result<Vec<(TaskId, Reported)>, Error> {
+        let (mut answers, mut left, mut refusals) = (Vec::new(), events, 0);
+        loop {
+            let (parts, lost) = self.databases.divide(std::mem::take(&mut left), |(id, _)| *id);
+            answers.extend(lost.into_iter().map(|(id, _)| (id, Reported::Missing)));
+            let mut moved = None;
+            for (index, part) in parts {
+                match self.apply(&self.databases[index], part.clone()).await {
+                    Ok(more) => answers.extend(more),
+                    Err(error) if error.is_moved() => {
+                        left.extend(part);
+                        moved = Some(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let Some(error) = moved else { return Ok(answers) };
+            if !self.databases.places().follow(refusals).await {
+                return Err(error);
+            }
+            refusals += 1;
+        }
     }
 
     /// Ends tasks of the database at `index` whose deadlines have passed. A task whose end the database refuses is set
@@ -168,9 +195,9 @@ impl Reporter {
         tried.left.map(|(left, error)| (left.into_iter().copied().collect(), error))
     }
 
-    /// Applies returned messages to their tasks, of the database at `index`.
-    pub async fn returned(&self, index: DatabaseIndex, events: Vec<(TaskId, AttemptEvent)>) -> Result<(), Error> {
-        self.apply(&self.databases[index], events).await.map(|_| ())
+    /// Applies returned messages to their tasks.
+    pub async fn returned(&self, events: Vec<(TaskId, AttemptEvent)>) -> Result<(), Error> {
+        self.apply_in_place(events).await.map(|_| ())
     }
 
     /// Reads, decides and writes. Several events of one task are applied one after the other. An event that

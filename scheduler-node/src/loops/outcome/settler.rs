@@ -24,13 +24,14 @@ use super::releaser::Releaser;
 use crate::{
     metrics::Metrics,
     store::{
+        Database, Error,
         depend::Succeeded,
         settle::{Deliver, Finish, Report},
     },
     supervise::at_work,
     working_set::{
-        database::NodeDatabase,
-        retry::{Done, until_done},
+        database::{DatabaseIndex, NodeDatabases},
+        retry::until_done,
         set_aside::Kind,
     },
 };
@@ -76,7 +77,9 @@ impl Settlements {
 
 #[derive(Debug)]
 pub struct Settler {
-    pub database: NodeDatabase,
+    pub databases: NodeDatabases,
+    /// The database in which the tasks were claimed. A shard that has moved since has its tasks in another one.
+    pub index: DatabaseIndex,
     pub releaser: Releaser,
     pub metrics: Arc<Metrics>,
 }
@@ -112,8 +115,53 @@ impl Settler {
         }
         let ((), succeeded) = tokio::join!(self.deliver(&open), self.finish(&finishing));
         fail::fail_point!("after_settle", |_| std::process::abort());
-        self.database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
-        self.releaser.succeeded(&self.database, &succeeded).await;
+        for (_, database) in self.databases.indexed() {
+            database.owned_shards.end(batch.iter().map(|confirmed| confirmed.id));
+        }
+        for (index, succeeded) in succeeded {
+            self.releaser.succeeded(&self.databases[index], &succeeded).await;
+        }
+    }
+
+    /// Writes rows until each is written or refused, each in the place of its shard. Rows that no place takes in time
+    /// are left to a rescue. Returns the answers of each database.
+    async fn write<R: Clone, T, F>(
+        &self,
+        rows: Vec<R>,
+        name: impl Fn(&R) -> (TaskId, Attempt),
+        write: impl Fn(Arc<Database>, Vec<R>) -> F,
+    ) -> Vec<(DatabaseIndex, T)>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut answers = Vec::new();
+        let mut parts = vec![(self.index, rows)];
+        let mut refusals = 0;
+        while !parts.is_empty() {
+            let mut moved = Vec::new();
+            for (index, rows) in parts {
+                let database = &self.databases[index];
+                let done = until_done(WHAT, &rows, |part| write(Arc::clone(&database.sql), part.to_vec())).await;
+                for refused in done.refused {
+                    let (id, attempt) = name(refused.item);
+                    database.set_attempt_aside(Kind::Confirm, id, attempt, &refused.error).await;
+                }
+                answers.extend(done.answers.into_iter().map(|answer| (index, answer)));
+                moved.extend(done.moved.into_iter().cloned());
+            }
+            parts = match self.databases.divide_again(refusals, moved, |row| name(row).0).await {
+                Ok(parts) => parts,
+                Err(left) => {
+                    tracing::warn!(
+                        rows = left.len(),
+                        "no database takes these confirms, because a shard is moving; the next owner publishes their tasks again"
+                    );
+                    Vec::new()
+                }
+            };
+            refusals += 1;
+        }
+        answers
     }
 
     async fn deliver(&self, open: &[(&Confirmed, i64)]) {
@@ -128,13 +176,11 @@ impl Settler {
                 timeout_ms: *timeout_ms,
             })
             .collect();
-        let done = until_done(WHAT, &tasks, |part| self.database.sql.task_deliver(part)).await;
-        for refused in done.refused {
-            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
-        }
+        let name = |task: &Deliver| (task.id, task.attempt);
+        self.write(tasks, name, |database, part| async move { database.task_deliver(&part).await }).await;
     }
 
-    async fn finish(&self, finishing: &[(&Confirmed, i64)]) -> Vec<Succeeded> {
+    async fn finish(&self, finishing: &[(&Confirmed, i64)]) -> Vec<(DatabaseIndex, Vec<Succeeded>)> {
         if finishing.is_empty() {
             return Vec::new();
         }
@@ -151,16 +197,14 @@ impl Settler {
                 entry: None,
             })
             .collect();
-        let Done { answers, refused } = until_done(WHAT, &tasks, |part| self.database.sql.task_finish(part)).await;
-        for refused in refused {
-            self.database.set_attempt_aside(Kind::Confirm, refused.item.id, refused.item.attempt, &refused.error).await;
-        }
+        let name = |task: &Finish| (task.id, task.attempt);
+        let answers = self.write(tasks, name, |database, part| async move { database.task_finish(&part).await }).await;
         // Tasks that a report has finished meanwhile were counted there.
         let mut finished: HashSet<TaskId> = HashSet::new();
         let mut succeeded = Vec::new();
-        for answer in answers {
+        for (index, answer) in answers {
             finished.extend(answer.ids);
-            succeeded.extend(answer.succeeded);
+            succeeded.push((index, answer.succeeded));
         }
         let mut queues: BTreeMap<&QueueName, u64> = BTreeMap::new();
         for (confirmed, _) in finishing.iter().filter(|(confirmed, _)| finished.contains(&confirmed.id)) {

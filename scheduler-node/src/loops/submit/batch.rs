@@ -21,6 +21,9 @@ pub(super) struct Bounds {
 pub enum SubmitError {
     #[error("it was not stored: {0}")]
     Unavailable(String),
+    /// No standby confirms commits, and the configuration requires one.
+    #[error("it was not stored: {0}")]
+    Unreplicated(String),
     #[error("it may or may not have been stored: {0}")]
     Unknown(String),
     #[error("too many submissions are waiting")]
@@ -31,6 +34,9 @@ pub enum SubmitError {
     /// The task got its shard from a placement of its queue that is no longer in force. The task is handed back.
     #[error("it was not stored: the placement of its queue changed")]
     Moved(Box<NewTask>),
+    /// The task's shard is in another database by now, and the task is not stored here. It is handed back.
+    #[error("it was not stored: its shard is moving to another database")]
+    Elsewhere(Box<NewTask>),
 }
 
 /// Tasks of one caller for one database, and where the answers go.

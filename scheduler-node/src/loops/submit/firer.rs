@@ -233,7 +233,9 @@ impl Firer {
 
     /// Writes a decision, and makes its tasks at once.
     async fn write(&self, record: ScheduleRecord, turn: &FireDecision) {
-        let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire)).collect();
+        // The database that told of the schedule has told the number before.
+        let Some(shard_count) = self.store.places().shard_count() else { return };
+        let ids: Vec<TaskId> = turn.fires.iter().map(|fire| self.mint(&record, *fire, shard_count)).collect();
         let name = &record.name;
         match self.store.home().schedule_turn(name, record.revision, turn, &ids, HOLD).await {
             Ok(Some(_)) => {}
@@ -281,12 +283,12 @@ impl Firer {
         }
     }
 
-    fn mint(&self, record: &ScheduleRecord, fire: Fire) -> TaskId {
+    fn mint(&self, record: &ScheduleRecord, fire: Fire, shard_count: u16) -> TaskId {
         let rules = &record.rules;
         let key = common::schedule::key_of(&record.name, fire.at);
         let placement = self.books.load().get(&rules.queue).policy.placement;
-        let shards = self.store.shard_count();
-        let shard = bound_to(&rules.queue, placement, rules.partition_key.as_deref(), Some(&key), shards);
+        let partition_key = rules.partition_key.as_deref();
+        let shard = bound_to(&rules.queue, placement, partition_key, Some(&key), shard_count.into());
         let shard = shard.expect("a key binds to a shard");
         TaskId::mint(uuid::Uuid::now_v7(), shard)
     }
@@ -307,7 +309,10 @@ impl Firer {
 
     async fn write_tasks(&self, fires: Vec<FireRecord>) {
         let _work = at_work();
-        let task = |fire: FireRecord| fire.rules.task(&fire.schedule, fire.payload, fire.fire, fire.id);
+        let task = |FireRecord { id, schedule, rules, payload, fire, .. }| NewTask {
+            id,
+            task: rules.task_of(&schedule, payload, fire),
+        };
         let tasks: Vec<NewTask> = fires.into_iter().map(task).collect();
         let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
         let answers = self.submitter.write(tasks, SOURCE).await;

@@ -15,14 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     batch::{Bounds, Job, SubmitError, answer, routed, run_batches, sources, take_tasks},
-    resend::{refused, until_known},
+    resend::{Known, handed_back, refused, until_known},
 };
 use crate::{
     loops::{outcome::releaser::Releaser, upkeep::queue_reader::Books},
     metrics::Metrics,
     store::{
         put::{Put, PutOutcome, Retention},
-        submit::Window,
+        submit::{Sending, Window},
     },
     traces,
     working_set::database::NodeDatabase,
@@ -68,9 +68,9 @@ impl KeyedSubmitter {
         let window = Window::first(database);
         let routed = routed(&batch);
         let known = match database.task_put_within(&tasks, &holds, window, routed).await {
-            Ok(puts) => vec![(tasks.as_slice(), Ok(puts))],
+            Ok(puts) => vec![(tasks.as_slice(), Known::Stored(puts))],
             Err(error) => {
-                until_known(database, &tasks, (window, error), |part, _, window| {
+                until_known(database, &tasks, Sending::First, (window, error), |part, _, window| {
                     let holds: Vec<Retention> = part.iter().map(hold).collect();
                     async move { database.task_put_within(part, &holds, window, routed).await }
                 })
@@ -81,8 +81,10 @@ impl KeyedSubmitter {
         for (part, stored) in known {
             refused(&self.database.set_aside, part, &stored);
             answers.extend(match stored {
-                Ok(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
-                Err(why) => vec![Err(why); part.len()],
+                Known::Stored(puts) => puts.into_iter().zip(part).map(|(put, task)| written(put, task)).collect(),
+                Known::Failed(why) => vec![Err(why); part.len()],
+                // A put that is sent twice has one effect, wherever its shard is by then.
+                Known::Elsewhere(_) => handed_back(part).collect(),
             });
         }
         self.look(&mut answers).await;

@@ -19,31 +19,46 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A batch whose commit is unknown is sent again for this long. After that its callers learn that it is unknown.
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 
+/// What is known of a part of a batch in the end.
+#[derive(Debug)]
+pub(super) enum Known<T> {
+    Stored(T),
+    Failed(SubmitError),
+    /// The part has a task whose shard is in another database by now, and this sending wrote nothing. After a sending
+    /// with an unknown end, the tasks may have moved with their shards.
+    Elsewhere(Sending),
+}
+
 /// Sends `tasks` again, whose first sending failed, until they are known to be durable or known not to be, within
 /// bounds. After a sending with an unknown end, the next begins only when the time of the earlier one is over. A
-/// task that the database refuses is separated from its neighbours. Returns the result of each part, in the order
-/// of the tasks.
+/// task that the database refuses is separated from its neighbours. `first` is the kind of the failed
+/// sending. Returns the result of each part, in the order of the tasks.
 pub(super) async fn until_known<'a, T, F>(
     database: &Database,
     tasks: &'a [NewTask],
+    first: Sending,
     (window, error): (Window, Error),
     send: impl Fn(&'a [NewTask], Sending, Window) -> F,
-) -> Vec<(&'a [NewTask], Result<T, SubmitError>)>
+) -> Vec<(&'a [NewTask], Known<T>)>
 where
     F: Future<Output = Result<T, Error>>,
 {
     let started = Instant::now();
     let mut known = Vec::new();
     // The first part is the last of the list.
-    let mut parts = vec![(tasks, Sending::First, window, Err(error))];
+    let mut parts = vec![(tasks, first, window, Err(error))];
     while let Some((part, sending, window, sent)) = parts.pop() {
         let error = match sent {
             Ok(stored) => {
-                known.push((part, Ok(stored)));
+                known.push((part, Known::Stored(stored)));
                 continue;
             }
             Err(error) => error,
         };
+        if error.is_moved() {
+            known.push((part, Known::Elsewhere(sending)));
+            continue;
+        }
         let refused = error.fault() == Fault::Data;
         let unknown = sending == Sending::Again || error.effect == Effect::Unknown;
         let late = started.elapsed() > RESOLVE_DEADLINE;
@@ -60,11 +75,14 @@ where
             continue;
         }
         if refused || late || !(unknown || error.is_contention()) {
-            tracing::warn!(
+            // The prober has said it once for all tasks.
+            if error.not_replicated().is_none() {
+                tracing::warn!(
                 database = %database.name(), tasks = part.len(), error = &error as &dyn std::error::Error,
                 "could not store submitted tasks"
-            );
-            known.push((part, Err(unstored(&error, refused && part.len() == 1, unknown))));
+                );
+            }
+            known.push((part, Known::Failed(unstored(&error, refused && part.len() == 1, unknown))));
             continue;
         }
         let sending = if unknown { Sending::Again } else { sending };
@@ -74,17 +92,25 @@ where
     known
 }
 
+/// The answers for tasks that are handed back, because their shards may be in another database.
+pub(super) fn handed_back<T>(part: &[NewTask]) -> impl Iterator<Item = Result<T, SubmitError>> {
+    part.iter().map(|task| Err(SubmitError::Elsewhere(Box::new(task.clone()))))
+}
+
 fn unstored(error: &Error, refused: bool, unknown: bool) -> SubmitError {
     match (refused, unknown) {
         (true, _) => SubmitError::Refused(error.reason()),
         (false, true) => SubmitError::Unknown(error.to_string()),
-        (false, false) => SubmitError::Unavailable(error.to_string()),
+        (false, false) => match error.not_replicated() {
+            Some(why) => SubmitError::Unreplicated(why),
+            None => SubmitError::Unavailable(error.to_string()),
+        },
     }
 }
 
 /// Notes a task that the database refuses. Nothing of it is kept, because its sender gets the error.
-pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Result<T, SubmitError>) {
-    if let (Err(SubmitError::Refused(reason)), [task]) = (stored, part) {
+pub(super) fn refused<T>(set_aside: &SetAside, part: &[NewTask], stored: &Known<T>) {
+    if let (Known::Failed(SubmitError::Refused(reason)), [task]) = (stored, part) {
         set_aside.note(Kind::Submission, &task.id.to_string(), reason);
     }
 }

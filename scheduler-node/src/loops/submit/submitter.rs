@@ -7,9 +7,13 @@
 mod insert;
 mod route;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use common::{ids::TaskId, task::NewTask, time::UnixMicros, wire::task::ValidTask};
+use common::{
+    ids::TaskId,
+    task::{NewTask, ValidTask},
+    time::UnixMicros,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::insert::run;
@@ -20,6 +24,7 @@ use super::{
     keyed_submitter::{PutJob, TASKS_PER_PUT},
 };
 use crate::{
+    by_database::ByDatabase,
     loops::upkeep::{
         prober::NodeFitness,
         queue_reader::{Books, catch_up},
@@ -34,6 +39,9 @@ const WAITING_JOBS: usize = 1_024;
 /// The most attempts with a task whose queue is placed anew meanwhile. Each knows every placement that was answered
 /// before it began.
 const TRIES: u32 = 3;
+
+/// No database that this node uses has the shard, for longer than a cut takes.
+const NO_PLACE: &str = "its shard is moving to another database, or is in one that this node does not use yet";
 
 /// The promise to a caller: this task is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +60,7 @@ pub enum Accepted {
 
 #[derive(Clone, Debug)]
 pub struct Submitter {
-    jobs: Arc<[mpsc::Sender<InsertJob>]>,
-    puts: Arc<[mpsc::Sender<PutJob>]>,
+    lines: ByDatabase<Line>,
     routes: Arc<Routes>,
 }
 
@@ -66,38 +73,54 @@ type Inserted = (usize, TaskId, Option<UnixMicros>);
 /// Tasks to insert. The answer to each is the time of the insert.
 pub type InsertJob = Job<UnixMicros>;
 
-/// The half that [`run`] works on: one queue of jobs for each database.
+/// The ways to the two loops that write into one database.
+#[derive(Debug)]
+struct Line {
+    jobs: mpsc::Sender<InsertJob>,
+    puts: mpsc::Sender<PutJob>,
+}
+
+/// The half of a database that [`run`] and the keyed submitter work on.
 #[derive(Debug)]
 pub struct SubmitJobs {
-    pub jobs: Vec<mpsc::Receiver<InsertJob>>,
-    pub puts: Vec<mpsc::Receiver<PutJob>>,
+    pub jobs: mpsc::Receiver<InsertJob>,
+    pub puts: mpsc::Receiver<PutJob>,
 }
 
 impl Submitter {
+    /// Every database needs [its line](Self::add_line) before a task is routed to it.
     pub fn new(
         databases: NodeDatabases,
         books: Books,
         fitness: watch::Receiver<NodeFitness>,
-        shard_count: u32,
         horizon: Duration,
-    ) -> (Self, SubmitJobs) {
-        let (jobs, to_insert): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
-        let (puts, to_put): (Vec<_>, Vec<_>) = databases.all().iter().map(|_| mpsc::channel(WAITING_JOBS)).unzip();
-        let routes = Arc::new(Routes { databases, books, fitness, shard_count, horizon });
-        (Self { jobs: jobs.into(), puts: puts.into(), routes }, SubmitJobs { jobs: to_insert, puts: to_put })
+    ) -> Self {
+        let routes = Arc::new(Routes { databases, books, fitness, horizon });
+        Self { lines: ByDatabase::default(), routes }
+    }
+
+    /// Opens the line of the next database.
+    pub fn add_line(&self) -> SubmitJobs {
+        let ((to_insert, jobs), (to_put, puts)) = (mpsc::channel(WAITING_JOBS), mpsc::channel(WAITING_JOBS));
+        self.lines.push(Line { jobs: to_insert, puts: to_put });
+        SubmitJobs { jobs, puts }
     }
 
     /// Submits tasks. Returns one answer for each, in their order. `Ok` means that the task, or the one that has
     /// its key, is durable.
     pub async fn submit(&self, tasks: Vec<ValidTask>, source: &'static str) -> Vec<Result<Accepted, SubmitError>> {
-        let (placed, routed) = self.routes.place(tasks);
+        let Some(shard_count) = self.routes.databases.places().known().await else {
+            let why = || Err(SubmitError::Unavailable("no database has told the shards of the cluster yet".to_owned()));
+            return tasks.iter().map(|_| why()).collect();
+        };
+        let (placed, routed) = self.routes.place(tasks, shard_count);
         let mut answers = self.write_routed(placed, source, routed).await;
         for _ in 1..TRIES {
             let (places, moved) = moved(&answers);
             if moved.is_empty() || !self.knows_again().await {
                 break;
             }
-            let (placed, routed) = self.routes.place_again(moved);
+            let (placed, routed) = self.routes.place(moved, shard_count);
             let again = self.write_routed(placed, source, routed).await;
             for (place, answer) in places.into_iter().zip(again) {
                 answers[place] = answer;
@@ -116,15 +139,52 @@ impl Submitter {
         self.write_routed(new, source, i64::MAX).await
     }
 
+    /// Writes tasks, each in the place of its shard. Those that a database hands back are divided again by the map and
+    /// sent with the same ids, a bounded number of times.
     async fn write_routed(
         &self,
         new: Vec<NewTask>,
         source: &'static str,
         routed: i64,
     ) -> Vec<Result<Accepted, SubmitError>> {
+        let mut answers = self.write_once(new, source, routed).await;
+        let mut refusals = 0;
+        loop {
+            let (places, left) = handed_back(&answers);
+            if left.is_empty() {
+                return answers;
+            }
+            if !self.routes.databases.places().follow(refusals).await {
+                let why = || Err(SubmitError::Unavailable(NO_PLACE.to_owned()));
+                places.into_iter().for_each(|place| answers[place] = why());
+                return answers;
+            }
+            refusals += 1;
+            let again = self.write_once(left, source, routed).await;
+            for (place, answer) in places.into_iter().zip(again) {
+                answers[place] = answer;
+            }
+        }
+    }
+
+    async fn write_once(
+        &self,
+        new: Vec<NewTask>,
+        source: &'static str,
+        routed: i64,
+    ) -> Vec<Result<Accepted, SubmitError>> {
         let mut answers: Vec<Option<Result<Accepted, SubmitError>>> = new.iter().map(|_| None).collect();
-        let (keyed, plain): (Vec<_>, Vec<_>) = new.into_iter().enumerate().partition(|(_, task)| task.is_put());
-        let (inserts, puts) = (self.send_inserts(plain, source, routed), self.send_puts(keyed, source, routed));
+        let (parts, lost) = self.routes.databases.divide(new.into_iter().enumerate(), |(_, task)| task.id);
+        for (place, _) in lost {
+            let why = "no database that was read since the start of this node has its shard";
+            answers[place] = Some(Err(SubmitError::Unavailable(why.to_owned())));
+        }
+        let (mut inserts, mut puts) = (Vec::new(), Vec::new());
+        for (index, part) in parts {
+            let (keyed, plain): (Vec<_>, Vec<_>) = part.into_iter().partition(|(_, task)| task.is_put());
+            inserts.extend(self.send_inserts(index, plain, source, routed));
+            puts.extend(self.send_puts(index, keyed, source, routed));
+        }
         for (places, answered) in inserts {
             let given = answered.await.unwrap_or_else(|_| vec![Err(stopping()); places.len()]);
             for ((place, id, due_at), answer) in places.into_iter().zip(given) {
@@ -141,59 +201,62 @@ impl Submitter {
         answers.into_iter().map(|answer| answer.unwrap_or(Err(SubmitError::Overloaded))).collect()
     }
 
-    /// Sends each database's part to its insert loop. A part that finds no room is left out.
+    /// Sends a database's part to its insert loop. A part that finds no room is left out.
     fn send_inserts(
         &self,
-        tasks: Vec<(usize, NewTask)>,
+        index: DatabaseIndex,
+        part: Vec<(usize, NewTask)>,
         source: &'static str,
         routed: i64,
-    ) -> Vec<Sent<Inserted, UnixMicros>> {
+    ) -> Option<Sent<Inserted, UnixMicros>> {
+        if part.is_empty() {
+            return None;
+        }
+        let (answer, answered) = oneshot::channel();
+        let due_at = |task: &NewTask| (!task.due_now).then_some(task.due_at);
+        let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
+        let tasks = part.into_iter().map(|(_, task)| task).collect();
+        self.lines[index].jobs.try_send(Job { tasks, source, routed, answer }).ok()?;
+        Some((places, answered))
+    }
+
+    /// Sends a database's part to its loop of keyed writes, in jobs of a bounded size.
+    fn send_puts(
+        &self,
+        index: DatabaseIndex,
+        part: Vec<(usize, NewTask)>,
+        source: &'static str,
+        routed: i64,
+    ) -> Vec<Sent<usize, Put>> {
         let mut sent = Vec::new();
-        for (index, part) in self.by_database(tasks) {
+        let mut part = part.into_iter().peekable();
+        while part.peek().is_some() {
             let (answer, answered) = oneshot::channel();
-            let due_at = |task: &NewTask| (!task.due_now).then_some(task.due_at);
-            let places = part.iter().map(|(place, task)| (*place, task.id, due_at(task))).collect();
-            let tasks = part.into_iter().map(|(_, task)| task).collect();
-            if self.jobs[index.get()].try_send(Job { tasks, source, routed, answer }).is_ok() {
+            let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
+            if self.lines[index].puts.try_send(PutJob { tasks, source, routed, answer }).is_ok() {
                 sent.push((places, answered));
             }
         }
         sent
     }
-
-    fn send_puts(&self, tasks: Vec<(usize, NewTask)>, source: &'static str, routed: i64) -> Vec<Sent<usize, Put>> {
-        let mut sent = Vec::new();
-        for (index, part) in self.by_database(tasks) {
-            let mut part = part.into_iter().peekable();
-            while part.peek().is_some() {
-                let (answer, answered) = oneshot::channel();
-                let (places, tasks) = part.by_ref().take(TASKS_PER_PUT).unzip();
-                if self.puts[index.get()].try_send(PutJob { tasks, source, routed, answer }).is_ok() {
-                    sent.push((places, answered));
-                }
-            }
-        }
-        sent
-    }
-
-    /// Divides tasks by database, each with its position in the whole.
-    fn by_database(&self, tasks: Vec<(usize, NewTask)>) -> BTreeMap<DatabaseIndex, Vec<(usize, NewTask)>> {
-        let mut parts: BTreeMap<DatabaseIndex, Vec<(usize, NewTask)>> = BTreeMap::new();
-        for (place, task) in tasks {
-            let (index, _) = self.routes.databases.of(task.id.shard()).expect("routes lead to shards that exist");
-            parts.entry(index).or_default().push((place, task));
-        }
-        parts
-    }
 }
 
 /// The tasks that now belong on other shards, with their positions.
-fn moved(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>) {
+fn moved(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<ValidTask>) {
     let moved = |(place, answer): (usize, &Result<Accepted, SubmitError>)| match answer {
-        Err(SubmitError::Moved(task)) => Some((place, NewTask::clone(task))),
+        Err(SubmitError::Moved(task)) => Some((place, task.task.clone())),
         _ => None,
     };
     answers.iter().enumerate().filter_map(moved).unzip()
+}
+
+/// The tasks whose shards may be in another database by now, with their positions.
+fn handed_back(answers: &[Result<Accepted, SubmitError>]) -> (Vec<usize>, Vec<NewTask>) {
+    let handed_back = |(place, answer): (usize, &Result<Accepted, SubmitError>)| match answer {
+        Err(SubmitError::Elsewhere(task)) => Some((place, NewTask::clone(task))),
+        _ => None,
+    };
+    answers.iter().enumerate().filter_map(handed_back).unzip()
 }
 
 /// Turns a put into an answer. A task that another transaction blocks is not stored, and its neighbours are.

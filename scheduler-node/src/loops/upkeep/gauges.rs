@@ -10,6 +10,7 @@ use std::{
 use common::{ids::QueueName, queue::QueueBook};
 use tokio_util::sync::CancellationToken;
 
+use self::servers::Servers;
 use super::queue_reader::Books;
 use crate::{
     metrics::Metrics,
@@ -17,6 +18,8 @@ use crate::{
     supervise::{LoopKind, Pulse, at_work},
     working_set::{database::NodeDatabases, lanes::Lanes},
 };
+
+mod servers;
 
 const READ_EVERY: Duration = Duration::from_secs(2);
 
@@ -33,10 +36,12 @@ impl Gauges {
     pub async fn run(self, stop: CancellationToken) {
         let mut with_limit = BTreeSet::new();
         let mut known = None;
+        let mut servers = Servers::default();
         loop {
             {
                 let _work = at_work();
                 self.read();
+                servers.read(&self.databases, &self.metrics);
                 let book = self.books.load_full();
                 if known != Some(book.revision()) {
                     known = Some(book.revision());
@@ -52,7 +57,7 @@ impl Gauges {
 
     fn read(&self) {
         let mut oldest_s: f64 = 0.0;
-        for database in self.databases.all() {
+        for database in self.databases.all().iter() {
             let name = database.name().as_str();
             self.metrics.heap_entries.with_label_values(&[name]).set(gauge(database.owned_shards.heap_len()));
             self.metrics.in_flight.with_label_values(&[name]).set(gauge(database.owned_shards.in_flight()));
@@ -112,7 +117,7 @@ mod tests {
     #[tokio::test]
     async fn a_reading_is_a_unit_of_work_and_tells_the_size_of_each_pool() {
         let (counter, _test) = fresh().await;
-        let (pulse, metrics) = (Pulse::default(), Metrics::register(&Registry::new(), &["main"]).unwrap());
+        let (pulse, metrics) = (Pulse::default(), Metrics::register(&Registry::new()).unwrap());
         let metrics = Arc::new(metrics);
         let gauges = Gauges {
             databases: counter.databases.clone(),

@@ -1,9 +1,14 @@
-//! What keeps a node's view true: probes, gauges, its copies of queues, tokens and receipt keys, and the audit.
+//! What keeps a node's view true: probes, gauges, its copies of queues, tokens and receipt keys, the map of the shards,
+//! its configuration, and the audit.
 
 pub mod auditor;
+pub mod config_reader;
 pub mod gauges;
+pub mod guard;
+pub mod map_reader;
 mod poll_revision;
 pub mod prober;
 pub mod queue_reader;
 pub mod receipt_reader;
+pub mod seen_keeper;
 pub mod token_reader;

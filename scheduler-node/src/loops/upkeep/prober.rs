@@ -2,29 +2,57 @@
 //! can work own shards.
 //!
 //! A node that reaches etcd but not a database or the broker would own shards and publish nothing. After a bounded
-//! time it declares itself unfit, and the master assigns its shards to fit nodes, if there are any. The prober also
-//! checks a database's schema before this node acquires shards there.
+//! time it declares itself unfit, and the master assigns its shards to fit nodes, if there are any.
+//!
+//! The prober also compares a database's schema with the one that this node needs. Until it fits, and until the
+//! database serves the realm of this node (`guard`), it lets no other statement of this node through. A schema that
+//! `duetime migrate` can bring up to date is awaited; a schema that does not belong to this configuration ends the
+//! node.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::ids::DatabaseName;
+use common::ids::{ClusterId, DatabaseName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::BrokerState,
-    loops::cluster::session_keeper,
+    loops::{
+        cluster::{realm_keeper::RealmStanding, session_keeper},
+        upkeep::guard::Guard,
+    },
     metrics::Metrics,
-    store::{Error, migrate::Misfit},
+    store::{
+        Error, Places,
+        schema::{Misfit, refuse_too_many},
+    },
     supervise::at_work,
     working_set::database::NodeDatabase,
 };
 
 const PROBE_EVERY: Duration = Duration::from_millis(500);
+
+/// The interval between two looks at a schema that has yet to be migrated. It is longer, because each look opens a
+/// connection of its own, and many nodes may wait while a migration runs.
+const SCHEMA_LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// The interval between two lines in the log about a schema that has yet to be migrated.
+const SCHEMA_WARN_EVERY: Duration = Duration::from_secs(300);
+
+/// The interval of the looks at all servers of a database. Each costs every server one connection.
+const LOOK_OUT_EVERY: Duration = Duration::from_secs(2);
+
+/// The interval with one host in the URL. It may lead to another server after a failover, and open connections do not
+/// show that.
+const LONE_LOOK_OUT_EVERY: Duration = Duration::from_secs(10);
+
+/// The longest wait for what the other nodes have seen, before this node uses a database for the first time. etcd
+/// answers within milliseconds.
+const LEARN_WITHIN: Duration = Duration::from_secs(2);
 
 /// A database that has not answered for this long counts as unreachable.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -36,19 +64,39 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFitness {
     /// Databases that the node cannot use, each with the reason.
-    pub unfit: BTreeMap<DatabaseName, String>,
+    pub unfit: BTreeMap<DatabaseName, Unfit>,
     /// The number of databases.
     pub databases: usize,
+    /// Databases that have answered since the node started.
+    pub used: BTreeSet<DatabaseName>,
     /// The reason why the broker cannot be used.
     pub broker_unfit: Option<String>,
+    /// Databases that accept no task because commits are not replicated, each with the reason.
+    pub unreplicated: BTreeMap<DatabaseName, Arc<str>>,
+}
+
+/// The reason why a database cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    pub why: String,
+    /// Whether it answers, and only its schema has yet to be migrated.
+    pub awaits_migration: bool,
+    /// Whether it answers, and is not used because it may lack commits.
+    pub is_behind: bool,
+}
+
+impl Unfit {
+    pub fn away(why: String) -> Self {
+        Self { why, awaits_migration: false, is_behind: false }
+    }
 }
 
 impl NodeFitness {
     /// Counts every database as unfit until it has answered once.
     pub fn unproven(databases: impl IntoIterator<Item = DatabaseName>) -> Self {
-        let unfit: BTreeMap<_, _> =
-            databases.into_iter().map(|database| (database, "not reached yet".to_owned())).collect();
-        Self { databases: unfit.len(), unfit, broker_unfit: None }
+        let unreached = || Unfit::away("not reached yet".to_owned());
+        let unfit: BTreeMap<_, _> = databases.into_iter().map(|database| (database, unreached())).collect();
+        Self { databases: unfit.len(), unfit, ..Self::default() }
     }
 
     pub fn is_fit(&self, database: &DatabaseName) -> bool {
@@ -58,12 +106,27 @@ impl NodeFitness {
     pub fn any_fit(&self) -> bool {
         self.unfit.len() < self.databases
     }
+
+    /// Counts one more database, whose prober is about to start. The node does without it until it answers.
+    pub fn add(&mut self) {
+        self.databases += 1;
+    }
 }
 
 #[derive(Debug)]
 pub struct Prober {
     pub database: NodeDatabase,
-    pub shard_count: u16,
+    /// Whether it is the first one, without which there is no cluster yet.
+    pub is_home: bool,
+    pub places: Places,
+    /// The number of shards that the configuration states. It counts at the first migration only.
+    pub stated_shards: Option<u16>,
+    /// The cluster of the databases, once one of them has answered.
+    pub cluster: watch::Sender<Option<ClusterId>>,
+    pub realm: watch::Receiver<RealmStanding>,
+    /// The cluster too, once a database serves this node's realm. Before that the node reads no message: it could not
+    /// write what a report says.
+    pub admitted: watch::Sender<Option<ClusterId>>,
     pub fitness: Arc<watch::Sender<NodeFitness>>,
     pub metrics: Arc<Metrics>,
     /// Receives the reason when this node can never work with this database and must stop.
@@ -73,68 +136,156 @@ pub struct Prober {
 impl Prober {
     pub async fn run(self, stop: CancellationToken) {
         let mut last_answer: Option<Instant> = None;
+        let mut last_warning: Option<Instant> = None;
         let mut checked = false;
+        let mut guard = Guard::new(self.realm.clone());
+        let look_out_every = if self.database.sql.has_several_servers() { LOOK_OUT_EVERY } else { LONE_LOOK_OUT_EVERY };
+        let mut look_out_at = Instant::now() + look_out_every;
         loop {
-            match self.probe(&mut checked).await {
+            let mut pause = PROBE_EVERY;
+            let look_out = async {
+                if Instant::now() >= look_out_at {
+                    self.database.sql.look_out().await;
+                    look_out_at = Instant::now() + look_out_every;
+                }
+            };
+            let (probed, ()) = tokio::join!(self.probe(&mut checked, &mut guard), look_out);
+            match probed {
                 Ok(()) => {
                     last_answer = Some(Instant::now());
                     self.report(None);
                 }
                 Err(ProbeFailure::Misfit(misfit)) => {
-                    // The receiver stops the node.
+                    // The receiver stops the node. The end of this loop would stop it too, with another reason.
                     let _ = self.misfit.send(misfit).await;
-                    return;
+                    return stop.cancelled().await;
                 }
+                Err(ProbeFailure::Unmigrated(why)) => {
+                    pause = SCHEMA_LOOK_EVERY;
+                    if last_warning.is_none_or(|at| at.elapsed() >= SCHEMA_WARN_EVERY) {
+                        last_warning = Some(Instant::now());
+                        tracing::warn!(database = %self.database.name(), why, "this node waits for the migration");
+                    }
+                    self.report(Some(Unfit { awaits_migration: true, ..Unfit::away(why) }));
+                }
+                Err(ProbeFailure::Shut(why)) => self.report(Some(Unfit::away(why))),
                 Err(ProbeFailure::Away(why)) => {
                     self.metrics.database_up.with_label_values(&[self.database.name().as_str()]).set(0);
-                    if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
-                        self.report(Some(why));
+                    if let Some(loss) = self.database.sql.loss() {
+                        self.report(Some(Unfit { is_behind: true, ..Unfit::away(loss.refusal.to_string()) }));
+                    } else if last_answer.is_none_or(|answer| answer.elapsed() > DATABASE_PATIENCE) {
+                        self.report(Some(Unfit::away(why)));
                     }
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(PROBE_EVERY) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = stop.cancelled() => return,
             }
         }
     }
 
-    async fn probe(&self, checked: &mut bool) -> Result<(), ProbeFailure> {
+    async fn probe(&self, checked: &mut bool, guard: &mut Guard) -> Result<(), ProbeFailure> {
         let _work = at_work();
         if !*checked {
-            self.database.sql.schema_check(self.shard_count).await.map_err(ProbeFailure::of_misfit)?;
+            self.database.sql.await_learned(LEARN_WITHIN).await;
+            let fit = self.database.sql.schema_check().await.map_err(|misfit| self.failure_of(misfit))?;
+            self.require_cluster(fit.cluster).map_err(ProbeFailure::of_misfit)?;
+            self.require_shard_count(fit.shard_count).map_err(ProbeFailure::of_misfit)?;
             *checked = true;
         }
-        self.database.sql.ping().await.map_err(|error| ProbeFailure::of_error(&error))
+        guard.look(&self.database.sql).await.map_err(ProbeFailure::Shut)?;
+        let cluster = *self.cluster.borrow();
+        self.admitted
+            .send_if_modified(|admitted| admitted.is_none() && std::mem::replace(admitted, cluster) != cluster);
+        self.database.sql.ping().await.map_err(|error| ProbeFailure::of_error(&error))?;
+        self.database.sql.look_for_standby().await.map_err(|error| ProbeFailure::of_error(&error))?;
+        self.report_replication();
+        Ok(())
     }
 
-    fn report(&self, unfit: Option<String>) {
+    fn report_replication(&self) {
+        let (name, why) = (self.database.name(), self.database.sql.unreplicated());
+        self.fitness.send_if_modified(|fitness| {
+            let before = match &why {
+                Some(why) => fitness.unreplicated.insert(name.clone(), Arc::clone(why)),
+                None => fitness.unreplicated.remove(name),
+            };
+            before != why
+        });
+    }
+
+    /// Refuses a database of another cluster than the one that answered first.
+    fn require_cluster(&self, found: ClusterId) -> Result<(), Misfit> {
+        self.cluster.send_if_modified(|cluster| cluster.replace(cluster.unwrap_or(found)).is_none());
+        let expected = self.cluster.borrow().unwrap_or(found);
+        let database = self.database.name().clone();
+        if found == expected { Ok(()) } else { Err(Misfit::Cluster { database, found, expected }) }
+    }
+
+    /// No migration makes a new cluster with too many shards, so a node does not wait for it.
+    fn failure_of(&self, misfit: Misfit) -> ProbeFailure {
+        let asked = self.stated_shards.filter(|_| self.is_home && matches!(misfit, Misfit::Empty { .. }));
+        let refused = asked.and_then(|asked| refuse_too_many(self.database.name(), asked).err());
+        ProbeFailure::of_misfit(refused.unwrap_or(misfit))
+    }
+
+    /// Refuses a database that was migrated for another number of shards than the one that answered first.
+    fn require_shard_count(&self, found: u16) -> Result<(), Misfit> {
+        let (expected, is_first) = self.places.learn_shard_count(found);
+        if let Some(stated) = self.stated_shards.filter(|stated| is_first && *stated != found) {
+            tracing::warn!(
+                stated,
+                shards = found,
+                "the configuration states another number of shards than the cluster has; the cluster keeps its own, which \
+                 was fixed by the first migration"
+            );
+        }
+        let database = self.database.name().clone();
+        if found == expected { Ok(()) } else { Err(Misfit::Shards { database, found, expected }) }
+    }
+
+    fn report(&self, unfit: Option<Unfit>) {
         let name = self.database.name();
         self.metrics.database_up.with_label_values(&[name.as_str()]).set(i64::from(unfit.is_none()));
         self.fitness.send_if_modified(|fitness| match unfit {
-            Some(why) if fitness.unfit.get(name) != Some(&why) => {
-                tracing::warn!(database = %name, why, "the database cannot be used");
-                fitness.unfit.insert(name.clone(), why);
+            Some(unfit) if fitness.unfit.get(name) != Some(&unfit) => {
+                // The loop logs by itself that it waits for a migration.
+                if !unfit.awaits_migration {
+                    tracing::warn!(database = %name, why = unfit.why, "the database cannot be used");
+                }
+                fitness.unfit.insert(name.clone(), unfit);
                 true
             }
             Some(_) => false,
-            None if fitness.unfit.remove(name).is_some() => {
-                tracing::info!(database = %name, "the database can be used");
-                true
+            None => {
+                let was_unfit = fitness.unfit.remove(name).is_some();
+                if was_unfit {
+                    tracing::info!(database = %name, "the database can be used");
+                }
+                fitness.used.insert(name.clone()) || was_unfit
             }
-            None => false,
         });
     }
 }
 
 enum ProbeFailure {
     Misfit(Misfit),
+    Unmigrated(String),
+    /// It answers, and does not serve this node's realm.
+    Shut(String),
     Away(String),
 }
 
 impl ProbeFailure {
     fn of_misfit(misfit: Misfit) -> Self {
-        if misfit.is_final() { Self::Misfit(misfit) } else { Self::Away(chain(&misfit)) }
+        if misfit.awaits_migration() {
+            Self::Unmigrated(chain(&misfit))
+        } else if misfit.is_final() {
+            Self::Misfit(misfit)
+        } else {
+            Self::Away(chain(&misfit))
+        }
     }
 
     fn of_error(error: &Error) -> Self {
@@ -164,6 +315,7 @@ pub async fn tell_cluster(
         let reported = session_keeper::MemberFitness {
             unfit: found.unfit.into_keys().collect(),
             broker_unfit: found.broker_unfit.is_some(),
+            used: found.used,
         };
         cluster.send_if_modified(|known| {
             let changed = *known != reported;

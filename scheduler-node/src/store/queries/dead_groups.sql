@@ -1,7 +1,8 @@
 -- Groups the dead tasks by queue and by the error of the last attempt, the largest group first.
 -- Reads at most $1 rows along archive_unsuccessful, of each queue those with the latest due times. `complete` is the
 -- same in every row: whether the statement read all rows of all queues.
--- $2 the limit of groups; $3 the limit of queues. The text of a group is cut to 200 characters.
+-- $2 the limit of groups; $3 the limit of queues; $4 shards to leave out, because their place is
+-- another database. The text of a group is cut to 200 characters.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.archive WHERE state <> 'succeeded' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -15,7 +16,7 @@ WITH RECURSIVE hop (queue, nth) AS (
       FROM hop
      CROSS JOIN share
      CROSS JOIN LATERAL (
-           SELECT a.state, a.due_at, a.finished_at, a.id, left(coalesce(a.status_msg, a.history -> -1 ->> 'error', ''), 200) AS error,
+           SELECT a.state, a.shard, a.due_at, a.finished_at, a.id, left(coalesce(a.status_msg, a.history -> -1 ->> 'error', ''), 200) AS error,
                   row_number() OVER (ORDER BY a.due_at DESC, a.id DESC) = share.look AS looked_up_to
              FROM duetime.archive AS a
             WHERE a.queue = hop.queue AND a.state <> 'succeeded'
@@ -26,7 +27,7 @@ WITH RECURSIVE hop (queue, nth) AS (
 SELECT queue, error, count(*) AS tasks, max(finished_at) AS newest_at, min(finished_at) AS oldest_at,
        (SELECT NOT bool_or(looked_up_to) FROM seen) AND (SELECT count(queue) < $3 FROM hop) AS complete
   FROM seen
- WHERE state = 'dead'
+ WHERE state = 'dead' AND shard <> ALL($4::int[])
  GROUP BY queue, error
  ORDER BY tasks DESC, newest_at DESC
  LIMIT $2

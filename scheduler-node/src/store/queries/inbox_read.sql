@@ -3,12 +3,13 @@
 -- The statement leaves out a row whose database is unreachable, so that it does not stand in the way of the others.
 -- The read is bounded in bytes before any request is unpacked. The bound adds up the rows by their size in the table.
 -- A request that is too long, in the table or as text, comes back as NULL.
+-- `leaving`: the row is on its way into another database, or was cancelled while its shard was in another one.
 -- Guard: none is needed. A row that is read twice is moved once (task_collect.sql, task_collect_keyed.sql).
 -- $1 this node's shards; $2 the shards whose database is reachable; $3 how long a row is left to its owner; $4 the
 -- limit of rows; $5 ids to leave out; $6 the limit of bytes in the table (the first row comes in any case); $7 the
 -- length of the longest request; $8 whether the caller needs the requests.
 WITH head AS MATERIALIZED (
-    SELECT i.id, i.submitted_at, i.leaving_at IS NOT NULL AS leaving, pg_column_size(i.request) AS stored
+    SELECT i.id, i.submitted_at, i.leaving_at IS NOT NULL OR i.cancelled_at IS NOT NULL AS leaving, pg_column_size(i.request) AS stored
       FROM duetime.inbox AS i
      WHERE i.error IS NULL
        AND i.shard = ANY($2::int[])

@@ -1,7 +1,8 @@
 -- Counts the unfinished tasks of some queues, one slice at a time. Reads the index task_queue_due alone.
 -- Guard: none. Tasks that are added, finish or move between two slices may be missed or counted twice.
 -- $1 queues, in the order of the walk; $2 and $3 the due time and id after which the slice begins in the first of
--- them; $4 the limit of rows in a slice.
+-- them; $4 the limit of rows in a slice; $5 shards whose tasks are not counted, because their place is another
+-- database. The id names the shard, so the index alone is enough.
 -- Returns the number of tasks, their bytes (here 0), and where the slice ends: the position of its queue in
 -- $1 (from 1), due time and id. NULLs: there are no more tasks.
 WITH slice AS MATERIALIZED (
@@ -19,5 +20,5 @@ WITH slice AS MATERIALIZED (
      LIMIT $4::bigint
 )
 SELECT whole.tasks, whole.bytes, last.nth, last.due_at, last.id
-  FROM (SELECT count(*) AS tasks, 0::bigint AS bytes FROM slice) AS whole
+  FROM (SELECT count(*) FILTER (WHERE duetime.shard_in(id) <> ALL($5::int[])) AS tasks, 0::bigint AS bytes FROM slice) AS whole
   LEFT JOIN (SELECT nth, due_at, id FROM slice OFFSET $4::bigint - 1 LIMIT 1) AS last ON true

@@ -1,7 +1,7 @@
 -- Counts as queue_usage.sql does, with the bytes of payloads, headers and envelopes. It reads each row, but no
 -- payload that is stored out of line. A column of bytes in the index would avoid these reads, but every claim would
 -- cost 6 % more.
--- $1 to $4 and the result: see queue_usage.sql.
+-- $1 to $5 and the result: see queue_usage.sql.
 WITH slice AS MATERIALIZED (
     SELECT named.nth, walked.due_at, walked.id, walked.bytes
       FROM unnest($1::text[]) WITH ORDINALITY AS named (queue, nth)
@@ -18,5 +18,5 @@ WITH slice AS MATERIALIZED (
      LIMIT $4::bigint
 )
 SELECT whole.tasks, whole.bytes, last.nth, last.due_at, last.id
-  FROM (SELECT count(*) AS tasks, coalesce(sum(bytes), 0)::bigint AS bytes FROM slice) AS whole
+  FROM (SELECT count(*) AS tasks, coalesce(sum(bytes), 0)::bigint AS bytes FROM slice WHERE duetime.shard_in(id) <> ALL($5::int[])) AS whole
   LEFT JOIN (SELECT nth, due_at, id FROM slice OFFSET $4::bigint - 1 LIMIT 1) AS last ON true

@@ -1,4 +1,5 @@
--- Lists the queues that have tasks waiting for room, by hopping through task_ready from name to name.
+-- Lists the queues that have tasks waiting for room, by hopping through task_ready from name to name. The tasks may
+-- be left over from a shard that has moved; lane_read.sql reads the owned shards only.
 WITH RECURSIVE hop AS (
     (SELECT queue FROM duetime.task WHERE state = 'ready' ORDER BY queue LIMIT 1)
     UNION ALL

@@ -19,7 +19,7 @@ UPDATE duetime.task AS t
    AND (   ($2::timestamptz IS NULL AND NOT $7)
         OR (CASE WHEN $7 THEN $8::timestamptz ELSE t.expires_at END > CASE WHEN $2::timestamptz IS NULL THEN t.due_at ELSE greatest($2, now()) END)
            IS NOT FALSE)                                            -- NULL: the task does not expire
-RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+RETURNING t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
           t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker,
           t.history, t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
           t.stopping

@@ -2,6 +2,8 @@
 -- Guard: a row makes one task, however often it is collected and whatever has become of the task. The statement
 -- deletes a row of this database's own inbox, and writes nothing for a row that it did not delete. It notes a row of
 -- another database's inbox in duetime.received, and writes nothing for a row that was noted before.
+-- A row that is leaving, or that was cancelled while its shard was in another database, is noted like a row of another
+-- inbox, even if its shard is here by now.
 -- $1..$16 the columns; $17 the source database (NULL: this one). Returns the ids that this statement wrote.
 WITH fresh AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -13,7 +15,7 @@ WITH fresh AS MATERIALIZED (
     DELETE FROM duetime.inbox AS i
      WHERE $17::text IS NULL
        AND i.id = ANY(ARRAY(
-           SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.error IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
+           SELECT w.id FROM duetime.inbox AS w WHERE w.id = ANY($1::uuid[]) AND w.error IS NULL AND w.leaving_at IS NULL AND w.cancelled_at IS NULL ORDER BY w.id FOR UPDATE SKIP LOCKED))
     RETURNING i.id
 ), first AS (
     INSERT INTO duetime.received (id, source)

@@ -3,15 +3,18 @@
 -- Guard: a row is put once. The statement locks, puts and deletes a row of this database's own inbox. It skips a row
 -- that another transaction locks; a row that the function refuses or answers with `busy` stays. It notes a row of
 -- another database's inbox with its answer, and a second copy of the row gets that answer.
+-- A shard that has moved to another database fails the statement (DT001).
 -- It locks partitions and keys in their order, as task_put.sql does, so that two batches never wait for each other's
 -- locks.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 the source database (NULL: this one).
 -- Returns each row's id and its outcome.
 WITH taken AS MATERIALIZED (
-    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL FOR UPDATE SKIP LOCKED
+    SELECT i.id FROM duetime.inbox AS i WHERE $21::text IS NULL AND i.id = ANY($1::uuid[]) AND i.error IS NULL AND i.leaving_at IS NULL AND i.cancelled_at IS NULL FOR UPDATE SKIP LOCKED
 ), locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
+), placed AS MATERIALIZED (
+    SELECT duetime.require_place($2::int[]) AS is_here
 ), fresh AS MATERIALIZED (
     SELECT f.*, CASE WHEN $21 IS NULL THEN f.id = ANY(ARRAY(SELECT id FROM taken)) ELSE duetime.receive_begin(f.id, $21) END AS first
       FROM unnest(
@@ -20,7 +23,7 @@ WITH taken AS MATERIALIZED (
            $17::text[], $18::bigint[], $19::bigint[], $20::text[])
         AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
               retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
-     WHERE (SELECT partitions FROM locked) >= 0                           -- locks the partitions first
+     WHERE (SELECT is_here FROM placed) AND (SELECT partitions FROM locked) >= 0                           -- locks the partitions first
      ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
 ), put AS MATERIALIZED (
     SELECT f.id AS asked_id, f.first,

@@ -1,17 +1,20 @@
 -- Finds the newest task with this key: an unfinished one if there is one, otherwise one that the archive still keeps.
 -- Costs one probe of task_key_version and one of archive_key_version in each partition, however often the key was
 -- used.
--- $1 queue; $2 partition key (NULL: none); $3 key. Returns the task's id.
+-- $1 queue; $2 partition key (NULL: none); $3 key; $4 shards to leave out, because their place is another
+-- database. Returns the task's id.
 SELECT newest.id
   FROM ((SELECT t.id, t.version, t.created_at, true AS live
            FROM duetime.task AS t
           WHERE t.queue = $1 AND t.key = $3 AND coalesce(t.partition_key, '') = coalesce($2::text, '')
+            AND t.shard <> ALL($4::int[])
           ORDER BY t.version DESC
           LIMIT 1)
         UNION ALL
         (SELECT a.id, a.version, a.created_at, false
            FROM duetime.archive AS a
           WHERE a.queue = $1 AND a.key = $3 AND coalesce(a.partition_key, '') = coalesce($2::text, '')
+            AND a.shard <> ALL($4::int[])
           ORDER BY a.version DESC, a.created_at DESC
           LIMIT 1)) AS newest
  ORDER BY newest.live DESC

@@ -8,6 +8,7 @@
 -- $10 part of the last error (each NULL: any). `hit`: the row matches the filter. Long values come back as NULL.
 -- A NULL in a column makes a condition NULL, which is no hit either.
 -- $11 names of the queues to walk when $1 is NULL; NULL: the queues that a hop finds, at most $12 of them.
+-- $13 shards whose rows are no hits, because their place is another database.
 WITH RECURSIVE hop (queue, nth) AS (
     (SELECT queue, 1 FROM duetime.task WHERE $1::text IS NULL AND $11::text[] IS NULL ORDER BY queue LIMIT 1)
     UNION ALL
@@ -30,7 +31,7 @@ WITH RECURSIVE hop (queue, nth) AS (
            SELECT seen.id, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, due_at,
-                                  coalesce(($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                  coalesce(shard <> ALL($13::int[]) AND ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
                                       AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0), false) AS hit
                              FROM duetime.task
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
@@ -44,7 +45,7 @@ WITH RECURSIVE hop (queue, nth) AS (
      LIMIT $8
 )
 SELECT page.hit, page.looked_up_to,
-       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
        t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
        t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,

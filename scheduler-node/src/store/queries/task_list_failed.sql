@@ -22,7 +22,7 @@ WITH RECURSIVE hop (queue, nth) AS (
            SELECT seen.id, seen.drop_on, seen.due_at, seen.hit, seen.nth = share.look AS looked_up_to
              FROM (SELECT id, drop_on, due_at, hit, row_number() OVER (ORDER BY due_at, id) AS nth
                      FROM (SELECT id, drop_on, due_at,
-                                  coalesce(($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
+                                  coalesce(shard <> ALL($13::int[]) AND ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3) AND ($9::text IS NULL OR key = $9)
                                       AND ($10::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $10) > 0), false) AS hit
                              FROM duetime.archive
                             WHERE queue = named.queue AND (due_at, id) > ($4::timestamptz, $5::uuid)
@@ -36,7 +36,7 @@ WITH RECURSIVE hop (queue, nth) AS (
      LIMIT $8
 )
 SELECT page.hit, page.looked_up_to,
-       a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt, a.attempts_base,
+       a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt,
        a.max_attempts, CASE WHEN octet_length(a.payload) <= 4096 THEN a.payload END AS payload, a.content_type, a.headers,
        a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN pg_column_size(a.history) <= 4096 THEN a.history END AS history,
        a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,

@@ -3,6 +3,7 @@
 -- Probes task_key_version queue by queue, so that a key costs the same however many tasks there are. `too_many`: a
 -- queue has more rows with the key than its share of $7, so the page is incomplete and the caller has to walk the
 -- queue. $12 is not used.
+-- $13 shards whose rows are no hits, because their place is another database.
 WITH named AS MATERIALIZED (
     SELECT $1::text AS queue WHERE $1::text IS NOT NULL
     UNION ALL
@@ -16,7 +17,7 @@ WITH named AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT id, due_at, seen.hit, seen.many > share.look AS too_many
              FROM (SELECT id, due_at, count(*) OVER () AS many,
-                          coalesce((due_at, id) > ($4::timestamptz, $5::uuid) AND due_at < $6::timestamptz
+                          coalesce(shard <> ALL($13::int[]) AND (due_at, id) > ($4::timestamptz, $5::uuid) AND due_at < $6::timestamptz
                               AND ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3)
                               AND ($10::text IS NULL OR strpos(history -> -1 ->> 'error', $10) > 0), false) AS hit
                      FROM (SELECT * FROM duetime.task WHERE queue = named.queue AND key = $9::text LIMIT share.look + 1) AS keyed) AS seen
@@ -27,7 +28,7 @@ WITH named AS MATERIALIZED (
      LIMIT $8
 )
 SELECT page.hit, false AS looked_up_to, page.too_many,
-       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+       t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
        t.max_attempts, CASE WHEN octet_length(t.payload) <= 4096 THEN t.payload END AS payload, t.content_type, t.headers,
        t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker, CASE WHEN pg_column_size(t.history) <= 4096 THEN t.history END AS history,
        t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,

@@ -12,7 +12,7 @@ WITH named AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT id, drop_on, due_at, seen.hit, seen.many > share.look AS too_many
              FROM (SELECT id, drop_on, due_at, count(*) OVER () AS many,
-                          coalesce((due_at, id) > ($4::timestamptz, $5::uuid) AND due_at < $6::timestamptz
+                          coalesce(shard <> ALL($13::int[]) AND (due_at, id) > ($4::timestamptz, $5::uuid) AND due_at < $6::timestamptz
                               AND ($2::text IS NULL OR state::text = $2) AND ($3::text IS NULL OR partition_key = $3)
                               AND ($10::text IS NULL OR strpos(coalesce(status_msg, history -> -1 ->> 'error'), $10) > 0), false) AS hit
                      FROM (SELECT * FROM duetime.archive WHERE queue = named.queue AND key = $9::text LIMIT share.look + 1) AS keyed) AS seen
@@ -23,7 +23,7 @@ WITH named AS MATERIALIZED (
      LIMIT $8
 )
 SELECT page.hit, false AS looked_up_to, page.too_many,
-       a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt, a.attempts_base,
+       a.id, a.queue, a.state::text AS state, a.wake_at, a.due_at, a.expires_at, a.priority, a.attempt,
        a.max_attempts, CASE WHEN octet_length(a.payload) <= 4096 THEN a.payload END AS payload, a.content_type, a.headers,
        a.key, a.version, a.partition_key, a.delivered_at, a.progress, a.worker, CASE WHEN pg_column_size(a.history) <= 4096 THEN a.history END AS history,
        a.created_at, a.finished_at, CASE WHEN octet_length(a.result) <= 4096 THEN a.result END AS result, a.status_code,

@@ -2,6 +2,7 @@
 -- Walks task_wake shard by shard and reads at most $4 rows of a span, however many there are. A `looked` of $4 means
 -- that there may be more. The statement reads rows that wake for another reason (a deadline, a rescue) but does not
 -- count them.
+-- $5 shards to leave out, because their place is another database.
 SELECT span.nth, count(*) FILTER (WHERE found.state = 'scheduled') AS tasks, count(found.state) AS looked
   FROM generate_series(0, $3::int - 1) AS span (nth)
   LEFT JOIN LATERAL (
@@ -14,6 +15,7 @@ SELECT span.nth, count(*) FILTER (WHERE found.state = 'scheduled') AS tasks, cou
                  AND t.wake_at >= $1::timestamptz + span.nth * $2::interval AND t.wake_at < $1::timestamptz + (span.nth + 1) * $2::interval
                ORDER BY t.wake_at
                LIMIT $4) AS near
+        WHERE s.id <> ALL($5::int[])
         LIMIT $4) AS found ON true
  GROUP BY span.nth
  ORDER BY span.nth

@@ -5,6 +5,7 @@
 -- too, the partitions in which a task is to wait for others. So two tasks that would wait for each other cannot come
 -- in unseen at one moment.
 -- When another transaction holds a task with the same key, the answer is `busy`, and the other tasks go in.
+-- A shard that has moved to another database fails the statement (DT001), also where it would write nothing.
 -- An id that exists already was sent before, and is answered `created`.
 -- $1..$16 the columns; $17 what to do when the key exists; $18 how long a finished task holds its key; $19 how long a
 -- superseded task is kept; $20 the dependencies (JSON array of names); $21 and $22 the time window of this sending
@@ -13,6 +14,8 @@
 -- Returns each task's id as sent, the outcome, the task that exists now, and the database's time.
 WITH locked AS MATERIALIZED (
     SELECT duetime.lock_partitions($9::text[], $20::text[]) AS partitions
+), placed AS MATERIALIZED (
+    SELECT duetime.require_place($2::int[]) AS is_here
 ), gate AS MATERIALIZED (                                               -- ROW SHARE lock on the table: see task_submit
     SELECT s.id FROM duetime.shard AS s WHERE s.id = -1 FOR SHARE OF s
 ), moved AS MATERIALIZED (
@@ -28,6 +31,7 @@ SELECT f.id AS asked_id, p.outcome, p.id, p.state::text AS state, p.due_at, p.cr
             AS f (id, shard, queue, due_at, priority, payload, content_type, headers, partition_key, max_attempts, timeout_ms,
                   retry, expires_at, key, version, now, on_duplicate, window_ms, keep_ms, depends_on)
          WHERE (SELECT partitions FROM locked) >= (SELECT count(*) FROM gate)     -- locks the partitions first
+           AND (SELECT is_here FROM placed)
          ORDER BY f.queue, f.partition_key, f.key, f.version, f.id
         OFFSET 0) AS f                                                  -- sorts before it calls the function
  CROSS JOIN LATERAL (

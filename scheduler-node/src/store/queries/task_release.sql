@@ -6,7 +6,8 @@
 -- If a node dies in between, the check happens at `wake_at`.
 -- The statement skips a row that another transaction locks, so an application's open transaction delays its own task
 -- and no other.
--- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too.
+-- $1 ids; $2 names and $3 partition keys (pairwise) of tasks that succeeded, whose dependents are checked too;
+-- $4 shards whose dependents are left out, because their place is another database.
 -- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
 WITH candidate AS MATERIALIZED (
     SELECT id FROM unnest($1::uuid[]) AS asked (id)
@@ -15,6 +16,7 @@ WITH candidate AS MATERIALIZED (
       FROM unnest($2::text[], $3::text[]) AS done (name, partition_key)
       JOIN duetime.task AS t
         ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
+       AND t.shard <> ALL($4::int[])
 ), looked AS MATERIALIZED (
     SELECT t.id, t.depends_on, ARRAY(                             -- both from the locked row, not from the snapshot
            SELECT name

@@ -12,7 +12,7 @@ WITH found AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT drop_on FROM duetime.archive WHERE drop_on = day.drop_on AND id = $1 LIMIT 1) AS a
      LIMIT 1
 )
-SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt, t.attempts_base,
+SELECT t.id, t.queue, t.state::text AS state, t.wake_at, t.due_at, t.expires_at, t.priority, t.attempt,
           t.max_attempts, t.payload, t.content_type, t.headers, t.key, t.version, t.partition_key, t.delivered_at, t.progress, t.worker,
           t.history, t.created_at, NULL::timestamptz AS finished_at, NULL::text AS result, NULL::bigint AS status_code, NULL::text AS status_msg,
           t.stopping

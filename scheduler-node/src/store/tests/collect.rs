@@ -279,7 +279,7 @@ async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the
     let (source, target) = (fixture::database().await, fixture::database().await);
     let name = DatabaseName::new("east");
     // The source now holds shard 0 only, and no key's hash leads there.
-    sqlx::raw_sql("UPDATE duetime.meta SET first_shard = 0, last_shard = 0").execute(&source.pool).await.unwrap();
+    sqlx::raw_sql("UPDATE duetime.shard SET status = 'gone' WHERE id > 0").execute(&source.pool).await.unwrap();
     let id = submit(&source, "'mail', '{\"n\": 1}', key => 'a'").await;
     assert_ne!(id.shard(), ShardId::new(0), "its shard is in another database");
     let tasks = waiting(&source).await;
@@ -307,7 +307,7 @@ async fn what_is_cancelled_before_it_is_collected_leaves_a_cancelled_task_in_the
 #[tokio::test]
 async fn a_row_that_was_cancelled_and_cannot_be_a_task_leaves_nothing() {
     let source = fixture::database().await;
-    sqlx::raw_sql("UPDATE duetime.meta SET first_shard = 0, last_shard = 0").execute(&source.pool).await.unwrap();
+    sqlx::raw_sql("UPDATE duetime.shard SET status = 'gone' WHERE id > 0").execute(&source.pool).await.unwrap();
     let id = submit(&source, "'mail', '{}', key => 'a'").await;
     sqlx::query("SELECT duetime.cancel($1)").bind(id.uuid()).execute(&source.pool).await.unwrap();
     assert_eq!(source.database.inbox_refuse(&[(id, "no".to_owned())], false).await.unwrap(), []);

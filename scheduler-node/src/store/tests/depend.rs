@@ -7,7 +7,7 @@ use common::{
 use sqlx::Executor;
 
 use super::{
-    claim,
+    changed, claim,
     fixture::{self, TestDatabase, database},
     new_task, own, state_of, until_waiting,
 };
@@ -30,12 +30,11 @@ fn dependency(key: &str) -> Dependency {
 /// A task of partition `p` with this key (`-`: without one), which waits for `others`.
 fn task(key: &str, others: &[&str]) -> NewTask {
     let keyed = BusinessKey { key: key.to_owned(), version: 0, on_duplicate: OnDuplicate::Version };
-    NewTask {
-        keyed: (key != "-").then_some(keyed),
-        partition_key: Some("p".to_owned()),
-        depends_on: others.iter().map(|key| dependency(key)).collect(),
-        ..new_task(fixture::fresh_id_of(ShardId::new(0)))
-    }
+    changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| {
+        task.keyed = (key != "-").then_some(keyed);
+        task.partition_key = Some("p".to_owned());
+        task.depends_on = others.iter().map(|key| dependency(key)).collect();
+    })
 }
 
 async fn put(test: &TestDatabase, task: &NewTask) -> PutOutcome {
@@ -115,8 +114,7 @@ async fn a_dependency_that_failed_is_told_and_the_newest_task_with_its_key_count
     test.database.task_revive(dead).await.unwrap();
     assert!(!look(&test, waiting).await);
     end(&test, dead, TaskState::Succeeded).await;
-    let newer =
-        NewTask { keyed: task("a", &[]).keyed.map(|keyed| BusinessKey { version: 1, ..keyed }), ..task("a", &[]) };
+    let newer = changed(task("a", &[]), |task| task.keyed.as_mut().unwrap().version = 1);
     assert_eq!(put(&test, &newer).await, PutOutcome::Created);
     assert!(!look(&test, waiting).await, "a newer version has not succeeded yet");
     end(&test, newer.id, TaskState::Succeeded).await;
@@ -142,8 +140,8 @@ async fn a_dependency_that_succeeded_counts_although_it_is_dropped_after_its_tim
 #[tokio::test]
 async fn a_success_in_another_partition_or_queue_is_another_ones() {
     let test = database().await;
-    let other_partition = NewTask { partition_key: Some("other".into()), ..task("a", &[]) };
-    let other_queue = NewTask { queue: QueueName::new("mails"), ..task("a", &[]) };
+    let other_partition = changed(task("a", &[]), |task| task.partition_key = Some("other".into()));
+    let other_queue = changed(task("a", &[]), |task| task.queue = QueueName::new("mails"));
     let waiting = written(&test, "-", &["a"]).await;
     for other in [other_partition, other_queue] {
         assert_eq!(put(&test, &other).await, PutOutcome::Created);
@@ -159,7 +157,7 @@ async fn circles_are_refused_however_long() {
     written(&test, "b", &["c", "x"]).await;
     assert_eq!(put(&test, &task("c", &["y", "a"])).await, PutOutcome::Cycle);
     assert_eq!(
-        put(&test, &NewTask { partition_key: Some("q".into()), ..task("c", &["a"]) }).await,
+        put(&test, &changed(task("c", &["a"]), |task| task.partition_key = Some("q".into()))).await,
         PutOutcome::Created
     );
     let c = written(&test, "c", &["y"]).await;

@@ -191,8 +191,13 @@ async fn what_expired_is_found_by_its_own_index() {
 async fn a_task_is_found_by_its_key_in_both_tables() {
     let test = filled().await;
     let mut connection = test.pool.acquire().await.unwrap();
-    let plan =
-        plan(&mut connection, include_str!("../queries/task_find.sql"), "text, text, text", "'q1', 'p', 'k'").await;
+    let plan = plan(
+        &mut connection,
+        include_str!("../queries/task_find.sql"),
+        "text, text, text, int[]",
+        "'q1', 'p', 'k', '{}'",
+    )
+    .await;
     assert_no_scan_of_all_tasks(&plan);
     assert!(plan.contains("task_key_version") && !plan.contains("Seq Scan"), "{plan}");
     // Each index returns the newest task first, so only those few rows are sorted.
@@ -210,11 +215,16 @@ async fn whoever_waits_for_a_success_is_found_by_its_name() {
     let mut connection = test.pool.acquire().await.unwrap();
     for n in [0, 1, 500] {
         let values = format!(
-            "{}, array_fill('q k5'::text, ARRAY[{n}]), array_fill('p5'::text, ARRAY[{n}])",
+            "{}, array_fill('q k5'::text, ARRAY[{n}]), array_fill('p5'::text, ARRAY[{n}]), '{{}}'",
             ids(&mut connection, n).await
         );
-        let plan =
-            plan(&mut connection, include_str!("../queries/task_release.sql"), "uuid[], text[], text[]", &values).await;
+        let plan = plan(
+            &mut connection,
+            include_str!("../queries/task_release.sql"),
+            "uuid[], text[], text[], int[]",
+            &values,
+        )
+        .await;
         assert_no_scan_of_all_tasks(&plan);
         assert!(plan.contains("task_depends"), "{plan}");
     }

@@ -123,7 +123,7 @@ async fn claims_that_overlap_do_not_starve_an_acquire() {
     const CLAIM: &str = "SELECT FROM duetime.shard WHERE id = 0 FOR SHARE";
     let test = database().await;
     // Without a timeout, the test decides how long the acquire waits.
-    let patient = "ALTER FUNCTION duetime.acquire_in_turn SET lock_timeout = 0";
+    let patient = "ALTER FUNCTION duetime.acquire_in_turn(integer[], text, uuid, integer[]) SET lock_timeout = 0";
     sqlx::query(patient).execute(&test.pool).await.unwrap();
     let mut first = test.pool.acquire().await.unwrap();
     sqlx::query("BEGIN").execute(&mut *first).await.unwrap();

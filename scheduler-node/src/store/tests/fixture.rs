@@ -12,7 +12,7 @@ use prometheus::Registry;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use tokio::sync::OnceCell;
 
-use crate::store::{Database, StoreMetrics, connect, migrate};
+use crate::store::{Database, Store, StoreMetrics, connect, migrate};
 
 pub(crate) const SHARDS: u16 = 128;
 
@@ -31,6 +31,13 @@ pub(crate) struct TestDatabase {
 }
 
 impl TestDatabase {
+    /// Takes all other shards away.
+    pub(crate) async fn keep_shards(&self, shards: ShardRange) {
+        let (first, last) = (i32::from(shards.first().number()), i32::from(shards.last().number()));
+        let others = sqlx::query("DELETE FROM duetime.shard WHERE id NOT BETWEEN $1 AND $2");
+        others.bind(first).bind(last).execute(&self.pool).await.unwrap();
+    }
+
     /// Counts the unfinished tasks.
     pub(crate) async fn live(&self) -> i64 {
         sqlx::query_scalar("SELECT count(*) FROM duetime.task").fetch_one(&self.pool).await.unwrap()
@@ -60,6 +67,12 @@ impl TestDatabase {
                 FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}', '{value}')"
         );
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// Lets a minute pass for the note of the realm that uses the database.
+    pub(crate) async fn silence_realm(&self) {
+        let silent = "UPDATE duetime.realm SET seen_at = seen_at - interval '1 min'";
+        sqlx::query(silent).execute(&self.pool).await.unwrap();
     }
 
     /// The messages in the quarantine: their sources and names, oldest first.
@@ -98,23 +111,42 @@ pub(crate) async fn database() -> TestDatabase {
         .expect("the template can be copied");
     let url = server.url(&name);
     let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
-    TestDatabase { database: open(&url, all_shards()), pool, url }
+    TestDatabase { database: open(&url), pool, url }
 }
 
 /// A database that never answers: nothing listens at its address.
-pub(crate) fn unreachable_database(name: &str, shards: ShardRange) -> Arc<Database> {
+pub(crate) fn unreachable_database(name: &str) -> Arc<Database> {
     let port = integration_tests::sandbox::free_port();
-    named(name, &format!("postgres://nobody:nothing@127.0.0.1:{port}/none"), shards)
+    named(name, &format!("postgres://nobody:nothing@127.0.0.1:{port}/none"))
 }
 
-pub(crate) fn open(url: &str, shards: ShardRange) -> Arc<Database> {
-    named("main", url, shards)
+pub(crate) fn open(url: &str) -> Arc<Database> {
+    named("main", url)
 }
 
-pub(crate) fn named(name: &str, url: &str, shards: ShardRange) -> Arc<Database> {
+pub(crate) fn named(name: &str, url: &str) -> Arc<Database> {
+    Arc::new(unshared(name, url))
+}
+
+/// A store that knows its shards: they are divided evenly among the databases, in their order.
+pub(crate) fn store(databases: Vec<Arc<Database>>) -> Store {
+    let share = SHARDS / u16::try_from(databases.len()).expect("a few databases");
+    let part = |first| ShardRange::new(ShardId::new(first), ShardId::new(first + share - 1)).expect("in order");
+    let parts: Vec<ShardRange> = (0..SHARDS).step_by(share.into()).map(part).collect();
+    let store = Store::new(databases);
+    store.places().presume(&parts, SHARDS);
+    store
+}
+
+/// A database as a node opens it: no statement passes before the schema has been checked.
+pub(crate) fn awaiting_schema(name: &str, url: &str) -> Database {
+    unshared(name, url).await_schema()
+}
+
+fn unshared(name: &str, url: &str) -> Database {
     let families = StoreMetrics::families(&Registry::new()).expect("a fresh registry takes them");
     let metrics = Arc::new(StoreMetrics::new(families, name));
-    Arc::new(Database::new(DatabaseName::new(name), shards, options(url), metrics))
+    Database::new(DatabaseName::new(name), options(url), metrics)
 }
 
 pub(crate) fn all_shards() -> ShardRange {
@@ -146,10 +178,10 @@ async fn template() -> String {
     let server = shared::postgres().await.expect("a private PostgreSQL starts");
     let name = shared::unique("template");
     let url = server.create_database(&name).await.expect("a database can be made");
-    migrate::migrate(&DatabaseName::new("main"), all_shards(), SHARDS, &options(&url))
+    migrate::migrate(&DatabaseName::new("main"), Some(all_shards()), SHARDS, None, &options(&url))
         .await
         .expect("the migrations run");
-    let database = open(&url, all_shards());
+    let database = open(&url);
     database.partitions_turn(PARTITION_DAYS).await.expect("the partitions can be made");
     // PostgreSQL does not copy a template that has open connections.
     database.pools.load_full().close().await;

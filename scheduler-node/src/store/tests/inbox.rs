@@ -8,9 +8,9 @@ use common::{
     queue::Placement,
     retry::RetryPolicy,
     shard::route::bound_to,
-    task::{NewTask, OnDuplicate},
+    task::{NewTask, OnDuplicate, ValidTask},
     time::UnixMicros,
-    wire::{Limits, TaskRequest, ValidTask},
+    wire::{Limits, TaskRequest},
 };
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
@@ -43,7 +43,7 @@ fn valid(row: &InboxRow) -> ValidTask {
 }
 
 fn task_of(row: &InboxRow) -> NewTask {
-    NewTask { due_now: false, ..valid(row).into_new(row.id) }
+    NewTask { id: row.id, task: ValidTask { due_now: false, ..valid(row) } }
 }
 
 /// The tasks that wait in the inbox, as a node would read them.

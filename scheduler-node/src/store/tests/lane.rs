@@ -10,7 +10,7 @@ use common::{
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Executor, PgConnection, Row};
 
-use super::{fixture, fixture::TestDatabase, new_task, node, own, state_of, until_waiting};
+use super::{changed, fixture, fixture::TestDatabase, new_task, node, own, state_of, until_waiting};
 use crate::{
     store::{
         claim::Claimed,
@@ -85,9 +85,10 @@ impl<'a> Picker<'a> {
 async fn ready(test: &TestDatabase, keys: &[&str]) -> Vec<TaskId> {
     let tasks: Vec<NewTask> = keys
         .iter()
-        .map(|key| NewTask {
-            partition_key: (!key.is_empty()).then(|| (*key).to_owned()),
-            ..new_task(fixture::fresh_id_of(ShardId::new(0)))
+        .map(|key| {
+            changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| {
+                task.partition_key = (!key.is_empty()).then(|| (*key).to_owned());
+            })
         })
         .collect();
     test.database.task_submit(&tasks, Sending::First).await.unwrap();

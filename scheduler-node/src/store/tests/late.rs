@@ -8,7 +8,7 @@ use common::{
     time::UnixMicros,
 };
 
-use super::{acquire_begun, claim, commit_during, fixture, new_task, own, state_of, until_waiting};
+use super::{acquire_begun, changed, claim, commit_during, fixture, new_task, own, state_of, until_waiting};
 use crate::{
     store::{
         Effect, Fault,
@@ -114,10 +114,10 @@ async fn a_sending_again_that_waits_for_the_first_sees_that_the_task_has_finishe
 }
 
 fn keyed(payload: &str, version: i64, on_duplicate: OnDuplicate) -> NewTask {
-    let mut task = new_task(fixture::fresh_id_of(ShardId::new(0)));
-    task.content.payload = payload.as_bytes().to_vec();
-    task.keyed = Some(BusinessKey { key: "k".to_owned(), version, on_duplicate });
-    task
+    changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| {
+        task.content.payload = payload.as_bytes().to_vec();
+        task.keyed = Some(BusinessKey { key: "k".to_owned(), version, on_duplicate });
+    })
 }
 
 #[tokio::test]

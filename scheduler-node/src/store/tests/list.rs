@@ -32,7 +32,7 @@ async fn filled(test: &TestDatabase, queues: &[&str], n: u64) -> BTreeMap<(UnixM
         }
     }
     test.database.task_submit(&tasks, Sending::First).await.unwrap();
-    tasks.into_iter().map(|task| ((task.due_at, task.id), task.queue)).collect()
+    tasks.into_iter().map(|task| ((task.due_at, task.id), task.task.queue)).collect()
 }
 
 fn keys(page: &Page) -> Vec<(UnixMicros, TaskId)> {

@@ -65,13 +65,13 @@ fn number(node: &Value, field: &str) -> u64 {
     node[field].as_f64().unwrap_or(0.0) as u64
 }
 
-const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text, text, text[], int";
+const TYPES: &str = "text, text, text, timestamptz, uuid, timestamptz, bigint, bigint, text, text, text[], int, int[]";
 
 fn values(queue: Option<&str>, state: Option<&str>, look: u32, rows: u32) -> String {
     let text = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| format!("'{text}'"));
     let nobody = uuid::Uuid::nil();
     format!(
-        "{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL, NULL, NULL, 2000",
+        "{}, {}, NULL, '1970-01-01', '{nobody}', '9999-01-01', {look}, {rows}, NULL, NULL, NULL, 2000, '{{}}'",
         text(queue),
         text(state)
     )
@@ -133,14 +133,17 @@ async fn a_step_of_a_walk_costs_what_it_finds_and_never_more_than_it_may_look_at
     as_a_node(&mut connection).await;
     for (statement, back) in LOOKS {
         let (from, to) = if back { ("9999-01-01", "1970-01-01") } else { ("1970-01-01", "9999-01-01") };
-        let live = statement.contains("$11::");
+        let live = statement.contains("$12::");
         let more = if live { (", timestamptz", ", NULL") } else { ("", "") };
-        let types = format!("text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint{}", more.0);
+        let types =
+            format!("text, timestamptz, uuid, timestamptz, text, text, text, text, bigint, bigint, int[]{}", more.0);
         let nobody = uuid::Uuid::nil();
         // First all tasks pass the filter, then none does. The plan fetches one row ahead in each partition.
         for (state, look, most) in [("NULL", 20_000, 100), ("'waiting'", 2_000, 2_000)] {
-            let values =
-                format!("'big', '{from}', '{nobody}', '{to}', {state}, NULL, NULL, NULL, {look}, 100{}", more.1);
+            let values = format!(
+                "'big', '{from}', '{nobody}', '{to}', {state}, NULL, NULL, NULL, {look}, 100, '{{}}'{}",
+                more.1
+            );
             let plan = Plan::of(&mut connection, GENERIC, statement, &types, &values).await;
             assert!(plan.rows_touched() < most + 300, "{} rows\n{statement}", plan.rows_touched());
         }
@@ -185,14 +188,21 @@ async fn a_key_costs_its_own_tasks_however_many_others_there_are() {
     let nobody = uuid::Uuid::nil();
     let names = "ARRAY['big', 'q1', 'q2', 'q3']";
     let list = |key: &str| {
-        format!("NULL, NULL, NULL, '1970-01-01', '{nobody}', '9999-01-01', 2000, 101, '{key}', NULL, {names}, 2000")
+        format!(
+            "NULL, NULL, NULL, '1970-01-01', '{nobody}', '9999-01-01', 2000, 101, '{key}', NULL, {names}, 2000, '{{}}'"
+        )
     };
     // Each queue probes each partition. For a key that is used often, the plan reads as many
     // rows as it may examine in a queue.
     let live = (include_str!("../queries/task_list_key.sql"), TYPES, list("absent"), 10);
     let absent = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("absent"), 10);
     let often = (include_str!("../queries/task_list_key_finished.sql"), TYPES, list("often"), 1_500);
-    let find = (include_str!("../queries/task_find.sql"), "text, text, text", "'big', NULL, 'often'".to_owned(), 100);
+    let find = (
+        include_str!("../queries/task_find.sql"),
+        "text, text, text, int[]",
+        "'big', NULL, 'often', '{}'".to_owned(),
+        100,
+    );
     for (statement, types, values, most) in [live, absent, often, find] {
         let plan = Plan::of(&mut connection, GENERIC, statement, types, &values).await;
         assert!(plan.rows_touched() <= most, "{} rows\n{statement}\n{plan:?}", plan.rows_touched());
@@ -211,6 +221,8 @@ async fn tasks_are_counted_by_state_from_a_bounded_part_of_the_table() {
     assert!(exact.estimated);
     assert!((60_000..160_000).contains(&exact.counts.scheduled), "about 100,000: {exact:?}");
     let mut connection = test.pool.acquire().await.unwrap();
-    let plan = Plan::of(&mut connection, GENERIC, include_str!("../queries/task_census.sql"), "float8", "100").await;
+    let plan =
+        Plan::of(&mut connection, GENERIC, include_str!("../queries/task_census.sql"), "float8, int[]", "100, '{}'")
+            .await;
     assert!(plan.buffers() < 400, "{} pages of {pages}", plan.buffers());
 }

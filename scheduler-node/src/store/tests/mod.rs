@@ -9,6 +9,7 @@ mod conformance;
 mod depend;
 mod envelope;
 mod explain;
+mod failover;
 mod fence;
 pub(crate) mod fixture;
 mod inbox;
@@ -17,14 +18,19 @@ mod late;
 mod list;
 mod list_plans;
 mod migrate;
+mod move_requests;
+mod moves;
 mod outlook;
 mod partition;
+mod places;
 mod pools;
 mod preload;
+mod presence;
 mod put;
 mod quarantine;
 mod queues;
 mod read;
+mod realm;
 mod receipts;
 mod schedules;
 mod settle;
@@ -36,6 +42,7 @@ mod transport;
 mod turn;
 mod usage;
 mod watch;
+mod weights;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +52,7 @@ use std::{
 use common::{
     ids::{Epoch, Incarnation, NodeId, NodeName, QueueName, ShardId, TaskId},
     priority::shares,
-    task::{Content, NewTask},
+    task::{Content, NewTask, ValidTask},
     time::UnixMicros,
 };
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
@@ -60,8 +67,7 @@ const FENCE_LOCK: &str = "FOR SHARE OF s";
 
 /// A task with this id, due at once.
 pub(crate) fn new_task(id: TaskId) -> NewTask {
-    NewTask {
-        id,
+    let task = ValidTask {
         queue: QueueName::new("orders"),
         due_at: UnixMicros::new(0),
         due_now: true,
@@ -75,7 +81,14 @@ pub(crate) fn new_task(id: TaskId) -> NewTask {
         retry: None,
         expires_at: None,
         envelope: None,
-    }
+    };
+    NewTask { id, task }
+}
+
+/// A new task of shard 0, as `change` has it.
+pub(crate) fn changed(mut new: NewTask, change: impl FnOnce(&mut ValidTask)) -> NewTask {
+    change(&mut new.task);
+    new
 }
 
 pub(crate) fn node(name: &str) -> NodeId {
@@ -132,6 +145,7 @@ async fn acquire_begun(test: &TestDatabase) -> PoolConnection<Postgres> {
         .bind(vec![0_i32])
         .bind("new")
         .bind(uuid::Uuid::new_v4())
+        .bind(Vec::<i32>::new())
         .execute(&mut *acquiring)
         .await
         .unwrap();
@@ -195,17 +209,26 @@ async fn state_of(pool: &PgPool, id: TaskId) -> Option<String> {
 
 /// Waits until `n` sessions of this database wait for a lock. A race needs this event instead of a sleep.
 async fn until_waiting(pool: &PgPool, n: i64) {
+    until(pool, |waiting| waiting >= n).await;
+}
+
+async fn until_none_waits(pool: &PgPool) {
+    until(pool, |waiting| waiting == 0).await;
+}
+
+async fn until(pool: &PgPool, enough: impl Fn(i64) -> bool) {
+    let mut waiting = 0;
     for _ in 0..1_000 {
-        let waiting: i64 = sqlx::query_scalar(
+        waiting = sqlx::query_scalar(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
         )
         .fetch_one(pool)
         .await
         .unwrap();
-        if waiting >= n {
+        if enough(waiting) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("{n} sessions were to wait for a lock");
+    panic!("{waiting} sessions wait for a lock");
 }

@@ -61,12 +61,18 @@ async fn looking_ahead_and_at_the_dead_costs_the_same_however_many_there_are() {
     let mut connection = test.pool.acquire().await.unwrap();
     for mode in ["force_custom_plan", "force_generic_plan"] {
         let sql = include_str!("../queries/task_outlook.sql");
-        let values = format!("'{start}', '1 h', 24, {SPAN_LOOK}");
-        let plan = Plan::of(&mut connection, mode, sql, "timestamptz, interval, int, bigint", &values).await;
+        let values = format!("'{start}', '1 h', 24, {SPAN_LOOK}, '{{}}'");
+        let plan = Plan::of(&mut connection, mode, sql, "timestamptz, interval, int, bigint, int[]", &values).await;
         assert!(plan.rows_touched() <= 24 * u64::try_from(SPAN_LOOK).unwrap(), "{mode}: {plan:?}");
         let sql = include_str!("../queries/dead_groups.sql");
-        let plan =
-            Plan::of(&mut connection, mode, sql, "bigint, bigint, int", &format!("{DEAD_LOOK}, 200, 1000")).await;
+        let plan = Plan::of(
+            &mut connection,
+            mode,
+            sql,
+            "bigint, bigint, int, int[]",
+            &format!("{DEAD_LOOK}, 200, 1000, '{{}}'"),
+        )
+        .await;
         // The hop from queue to queue touches a few rows of each queue as well.
         assert!(plan.rows_touched() <= u64::try_from(DEAD_LOOK).unwrap() + 1_000, "{mode}: {plan:?}");
     }

@@ -63,7 +63,7 @@ async fn the_connections_of_a_silent_server_are_left_behind_in_every_pool() {
     let server = shared::postgres().await.unwrap();
     let proxy = Proxy::start(server.port()).await.unwrap();
     let name = test.url.rsplit('/').next().unwrap();
-    let database = fixture::open(&server.url_through(proxy.port(), name), fixture::all_shards());
+    let database = fixture::open(&server.url_through(proxy.port(), name));
     let each = [StoreOp::TaskClaim, StoreOp::TaskSubmit, StoreOp::TaskList];
     let ask = async |op| database.run(op, |pool| async move { sqlx::query("SELECT 1").execute(&pool).await }).await;
     for op in each {

@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::{
-    claim,
+    changed, claim,
     fixture::{self, TestDatabase, database},
     new_task, own, state_of, until_waiting,
 };
@@ -29,7 +29,7 @@ fn keyed(on_duplicate: OnDuplicate, version: i64) -> NewTask {
 
 fn with_key(key: &str, on_duplicate: OnDuplicate, version: i64) -> NewTask {
     let keyed = BusinessKey { key: key.to_owned(), version, on_duplicate };
-    NewTask { keyed: Some(keyed), ..new_task(fixture::fresh_id_of(ShardId::new(0))) }
+    changed(new_task(fixture::fresh_id_of(ShardId::new(0))), |task| task.keyed = Some(keyed))
 }
 
 async fn put(test: &TestDatabase, task: &NewTask) -> Put {
@@ -149,8 +149,8 @@ async fn a_finished_task_holds_its_key_no_longer_than_the_window() {
 async fn a_key_is_of_its_queue_and_partition() {
     let test = database().await;
     let here = keyed(OnDuplicate::Reject, 0);
-    let partition = NewTask { partition_key: Some("p".into()), ..keyed(OnDuplicate::Reject, 0) };
-    let queue = NewTask { queue: common::ids::QueueName::new("mails"), ..keyed(OnDuplicate::Reject, 0) };
+    let partition = changed(keyed(OnDuplicate::Reject, 0), |task| task.partition_key = Some("p".into()));
+    let queue = changed(keyed(OnDuplicate::Reject, 0), |task| task.queue = common::ids::QueueName::new("mails"));
     for task in [&here, &partition, &queue] {
         assert_eq!(put(&test, task).await.outcome, PutOutcome::Created);
         assert_eq!(
@@ -319,7 +319,8 @@ async fn used_often(test: &TestDatabase, state: &str, version: &str, ago: &str) 
 
 /// Puts a task with the key `often`. Returns the outcome and the number of finished tasks that the statement read.
 async fn put_often(test: &TestDatabase, on_duplicate: &str, version: i64) -> (String, i64) {
-    let mut transaction = test.pool.begin().await.unwrap();
+    let mut transaction = test.pool.acquire().await.unwrap();
+    sqlx::query("BEGIN").execute(&mut *transaction).await.unwrap();
     let outcome: String = sqlx::query_scalar(
         "SELECT outcome FROM duetime.task_put(gen_random_uuid(), 0, 'orders', now(), false, 3::smallint, '', 'x', NULL, NULL, NULL, NULL, NULL, NULL,
                                               'often', $2, $1, interval '1 hour', 1000, NULL)",
@@ -333,7 +334,7 @@ async fn put_often(test: &TestDatabase, on_duplicate: &str, version: i64) -> (St
         "SELECT coalesce(sum(coalesce(idx_tup_fetch, 0) + seq_tup_read), 0)::bigint FROM pg_stat_xact_user_tables
                  WHERE schemaname = 'duetime' AND relname LIKE 'archive%'";
     let read = sqlx::query_scalar(read).fetch_one(&mut *transaction).await.unwrap();
-    transaction.rollback().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *transaction).await.unwrap();
     (outcome, read)
 }
 

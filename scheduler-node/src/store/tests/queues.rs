@@ -1,7 +1,7 @@
 //! Queues, their changes and their task counts.
 
 use common::{
-    ids::{QueueName, ShardId},
+    ids::QueueName,
     queue::{QueueBook, QueuePolicy, Settle},
     wire::queue::Counts,
 };
@@ -113,7 +113,6 @@ async fn tasks_are_counted_by_state_and_finished_ones_are_not() {
     let counts = test.database.queue_counts(&[name("orders"), name("nobody's")]).await.unwrap();
     assert_eq!(counts[&name("orders")], Counts { scheduled: 2, dispatching: 2, ..Counts::default() });
     assert_eq!(counts[&name("nobody's")], Counts::default());
-    assert!(test.database.shards().contains(ShardId::new(0)));
 }
 
 #[tokio::test]

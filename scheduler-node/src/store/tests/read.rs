@@ -84,13 +84,16 @@ async fn a_look_up_costs_one_probe_a_partition_however_much_is_archived() {
     let test = fixture::database().await;
     test.pool.execute(super::list_plans::FILL).await.unwrap();
     let mut connection = test.pool.acquire().await.unwrap();
+    // The first call of a function in a session reads the catalogs.
+    connection.execute("SELECT duetime.require_place('{0}')").await.unwrap();
     for table in ["task", "archive"] {
-        let sql = format!("SELECT id FROM duetime.{table} OFFSET 5000 LIMIT 1");
+        let sql = format!("SELECT id FROM duetime.{table} WHERE duetime.shard_in(id) < 128 OFFSET 50 LIMIT 1");
         let id: uuid::Uuid = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&test.pool).await.unwrap();
         for mode in ["force_generic_plan", "force_custom_plan"] {
             let query = include_str!("../queries/task_read.sql");
             let plan = Plan::of(&mut connection, mode, query, "uuid", &format!("'{id}'")).await;
-            assert_eq!(plan.rows_touched(), 1, "{mode}\n{plan:#?}");
+            // The task itself, and the answer that its shard is here, once for each table.
+            assert!(plan.rows_touched() <= 4, "{mode}\n{plan:#?}");
             assert!(plan.buffers() < 400, "{} pages read, {mode}", plan.buffers());
         }
     }

@@ -4,23 +4,20 @@ use common::ids::DatabaseName;
 use integration_tests::sandbox::{Authority, Postgres, Tether, scratch, shared};
 
 use super::fixture;
-use crate::store::{
-    StoreOp, connect,
-    migrate::{Misfit, migrate},
-};
+use crate::store::{StoreOp, connect, migrate::migrate, schema::Misfit};
 
 fn options(url: &str) -> connect::Options {
     connect::Options { url: url.to_owned().into(), max_connections: 4, application_name: "duetime test".into() }
 }
 
 async fn migrated(url: &str) -> Result<(), Misfit> {
-    migrate(&DatabaseName::new("main"), fixture::all_shards(), 128, &options(url)).await.map(drop)
+    migrate(&DatabaseName::new("main"), Some(fixture::all_shards()), 128, None, &options(url)).await.map(drop)
 }
 
 /// Whether the server reports this node's connections as encrypted.
 async fn is_encrypted(url: &str) -> bool {
-    let database = fixture::open(url, fixture::all_shards());
-    database.schema_check(128).await.unwrap();
+    let database = fixture::open(url);
+    database.schema_check().await.unwrap();
     let asked = database.run(StoreOp::Ping, |pool| async move {
         sqlx::query_scalar("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetch_one(&pool).await
     });
@@ -44,7 +41,7 @@ async fn beyond_loopback_a_server_without_tls_is_refused_until_the_url_allows_it
     let clear = format!("{far}?sslmode=disable");
     migrated(&clear).await.unwrap();
     assert!(!is_encrypted(&clear).await);
-    let misfit = fixture::open(&far, fixture::all_shards()).schema_check(128).await.unwrap_err();
+    let misfit = fixture::open(&far).schema_check().await.unwrap_err();
     assert!(matches!(misfit, Misfit::NoTls { .. }), "{misfit:?}");
 
     let authority = Authority::new(&scratch().join(shared::unique("authority"))).unwrap();

@@ -13,7 +13,7 @@ use crate::store::watch::{Notification, Nudge};
 #[tokio::test]
 async fn what_is_told_is_heard_whole_however_many_notifications_it_takes() {
     let test = fixture::database().await;
-    let mut nudges = test.database.nudges().await.unwrap();
+    let mut nudges = test.database.nudges(None).await.unwrap();
     let longest = QueueName::new("q".repeat(128));
     let row = |micros| (TaskId::mint(uuid::Uuid::now_v7(), ShardId::new(u16::MAX)), UnixMicros::new(micros));
     let told = Nudge {

@@ -118,3 +118,17 @@ fn a_refusal_of_an_old_epoch_says_nothing_about_a_newer_one() {
     assert!(owned.forget_epoch(ShardId::new(1), Epoch::from_store(2)));
     assert!(owned.owned().is_empty());
 }
+
+#[test]
+fn a_shard_that_has_moved_keeps_the_claims_of_its_owner_apart_from_those_of_earlier_owners() {
+    let owned = OwnedShards::new(100);
+    let (shard, epoch) = (ShardId::new(1), Epoch::from_store);
+    owned.adopt_own(shard, epoch(7), epoch(4));
+    assert_eq!(owned.take_adopted().get(&shard), Some(&epoch(4)), "claims since then are not taken over");
+    assert_eq!((owned.claimable().get(&shard), owned.own_since(shard)), (Some(&epoch(7)), Some(epoch(4))));
+    owned.stop_claiming(&[shard]);
+    owned.resume_claiming(shard, epoch(6));
+    assert!(!owned.is_claimable(shard), "another epoch");
+    owned.resume_claiming(shard, epoch(7));
+    assert_eq!((owned.is_claimable(shard), owned.own_since(shard)), (true, Some(epoch(4))));
+}

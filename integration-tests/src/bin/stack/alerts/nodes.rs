@@ -45,11 +45,17 @@ const STRANGER: Cause = Cause {
     play: |scene| stranger(scene).boxed(),
 };
 
+const MISTAKEN: Cause = Cause {
+    alerts: &["DuetimeConfigReloadFailed"],
+    says: "the configuration file of a running node gets a mistake",
+    play: |scene| mistaken(scene).boxed(),
+};
+
 const NONE_LEFT: Cause =
     Cause { alerts: &["DuetimeAbsent"], says: "all nodes are killed", play: |scene| none_left(scene).boxed() };
 
-pub(super) const ALONE: [&[Cause]; 7] =
-    [&[LOST], &[TAKEN_AWAY], &[RESTARTING], &[FORGOTTEN], &[ANOTHER_VERSION], &[STRANGER], &[NONE_LEFT]];
+pub(super) const ALONE: [&[Cause]; 8] =
+    [&[LOST], &[TAKEN_AWAY], &[RESTARTING], &[FORGOTTEN], &[ANOTHER_VERSION], &[MISTAKEN], &[STRANGER], &[NONE_LEFT]];
 
 const LEAVES_WITHIN: Duration = Duration::from_secs(60);
 
@@ -131,6 +137,15 @@ async fn stranger(scene: &Scene<'_>) -> Result<()> {
     scene.fired().await;
     node.kill();
     cluster.settled().await
+}
+
+async fn mistaken(scene: &Scene<'_>) -> Result<()> {
+    let node = scene.cluster().node(0);
+    let right = node.config().toml();
+    node.reload(&format!("{right}\n[scheduler]\nbatch = \"many\"\n"))?;
+    scene.injected();
+    scene.fired().await;
+    node.reload(&right)
 }
 
 async fn none_left(scene: &Scene<'_>) -> Result<()> {

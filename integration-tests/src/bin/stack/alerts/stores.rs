@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::{FutureExt, future};
-use integration_tests::sandbox::Proxy;
-use serde_json::json;
+use integration_tests::sandbox::{Proxy, Sandbox};
+use reqwest::Method;
+use serde_json::{Value, json};
 
 use super::{
     scene::{Cause, Scene},
@@ -42,6 +43,18 @@ const DATABASE_GONE: Cause = Cause {
     play: |scene| database_gone(scene).boxed(),
 };
 
+const MOVE_HELD_UP: Cause = Cause {
+    alerts: &["DuetimeMoveStuck"],
+    says: "a shard is to move to another database while a transaction that has written a task stays open",
+    play: |scene| move_held_up(scene).boxed(),
+};
+
+const RESTORED: Cause = Cause {
+    alerts: &["DuetimeCommitsMissing"],
+    says: "PostgreSQL comes back with the data of a backup",
+    play: |scene| restored(scene).boxed(),
+};
+
 const ETCD_GONE: Cause = Cause {
     alerts: &["DuetimeNoMaster", "DuetimeEtcdUnreachable", "DuetimeLeaseRenewalFailing"],
     says: "etcd is killed, and then the master, so that no node can become master",
@@ -66,16 +79,21 @@ const CUT_OFF: Cause = Cause {
     play: |scene| cut_off(scene).boxed(),
 };
 
-pub(super) const ALONE: [&[Cause]; 8] = [
+pub(super) const ALONE: [&[Cause]; 10] = [
     &[REFUSING, NO_PARTITION],
     &[LOCKED],
     &[HANGING],
+    &[MOVE_HELD_UP],
     &[ETCD_GONE],
     &[BROKER_FULL],
     &[CUT_OFF],
     &[BROKER_GONE],
     &[DATABASE_GONE],
+    // The last one, because it takes tasks away.
+    &[RESTORED],
 ];
+
+const MARKS: &str = "duetime_database_statement_seconds_count{database=\"db1\",op=\"position_mark\"}";
 
 const REFUSE_TASKS: &str = "
 CREATE OR REPLACE FUNCTION public.refuse_task() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -155,11 +173,47 @@ async fn hanging(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
+async fn move_held_up(scene: &Scene<'_>) -> Result<()> {
+    let mut connection = scene.database().await?;
+    sqlx::raw_sql("BEGIN; UPDATE duetime.task SET progress = 1 WHERE false").execute(&mut connection).await?;
+    let request = json!({ "shards": "7", "to": "db2" });
+    scene.client()?.call::<Value>(Method::POST, "/v1/shards/moves", Some(&request)).await.context("asking")?;
+    scene.injected();
+    scene.fired().await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut connection).await?;
+    Ok(())
+}
+
 async fn database_gone(scene: &Scene<'_>) -> Result<()> {
     scene.injected();
     scene.cluster().postgres(0).kill();
     scene.fired().await;
     scene.cluster().postgres(0).restart().await
+}
+
+async fn restored(scene: &Scene<'_>) -> Result<()> {
+    let (cluster, server) = (scene.cluster(), scene.cluster().postgres(0));
+    server.stop().await?;
+    let backup = server.save().await?;
+    server.restart().await?;
+    // A mark follows the first task that is accepted.
+    let marks = cluster.node(0).client().metric(MARKS).await?;
+    until_marked(cluster, marks).await;
+    server.stop().await?;
+    server.put_back(&backup).await?;
+    server.restart().await?;
+    scene.injected();
+    scene.fired().await;
+    let path = "/v1/databases/db1/accept-loss";
+    scene.client()?.call::<Value>(Method::POST, path, None).await.map(drop).context("accepting the loss")
+}
+
+async fn until_marked(cluster: &Sandbox, before: Option<f64>) {
+    let client = cluster.node(0).client();
+    while client.metric(MARKS).await.ok().flatten() <= before {
+        client.batch(&tasks("steady", 1, 500)).await.ok();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 async fn etcd_gone(scene: &Scene<'_>) -> Result<()> {

@@ -39,7 +39,7 @@ const WARM_UP: Duration = Duration::from_secs(15);
 pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     progress("crowd: starting the cluster ...");
     let cluster = options.cluster().start().await?;
-    super::flush(cluster.postgres(0)).await?;
+    super::flush(&cluster).await?;
     let ways = open(&cluster).await?;
     let (seen, eye) = counting();
     let _drains: Vec<Drain> = ways

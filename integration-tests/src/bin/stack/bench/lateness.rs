@@ -22,6 +22,7 @@ use super::{
     machine::Watch,
     report::{Report, Target, progress},
     scrape::Scrape,
+    volume,
 };
 
 const FILL_BATCH: usize = 5_000;
@@ -35,7 +36,8 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
     progress("lateness: starting the cluster ...");
     let cluster = options.cluster().start().await?;
     fill(&cluster, options.pending, report).await?;
-    super::flush(cluster.postgres(0)).await?;
+    super::flush(&cluster).await?;
+    volume::pending(&cluster, options.pending, report).await?;
     for settle in &options.settle {
         for rate in &options.rate {
             stream(options, &cluster, *settle, *rate, report).await?;
@@ -45,7 +47,7 @@ pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()
 }
 
 /// Submits tasks that stay pending throughout.
-async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<()> {
+pub(super) async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<()> {
     let began = Instant::now();
     let feed = Feed::new(cluster.clients());
     let (taken, stored) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -60,7 +62,7 @@ async fn fill(cluster: &Sandbox, pending: usize, report: &mut Report) -> Result<
             ensure!(!accepted.is_empty(), "no node takes tasks");
             let all = stored.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
             if all % 100_000 < len as u64 {
-                progress(&format!("lateness: {all} of {pending} pending tasks are stored"));
+                progress(&format!("{all} of {pending} pending tasks are stored"));
             }
         }
     });

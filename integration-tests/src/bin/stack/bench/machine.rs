@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use integration_tests::sandbox::{Node, Sandbox};
+use integration_tests::sandbox::{Node, Postgres, Sandbox};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -55,7 +55,7 @@ impl Watch {
         let looking = tokio::spawn(look(nodes.clone(), Arc::clone(&largest_kb)));
         let groups = vec![
             Group::new("nodes", nodes),
-            Group::new("postgresql", cluster.postgres(0).pid().into_iter().collect()),
+            Group::new("postgresql", cluster.postgreses().filter_map(Postgres::pid).collect()),
             Group::new("rabbitmq", cluster.rabbit().pids()),
             Group::new("etcd", cluster.etcd().pids()),
         ];

@@ -86,7 +86,7 @@ impl Scrape {
         }
     }
 
-    fn total(&self, name: &str) -> f64 {
+    pub(super) fn total(&self, name: &str) -> f64 {
         let of_name =
             |series: &str| series.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
         self.0.iter().filter(|(series, _)| of_name(series)).map(|(_, value)| value).sum()

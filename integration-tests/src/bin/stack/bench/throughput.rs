@@ -22,6 +22,7 @@ use super::{
     machine::Watch,
     report::{Report, Target, progress},
     scrape::Scrape,
+    volume,
 };
 
 const BATCH: usize = 1_000;
@@ -35,13 +36,20 @@ const LEAST_PER_S: f64 = 10_000.0;
 const LEAST_RATIO: f64 = 0.5;
 
 pub(super) async fn measure(options: &Options, raw: Option<f64>, report: &mut Report) -> Result<()> {
-    for queues in &options.queues {
-        progress(&format!("throughput over {queues} queues: starting the cluster ..."));
-        let cluster = options.cluster().start().await?;
-        run(options, &cluster, *queues, raw, report).await?;
-        super::end(cluster).await?;
+    for databases in &options.databases {
+        for queues in &options.queues {
+            let part = format!("throughput, {}, {}", counted(*queues, "queue"), counted(*databases, "database"));
+            progress(&format!("{part}: starting the cluster ..."));
+            let cluster = options.cluster().databases(*databases).start().await?;
+            run(&part, options, &cluster, *queues, raw, report).await?;
+            super::end(cluster).await?;
+        }
     }
     Ok(())
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The consumer's side of the measurement.
@@ -75,8 +83,14 @@ impl Arrivals {
     }
 }
 
-async fn run(options: &Options, cluster: &Sandbox, queues: usize, raw: Option<f64>, report: &mut Report) -> Result<()> {
-    let part = &format!("throughput, {queues} queue{}", if queues == 1 { "" } else { "s" });
+async fn run(
+    part: &str,
+    options: &Options,
+    cluster: &Sandbox,
+    queues: usize,
+    raw: Option<f64>,
+    report: &mut Report,
+) -> Result<()> {
     let (clients, arrivals) = (cluster.clients(), Arrivals::new());
     let feed = Feed::new(clients.clone());
     let names: Vec<String> = (1..=queues).map(|number| format!("work-{number}")).collect();
@@ -98,15 +112,20 @@ async fn run(options: &Options, cluster: &Sandbox, queues: usize, raw: Option<f6
         tokio::time::sleep(WARM_UP).await;
         let (watch, before) = (Watch::start(cluster), Scrape::of(&clients).await?);
         arrivals.took_us.lock().reset();
-        let (began, consumed) = (Instant::now(), arrivals.consumed());
+        let (began, consumed, log) = (Instant::now(), arrivals.consumed(), volume::log_bytes(cluster).await?);
         tokio::time::sleep_until(end).await;
-        let per_second = (arrivals.consumed() - consumed) as f64 / began.elapsed().as_secs_f64();
-        Ok((per_second, Scrape::of(&clients).await?.since(&before), watch))
+        let tasks = (arrivals.consumed() - consumed) as f64;
+        let logged = (volume::log_bytes(cluster).await? - log) as f64 / tasks;
+        let per_second = tasks / began.elapsed().as_secs_f64();
+        Ok((per_second, logged, Scrape::of(&clients).await?.since(&before), watch))
     };
     let (watched, written) = tokio::join!(watching, try_join_all(writers));
     written?;
-    let (per_second, nodes, watch) = watched.map_err(|error: anyhow::Error| error.context("watching the nodes"))?;
+    let (per_second, logged, nodes, watch) =
+        watched.map_err(|error: anyhow::Error| error.context("watching the nodes"))?;
     tell(part, per_second, raw, &arrivals, report);
+    report.figure(part, "write-ahead log, through its life", logged, "bytes a task");
+    volume::finished(cluster, part, report).await?;
     watch.end(part, report)?;
     if options.details {
         nodes.details(part, options.time().as_secs_f64(), report);

@@ -22,12 +22,36 @@ const QUICK_DRAIN: Duration = Duration::from_millis(100);
 /// The result of an act. `index`: the index of the shard's database.
 #[derive(Debug)]
 pub(super) enum ActResult {
-    Created { index: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error> },
-    Fenced { index: usize, keys: Vec<OwnerKey>, result: Result<Vec<(ShardId, Epoch)>, store::Error> },
-    Confirmed { index: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error> },
-    Reregistered { shard: ShardId, result: Result<Option<OwnerKey>, Error> },
-    Looked { shards: Vec<ShardId>, result: Result<Option<AssignmentRecord>, Error> },
-    Released { index: usize, shard: ShardId, result: Result<(), Error> },
+    Created {
+        index: usize,
+        shards: Vec<ShardId>,
+        result: Result<Vec<OwnerKey>, Error>,
+    },
+    Fenced {
+        index: usize,
+        keys: Vec<OwnerKey>,
+        result: Result<Vec<(ShardId, Epoch)>, store::Error>,
+    },
+    Confirmed {
+        index: usize,
+        taken: Vec<(ShardId, Epoch)>,
+        result: Result<Vec<ShardId>, Error>,
+    },
+    Reregistered {
+        shards: Vec<ShardId>,
+        result: Result<Vec<OwnerKey>, Error>,
+    },
+    Looked {
+        shards: Vec<ShardId>,
+        result: Result<Option<AssignmentRecord>, Error>,
+    },
+    /// `slow`: shards that are not drained yet, and still hold their keys.
+    Released {
+        index: usize,
+        shards: Vec<ShardId>,
+        slow: Vec<ShardId>,
+        result: Result<(), Error>,
+    },
 }
 
 /// The parts that every act needs.
@@ -43,11 +67,15 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) async fn create(self, index: usize, shard: ShardId, lease: LeaseId) -> ActResult {
+    /// `shards`: up to [`KEYS_PER_TRANSACTION`].
+    ///
+    /// [`KEYS_PER_TRANSACTION`]: crate::coordination::KEYS_PER_TRANSACTION
+    pub(super) async fn create(self, index: usize, shards: Vec<ShardId>, lease: LeaseId) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
-        let result = self.coordination.owner_create(shard, &self.me, None, lease).await;
-        ActResult::Created { index, shard, result }
+        let keys: Vec<_> = shards.iter().map(|shard| (*shard, None)).collect();
+        let result = self.coordination.owners_create(&keys, &self.me, lease).await;
+        ActResult::Created { index, shards, result }
     }
 
     pub(super) async fn fence<F: Fence>(self, index: usize, keys: Vec<OwnerKey>, fence: Arc<F>) -> ActResult {
@@ -60,18 +88,20 @@ impl Actor {
         ActResult::Fenced { index, keys, result }
     }
 
-    pub(super) async fn confirm(self, index: usize, key: OwnerKey, epoch: Epoch) -> ActResult {
+    pub(super) async fn confirm(self, index: usize, keys: Vec<(OwnerKey, Epoch)>) -> ActResult {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
-        let result = self.coordination.owner_confirm(&key, &self.me, epoch).await;
-        ActResult::Confirmed { index, shard: key.shard, epoch, result }
+        let result = self.coordination.owners_confirm(&keys, &self.me).await;
+        let taken = keys.into_iter().map(|(key, epoch)| (key.shard, epoch)).collect();
+        ActResult::Confirmed { index, taken, result }
     }
 
-    pub(super) async fn reregister(self, shard: ShardId, epoch: Epoch, lease: LeaseId) -> ActResult {
+    pub(super) async fn reregister(self, owned: Vec<(ShardId, Epoch)>, lease: LeaseId) -> ActResult {
         let _turn = self.requests.acquire().await;
         let _work = at_work();
-        let result = self.coordination.owner_create(shard, &self.me, Some(epoch), lease).await;
-        ActResult::Reregistered { shard, result }
+        let keys: Vec<_> = owned.iter().map(|(shard, epoch)| (*shard, Some(*epoch))).collect();
+        let result = self.coordination.owners_create(&keys, &self.me, lease).await;
+        ActResult::Reregistered { shards: owned.into_iter().map(|(shard, _)| shard).collect(), result }
     }
 
     /// Reads the assignment from etcd itself before anything is stopped: the mirror may be as old as an outage.
@@ -81,34 +111,46 @@ impl Actor {
         ActResult::Looked { shards, result }
     }
 
-    /// Stops claiming only when it is the shard's turn: while many shards move, the waiting ones are still
-    /// dispatched.
+    /// Stops claiming only when it is the shards' turn: while many shards move, the waiting ones are still
+    /// dispatched. A slow drain keeps the others waiting for [`QUICK_DRAIN`] at most.
     pub(super) async fn release(
+        self,
+        index: usize,
+        shards: Vec<ShardId>,
+        owned_shards: Arc<OwnedShards>,
+        drain: Duration,
+    ) -> ActResult {
+        let _turn = self.requests.acquire().await;
+        let _work = at_work();
+        owned_shards.stop_claiming(&shards);
+        let is_quick = tokio::time::timeout(QUICK_DRAIN.min(drain), owned_shards.drained(&shards)).await.is_ok();
+        let slow = if is_quick { Vec::new() } else { owned_shards.busy(&shards) };
+        let shards: Vec<ShardId> = shards.into_iter().filter(|shard| !slow.contains(shard)).collect();
+        let result = self.coordination.owners_remove(&shards, &self.me).await;
+        ActResult::Released { index, shards, slow, result }
+    }
+
+    /// Releases a shard whose drain takes longer. It waits for no turn, because it claims nothing any more.
+    pub(super) async fn release_slow(
         self,
         index: usize,
         shard: ShardId,
         owned_shards: Arc<OwnedShards>,
         drain: Duration,
     ) -> ActResult {
-        let turn = self.requests.acquire().await;
-        let _work = at_work();
-        owned_shards.stop_claiming(&[shard]);
-        if tokio::time::timeout(QUICK_DRAIN.min(drain), owned_shards.drained(&[shard])).await.is_err() {
-            // A slow drain does not keep the other shards waiting.
-            drop(turn);
+        {
+            let _work = at_work();
             if tokio::time::timeout(drain, owned_shards.drained(&[shard])).await.is_err() {
                 tracing::warn!(%shard, "handing over with tasks in flight; the next owner publishes them again");
             }
-            return self.release_key(index, shard).await;
         }
-        let result = self.coordination.owner_remove(shard, &self.me).await;
-        ActResult::Released { index, shard, result }
+        self.release_key(index, shard).await
     }
 
     pub(super) async fn release_key(self, index: usize, shard: ShardId) -> ActResult {
         let _turn = self.last_requests.acquire().await;
         let _work = at_work();
         let result = self.coordination.owner_remove(shard, &self.me).await;
-        ActResult::Released { index, shard, result }
+        ActResult::Released { index, shards: vec![shard], slow: Vec::new(), result }
     }
 }

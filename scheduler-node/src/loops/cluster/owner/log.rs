@@ -10,11 +10,13 @@ pub(super) struct Log {
     pub(super) released: BTreeSet<ShardId>,
     pub(super) reregistered: BTreeSet<ShardId>,
     pub(super) dropped: BTreeSet<ShardId>,
+    /// Forgotten in a database because another one has them now.
+    pub(super) moved: BTreeSet<ShardId>,
 }
 
 impl Log {
     pub(super) fn flush(&mut self) {
-        let Self { acquired, released, reregistered, dropped } = std::mem::take(self);
+        let Self { acquired, released, reregistered, dropped, moved } = std::mem::take(self);
         if !acquired.is_empty() {
             tracing::info!(count = acquired.len(), "acquired shards {}", Ranges(&acquired));
         }
@@ -28,6 +30,9 @@ impl Log {
                 Ranges(&reregistered)
             );
         }
+        if !moved.is_empty() {
+            tracing::info!(count = moved.len(), "in another database by now: shards {}", Ranges(&moved));
+        }
         if !dropped.is_empty() {
             tracing::warn!(count = dropped.len(), "lost to other nodes: shards {}", Ranges(&dropped));
         }
@@ -35,7 +40,7 @@ impl Log {
 }
 
 /// Writes shards as ranges: `0-12, 15`.
-struct Ranges<'a>(&'a BTreeSet<ShardId>);
+pub(super) struct Ranges<'a>(pub(super) &'a BTreeSet<ShardId>);
 
 impl fmt::Display for Ranges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

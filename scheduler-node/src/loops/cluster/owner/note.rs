@@ -1,6 +1,10 @@
 //! Handles the results of the owner's acts.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     cluster::AssignmentRecord,
@@ -10,33 +14,40 @@ use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::{
-    DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, Retry, act::ActResult,
+    DRAIN_TIMEOUT, FENCE_RETRY, FENCE_RETRY_LONGEST, Fence, HOPELESS_DRAIN_TIMEOUT, Owner, RELEASED_TOGETHER, Retry,
+    act::ActResult, log::Ranges,
 };
 use crate::{
-    coordination::{Error, OwnerKey},
+    coordination::{Error, KEYS_PER_TRANSACTION, OwnerKey},
     store,
 };
 
 impl<F: Fence> Owner<F> {
     pub(super) fn note(&mut self, done: ActResult) {
         match done {
-            ActResult::Created { index, shard, result } => self.created(index, shard, result),
+            ActResult::Created { index, shards, result } => self.created(index, &shards, result),
             ActResult::Fenced { index, keys, result } => self.fenced(index, &keys, result),
-            ActResult::Confirmed { index, shard, epoch, result } => self.confirmed(index, shard, epoch, result),
-            ActResult::Reregistered { shard, result } => self.reregistered(shard, result),
+            ActResult::Confirmed { index, taken, result } => self.confirmed(index, &taken, result),
+            ActResult::Reregistered { shards, result } => self.reregistered(&shards, result),
             ActResult::Looked { shards, result } => self.looked(shards, result),
-            ActResult::Released { index, shard, result } => self.released(index, shard, result),
+            ActResult::Released { index, shards, slow, result } => {
+                self.release_slow(index, slow);
+                self.released(index, &shards, &result);
+            }
         }
     }
 
-    fn created(&mut self, index: usize, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
-        match result {
-            Ok(Some(key)) => return self.databases[index].created.push(key),
-            // Another node was quicker; the mirror is about to show which.
-            Ok(None) => {}
-            Err(error) => self.say("could not create the owner key", shard, &error),
+    fn created(&mut self, index: usize, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
+        let keys = result.unwrap_or_else(|error| {
+            self.say("could not create owner keys", shards, &error);
+            Vec::new()
+        });
+        // Where a key is missing, another node was quicker; the mirror is about to show which.
+        let ours: BTreeSet<ShardId> = keys.iter().map(|key| key.shard).collect();
+        for shard in shards.iter().filter(|shard| !ours.contains(shard)) {
+            self.busy.remove(shard);
         }
-        self.busy.remove(&shard);
+        self.databases[index].created.extend(keys);
     }
 
     fn fenced(&mut self, index: usize, keys: &[OwnerKey], result: Result<Vec<(ShardId, Epoch)>, store::Error>) {
@@ -56,43 +67,50 @@ impl<F: Fence> Owner<F> {
                 BTreeMap::new()
             }
         };
+        let mut fenced = Vec::with_capacity(keys.len());
         for key in keys {
             match epochs.get(&key.shard) {
-                Some(epoch) => self.acts.push(self.actor.clone().confirm(index, *key, *epoch).boxed()),
-                None => {
-                    self.busy.remove(&key.shard);
-                }
+                Some(epoch) => fenced.push((*key, *epoch)),
+                None => drop(self.busy.remove(&key.shard)),
             }
+        }
+        for keys in fenced.chunks(KEYS_PER_TRANSACTION) {
+            self.acts.push(self.actor.clone().confirm(index, keys.to_vec()).boxed());
         }
     }
 
-    fn confirmed(&mut self, index: usize, shard: ShardId, epoch: Epoch, result: Result<bool, Error>) {
-        self.busy.remove(&shard);
-        match result {
-            Ok(true) => {}
-            Ok(false) => {
-                tracing::info!(%shard, %epoch, "took the fence too late: the owner key no longer exists; giving the \
-                                                shard up");
-                return;
+    fn confirmed(&mut self, index: usize, taken: &[(ShardId, Epoch)], result: Result<Vec<ShardId>, Error>) {
+        let shards: Vec<ShardId> = taken.iter().map(|(shard, _)| *shard).collect();
+        let confirmed: BTreeSet<ShardId> = match result {
+            Ok(confirmed) => confirmed.into_iter().collect(),
+            // It is unknown which node has the keys, but this node holds the fences: without it no node would
+            // dispatch the shards.
+            Err(error) => {
+                self.say("could not confirm owner keys; the fence decides", &shards, &error);
+                shards.iter().copied().collect()
             }
-            // It is unknown which node has the key, but this node holds the fence: without it no node would
-            // dispatch the shard.
-            Err(error) => self.say("could not confirm the owner key; the fence decides", shard, &error),
+        };
+        let (ours, late): (Vec<_>, Vec<_>) = taken.iter().partition(|(shard, _)| confirmed.contains(shard));
+        for (shard, epoch) in late {
+            tracing::info!(%shard, %epoch, "took the fence too late: the owner key no longer exists; giving the shard up");
         }
-        self.databases[index].database.owned_shards.adopt(&[(shard, epoch)]);
-        self.actor.coordination.metrics().acquisitions.inc();
-        self.log.acquired.insert(shard);
+        for shard in &shards {
+            self.busy.remove(shard);
+        }
+        self.databases[index].database.owned_shards.adopt(&ours);
+        self.actor.coordination.metrics().acquisitions.inc_by(ours.len() as u64);
+        self.log.acquired.extend(ours.into_iter().map(|(shard, _)| shard));
     }
 
-    fn reregistered(&mut self, shard: ShardId, result: Result<Option<OwnerKey>, Error>) {
-        self.busy.remove(&shard);
+    fn reregistered(&mut self, shards: &[ShardId], result: Result<Vec<OwnerKey>, Error>) {
+        for shard in shards {
+            self.busy.remove(shard);
+        }
         match result {
-            Ok(Some(_)) => {
-                self.log.reregistered.insert(shard);
-            }
-            // Another node owns it by now. The mirror is about to show that, and then the shard is dropped.
-            Ok(None) => {}
-            Err(error) => self.say("could not register again as the owner", shard, &error),
+            // Where a key is missing, another node owns the shard by now. The mirror is about to show that, and then
+            // the shard is dropped.
+            Ok(keys) => self.log.reregistered.extend(keys.iter().map(|key| key.shard)),
+            Err(error) => self.say("could not register again as the owner", shards, &error),
         }
     }
 
@@ -104,11 +122,28 @@ impl<F: Fence> Owner<F> {
         let Ok(record) = result else { return };
         let assignment = record.map(|record| record.assignment).unwrap_or_default();
         let leaving = self.leaving.is_cancelled();
+        let mut leaves: BTreeMap<usize, Vec<ShardId>> = BTreeMap::new();
         for shard in shards {
             let elsewhere = assignment.owner(shard).is_some_and(|node| *node != self.actor.me);
-            let Some(index) = self.index_of(shard).filter(|_| elsewhere || leaving) else { continue };
+            if let Some(index) = self.index_of(shard).filter(|_| elsewhere || leaving) {
+                leaves.entry(index).or_default().push(shard);
+            }
+        }
+        for (index, shards) in leaves {
+            let drain = self.drain_timeout(index);
+            for shards in shards.chunks(RELEASED_TOGETHER) {
+                let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
+                self.busy.extend(shards);
+                self.acts.push(self.actor.clone().release(index, shards.to_vec(), owned_shards, drain).boxed());
+            }
+        }
+    }
+
+    fn release_slow(&mut self, index: usize, slow: Vec<ShardId>) {
+        for shard in slow {
             let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
-            self.begin(shard, self.actor.clone().release(index, shard, owned_shards, self.drain_timeout(index)));
+            let drain = self.drain_timeout(index);
+            self.begin(shard, self.actor.clone().release_slow(index, shard, owned_shards, drain));
         }
     }
 
@@ -118,34 +153,37 @@ impl<F: Fence> Owner<F> {
         if hopeless { HOPELESS_DRAIN_TIMEOUT } else { DRAIN_TIMEOUT }
     }
 
-    fn released(&mut self, index: usize, shard: ShardId, result: Result<(), Error>) {
-        self.busy.remove(&shard);
-        let owned_shards = &self.databases[index].database.owned_shards;
-        let owned = owned_shards.owned().get(&shard).copied();
-        match (result, owned) {
-            (Ok(()), Some(_)) => {
-                owned_shards.forget(&[shard]);
-                self.actor.coordination.metrics().releases.inc();
-                self.log.released.insert(shard);
+    fn released(&mut self, index: usize, shards: &[ShardId], result: &Result<(), Error>) {
+        let owned_shards = Arc::clone(&self.databases[index].database.owned_shards);
+        let held = owned_shards.owned();
+        let owned: Vec<(ShardId, Epoch)> =
+            shards.iter().filter_map(|shard| Some((*shard, *held.get(shard)?))).collect();
+        for shard in shards {
+            self.busy.remove(shard);
+        }
+        match result {
+            Ok(()) => {
+                let left: Vec<ShardId> = owned.into_iter().map(|(shard, _)| shard).collect();
+                owned_shards.forget(&left);
+                self.actor.coordination.metrics().releases.inc_by(left.len() as u64);
+                self.log.released.extend(left);
             }
-            (Ok(()), None) => {}
-            (Err(error), owned) => {
-                // The shard goes on as before. A node that has the key by now takes the fence, which ends it.
-                if let Some(epoch) = owned {
-                    owned_shards.adopt(&[(shard, epoch)]);
-                }
-                self.say("could not delete the owner key; keeping the shard", shard, &error);
+            Err(error) => {
+                // The shards go on as before. A node that has a key by now takes the fence, which ends it.
+                owned_shards.adopt(&owned);
+                self.say("could not delete owner keys; keeping the shards", shards, error);
             }
         }
     }
 
     /// Logs a failed act. The loop that noticed an outage of etcd first has reported it already, so that is only a
     /// debug line.
-    fn say(&self, what: &str, shard: ShardId, error: &Error) {
+    fn say(&self, what: &str, shards: &[ShardId], error: &Error) {
+        let shards = Ranges(&shards.iter().copied().collect()).to_string();
         if matches!(error, Error::Unanswered { .. } | Error::LeaseGone { .. }) {
-            tracing::debug!(%shard, error = error as &dyn std::error::Error, "{what}");
+            tracing::debug!(shards, error = error as &dyn std::error::Error, "{what}");
         } else {
-            tracing::warn!(%shard, error = error as &dyn std::error::Error, "{what}");
+            tracing::warn!(shards, error = error as &dyn std::error::Error, "{what}");
         }
     }
 }

@@ -7,11 +7,13 @@ use tokio::time::Instant;
 
 use crate::coordination::LeaseId;
 
-/// The stores that this node cannot reach, as the prober found.
+/// The stores that this node can reach and those that it cannot, as the prober found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberFitness {
     pub unfit: BTreeSet<DatabaseName>,
     pub broker_unfit: bool,
+    /// Databases that have answered since the node started.
+    pub used: BTreeSet<DatabaseName>,
 }
 
 /// This node's standing in the cluster.

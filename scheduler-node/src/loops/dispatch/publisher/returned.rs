@@ -1,7 +1,10 @@
 //! Messages that the broker returned because no queue is bound for them. Each is handled by itself: it closes no
 //! lane for others.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use common::{
     ids::{Attempt, QueueName, TaskId},
@@ -71,7 +74,7 @@ impl Publisher {
     /// The rule for a returned message.
     fn rule(&self, queue: &Queue, place: &Place) -> Unroutable {
         if place.own_key.is_some() {
-            return forwarded_unroutable(self.delayed.get(&queue.name).copied());
+            return forwarded_unroutable(self.delay_rules.unroutable(&queue.name));
         }
         queue.policy.unroutable()
     }
@@ -81,7 +84,7 @@ impl Publisher {
         let Some(first) = returned.first() else { return };
         let (messages, rule, routing_key) = (returned.len(), first.rule, &first.routing_key);
         tracing::warn!(%queue, exchange, routing_key, messages, ?rule, "the broker returned messages: no queue is bound for them");
-        let mut ending: Vec<Vec<(TaskId, AttemptEvent)>> = self.databases.all().iter().map(|_| Vec::new()).collect();
+        let mut ending: BTreeMap<DatabaseIndex, Vec<(TaskId, AttemptEvent)>> = BTreeMap::new();
         for one in returned {
             if one.rule == Unroutable::Drop {
                 self.metrics.publish_dropped.inc();
@@ -94,13 +97,13 @@ impl Publisher {
                 continue;
             }
             let why = format!("no queue is bound to `{exchange}` for the routing key `{}`", one.routing_key);
-            ending[one.database.get()]
-                .push((one.id, AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why }));
+            let event = AttemptEvent::Returned { attempt: one.attempt, rule: one.rule, why };
+            ending.entry(one.database).or_default().push((one.id, event));
         }
-        for ((index, database), events) in self.databases.indexed().zip(ending).filter(|(_, events)| !events.is_empty())
-        {
+        for (index, events) in ending {
+            let database = &self.databases[index];
             let ids: Vec<TaskId> = events.iter().map(|(id, _)| *id).collect();
-            match self.reporter.returned(index, events).await {
+            match self.reporter.returned(events).await {
                 Ok(()) => database.owned_shards.end(ids),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;

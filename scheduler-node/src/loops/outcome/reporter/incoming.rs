@@ -20,6 +20,7 @@ use super::{AttemptEvent, Reported, Reporter, Sender};
 use crate::{
     audit::AuditEvent,
     broker::{Incoming, Source},
+    by_database::ByDatabase,
     store::{Error, quarantine::Quarantined},
     supervise::at_work,
     working_set::{
@@ -45,28 +46,38 @@ const STOPPING: Reported = Reported::Applied { stopping: true };
 /// A message that was read: its task, the event, and the message itself with its ack.
 type ReadReport = (TaskId, AttemptEvent, Incoming);
 
+/// The channels to the loops that apply reports, one for each database.
+#[derive(Clone, Debug, Default)]
+pub struct ReportLines(ByDatabase<mpsc::Sender<ReadReport>>);
+
 impl Reporter {
-    /// Handles messages that come back from the broker until `stop`. Each database has its own channel, so that an
-    /// outage of one delays no reports of others. Messages to be set aside have a channel of their own too.
+    /// Reads messages that come back from the broker until `stop`, and sends each to the line of its database. Messages
+    /// to be set aside have a channel of their own.
     pub async fn run(self, incoming: mpsc::Receiver<Incoming>, stop: CancellationToken) {
-        let (lines, ends): (Vec<_>, Vec<_>) = self.databases.all().iter().map(|_| mpsc::channel(WAITING)).unzip();
-        let applying = self.databases.indexed().zip(ends).map(|((index, _), end)| self.apply_all(index, end));
-        let applying = futures::future::join_all(applying);
         let (aside, set_aside) = mpsc::channel(WAITING);
-        let reading = self.read_all(incoming, lines, aside);
+        let reading = self.read_all(incoming, aside);
         tokio::select! {
-            _ = async { tokio::join!(reading, applying, self.set_all_aside(set_aside)) } => {}
+            _ = async { tokio::join!(reading, self.set_all_aside(set_aside)) } => {}
             () = stop.cancelled() => {}
         }
     }
 
+    /// Opens the line of the next database, and returns the loop that applies its reports until `stop`. Each database
+    /// has its own, so that an outage of one delays no reports of others.
+    pub fn add_line(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        let (line, end) = mpsc::channel(WAITING);
+        let index = self.lines.0.push(line);
+        let this = self.clone();
+        async move {
+            tokio::select! {
+                () = this.apply_all(index, end) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+
     /// Reads every message and sends it to its channel. An unreadable message is set aside, never requeued.
-    async fn read_all(
-        &self,
-        mut incoming: mpsc::Receiver<Incoming>,
-        lines: Vec<mpsc::Sender<ReadReport>>,
-        aside: mpsc::Sender<(Incoming, String)>,
-    ) {
+    async fn read_all(&self, mut incoming: mpsc::Receiver<Incoming>, aside: mpsc::Sender<(Incoming, String)>) {
         // Without the keys a genuine receipt cannot be told from a wrong one.
         if self.receipts.clone().wait_for(Option::is_some).await.is_err() {
             return;
@@ -77,10 +88,10 @@ impl Reporter {
                 drop(aside.send((message, BY_NAME.to_owned())).await);
                 continue;
             }
-            // The receiving ends outlive this loop. The broker delivers fewer unacked messages than one channel
+            // The broker delivers fewer unacked messages than one channel
             // holds, so no send ever waits here.
             match self.read(&message) {
-                Ok((index, id, event)) => drop(lines[index.get()].send((id, event, message)).await),
+                Ok((index, id, event)) => drop(self.lines.0[index].send((id, event, message)).await),
                 Err(reason) => drop(aside.send((message, reason)).await),
             }
         }
@@ -177,7 +188,7 @@ impl Reporter {
         let (id, event, message) = told;
         database.set_aside.keep(&database.sql, Kind::Report, kept(message), &why(error)).await;
         let bare = [event.bare()];
-        let done = until_done(WHAT, &bare, |bare| self.apply(database, vec![(*id, bare[0].clone())])).await;
+        let done = until_done(WHAT, &bare, |bare| self.apply_in_place(vec![(*id, bare[0].clone())])).await;
         if let (Some(refused), Some(attempt)) = (done.refused.first(), event.attempt()) {
             database.set_attempt_aside(Kind::Report, *id, attempt, &refused.error).await;
         }
@@ -191,9 +202,14 @@ impl Reporter {
         let database = &self.databases[index];
         let done = until_done(WHAT, &messages, |part| {
             let events = part.iter().map(|(id, event, _)| (*id, event.clone())).collect();
-            self.apply(database, events)
+            self.apply_in_place(events)
         })
         .await;
+        if !done.moved.is_empty() {
+            tracing::warn!(messages = done.moved.len(), "no database takes these reports, because a shard is moving");
+        }
+        let is_moved = |message: &ReadReport| done.moved.iter().any(|left| std::ptr::eq(*left, message));
+        let moved: Vec<bool> = messages.iter().map(is_moved).collect();
         for Refused { item, error } in &done.refused {
             self.refused(database, item, error).await;
         }
@@ -206,6 +222,10 @@ impl Reporter {
             }
         }
         for (place, (id, event, message)) in messages.into_iter().enumerate() {
+            if moved[place] {
+                message.ack.requeue().await;
+                continue;
+            }
             if let Some(why) = untrusted.remove(&place) {
                 self.note_refused(&message, &why);
                 self.set_aside(message, why).await;

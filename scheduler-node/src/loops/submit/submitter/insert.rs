@@ -1,8 +1,12 @@
 //! Inserts gathered tasks, and answers each caller after the commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use common::{ids::QueueName, task::NewTask, time::UnixMicros};
+use common::{
+    ids::{QueueName, TaskId},
+    task::NewTask,
+    time::UnixMicros,
+};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +17,7 @@ use crate::{
         nudger::Nudger,
         submit::{
             batch::{Bounds, SubmitError, answer, routed, run_batches, sources, take_tasks},
-            resend::{refused, until_known},
+            resend::{Known, handed_back, refused, until_known},
         },
     },
     store::{
@@ -86,28 +90,78 @@ impl Insert {
         let database = self.database();
         let sources = sources(&batch, &lengths);
         let routed = routed(&batch);
-        let sent = until_known(database, &tasks, first, |part, sending, window| async move {
+        let sent = until_known(database, &tasks, Sending::First, first, |part, sending, window| async move {
             database.task_submit_within(part, sending, window, routed).await.map(|written| (written, sending))
         })
         .await;
         let mut given = Vec::with_capacity(tasks.len());
         for (part, stored) in sent {
-            if let Ok((written, _)) = &stored {
-                let begin = given.len();
-                self.note(
-                    part,
-                    count_tasks(part.iter().zip(&sources[begin..]).map(|(task, source)| (task, *source))),
-                    written,
-                );
-                self.nudge(part, written.asked_at);
-            }
+            let sources = &sources[given.len()..][..part.len()];
             refused(&self.claim_on_insert.databases[self.index].set_aside, part, &stored);
             match stored {
-                Ok((written, sending)) => given.extend(answers(part, &written, sending)),
-                Err(why) => given.extend(std::iter::repeat_n(Err(why), part.len())),
+                Known::Stored((written, sending)) => {
+                    self.written(part, sources, &written);
+                    given.extend(answers(part, &written, sending));
+                }
+                Known::Failed(why) => given.extend(std::iter::repeat_n(Err(why), part.len())),
+                Known::Elsewhere(Sending::First) => given.extend(handed_back(part)),
+                Known::Elsewhere(Sending::Again) => given.extend(self.write_elsewhere(part, sources, routed).await),
             }
         }
         answer(batch, &lengths, given);
+    }
+
+    /// Sends tasks whose earlier sending has an unknown end to the present places of their shards. The former database
+    /// writes none of them any more.
+    async fn write_elsewhere(
+        &self,
+        part: &[NewTask],
+        sources: &[&'static str],
+        routed: i64,
+    ) -> Vec<Result<UnixMicros, SubmitError>> {
+        let databases = &self.claim_on_insert.databases;
+        let mut known: HashMap<TaskId, Result<UnixMicros, SubmitError>> = HashMap::new();
+        let mut left: Vec<(NewTask, &'static str)> = part.iter().cloned().zip(sources.iter().copied()).collect();
+        let mut refusals = 0;
+        while let Ok(parts) = databases.divide_again(refusals, std::mem::take(&mut left), |(task, _)| task.id).await
+            && !parts.is_empty()
+        {
+            refusals += 1;
+            for (index, rows) in parts {
+                let (tasks, sources): (Vec<NewTask>, Vec<&'static str>) = rows.into_iter().unzip();
+                let database = &databases[index].sql;
+                let window = Window::first(database);
+                let send = |part, sending, window| async move {
+                    database.task_submit_within(part, sending, window, routed).await.map(|written| (written, sending))
+                };
+                let sent = match send(tasks.as_slice(), Sending::Again, window).await {
+                    Ok(stored) => vec![(tasks.as_slice(), Known::Stored(stored))],
+                    Err(error) => until_known(database, &tasks, Sending::Again, (window, error), send).await,
+                };
+                let mut begin = 0;
+                for (part, stored) in sent {
+                    let sources = &sources[begin..][..part.len()];
+                    begin += part.len();
+                    let ids = part.iter().map(|task| task.id);
+                    match stored {
+                        Known::Stored((written, sending)) => {
+                            self.written(part, sources, &written);
+                            known.extend(ids.zip(answers(part, &written, sending)));
+                        }
+                        Known::Failed(why) => known.extend(ids.map(|id| (id, Err(why.clone())))),
+                        Known::Elsewhere(_) => left.extend(part.iter().cloned().zip(sources.iter().copied())),
+                    }
+                }
+            }
+        }
+        let unknown = || Err(SubmitError::Unknown("its shard is moving to another database".to_owned()));
+        part.iter().map(|task| known.get(&task.id).cloned().unwrap_or_else(unknown)).collect()
+    }
+
+    /// Notes tasks that a later sending wrote.
+    fn written(&self, part: &[NewTask], sources: &[&'static str], written: &InsertResult) {
+        self.note(part, count_tasks(part.iter().zip(sources.iter().copied())), written);
+        self.nudge(part, written.asked_at);
     }
 
     fn database(&self) -> &Database {

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use common::{
-    ids::{QueueName, ShardId, TaskId},
+    ids::{ShardId, TaskId},
     shard::route::{Routing, route},
-    task::NewTask,
-    time::UnixMicros,
-    wire::task::ValidTask,
+    task::{NewTask, ValidTask},
 };
 use tokio::sync::watch;
 
@@ -22,36 +20,18 @@ pub(super) struct Routes {
     pub(super) databases: NodeDatabases,
     pub(super) books: Books,
     pub(super) fitness: watch::Receiver<NodeFitness>,
-    pub(super) shard_count: u32,
     pub(super) horizon: Duration,
 }
 
 impl Routes {
     /// Gives each task its id, and with it its shard. Also returns the revision of the queues by which it did so.
-    pub(super) fn place(&self, tasks: Vec<ValidTask>) -> (Vec<NewTask>, i64) {
-        let (router, routed) = self.router();
-        let place = |task: ValidTask| {
-            let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());
-            let id = router(&task.queue, task.partition_key.as_deref(), key, task.due_at);
-            task.into_new(id)
-        };
-        (tasks.into_iter().map(place).collect(), routed)
+    pub(super) fn place(&self, tasks: Vec<ValidTask>, shard_count: u16) -> (Vec<NewTask>, i64) {
+        let (router, routed) = self.router(shard_count);
+        (tasks.into_iter().map(|task| NewTask { id: router(&task), task }).collect(), routed)
     }
 
-    /// Gives new ids to tasks that got theirs from an older placement and are written nowhere.
-    pub(super) fn place_again(&self, tasks: Vec<NewTask>) -> (Vec<NewTask>, i64) {
-        let (router, routed) = self.router();
-        let place = |task: NewTask| {
-            let key = task.keyed.as_ref().map(|keyed| keyed.key.as_str());
-            let id = router(&task.queue, task.partition_key.as_deref(), key, task.due_at);
-            NewTask { id, ..task }
-        };
-        (tasks.into_iter().map(place).collect(), routed)
-    }
-
-    /// Returns a function that mints an id from queue, partition key, key and due time, and the revision of the
-    /// queues that it knows.
-    fn router(&self) -> (impl Fn(&QueueName, Option<&str>, Option<&str>, UnixMicros) -> TaskId + '_, i64) {
+    /// Returns a function that mints the id of a task, and the revision of the queues that it knows.
+    fn router(&self, shard_count: u16) -> (impl Fn(&ValidTask) -> TaskId + '_, i64) {
         let now = clock::now();
         let book = self.books.load_full();
         let routed = book.revision();
@@ -61,24 +41,24 @@ impl Routes {
             .all()
             .iter()
             .filter(|database| fitness.is_fit(database.name()))
-            .flat_map(|database| database.owned_shards.claimable().into_keys())
+            .flat_map(|database| database.owned_shards.claimable_shards().to_vec())
             .collect();
-        let router = move |queue: &QueueName, partition_key: Option<&str>, key: Option<&str>, due_at: UnixMicros| {
+        let router = move |task: &ValidTask| {
             let fit =
                 |shard: ShardId| self.databases.of(shard).is_some_and(|(_, database)| fitness.is_fit(database.name()));
             let mut shard = ShardId::new(0);
             // A task that may live anywhere goes to a database that answers; a few random choices find one.
             for _ in 0..8 {
                 shard = route(&Routing {
-                    queue,
-                    placement: book.get(queue).policy.placement,
-                    partition_key,
-                    key,
-                    due_at,
+                    queue: &task.queue,
+                    placement: book.get(&task.queue).policy.placement,
+                    partition_key: task.partition_key.as_deref(),
+                    key: task.keyed.as_ref().map(|keyed| keyed.key.as_str()),
+                    due_at: task.due_at,
                     now,
                     horizon: self.horizon,
                     owned: &owned,
-                    shard_count: self.shard_count,
+                    shard_count: shard_count.into(),
                     dice: rand::random(),
                 });
                 if fit(shard) {

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Fence, Owner, OwnerDatabase, leave};
 use crate::{
+    by_database::ByDatabase,
     coordination::{
         Coordination, Mirror, Views,
         tests::{TTL, coordination, eventually, member, node, own_etcd, shared_etcd, soon},
@@ -41,7 +42,7 @@ use crate::{
         elector::{Elector, Mastership},
         session_keeper::{MemberFitness, Session, SessionKeeper, SessionState},
     },
-    store::{self, Effect, StoreOp},
+    store::{self, Effect, Places, StoreOp},
     supervise::spawn_child,
     working_set::owned_shards::OwnedShards,
 };
@@ -50,6 +51,15 @@ const SHARDS: u32 = 24;
 
 fn main_database() -> DatabaseName {
     DatabaseName::new("main")
+}
+
+fn databases() -> [DatabaseName; 2] {
+    [main_database(), DatabaseName::new("east")]
+}
+
+/// A node that reaches everything.
+fn fit() -> MemberFitness {
+    MemberFitness { used: databases().into(), ..MemberFitness::default() }
 }
 
 /// The fence rows, as all nodes see them.
@@ -93,6 +103,9 @@ struct TestNode {
     me: NodeId,
     coordination: Coordination,
     owned_shards: Arc<OwnedShards>,
+    /// Its share of a second database, which has no shards at first.
+    east: Arc<OwnedShards>,
+    places: Places,
     line: Arc<Line>,
     views: Views,
     session: watch::Receiver<Session>,
@@ -128,35 +141,44 @@ impl World {
     async fn start_as(&self, me: NodeId, slow: Option<Semaphore>) -> TestNode {
         let coordination = coordination(&self.endpoints, &self.prefix).await;
         let database = main_database();
-        let shards = ShardRange::all(SHARDS);
         let owned_shards = Arc::new(OwnedShards::new(100));
         let line =
             Line { fences: Arc::clone(&self.fences), down: AtomicBool::new(false), slow, statements: Mutex::default() };
         let line = Arc::new(line);
         let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
-        let (fitness, fit) = watch::channel(MemberFitness::default());
+        let (fitness, found) = watch::channel(fit());
         let (mirror, views) = Mirror::new(coordination.clone());
         let (keeper, session) =
-            SessionKeeper::new(coordination.clone(), member(&me), views.clone(), fit.clone(), leaving.clone());
+            SessionKeeper::new(coordination.clone(), member(&me), views.clone(), found.clone(), leaving.clone());
         let metrics = Arc::clone(coordination.metrics());
         let (elector, mastership) = Elector::new(me.clone(), views.clone(), session.clone(), metrics);
-        let databases = vec![(database.clone(), shards)];
-        let assigner =
-            Assigner::new(coordination.clone(), databases, views.clone(), mastership.clone(), session.clone());
+        let places = Places::new(ByDatabase::default());
+        places.presume(&[ShardRange::all(SHARDS)], u16::try_from(SHARDS).unwrap());
+        let assigner = Assigner::new(
+            coordination.clone(),
+            databases().into_iter().collect(),
+            places.clone(),
+            views.clone(),
+            mastership.clone(),
+            session.clone(),
+            watch::Sender::default().subscribe(),
+        );
         let frozen_until = assigner.frozen_until();
-        let databases = vec![OwnerDatabase {
-            name: database,
-            shards,
-            owned_shards: Arc::clone(&owned_shards),
+        let east = Arc::new(OwnedShards::new(100));
+        let of = |name, owned_shards: &Arc<OwnedShards>| OwnerDatabase {
+            name,
+            owned_shards: Arc::clone(owned_shards),
             fence: Arc::clone(&line),
-        }];
+        };
+        let databases = [of(database, &owned_shards), of(DatabaseName::new("east"), &east)];
         let owner = Owner::new(
             me.clone(),
             coordination.clone(),
-            databases,
+            databases.into_iter().collect(),
+            places.clone(),
             views.clone(),
             session.clone(),
-            fit,
+            found,
             leaving.clone(),
         );
         let tasks = vec![
@@ -170,6 +192,8 @@ impl World {
             me,
             coordination,
             owned_shards,
+            east,
+            places,
             line,
             views,
             session,

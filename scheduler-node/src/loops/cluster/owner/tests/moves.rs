@@ -1,4 +1,4 @@
-use common::ids::TaskId;
+use common::ids::{DatabaseIndex, TaskId};
 use uuid::Uuid;
 
 use super::*;
@@ -120,7 +120,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     let world = World::shared().await;
     let (one, two) = (world.start("one").await, world.start("two").await);
     balanced(&[&one, &two]).await;
-    let unfit = MemberFitness { unfit: [main_database()].into(), broker_unfit: false };
+    let unfit = MemberFitness { unfit: [main_database()].into(), ..fit() };
     one.fitness.send_replace(unfit.clone());
     eventually("everything is with the other", || two.owned().len() == SHARDS as usize).await;
     assert!(one.owned().is_empty());
@@ -129,7 +129,7 @@ async fn shards_of_a_database_that_a_node_cannot_reach_move_to_those_that_can_an
     let before = two.owned();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(two.owned(), before, "an owner in trouble is better than none");
-    one.fitness.send_replace(MemberFitness::default());
+    one.fitness.send_replace(fit());
     eventually("everything is with the one that can", || one.owned().len() == SHARDS as usize).await;
 }
 
@@ -184,4 +184,36 @@ async fn when_only_drained_nodes_are_left_they_own_what_there_is() {
     let three = world.start("three").await;
     balanced(&[&three]).await;
     assert!(two.owned().is_empty());
+}
+
+#[tokio::test]
+async fn a_shard_that_moved_is_forgotten_in_one_database_and_acquired_in_the_other() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let (east, shard) = (DatabaseIndex::new(1), ShardId::new(3));
+    let former = one.owned()[&shard];
+    one.places.moved(shard, east, Epoch::from_store(former.number() + 1));
+    eventually("the node owns it in its new place", || one.east.owned().contains_key(&shard)).await;
+    assert!(!one.owned().contains_key(&shard));
+    assert!(one.east.is_claimable(shard));
+    assert_eq!(one.owned().len() + one.east.owned().len(), SHARDS as usize, "the others stay");
+}
+
+#[tokio::test]
+async fn what_the_mover_has_adopted_in_the_new_place_stays_there() {
+    let world = World::shared().await;
+    let one = world.start("one").await;
+    balanced(&[&one]).await;
+    let (east, shard) = (DatabaseIndex::new(1), ShardId::new(3));
+    let epoch = Epoch::from_store(one.owned()[&shard].number() + 1);
+    one.east.adopt(&[(shard, epoch)]);
+    // The map still has the former place. Another move makes the owner look.
+    let other = ShardId::new(7);
+    one.places.moved(other, east, Epoch::from_store(one.owned()[&other].number() + 1));
+    eventually("the owner has looked", || one.east.owned().contains_key(&other)).await;
+    assert_eq!(one.east.owned().get(&shard), Some(&epoch), "its epoch is above that of the map");
+    one.places.moved(shard, east, epoch);
+    eventually("it is forgotten in its former place", || !one.owned().contains_key(&shard)).await;
+    assert_eq!(one.east.owned().get(&shard), Some(&epoch));
 }

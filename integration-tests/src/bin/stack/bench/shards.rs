@@ -1,0 +1,69 @@
+//! What a shard costs: an idle cluster, a start, a takeover and a restart with few and with many shards.
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::sandbox::Sandbox;
+use tokio::{process::Command, time::Instant};
+
+use super::{
+    Options,
+    machine::Watch,
+    report::{Report, progress},
+    scrape::Scrape,
+};
+
+const COUNTS: [u32; 4] = [128, 256, 1_024, 4_096];
+const NODES: usize = 2;
+
+pub(super) async fn measure(options: &Options, report: &mut Report) -> Result<()> {
+    for count in COUNTS {
+        let part = format!("{count} shards");
+        progress(&format!("{part}: starting the cluster ..."));
+        let began = Instant::now();
+        let cluster = options.cluster().nodes(NODES).shards(count).start().await?;
+        report.figure(&part, "from nothing until every shard is owned", began.elapsed().as_secs_f64(), "s");
+        idle(options, &cluster, &part, report).await?;
+
+        let began = Instant::now();
+        cluster.kill(1);
+        cluster.settled().await?;
+        report.figure(&part, "a node killed: all its shards taken after", began.elapsed().as_secs_f64(), "s");
+        let began = Instant::now();
+        cluster.restart(1).await?;
+        cluster.settled().await?;
+        report.figure(&part, "started again: it has its share after", began.elapsed().as_secs_f64(), "s");
+        super::end(cluster).await?;
+    }
+    Ok(())
+}
+
+async fn idle(options: &Options, cluster: &Sandbox, part: &str, report: &mut Report) -> Result<()> {
+    progress(&format!("{part}: idle ..."));
+    let (keys, bytes) = in_etcd(cluster).await?;
+    report.figure(part, "keys in etcd", keys as f64, "");
+    report.figure(part, "their values and names", bytes as f64 / 1024.0, "KB");
+    super::flush(cluster).await?;
+    let (before, watch) = (Scrape::of(&cluster.clients()).await?, Watch::start(cluster));
+    tokio::time::sleep(options.time()).await;
+    let grown = Scrape::of(&cluster.clients()).await?.since(&before);
+    let seconds = options.time().as_secs_f64();
+    let statements = grown.total("duetime_database_statement_seconds_count");
+    report.figure(part, "idle: statements", statements / seconds, "/s");
+    let busy = grown.total("duetime_database_statement_seconds_sum");
+    report.figure(part, "idle: statements under way", busy / seconds, "");
+    if options.details {
+        grown.details(part, seconds, report);
+    }
+    watch.end(part, report)
+}
+
+/// The number of the cluster's keys, and their size.
+async fn in_etcd(cluster: &Sandbox) -> Result<(usize, usize)> {
+    let prefix = format!("{}/", cluster.node(0).config().etcd_prefix);
+    let endpoints = format!("--endpoints={}", cluster.etcd().endpoints().join(","));
+    let listed =
+        Command::new("etcdctl").args([&endpoints, "get", "--prefix", &prefix]).env("ETCDCTL_API", "3").output();
+    let listed = listed.await.context("running etcdctl")?;
+    ensure!(listed.status.success(), "{listed:?}");
+    // Two lines for each key: its name and its value.
+    Ok((listed.stdout.iter().filter(|byte| **byte == b'\n').count() / 2, listed.stdout.len()))
+}

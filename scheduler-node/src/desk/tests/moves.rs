@@ -1,0 +1,219 @@
+//! Requests while shards move from one database to another, with a map that is up to date and with an old one.
+
+use std::sync::Arc;
+
+use common::{
+    ids::{Attempt, DatabaseIndex, QueueName, TaskId},
+    task::{NewTask, TaskState, report::ResultBody, verdict::AfterConfirm},
+    wire::{BulkRequest, ListFilter, TaskFilter},
+};
+use futures::TryStreamExt;
+use tokio_util::sync::CancellationToken;
+
+use super::{Counter, claim, request, with_two_databases};
+use crate::{
+    loops::{
+        outcome::{
+            releaser::Releaser,
+            settler::{Confirmed, Settlements, Settler},
+        },
+        submit::submitter::Accepted,
+    },
+    store::tests::{fixture::TestDatabase, new_task},
+};
+
+/// Refuses writes to shards that are not here, as the gate of a move does.
+const GATE: &str = "
+    CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF current_setting('test.moves', true) IS DISTINCT FROM 'on'
+           AND EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = NEW.shard AND s.status IN ('gone', 'arriving')) THEN
+            RAISE EXCEPTION 'shard % has moved', NEW.shard USING ERRCODE = 'DT001';
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER gate BEFORE INSERT OR UPDATE ON duetime.task FOR EACH ROW EXECUTE FUNCTION public.gate();
+    CREATE TRIGGER gate BEFORE INSERT OR UPDATE ON duetime.archive FOR EACH ROW EXECUTE FUNCTION public.gate();";
+
+async fn run(test: &TestDatabase, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&test.pool).await.expect("the statement runs");
+}
+
+/// The shards 0 to 63 begin to move from the first database to the second.
+async fn begin([main, east]: &[TestDatabase; 2]) {
+    run(main, GATE).await;
+    run(east, GATE).await;
+    run(east, "INSERT INTO duetime.shard (id, status) SELECT generate_series(0, 63), 'arriving'").await;
+    run(main, "UPDATE duetime.shard SET status = 'leaving' WHERE id < 64").await;
+}
+
+async fn copy([main, east]: &[TestDatabase; 2]) {
+    for table in ["task", "archive"] {
+        let read = format!("SELECT coalesce(array_agg(t)::text, '{{}}') FROM duetime.{table} AS t WHERE shard < 64");
+        let rows: String = sqlx::query_scalar(sqlx::AssertSqlSafe(read)).fetch_one(&main.pool).await.unwrap();
+        let write = format!("INSERT INTO duetime.{table} SELECT * FROM unnest($1::text::duetime.{table}[])");
+        let mut writing = east.pool.acquire().await.unwrap();
+        sqlx::raw_sql("SET test.moves = 'on'").execute(&mut *writing).await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(write)).bind(rows).execute(&mut *writing).await.unwrap();
+        sqlx::raw_sql("RESET test.moves").execute(&mut *writing).await.unwrap();
+    }
+}
+
+async fn close([main, _]: &[TestDatabase; 2]) {
+    run(main, "UPDATE duetime.shard SET status = 'gone', epoch = epoch + 1 WHERE id < 64").await;
+}
+
+async fn open([_, east]: &[TestDatabase; 2]) {
+    run(east, "UPDATE duetime.shard SET status = 'here', epoch = 50 WHERE id < 64").await;
+}
+
+async fn moved(tests: &[TestDatabase; 2]) {
+    begin(tests).await;
+    copy(tests).await;
+    close(tests).await;
+    open(tests).await;
+}
+
+async fn submitted(counter: &Counter, json: &str) -> TaskId {
+    counter.desk.submit(request(json)).await.expect("accepted").id
+}
+
+/// A task with a key on one of the shards 0 to 63.
+async fn keyed_in_main(counter: &Counter, name: &str, more: &str) -> (String, TaskId) {
+    for nth in 0..100 {
+        let key = format!("{name}{nth}");
+        let id = submitted(counter, &format!(r#"{{"queue":"q","key":"{key}"{more}}}"#)).await;
+        if id.shard().number() < 64 {
+            return (key, id);
+        }
+    }
+    panic!("no key of a hundred leads to the first database");
+}
+
+/// How many tasks each way of looking at all of them sees: the list, the counts of the queue and of all queues, what a
+/// bulk action would change, and the export.
+async fn seen(counter: &Counter) -> [i64; 5] {
+    let list = counter.desk.list(ListFilter { limit: Some(500), ..ListFilter::default() }).await.expect("listed");
+    let queue = counter.desk.queue_get(QueueName::new("q")).await.expect("there").counts.scheduled;
+    let all = counter.desk.census().await.expect("counted").counts.scheduled;
+    let bulk = r#"{"action":"run","filter":{"queue":"q"},"dry_run":true,"limit":500}"#;
+    let matched = counter.desk.bulk(BulkRequest::parse(bulk).expect("a request")).await.expect("counted").matched;
+    let export = counter.desk.export(TaskFilter::default()).await.expect("exported");
+    let text: Vec<u8> = export.try_collect::<Vec<Vec<u8>>>().await.expect("to its end").concat();
+    let lines = text.iter().filter(|byte| **byte == b'\n').count() - 1;
+    [list.tasks.len() as i64, queue, all, matched as i64, lines as i64]
+}
+
+#[tokio::test]
+async fn each_task_is_seen_once_at_every_moment_of_a_move() {
+    let (counter, tests) = with_two_databases().await;
+    for _ in 0..60 {
+        submitted(&counter, r#"{"queue":"q","delay_ms":60000}"#).await;
+    }
+    let (key, id) = keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await;
+    let all = seen(&counter).await;
+    assert!(all[0] > 60 && all.iter().all(|seen| *seen == all[0]), "{all:?}");
+    begin(&tests).await;
+    copy(&tests).await;
+    for step in ["copied", "closed", "open"] {
+        match step {
+            "closed" => close(&tests).await,
+            "open" => open(&tests).await,
+            _ => {}
+        }
+        counter.store.places().refresh().await.expect("both answer");
+        assert_eq!(seen(&counter).await, all, "{step}");
+    }
+    assert!(tests[0].live().await > 0 && tests[1].live().await == all[0], "the rows left over are still there");
+    // A task that is changed in its new place is found there by its key, not as it was left behind.
+    counter.desk.cancel(id).await.expect("cancelled");
+    let found = counter.desk.find("q", None, &key).await.expect("found");
+    assert_eq!(counter.desk.get(found).await.expect("read").state, TaskState::Cancelled);
+    let again = submitted(&counter, &format!(r#"{{"queue":"q","key":"{key}","delay_ms":60000}}"#)).await;
+    assert_ne!(again, id, "the key is free again");
+}
+
+#[tokio::test]
+async fn an_old_map_leads_every_request_to_the_new_place() {
+    let (counter, tests) = with_two_databases().await;
+    let [cancelled, changed, run_now, reported] = [
+        keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await.1,
+        keyed_in_main(&counter, "a", r#","delay_ms":60000"#).await.1,
+        keyed_in_main(&counter, "b", r#","delay_ms":60000"#).await.1,
+        keyed_in_main(&counter, "c", "").await.1,
+    ];
+    let attempt: Attempt = claim(&counter, reported).await;
+    let before = counter.store.places().load();
+    moved(&tests).await;
+    // Each request begins with the old map.
+    let forget = async || {
+        let places = counter.store.places();
+        for (shard, place) in before.iter() {
+            places.moved(shard, place.database, place.epoch);
+        }
+    };
+    counter.desk.cancel(cancelled).await.expect("cancelled");
+    forget().await;
+    let change = common::wire::ChangeRequest { priority: Some(1), ..Default::default() };
+    counter.desk.change(changed, change).await.expect("changed");
+    forget().await;
+    counter.desk.run(run_now).await.expect("due now");
+    forget().await;
+    let done = ResultBody::parse(r#"{"status":"succeeded"}"#).expect("a report");
+    counter.desk.report(reported, attempt, done).await.expect("applied");
+    forget().await;
+    let fresh = new_task(TaskId::mint(uuid::Uuid::now_v7(), cancelled.shard()));
+    let written = counter.desk.parts().submitter.write(vec![NewTask::clone(&fresh)], "test").await;
+    assert!(matches!(written[..], [Ok(Accepted::Stored(_))]), "{written:?}");
+    forget().await;
+    assert_eq!(counter.desk.get(fresh.id).await.expect("it is in the new place").id, fresh.id);
+    forget().await;
+    let key = keyed_in_main(&counter, "d", "").await.1;
+    forget().await;
+    assert_eq!(counter.desk.get(key).await.expect("it is in the new place").id, key);
+    for (id, state) in
+        [(cancelled, "cancelled"), (changed, "scheduled"), (reported, "succeeded"), (fresh.id, "scheduled")]
+    {
+        assert_eq!(tests[1].state_of(id).await.as_deref(), Some(state), "{id}");
+    }
+    assert_eq!(tests[0].state_of(fresh.id).await, None);
+    assert_eq!(tests[0].state_of(changed).await.as_deref(), Some("scheduled"), "it is left over there");
+}
+
+#[tokio::test]
+async fn while_no_database_takes_a_shard_a_request_ends_after_a_bounded_time() {
+    let (counter, tests) = with_two_databases().await;
+    let (_, id) = keyed_in_main(&counter, "k", r#","delay_ms":60000"#).await;
+    begin(&tests).await;
+    copy(&tests).await;
+    close(&tests).await;
+    let refused = counter.desk.cancel(id).await.expect_err("no place is open");
+    assert_eq!(refused.status, 503, "{refused}");
+    let task = new_task(TaskId::mint(uuid::Uuid::now_v7(), id.shard()));
+    let written = counter.desk.parts().submitter.write(vec![task], "test").await;
+    assert!(written[0].is_err(), "{written:?}");
+    open(&tests).await;
+    counter.desk.cancel(id).await.expect("its new place is open");
+}
+
+#[tokio::test]
+async fn a_confirm_is_written_where_its_shard_is_by_then() {
+    let (counter, tests) = with_two_databases().await;
+    let (_, id) = keyed_in_main(&counter, "k", "").await;
+    let attempt = claim(&counter, id).await;
+    moved(&tests).await;
+    let parts = counter.desk.parts();
+    let settler = Settler {
+        databases: counter.databases.clone(),
+        index: DatabaseIndex::HOME,
+        releaser: Releaser { nudger: parts.nudger.clone() },
+        metrics: Arc::clone(&parts.metrics),
+    };
+    let (settlements, confirms) = Settlements::channel();
+    let verdict = AfterConfirm::Succeed { keep_ms: 60_000 };
+    settlements.confirmed(vec![Confirmed { id, attempt, queue: QueueName::new("q"), verdict }]).await;
+    drop(settlements);
+    settler.run(confirms, CancellationToken::new()).await;
+    assert_eq!(tests[1].state_of(id).await.as_deref(), Some("succeeded"));
+    assert_eq!(tests[0].state_of(id).await.as_deref(), Some("dispatching"), "it is left over there");
+}

@@ -1,0 +1,193 @@
+//! The copy of a shard, the rounds over its changes, and the deletion of what a move leaves behind.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use chrono::NaiveDate;
+use common::{
+    ids::Epoch,
+    shard::{ShardStatus, move_progress::MovePhase},
+    wire::shard::MoveOutcome,
+};
+
+use super::{
+    Fences,
+    work::{Ends, Stepped, Work},
+};
+use crate::store::{
+    Error,
+    move_rows::{MoveChanges, MoveRows, PageCursor},
+};
+
+/// The changes are written this often during the copy, so that they do not pile up.
+const ROUND_EVERY: Duration = Duration::from_secs(1);
+
+/// A round with fewer changes than this is short: the cut can write what comes after it in a few milliseconds.
+const FEW_CHANGES: usize = 200;
+
+/// The pause after a page, as a multiple of the time that the page took. So a shard takes at most half of the time of
+/// one connection to each database.
+const PAUSE_PER_PAGE: u32 = 1;
+
+impl Work {
+    /// Copies page by page for `ROUND_EVERY`, then writes the changes; after that the rows are looked at again.
+    pub(super) async fn copy(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        if !ends.target.sql.move_arrive(self.shard, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        self.leaving_since.get_or_insert_with(Instant::now);
+        let days = ends.source.sql.partition_days().await?;
+        ends.target.sql.partitions_make(&days).await?;
+        let began = Instant::now();
+        while self.page != PageCursor::Done && began.elapsed() < ROUND_EVERY && !self.stop.is_cancelled() {
+            let page_began = Instant::now();
+            let page = ends.source.sql.move_page(self.shard, &self.page, &days, true).await?;
+            if !page.rows.is_empty() && !self.write(ends, epoch, &page.rows).await? {
+                return Ok(Stepped::Ended);
+            }
+            self.bytes_copied += page.bytes;
+            self.page = page.next;
+            fail::fail_point!("after_move_page", |_| std::process::abort());
+            self.note_progress().await;
+            tokio::time::sleep(page_began.elapsed() * PAUSE_PER_PAGE).await;
+        }
+        if !self.round(ends, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        if self.page == PageCursor::Done {
+            self.note(Some(MovePhase::Copying), None).await;
+        }
+        Ok(Stepped::On)
+    }
+
+    /// Writes changes into the target until a read finds few. `false`: another owner fills the shard.
+    pub(super) async fn round(&mut self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+        loop {
+            let changes = ends.source.sql.move_changes(self.shard, 0).await?;
+            if !self.write_changes(ends, epoch, &changes).await? {
+                return Ok(false);
+            }
+            if !changes.numbers.is_empty() {
+                ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
+            }
+            if changes.numbers.len() < FEW_CHANGES || self.stop.is_cancelled() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Writes the last changes into the target: the shard is closed, so it has no new ones. Their notes stay until the
+    /// clean-up, because the tasks of the shard wait.
+    pub(super) async fn last_rounds(&mut self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+        let mut after = 0;
+        loop {
+            let changes = ends.source.sql.move_changes(self.shard, after).await?;
+            if !self.write_changes(ends, epoch, &changes).await? {
+                return Ok(false);
+            }
+            match changes.numbers.last() {
+                Some(last) if !changes.are_all => after = *last,
+                _ => return Ok(true),
+            }
+        }
+    }
+
+    /// `false`: another owner fills the shard.
+    async fn write_changes(&mut self, ends: &Ends, epoch: Epoch, changes: &MoveChanges) -> Result<bool, Error> {
+        if changes.numbers.is_empty() {
+            return Ok(true);
+        }
+        let is_written = self.write(ends, epoch, &changes.rows).await?;
+        fail::fail_point!("after_move_round", |_| std::process::abort());
+        Ok(is_written)
+    }
+
+    /// Deletes the notes of changes that the cut has left. No new ones come: the shard is closed in its source.
+    async fn forget_changes(&self, ends: &Ends) -> Result<(), Error> {
+        loop {
+            let changes = ends.source.sql.move_changes(self.shard, 0).await?;
+            ends.source.sql.move_forget(self.shard, &changes.numbers).await?;
+            if changes.are_all {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn write(&mut self, ends: &Ends, epoch: Epoch, rows: &MoveRows) -> Result<bool, Error> {
+        let write = self.shared.writes.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_written = ends.target.sql.move_write(self.shard, epoch, write, rows).await?;
+        if is_written {
+            let count = rows.len();
+            self.rows_copied += i64::try_from(count).unwrap_or(0);
+            self.shared.metrics.move_rows.inc_by(count as u64);
+        }
+        Ok(is_written)
+    }
+
+    /// Deletes the rows of the shard in its source, after the cut.
+    pub(super) async fn clean_source(&mut self, ends: &Ends, fences: &Fences) -> Result<Stepped, Error> {
+        let (Some(source), Some(target)) = (&fences.source, &fences.target) else { return Ok(Stepped::Ended) };
+        if source.status != ShardStatus::Gone {
+            return Ok(Stepped::Ended);
+        }
+        if self.take_over_opened(ends, target) {
+            self.note(Some(MovePhase::Cleaning), None).await;
+        }
+        if ends.target.owned_shards.own_since(self.shard).is_none() {
+            return Ok(Stepped::Ended);
+        }
+        let plan = self.plan();
+        match plan.and_then(|plan| plan.since_cut) {
+            None => {
+                self.page = PageCursor::Done;
+                self.note(Some(MovePhase::Cleaning), None).await;
+                return Ok(Stepped::Ended);
+            }
+            Some(since) if since < super::CLEAN_AFTER => return Ok(Stepped::Ended),
+            Some(_) => {}
+        }
+        self.forget_changes(ends).await?;
+        let days = ends.source.sql.partition_days().await?;
+        let mut cursor = PageCursor::FIRST;
+        while cursor != PageCursor::Done {
+            if self.stop.is_cancelled() {
+                return Ok(Stepped::Ended);
+            }
+            let began = Instant::now();
+            let page = ends.source.sql.move_page(self.shard, &cursor, &days, false).await?;
+            if !page.rows.is_empty() && !ends.source.sql.move_sweep(self.shard, source.epoch, &page.rows).await? {
+                return Ok(Stepped::Ended);
+            }
+            cursor = page.next;
+            fail::fail_point!("after_move_sweep", |_| std::process::abort());
+            tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
+        }
+        self.end(ends, MoveOutcome::Moved).await
+    }
+
+    /// Deletes the copy in the target of a move that was called off.
+    pub(super) async fn clean_target(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        if !ends.target.sql.move_arrive(self.shard, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        let days: Vec<NaiveDate> = ends.target.sql.partition_days().await?;
+        let mut cursor = PageCursor::FIRST;
+        while cursor != PageCursor::Done {
+            if self.stop.is_cancelled() {
+                return Ok(Stepped::Ended);
+            }
+            let began = Instant::now();
+            let page = ends.target.sql.move_page(self.shard, &cursor, &days, false).await?;
+            let write = self.shared.writes.fetch_add(1, Ordering::Relaxed) + 1;
+            if !page.rows.is_empty() && !ends.target.sql.move_write(self.shard, epoch, write, &page.rows).await? {
+                return Ok(Stepped::Ended);
+            }
+            cursor = page.next;
+            tokio::time::sleep(began.elapsed() * PAUSE_PER_PAGE).await;
+        }
+        ends.target.sql.move_drop(self.shard, epoch).await?;
+        Ok(Stepped::On)
+    }
+}

@@ -1,0 +1,204 @@
+//! The cut: the moment at which a shard changes its database. Its tasks are not claimed meanwhile.
+
+use std::time::{Duration, Instant};
+
+use common::{
+    ids::{Epoch, ShardId},
+    shard::{ShardStatus, move_progress::MovePhase},
+};
+use tokio::time::timeout_at;
+
+use super::work::{Ends, LEAVING_AT_LEAST, Stepped, Work};
+use crate::store::{
+    Effect, Error,
+    move_rows::PageCursor,
+    moves::{CloseWait, MoveFence},
+};
+
+/// The longest wait for a moment without a task in flight, before claims stop. Most shards have one within this time,
+/// and then the cut waits for no publish. A busy shard has none, and its cut waits.
+const IDLE_WITHIN: Duration = Duration::from_millis(500);
+
+/// The longest wait for tasks in flight. Beyond it claims go on, and the cut comes again later.
+const DRAIN_WITHIN: Duration = Duration::from_millis(250);
+
+/// The longest time without claims. A cut that has not opened the target by then gives up and opens the source again.
+const CUT_WITHIN: Duration = Duration::from_millis(450);
+
+/// What became of a cut that has stopped the claims.
+enum Cut {
+    /// The target has the shard now, under this epoch.
+    Opened(Epoch),
+    /// The source has it as before.
+    GivenUp(&'static str),
+    /// The source has it again, under this epoch.
+    Reopened(Epoch, String),
+    /// Another node owns the shard.
+    Lost,
+}
+
+impl Work {
+    pub(super) async fn cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        if !ends.target.sql.move_arrive(self.shard, epoch).await? || !self.round(ends, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        let since = *self.leaving_since.get_or_insert_with(Instant::now);
+        if let Some(left) = LEAVING_AT_LEAST.checked_sub(since.elapsed()) {
+            self.note_progress().await;
+            tokio::select! {
+                () = tokio::time::sleep(left.min(Duration::from_millis(500))) => {}
+                () = self.stop.cancelled() => {}
+            }
+            return Ok(Stepped::On);
+        }
+        if !self.note(Some(MovePhase::Cutting), None).await {
+            self.shared.look().await;
+            let is_called_off = self.plan().is_none_or(|plan| plan.called_off_at.is_some());
+            let problem = || Stepped::HeldUp("the first database does not answer, so no cut begins".to_owned());
+            return Ok(if is_called_off { Stepped::On } else { problem() });
+        }
+        let shared = std::sync::Arc::clone(&self.shared);
+        let _turn = shared.cuts.acquire().await.expect("the semaphore is never closed");
+        let (shard, owned_shards) = (self.shard, &ends.source.owned_shards);
+        let _ = tokio::time::timeout(IDLE_WITHIN, owned_shards.drained(&[shard])).await;
+        // What came while this cut waited for its turn is not left to the time without claims.
+        if !self.round(ends, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        // The shard may be on its way to another node.
+        if !owned_shards.is_claimable(shard) {
+            return Ok(Stepped::HeldUp("the owner of the shard changes".to_owned()));
+        }
+        let began = Instant::now();
+        owned_shards.stop_claiming(&[shard]);
+        match self.cut_without_claims(ends, epoch, began).await {
+            Ok(Cut::Opened(opened)) => {
+                self.take_over(ends, opened);
+                let took = began.elapsed();
+                self.shared.metrics.move_cut.observe(took.as_secs_f64());
+                self.note(Some(MovePhase::Cleaning), i64::try_from(took.as_millis()).ok()).await;
+                tracing::info!(%shard, target = %ends.target.name(), epoch = %opened, cut_ms = took.as_millis(), "a shard has moved");
+                self.register(opened).await;
+                self.shared.look().await;
+                Ok(Stepped::Ended)
+            }
+            Ok(Cut::GivenUp(problem)) => {
+                owned_shards.resume_claiming(shard, epoch);
+                Ok(Stepped::HeldUp(problem.to_owned()))
+            }
+            Ok(Cut::Reopened(reopened, problem)) => {
+                // An older map shows the shard as closed, and the owner would stop the claims again. The map is not
+                // read here: the target may be silent, and the tasks of the shard wait.
+                self.shared.databases.places().moved(shard, ends.source_index, reopened);
+                if let Some(own_since) = owned_shards.own_since(shard) {
+                    owned_shards.adopt_own(shard, reopened, own_since);
+                }
+                self.register(reopened).await;
+                Ok(Stepped::HeldUp(problem))
+            }
+            Ok(Cut::Lost) => {
+                // A claim under an epoch that is not in force any more is refused, and the shard is forgotten.
+                owned_shards.resume_claiming(shard, epoch);
+                Ok(Stepped::Ended)
+            }
+            Err(error) => {
+                // The rows tell what has happened. As long as the source is open, an epoch in force claims on.
+                owned_shards.resume_claiming(shard, epoch);
+                Err(error)
+            }
+        }
+    }
+
+    async fn cut_without_claims(&mut self, ends: &Ends, epoch: Epoch, began: Instant) -> Result<Cut, Error> {
+        let (source, shard) = (&ends.source, self.shard);
+        if tokio::time::timeout(DRAIN_WITHIN, source.owned_shards.drained(&[shard])).await.is_err() {
+            return Ok(Cut::GivenUp("tasks in flight did not end in time"));
+        }
+        let mut closed = source.sql.move_close(shard, epoch, CloseWait::Plain).await;
+        if closed.as_ref().is_err_and(|error| error.is_contention()) && began.elapsed() < DRAIN_WITHIN {
+            closed = source.sql.move_close(shard, epoch, CloseWait::InTurn).await;
+        }
+        let closed = match closed {
+            Ok(Some(closed)) => closed,
+            Ok(None) => return Ok(Cut::Lost),
+            Err(error) if error.is_contention() => {
+                return Ok(Cut::GivenUp("the cut waits for an open transaction that has written tasks of the shard"));
+            }
+            Err(error) => return Err(error),
+        };
+        fail::fail_point!("after_move_close", |_| std::process::abort());
+        let deadline = tokio::time::Instant::from_std(began + CUT_WITHIN);
+        let problem = match timeout_at(deadline, self.last_rounds(ends, epoch)).await {
+            Ok(Ok(true)) => match ends.target.sql.move_open(shard, epoch, closed, &self.shared.me).await {
+                Ok(Some(opened)) => return Ok(Cut::Opened(opened)),
+                Ok(None) => return Ok(Cut::Lost),
+                Err(error) if error.effect == Effect::None => error.reason(),
+                Err(error) => return Err(error),
+            },
+            Ok(Ok(false)) => return Ok(Cut::Lost),
+            Ok(Err(error)) => error.reason(),
+            Err(_) => "the last changes could not be written in time".to_owned(),
+        };
+        match source.sql.move_reopen(shard, closed, &self.shared.me).await? {
+            Some(reopened) => Ok(Cut::Reopened(reopened, problem)),
+            None => Ok(Cut::Lost),
+        }
+    }
+
+    /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source.
+    pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        let began = Instant::now();
+        if !ends.target.sql.move_arrive(self.shard, epoch).await? || !self.last_rounds(ends, epoch).await? {
+            return Ok(Stepped::Ended);
+        }
+        let Some(opened) = ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await? else {
+            return Ok(Stepped::Ended);
+        };
+        self.take_over(ends, opened);
+        self.note(Some(MovePhase::Cleaning), i64::try_from(began.elapsed().as_millis()).ok()).await;
+        tracing::info!(shard = %self.shard, target = %ends.target.name(), epoch = %opened, "a shard has moved; its cut was interrupted");
+        self.register(opened).await;
+        self.shared.look().await;
+        Ok(Stepped::Ended)
+    }
+
+    /// Dispatches the shard from its target. Nothing that this node has in flight is published again.
+    fn take_over(&mut self, ends: &Ends, opened: Epoch) {
+        fail::fail_point!("after_move_open", |_| std::process::abort());
+        self.page = PageCursor::Done;
+        let shard = self.shard;
+        if let Some(own_since) = ends.source.owned_shards.own_since(shard) {
+            ends.target.owned_shards.adopt_own(shard, opened, own_since);
+            ends.source.owned_shards.forget(&[shard]);
+        }
+        self.shared.databases.places().moved(shard, ends.target_index, opened);
+    }
+
+    /// Takes over a shard that this node has opened without an answer. Returns whether it has.
+    pub(super) fn take_over_opened(&mut self, ends: &Ends, target: &MoveFence) -> bool {
+        let is_opened = target.status == ShardStatus::Here
+            && target.is_of(&self.shared.me)
+            && ends.source.owned_shards.own_since(self.shard).is_some()
+            && ends.target.owned_shards.own_since(self.shard).is_none();
+        if is_opened {
+            self.take_over(ends, target.epoch);
+        }
+        is_opened
+    }
+
+    /// Brings the epoch in the owner key up to date. It is for display: the fence decides.
+    async fn register(&self, epoch: Epoch) {
+        let shard: ShardId = self.shard;
+        let (coordination, me) = (&self.shared.coordination, &self.shared.me);
+        let lease = self.shared.session.borrow().lease;
+        let Some(lease) = lease else { return };
+        let registered = match coordination.owner_create(shard, me, Some(epoch), lease).await {
+            Ok(Some(key)) => coordination.owner_confirm(&key, me, epoch).await.map(drop),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = registered {
+            tracing::debug!(%shard, error = &error as &dyn std::error::Error, "could not register the epoch of a shard that has moved");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The work on one move, from step to step.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{
+    ids::{DatabaseIndex, Epoch, ShardId},
+    shard::{MoveStep, move_progress::MovePhase},
+    wire::shard::MoveOutcome,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Fences, Shared};
+use crate::{
+    store::{
+        Error,
+        move_requests::{MoveNote, MoveRow},
+        move_rows::PageCursor,
+        moves::MoveFence,
+    },
+    supervise::at_work,
+    working_set::database::NodeDatabase,
+};
+
+/// Progress is for display; the page in it saves work after a crash.
+const NOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// The pause after a step failed. It doubles with each further failure, up to the longest.
+const RETRY: Duration = Duration::from_millis(500);
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
+
+/// A shard is leaving for this long before its cut: by then each node's map says so, and its lists leave the copy out.
+pub(super) const LEAVING_AT_LEAST: Duration = Duration::from_secs(2);
+
+/// The result of a step.
+#[derive(Debug)]
+pub(super) enum Stepped {
+    /// Look at the rows again at once.
+    On,
+    /// There is nothing to do for this node, or not yet.
+    Ended,
+    /// It does not get on for now.
+    HeldUp(String),
+}
+
+/// The work on the move of one shard.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) shared: Arc<Shared>,
+    pub(super) shard: ShardId,
+    pub(super) stop: CancellationToken,
+    pub(super) page: PageCursor,
+    pub(super) rows_total: Option<i64>,
+    pub(super) rows_copied: i64,
+    pub(super) bytes_copied: i64,
+    /// Since when this node has seen the shard leaving.
+    pub(super) leaving_since: Option<Instant>,
+    noted: Option<Instant>,
+    problem: Option<String>,
+    retry: Duration,
+}
+
+/// The two databases of a move.
+#[derive(Clone, Debug)]
+pub(super) struct Ends {
+    pub(super) source: NodeDatabase,
+    pub(super) source_index: DatabaseIndex,
+    pub(super) target: NodeDatabase,
+    pub(super) target_index: DatabaseIndex,
+}
+
+impl Work {
+    pub(super) fn new(shared: Arc<Shared>, plan: &MoveRow, stop: CancellationToken) -> Self {
+        Self {
+            shared,
+            shard: plan.shard,
+            stop,
+            page: plan.page.clone().unwrap_or(PageCursor::FIRST),
+            rows_total: None,
+            rows_copied: plan.rows_copied,
+            bytes_copied: plan.bytes_copied,
+            leaving_since: None,
+            noted: None,
+            problem: None,
+            retry: RETRY,
+        }
+    }
+
+    /// Works until the move has ended or belongs to another node. Returns the shard.
+    pub(super) async fn run(mut self) -> ShardId {
+        while !self.stop.is_cancelled() {
+            let Some(plan) = self.plan() else { break };
+            let stepped = {
+                let _work = at_work();
+                self.step(&plan).await
+            };
+            let problem = match stepped {
+                Ok(Stepped::On) => {
+                    (self.problem, self.retry) = (None, RETRY);
+                    self.shared.held_up.lock().remove(&self.shard);
+                    continue;
+                }
+                Ok(Stepped::Ended) => break,
+                Ok(Stepped::HeldUp(problem)) => problem,
+                Err(error) => explained(&error),
+            };
+            self.held_up(problem).await;
+        }
+        self.shared.held_up.lock().remove(&self.shard);
+        self.shard
+    }
+
+    pub(super) fn plan(&self) -> Option<MoveRow> {
+        self.shared.plans.load().get(&self.shard).cloned()
+    }
+
+    async fn held_up(&mut self, problem: String) {
+        if self.problem.as_ref() != Some(&problem) {
+            tracing::warn!(shard = %self.shard, problem, "the move of a shard does not get on; retrying");
+        }
+        self.problem = Some(problem);
+        self.shared.held_up.lock().insert(self.shard);
+        self.note(None, None).await;
+        tokio::select! {
+            () = tokio::time::sleep(self.retry) => {}
+            () = self.stop.cancelled() => {}
+        }
+        self.retry = (self.retry * 2).min(LONGEST_RETRY);
+    }
+
+    /// Looks at the rows and does what comes next.
+    async fn step(&mut self, plan: &MoveRow) -> Result<Stepped, Error> {
+        let Some(ends) = self.ends(plan) else {
+            return Ok(Stepped::HeldUp("this node's configuration has no such database".to_owned()));
+        };
+        let fences = Fences {
+            source: ends.source.sql.move_fence(self.shard).await?,
+            target: ends.target.sql.move_fence(self.shard).await?,
+        };
+        let is_copied = self.page == PageCursor::Done;
+        let step = fences.next(plan.called_off_at.is_some(), is_copied);
+        match step {
+            MoveStep::Stuck => return Ok(Stepped::HeldUp(stuck(&fences))),
+            MoveStep::CleanSource => return self.clean_source(&ends, &fences).await,
+            MoveStep::EndCalledOff => return self.end(&ends, MoveOutcome::CalledOff).await,
+            _ => {}
+        }
+        let Some(source) = fences.source.filter(|fence| self.is_mine(&ends, fence)) else { return Ok(Stepped::Ended) };
+        let epoch = source.epoch;
+        if matches!(step, MoveStep::Arrive | MoveStep::Cut)
+            && let Some(problem) = self.shared.is_not_ready(ends.target.name())
+        {
+            return Ok(Stepped::HeldUp(problem));
+        }
+        match step {
+            MoveStep::Arrive => self.arrive(plan, &ends, epoch).await,
+            MoveStep::Leave => self.leave(plan, &ends, epoch).await,
+            MoveStep::Copy => self.copy(&ends, epoch).await,
+            MoveStep::Cut => self.cut(&ends, epoch).await,
+            MoveStep::FinishCut => self.finish_cut(&ends, epoch).await,
+            MoveStep::Return => {
+                ends.source.sql.move_return(self.shard, epoch).await?;
+                self.page = PageCursor::FIRST;
+                Ok(Stepped::On)
+            }
+            MoveStep::CleanTarget => self.clean_target(&ends, epoch).await,
+            MoveStep::CleanSource | MoveStep::EndCalledOff | MoveStep::Stuck => Ok(Stepped::Ended),
+        }
+    }
+
+    fn ends(&self, plan: &MoveRow) -> Option<Ends> {
+        let (source_index, source) = self.shared.named(&plan.source)?;
+        let (target_index, target) = self.shared.named(&plan.target)?;
+        Some(Ends { source: source.clone(), source_index, target: target.clone(), target_index })
+    }
+
+    /// Whether this node holds the fence of the source. It may have changed its epoch without an answer.
+    fn is_mine(&self, ends: &Ends, fence: &MoveFence) -> bool {
+        let owned_shards = &ends.source.owned_shards;
+        let Some(own_since) = owned_shards.own_since(self.shard).filter(|_| fence.is_of(&self.shared.me)) else {
+            return false;
+        };
+        let held = owned_shards.owned().get(&self.shard).copied();
+        if fence.status.is_open() && held.is_some_and(|held| held < fence.epoch) {
+            owned_shards.adopt_own(self.shard, fence.epoch, own_since);
+        }
+        true
+    }
+
+    async fn arrive(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        self.note(Some(MovePhase::Planned), None).await;
+        self.page = PageCursor::FIRST;
+        (self.rows_copied, self.bytes_copied) = (0, 0);
+        ends.target.sql.move_guard(&self.shared.planned(&plan.target), false).await?;
+        ends.target.sql.move_arrive(self.shard, epoch).await?;
+        fail::fail_point!("after_move_arrive", |_| std::process::abort());
+        Ok(Stepped::On)
+    }
+
+    async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
+        ends.source.sql.move_guard(&self.shared.planned(&plan.source), false).await?;
+        ends.source.sql.move_leave(self.shard, epoch).await?;
+        fail::fail_point!("after_move_leave", |_| std::process::abort());
+        self.page = PageCursor::FIRST;
+        self.rows_total = Some(ends.source.sql.move_estimate(self.shard).await?);
+        self.note(Some(MovePhase::Copying), None).await;
+        Ok(Stepped::On)
+    }
+
+    pub(super) async fn end(&mut self, ends: &Ends, outcome: MoveOutcome) -> Result<Stepped, Error> {
+        fail::fail_point!("before_move_end", |_| std::process::abort());
+        self.shared.databases.home().sql.move_end(self.shard, outcome).await?;
+        tracing::info!(shard = %self.shard, outcome = outcome.text(), rows = self.rows_copied, "the move of a shard has ended");
+        self.shared.look().await;
+        for database in [&ends.source, &ends.target] {
+            // The gate costs each write of the shards that it guards, so those that have arrived leave it.
+            if self.shared.planned(database.name()).is_empty()
+                && let Err(error) = database.sql.move_guard(&[], true).await
+            {
+                tracing::debug!(database = %database.name(), error = &error as &dyn std::error::Error, "the gate guards shards that do not move");
+            }
+        }
+        Ok(Stepped::Ended)
+    }
+
+    /// Notes how far the move is, at most once a second.
+    pub(super) async fn note_progress(&mut self) {
+        if self.noted.is_none_or(|noted| noted.elapsed() >= NOTE_EVERY) {
+            self.note(Some(MovePhase::Copying), None).await;
+        }
+    }
+
+    /// `step`: `None`, if it is not known; the page tells it. Returns whether it is noted.
+    pub(super) async fn note(&mut self, step: Option<MovePhase>, cut_ms: Option<i64>) -> bool {
+        self.noted = Some(Instant::now());
+        let by_page = if self.page == PageCursor::FIRST { MovePhase::Planned } else { MovePhase::Copying };
+        let note = MoveNote {
+            step: step.unwrap_or(by_page),
+            page: Some(&self.page),
+            rows_total: self.rows_total,
+            rows_copied: self.rows_copied,
+            bytes_copied: self.bytes_copied,
+            problem: self.problem.as_deref(),
+            cut_ms,
+        };
+        let home = &self.shared.databases.home().sql;
+        home.move_note(self.shard, &self.shared.me, &note).await.unwrap_or_else(|error| {
+            tracing::debug!(shard = %self.shard, error = &error as &dyn std::error::Error, "could not note how far a move is");
+            false
+        })
+    }
+}
+
+fn stuck(fences: &Fences) -> String {
+    let status = |fence: &Option<MoveFence>| fence.as_ref().map(|fence| fence.status);
+    format!(
+        "the fences of the shard contradict the move: {:?} in the source, {:?} in the target",
+        status(&fences.source),
+        status(&fences.target)
+    )
+}
+
+fn explained(error: &Error) -> String {
+    if error.is_contention() {
+        return format!("an open transaction holds a lock for too long ({}: {})", error.op, error.reason());
+    }
+    format!("{error}: {}", error.reason())
+}

@@ -1,0 +1,121 @@
+//! Keeps the record of the realm in etcd, and finds out whether the prefix there belongs to this node's cluster.
+//!
+//! A node joins the cluster after it has found that. If the record is gone, because etcd has lost its data, a running
+//! node puts it back. If it stops, this node never joins, or goes on with the realm that it knows.
+
+use std::time::Duration;
+
+use common::{
+    cluster::realm::{RealmRecord, Realms},
+    ids::{ClusterId, RealmId},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    coordination::{Coordination, ForeignPrefix},
+    supervise::at_work,
+};
+
+/// The interval of the looks at the record.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// The interval while this node cannot join: etcd does not answer, or the prefix belongs to another cluster.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What this node knows of its realm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RealmStanding {
+    pub realms: Realms,
+    /// Why this node must not join under the prefix.
+    pub refusal: Option<String>,
+}
+
+impl RealmStanding {
+    /// Draws the conclusions from the record that etcd has.
+    fn read(&mut self, cluster: ClusterId, prefix: &str, found: &RealmRecord) {
+        if found.cluster == cluster {
+            self.realms.found(found.realm);
+            self.refusal = None;
+        } else {
+            let prefix = prefix.to_owned();
+            self.refusal = Some(ForeignPrefix { prefix, found: found.cluster, expected: cluster }.to_string());
+        }
+    }
+}
+
+/// Keeps the record; the module says how.
+#[derive(Debug)]
+pub struct RealmKeeper {
+    pub coordination: Coordination,
+    pub prefix: String,
+    /// The cluster of the databases, once one of them has answered.
+    pub cluster: watch::Receiver<Option<ClusterId>>,
+    pub standing: watch::Sender<RealmStanding>,
+}
+
+impl RealmKeeper {
+    pub async fn run(mut self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.keep()).await;
+    }
+
+    async fn keep(&mut self) {
+        let Ok(cluster) = self.cluster.wait_for(Option::is_some).await.map(|known| *known) else { return };
+        let Some(cluster) = cluster else { return };
+        // The same at each try, so that a repeated request puts the same record.
+        let fresh = RealmId::new(uuid::Uuid::new_v4());
+        loop {
+            let settled = self.look(cluster, fresh).await;
+            tokio::time::sleep(if settled { LOOK_EVERY } else { LOOK_AGAIN }).await;
+        }
+    }
+
+    /// Whether the record is there and is this cluster's.
+    async fn look(&self, cluster: ClusterId, fresh: RealmId) -> bool {
+        let _work = at_work();
+        let wanted = RealmRecord { cluster, realm: self.standing.borrow().realms.to_put(fresh) };
+        let found = match self.coordination.realm_keep(&wanted).await {
+            Ok(found) => found,
+            Err(error) => {
+                // The client says once that etcd does not answer.
+                tracing::debug!(error = &error as &dyn std::error::Error, "cannot keep the record of the realm");
+                return false;
+            }
+        };
+        self.standing.send_if_modified(|standing| {
+            let before = standing.clone();
+            standing.read(cluster, &self.prefix, &found);
+            let changed = before != *standing;
+            if let (Some(why), true) = (&standing.refusal, changed) {
+                tracing::error!(why, "this node does not join");
+            } else if changed && before.realms.current().is_some() && before.refusal.is_none() {
+                tracing::warn!(realm = %found.realm, "etcd has another realm now: it has lost its data or was restored");
+            }
+            changed
+        });
+        found.cluster == cluster
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_prefix_of_another_cluster_is_refused_and_the_realm_stays() {
+        let (ours, theirs) = (ClusterId::new(Uuid::from_u128(1)), ClusterId::new(Uuid::from_u128(2)));
+        let realm = RealmId::new(Uuid::from_u128(3));
+        let mut standing = RealmStanding::default();
+        standing.read(ours, "/duetime", &RealmRecord { cluster: ours, realm });
+        assert_eq!((standing.realms.current(), standing.refusal.clone()), (Some(realm), None));
+        let foreign = RealmRecord { cluster: theirs, realm: RealmId::new(Uuid::from_u128(4)) };
+        standing.read(ours, "/duetime", &foreign);
+        let refusal = standing.refusal.clone().expect("another cluster's");
+        assert!(refusal.contains(&theirs.to_string()) && refusal.contains("/duetime/cluster"), "{refusal}");
+        assert_eq!(standing.realms.current(), Some(realm));
+        standing.read(ours, "/duetime", &RealmRecord { cluster: ours, realm });
+        assert_eq!(standing.refusal, None);
+    }
+}

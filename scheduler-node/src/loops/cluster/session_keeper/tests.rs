@@ -1,0 +1,149 @@
+//! A node that starts while a former start of its name is registered, on a real etcd and a real database.
+
+use std::sync::Arc;
+
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use super::*;
+use crate::{
+    coordination::{
+        Mirror, Registered,
+        tests::{coordination, eventually, kept_lease, member, node, shared_etcd},
+    },
+    store::{
+        tests::fixture::{self, TestDatabase},
+        watch::Nudges,
+    },
+    supervise::spawn_child,
+};
+
+/// Several times the pause between two looks at the former start.
+const LOOKS: Duration = Duration::from_secs(2);
+
+/// A registered former start, whose lease is kept alive as long as the test runs.
+struct Scene {
+    test: TestDatabase,
+    coordination: Coordination,
+    former: NodeId,
+    session: Option<Nudges>,
+}
+
+impl Scene {
+    async fn new(url: Option<String>, presence: bool) -> Self {
+        let test = fixture::database().await;
+        let (endpoints, prefix) = shared_etcd().await;
+        let coordination = coordination(&endpoints, &prefix).await;
+        let former = node("one");
+        let lease = kept_lease(&coordination).await;
+        let record = Member { url, presence, ..member(&former) };
+        assert_eq!(coordination.member_put(&record, lease).await.unwrap(), Registered::Done);
+        let session = Some(test.database.nudges(Some(former.incarnation)).await.unwrap());
+        Self { test, coordination, former, session }
+    }
+
+    /// Starts the node again, as the process that has bound the port behind `url`.
+    async fn start_again(&self, url: Option<String>) -> Started {
+        let me = node("one");
+        let nudges = self.test.database.nudges(Some(me.incarnation)).await.unwrap();
+        let (mirror, views) = Mirror::new(self.coordination.clone());
+        let (_, fitness) = watch::channel(MemberFitness::default());
+        let record = Member { url, ..member(&me) };
+        let leaving = CancellationToken::new();
+        let (keeper, session) = SessionKeeper::new(self.coordination.clone(), record, views, fitness, leaving);
+        let keeper = keeper.replacing(FormerStart::new(Arc::clone(&self.test.database)));
+        let stop = CancellationToken::new();
+        let tasks = vec![spawn_child(mirror.run(stop.clone())), spawn_child(keeper.run(stop))];
+        Started { session, _nudges: nudges, tasks }
+    }
+
+    async fn waits(&self, started: &Started) {
+        let taken = SessionState::NameTaken { by: Some(self.former.clone()) };
+        eventually("the name is taken", || started.standing() == taken).await;
+        tokio::time::sleep(LOOKS).await;
+        assert_eq!(started.standing(), taken);
+        assert_eq!(self.coordination.metrics().revocations.get(), 0);
+    }
+}
+
+struct Started {
+    session: watch::Receiver<Session>,
+    _nudges: Nudges,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Started {
+    fn standing(&self) -> SessionState {
+        self.session.borrow().standing.clone()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn url() -> Option<String> {
+    Some("http://127.0.0.1:1".to_owned())
+}
+
+#[tokio::test]
+async fn a_restarted_node_takes_its_name_back_from_a_former_start_that_has_ended() {
+    let mut scene = Scene::new(url(), true).await;
+    scene.session = None;
+    let again = scene.start_again(url()).await;
+    eventually("joined", || again.standing() == SessionState::Joined).await;
+    assert_eq!(scene.coordination.metrics().revocations.get(), 1);
+}
+
+#[tokio::test]
+async fn a_second_node_of_one_name_and_url_waits_while_the_first_lives() {
+    let mut scene = Scene::new(url(), true).await;
+    let second = scene.start_again(url()).await;
+    scene.waits(&second).await;
+    scene.session = None;
+    eventually("joined", || second.standing() == SessionState::Joined).await;
+}
+
+#[tokio::test]
+async fn a_second_node_of_one_name_waits_while_the_first_listens_elsewhere() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let elsewhere = Some(format!("http://{}", listener.local_addr().unwrap()));
+    let mut scene = Scene::new(elsewhere, true).await;
+    scene.session = None;
+    let second = scene.start_again(url()).await;
+    scene.waits(&second).await;
+    drop(listener);
+    eventually("joined", || second.standing() == SessionState::Joined).await;
+}
+
+#[tokio::test]
+async fn a_former_start_of_a_version_without_presence_is_left_to_its_lease() {
+    let mut scene = Scene::new(url(), false).await;
+    scene.session = None;
+    let again = scene.start_again(url()).await;
+    scene.waits(&again).await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_joined_once_revokes_no_other_start() {
+    let mut scene = Scene::new(url(), true).await;
+    scene.session = None;
+    let again = scene.start_again(url()).await;
+    eventually("joined", || again.standing() == SessionState::Joined).await;
+    // Another start takes the name while this one has lost its lease, and has no session.
+    let lease = again.session.borrow().lease.expect("it has joined");
+    let third = node("one");
+    let its = kept_lease(&scene.coordination).await;
+    scene.coordination.lease_revoke(lease).await.unwrap();
+    let record = Member { url: url(), ..member(&third) };
+    let put = scene.coordination.member_put(&record, its).await.unwrap();
+    if put == Registered::Done {
+        scene.former = third;
+        let taken = SessionState::NameTaken { by: Some(scene.former.clone()) };
+        eventually("the name is taken", || again.standing() == taken).await;
+        tokio::time::sleep(LOOKS).await;
+        assert_eq!(again.standing(), taken);
+    }
+    assert_eq!(scene.coordination.metrics().revocations.get(), 1);
+}

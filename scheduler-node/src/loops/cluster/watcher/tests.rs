@@ -1,0 +1,166 @@
+//! The watcher of a master, on a real etcd and a real database, and one other member that ends piece by piece.
+
+use common::{cluster::Member, ids::DatabaseName};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::{
+    coordination::{
+        Mirror, Registered, Renewal,
+        tests::{SOON, coordination, kept_lease, member, node, shared_etcd},
+    },
+    loops::cluster::session_keeper::SessionState,
+    store::{
+        tests::fixture::{self, TestDatabase},
+        watch::Nudges,
+    },
+    supervise::spawn_child,
+};
+
+/// Looks of a test that expects no decision: several times as many as a decision takes.
+const LOOKS: usize = 12;
+
+/// A member with its session and its port.
+struct Other {
+    node: NodeId,
+    lease: LeaseId,
+    session: Option<Nudges>,
+    listener: Option<TcpListener>,
+}
+
+struct Scene {
+    watcher: Watcher,
+    other: Other,
+    /// The watcher's own session.
+    mine: Option<Nudges>,
+    _test: TestDatabase,
+}
+
+async fn joined(coordination: &Coordination, member: Member) -> (LeaseId, Term) {
+    let lease = kept_lease(coordination).await;
+    assert_eq!(coordination.member_put(&member, lease).await.unwrap(), Registered::Done);
+    (lease, coordination.candidate_put(&member.node, lease).await.unwrap())
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let test = fixture::database().await;
+        let (endpoints, prefix) = shared_etcd().await;
+        let coordination = coordination(&endpoints, &prefix).await;
+        let (me, them) = (node("me"), node("other"));
+        let (lease, term) = joined(&coordination, member(&me)).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let (its_lease, _) = joined(&coordination, Member { url, ..member(&them) }).await;
+        let mine = test.database.nudges(Some(me.incarnation)).await.unwrap();
+        let session = test.database.nudges(Some(them.incarnation)).await.unwrap();
+        let (mirror, mut views) = Mirror::new(coordination.clone());
+        spawn_child(mirror.run(CancellationToken::new()));
+        views.wait_for(|view| view.members.len() == 2 && view.candidates.len() == 2).await.unwrap();
+        let joined =
+            Session { standing: SessionState::Joined, lease: Some(lease), candidacy: Some(term), last_renewal: None };
+        let registration = watch::Sender::new(joined).subscribe();
+        let watcher = Watcher::new(me, coordination, Arc::clone(&test.database), views, registration);
+        let other = Other { node: them, lease: its_lease, session: Some(session), listener: Some(listener) };
+        Self { watcher, other, mine: Some(mine), _test: test }
+    }
+
+    /// Looks until the other process has this standing.
+    async fn look_until(&mut self, expected: Standing) {
+        let looks = async { while self.look().await != expected {} };
+        tokio::time::timeout(SOON, looks).await.unwrap_or_else(|_| panic!("never {expected:?}"));
+    }
+
+    async fn look(&mut self) -> Standing {
+        let pause = self.watcher.activate().await;
+        tokio::time::sleep(pause.min(CONFIRM_AFTER)).await;
+        self.watcher.watched[&self.other.node].standing
+    }
+
+    /// Looks many times and expects that the member stays.
+    async fn stays(&mut self) {
+        for _ in 0..LOOKS {
+            let standing = self.look().await;
+            assert!(matches!(standing, Standing::Alive | Standing::Unproven), "{standing:?}");
+        }
+        assert!(self.is_registered().await);
+        assert!(self.watcher.ended.borrow().is_empty());
+        assert_eq!(self.watcher.coordination.metrics().revocations.get(), 0);
+    }
+
+    async fn is_registered(&self) -> bool {
+        self.watcher.coordination.lease_renew(self.other.lease).await.unwrap() == Renewal::Alive
+    }
+
+    fn end_session(&mut self) {
+        self.other.session = None;
+    }
+
+    fn close_port(&mut self) {
+        self.other.listener = None;
+    }
+}
+
+#[tokio::test]
+async fn a_member_whose_session_and_port_are_gone_loses_its_lease() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.end_session();
+    scene.close_port();
+    scene.look_until(Standing::Ended).await;
+    assert!(!scene.is_registered().await);
+    assert!(scene.watcher.ended.borrow().contains(&scene.other.node));
+    assert_eq!(scene.watcher.coordination.metrics().revocations.get(), 1);
+}
+
+#[tokio::test]
+async fn a_member_whose_session_alone_is_gone_keeps_its_lease() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.end_session();
+    scene.stays().await;
+}
+
+#[tokio::test]
+async fn a_member_whose_port_alone_is_refused_keeps_its_lease() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.close_port();
+    scene.stays().await;
+}
+
+#[tokio::test]
+async fn a_watcher_without_a_session_of_its_own_judges_no_other() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.mine = None;
+    scene.end_session();
+    scene.close_port();
+    let me = scene.watcher.me.incarnation;
+    let no_session = async {
+        while scene.watcher.home.present(me, &[]).await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(SOON, no_session).await.expect("its session ends");
+    scene.stays().await;
+}
+
+#[tokio::test]
+async fn without_a_database_no_member_is_judged() {
+    let mut scene = Scene::new().await;
+    scene.look_until(Standing::Alive).await;
+    scene.end_session();
+    scene.close_port();
+    scene.watcher.home = fixture::unreachable_database(DatabaseName::new("main").as_str());
+    scene.stays().await;
+}
+
+#[tokio::test]
+async fn a_member_whose_port_never_took_a_connection_keeps_its_lease() {
+    let mut scene = Scene::new().await;
+    scene.close_port();
+    assert_eq!(scene.look().await, Standing::Unproven);
+    scene.end_session();
+    scene.stays().await;
+}

@@ -1,0 +1,267 @@
+//! The rows of a shard that moves: the pages of the copy, the changes, and what a move leaves behind.
+
+use chrono::{DateTime, NaiveDate, Utc};
+use common::{
+    ids::{Epoch, ShardId},
+    time::UnixMicros,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
+use uuid::Uuid;
+
+use super::{Database, Error, StoreOp};
+
+/// The most rows of a page: some 10 ms of work in each database.
+const PAGE_ROWS: i64 = 500;
+
+/// The payload bytes beyond which a page takes no further row. On the way a byte takes two to four.
+const PAGE_BYTES: i64 = 2_000_000;
+
+/// The ids of the archive that a page walks over, of all shards: some 10 ms.
+const PAGE_WALK: i64 = 20_000;
+
+/// The most changes of a round.
+const ROUND_CHANGES: i64 = 2_000;
+
+/// The place after which the copy goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "part", rename_all = "snake_case")]
+pub enum PageCursor {
+    Tasks { wake_at: UnixMicros, id: Uuid },
+    Ready { queue: String, priority: i32, lane: String, due_at: UnixMicros, id: Uuid },
+    Archive { drop_on: NaiveDate, id: Uuid },
+    Received { id: Uuid },
+    Done,
+}
+
+impl PageCursor {
+    pub const FIRST: Self = Self::Tasks { wake_at: UnixMicros::FIRST, id: Uuid::nil() };
+
+    const READY: Self = Self::Ready {
+        queue: String::new(),
+        priority: 0,
+        lane: String::new(),
+        due_at: UnixMicros::FIRST,
+        id: Uuid::nil(),
+    };
+
+    fn day_after(day: Option<NaiveDate>, days: &[NaiveDate]) -> Self {
+        match days.iter().find(|next| day.is_none_or(|day| **next > day)) {
+            Some(next) => Self::Archive { drop_on: *next, id: Uuid::nil() },
+            None => Self::Received { id: Uuid::nil() },
+        }
+    }
+}
+
+/// Rows of the three tables, as text that a database of the same schema reads.
+#[derive(Clone, Debug, Default)]
+pub struct MoveRows {
+    pub task_ids: Vec<Uuid>,
+    pub tasks: Option<String>,
+    pub days: Vec<NaiveDate>,
+    pub archive_ids: Vec<Uuid>,
+    pub archived: Option<String>,
+    pub received_ids: Vec<Uuid>,
+    pub received: Option<String>,
+}
+
+impl MoveRows {
+    pub fn len(&self) -> usize {
+        self.task_ids.len() + self.archive_ids.len() + self.received_ids.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A page of a shard.
+#[derive(Clone, Debug)]
+pub struct MovePage {
+    pub rows: MoveRows,
+    pub bytes: i64,
+    pub next: PageCursor,
+}
+
+/// Changes of a leaving shard.
+#[derive(Clone, Debug)]
+pub struct MoveChanges {
+    /// Ascending.
+    pub numbers: Vec<i64>,
+    pub rows: MoveRows,
+    /// Whether there were no more when these were read.
+    pub are_all: bool,
+}
+
+impl Database {
+    pub async fn move_estimate(&self, shard: ShardId) -> Result<i64, Error> {
+        self.run(StoreOp::MoveEstimate, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_estimate.sql")).bind(i32::from(shard.number()));
+            statement.fetch_one(&pool).await?.try_get("rows")
+        })
+        .await
+    }
+
+    /// Reads the page after `cursor`. `days`: the partitions to read; `with_rows`: not only the ids.
+    pub async fn move_page(
+        &self,
+        shard: ShardId,
+        cursor: &PageCursor,
+        days: &[NaiveDate],
+        with_rows: bool,
+    ) -> Result<MovePage, Error> {
+        let Some(statement) = page_statement(shard, cursor, with_rows) else {
+            return Ok(MovePage { rows: MoveRows::default(), bytes: 0, next: PageCursor::Done });
+        };
+        self.run(StoreOp::MovePage, |pool| async move {
+            let row = statement.fetch_one(&pool).await?;
+            let next = next_page(&row, cursor, days)?;
+            Ok(MovePage { rows: page_rows(&row, cursor)?, bytes: row.try_get("bytes")?, next })
+        })
+        .await
+    }
+
+    /// Reads the oldest changes of a leaving shard after the change of this number, and the rows that they are about.
+    pub async fn move_changes(&self, shard: ShardId, after: i64) -> Result<MoveChanges, Error> {
+        self.run(StoreOp::MoveChanges, |pool| async move {
+            let row = sqlx::query(include_str!("queries/move_changes.sql"))
+                .bind(i32::from(shard.number()))
+                .bind(ROUND_CHANGES)
+                .bind(PAGE_BYTES)
+                .bind(after)
+                .fetch_one(&pool)
+                .await?;
+            Ok(MoveChanges {
+                numbers: row.try_get("numbers")?,
+                rows: MoveRows {
+                    task_ids: row.try_get("task_ids")?,
+                    tasks: row.try_get("tasks")?,
+                    days: row.try_get("days")?,
+                    archive_ids: row.try_get("archive_ids")?,
+                    archived: row.try_get("archived")?,
+                    received_ids: row.try_get("received_ids")?,
+                    received: row.try_get("received")?,
+                },
+                are_all: row.try_get("are_all")?,
+            })
+        })
+        .await
+    }
+
+    /// Deletes exactly these changes.
+    pub async fn move_forget(&self, shard: ShardId, numbers: &[i64]) -> Result<(), Error> {
+        self.run(StoreOp::MoveForget, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_forget.sql")).bind(i32::from(shard.number()));
+            statement.bind(numbers).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// Writes rows into an arriving shard. `write` counts the writes under `epoch`. `false`: a newer owner of the
+    /// source fills the shard, or this write came late.
+    pub async fn move_write(&self, shard: ShardId, epoch: Epoch, write: i64, rows: &MoveRows) -> Result<bool, Error> {
+        self.run(StoreOp::MoveWrite, |pool| async move {
+            let row = sqlx::query(include_str!("queries/move_write.sql"))
+                .bind(i32::from(shard.number()))
+                .bind(epoch.number())
+                .bind(write)
+                .bind(&rows.task_ids)
+                .bind(&rows.tasks)
+                .bind(&rows.days)
+                .bind(&rows.archive_ids)
+                .bind(&rows.archived)
+                .bind(&rows.received_ids)
+                .bind(&rows.received)
+                .fetch_one(&pool)
+                .await?;
+            row.try_get("done")
+        })
+        .await
+    }
+
+    /// Deletes rows that a shard left behind. `closed`: the epoch of the closed shard. `false`: the shard has come
+    /// back.
+    pub async fn move_sweep(&self, shard: ShardId, closed: Epoch, rows: &MoveRows) -> Result<bool, Error> {
+        self.run(StoreOp::MoveSweep, |pool| async move {
+            let row = sqlx::query(include_str!("queries/move_sweep.sql"))
+                .bind(i32::from(shard.number()))
+                .bind(closed.number())
+                .bind(&rows.task_ids)
+                .bind(&rows.days)
+                .bind(&rows.archive_ids)
+                .bind(&rows.received_ids)
+                .fetch_one(&pool)
+                .await?;
+            row.try_get("done")
+        })
+        .await
+    }
+}
+
+/// The statement that reads the page after `cursor`. `None`: there are no more.
+fn page_statement(shard: ShardId, cursor: &PageCursor, with_rows: bool) -> Option<Query<'_, Postgres, PgArguments>> {
+    let number = i32::from(shard.number());
+    let statement = match cursor {
+        PageCursor::Tasks { wake_at, id } => sqlx::query(include_str!("queries/move_page_tasks.sql"))
+            .bind(number)
+            .bind(wake_at.to_utc())
+            .bind(id)
+            .bind(PAGE_ROWS)
+            .bind(PAGE_BYTES),
+        PageCursor::Ready { queue, priority, lane, due_at, id } => {
+            let statement = sqlx::query(include_str!("queries/move_page_ready.sql")).bind(number);
+            let statement = statement.bind(queue).bind(priority).bind(lane).bind(due_at.to_utc()).bind(id);
+            statement.bind(PAGE_ROWS).bind(PAGE_BYTES)
+        }
+        PageCursor::Archive { drop_on, id } => sqlx::query(include_str!("queries/move_page_archive.sql"))
+            .bind(number)
+            .bind(drop_on)
+            .bind(id)
+            .bind(PAGE_WALK)
+            .bind(PAGE_ROWS)
+            .bind(PAGE_BYTES),
+        PageCursor::Received { id } => {
+            sqlx::query(include_str!("queries/move_page_received.sql")).bind(number).bind(id).bind(PAGE_WALK)
+        }
+        PageCursor::Done => return None,
+    };
+    Some(statement.bind(with_rows))
+}
+
+/// The place after the page in `row`: the rest of its part, or the next part.
+fn next_page(row: &PgRow, cursor: &PageCursor, days: &[NaiveDate]) -> Result<PageCursor, sqlx::Error> {
+    let moment = |column| Ok::<_, sqlx::Error>(UnixMicros::from(row.try_get::<DateTime<Utc>, _>(column)?));
+    let last: Option<Uuid> = row.try_get("id")?;
+    Ok(match (cursor, last) {
+        (PageCursor::Tasks { .. }, Some(id)) => PageCursor::Tasks { wake_at: moment("wake_at")?, id },
+        (PageCursor::Tasks { .. }, None) => PageCursor::READY,
+        (PageCursor::Ready { .. }, Some(id)) => PageCursor::Ready {
+            queue: row.try_get("queue")?,
+            priority: row.try_get("priority")?,
+            lane: row.try_get("lane")?,
+            due_at: moment("due_at")?,
+            id,
+        },
+        (PageCursor::Ready { .. }, None) => PageCursor::day_after(None, days),
+        (PageCursor::Archive { drop_on, .. }, Some(id)) => PageCursor::Archive { drop_on: *drop_on, id },
+        (PageCursor::Archive { drop_on, .. }, None) => PageCursor::day_after(Some(*drop_on), days),
+        (PageCursor::Received { .. }, Some(id)) => PageCursor::Received { id },
+        (PageCursor::Received { .. } | PageCursor::Done, _) => PageCursor::Done,
+    })
+}
+
+fn page_rows(row: &PgRow, cursor: &PageCursor) -> Result<MoveRows, sqlx::Error> {
+    let (ids, text): (Vec<Uuid>, Option<String>) = (row.try_get("ids")?, row.try_get("rows")?);
+    Ok(match cursor {
+        PageCursor::Archive { drop_on, .. } => {
+            let days = vec![*drop_on; ids.len()];
+            MoveRows { days, archive_ids: ids, archived: text, ..MoveRows::default() }
+        }
+        PageCursor::Received { .. } => MoveRows { received_ids: ids, received: text, ..MoveRows::default() },
+        _ => MoveRows { task_ids: ids, tasks: text, ..MoveRows::default() },
+    })
+}

@@ -1,0 +1,163 @@
+//! The steps of a move in its two databases: the gate, the fences, and the cut.
+
+use common::{
+    ids::{Epoch, NodeId, ShardId},
+    shard::ShardStatus,
+};
+use sqlx::{Row, postgres::PgRow};
+use uuid::Uuid;
+
+use super::{Database, Error, StoreOp, unexpected};
+
+/// The tables that the gate guards.
+const GUARDED: [&str; 3] = ["task", "archive", "received"];
+
+/// A fence as a move sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoveFence {
+    pub status: ShardStatus,
+    pub epoch: Epoch,
+    owner: Option<String>,
+    incarnation: Option<Uuid>,
+}
+
+impl MoveFence {
+    /// Whether this start of `node` was the last to take the fence.
+    pub fn is_of(&self, node: &NodeId) -> bool {
+        self.owner.as_deref() == Some(node.name.as_str()) && self.incarnation == Some(node.incarnation.uuid())
+    }
+}
+
+/// How a statement that closes a shard waits for writers in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseWait {
+    Plain,
+    InTurn,
+}
+
+impl Database {
+    /// Fails if this database could not receive shards now: it is away or read-only, or its schema does not fit.
+    pub async fn move_probe(&self) -> Result<(), Error> {
+        self.run(StoreOp::MoveProbe, |pool| async move {
+            sqlx::query(include_str!("queries/move_probe.sql")).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// The fence of a shard; `None`: this database knows nothing of it.
+    pub async fn move_fence(&self, shard: ShardId) -> Result<Option<MoveFence>, Error> {
+        self.run(StoreOp::MoveFence, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_fence.sql")).bind(i32::from(shard.number()));
+            statement.fetch_optional(&pool).await?.as_ref().map(fence).transpose()
+        })
+        .await
+    }
+
+    /// Has the gate guard `shards`; `only`: and of the others only those that move. Each table is a statement of its
+    /// own: no writer waits for more than one.
+    pub async fn move_guard(&self, shards: &[ShardId], only: bool) -> Result<(), Error> {
+        for guarded in GUARDED {
+            let numbers = super::numbers(shards);
+            self.run(StoreOp::MoveGuard, |pool| async move {
+                let statement = sqlx::query(include_str!("queries/move_guard.sql")).bind(guarded).bind(numbers);
+                statement.bind(only).fetch_one(&pool).await.map(drop)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Begins a move in the source. `false`: the gate does not guard the shard, or `epoch` is not its epoch any more.
+    pub async fn move_leave(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
+        self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch).await
+    }
+
+    /// Begins a move in the target, or takes one over from an earlier owner of the source.
+    pub async fn move_arrive(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
+        self.move_step(StoreOp::MoveArrive, include_str!("queries/move_arrive.sql"), shard, epoch).await
+    }
+
+    /// Ends a move that was called off, in the source.
+    pub async fn move_return(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
+        self.move_step(StoreOp::MoveReturn, include_str!("queries/move_return.sql"), shard, epoch).await
+    }
+
+    async fn move_step(
+        &self,
+        op: StoreOp,
+        statement: &'static str,
+        shard: ShardId,
+        epoch: Epoch,
+    ) -> Result<bool, Error> {
+        self.run(op, |pool| async move {
+            let statement = sqlx::query(statement).bind(i32::from(shard.number())).bind(epoch.number());
+            statement.fetch_one(&pool).await?.try_get("done")
+        })
+        .await
+    }
+
+    /// Ends a move that was called off, in the target, which has none of its rows any more.
+    pub async fn move_drop(&self, shard: ShardId, epoch: Epoch) -> Result<(), Error> {
+        self.run(StoreOp::MoveDrop, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_drop.sql")).bind(i32::from(shard.number()));
+            statement.bind(epoch.number()).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// Closes a leaving shard. Returns its new epoch; `None`: the caller does not own it any more.
+    pub async fn move_close(&self, shard: ShardId, epoch: Epoch, wait: CloseWait) -> Result<Option<Epoch>, Error> {
+        let statement = match wait {
+            CloseWait::Plain => include_str!("queries/move_close.sql"),
+            CloseWait::InTurn => include_str!("queries/move_close_in_turn.sql"),
+        };
+        self.run(StoreOp::MoveClose, |pool| async move {
+            let statement = sqlx::query(statement).bind(i32::from(shard.number())).bind(epoch.number());
+            let epoch: Option<i64> = statement.fetch_one(&pool).await?.try_get("epoch")?;
+            Ok(epoch.map(Epoch::from_store))
+        })
+        .await
+    }
+
+    /// Opens a closed shard in its source again. The caller must not have begun to open it in the target.
+    pub async fn move_reopen(&self, shard: ShardId, closed: Epoch, node: &NodeId) -> Result<Option<Epoch>, Error> {
+        self.run(StoreOp::MoveReopen, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_reopen.sql")).bind(i32::from(shard.number()));
+            let statement = statement.bind(closed.number()).bind(node.name.as_str()).bind(node.incarnation.uuid());
+            epoch_of(statement.fetch_optional(&pool).await?)
+        })
+        .await
+    }
+
+    /// Opens a shard in its target. `filled`: the epoch under which the caller fills it; `closed`: that of the closed
+    /// shard in the source. Returns the new epoch, above both.
+    pub async fn move_open(
+        &self,
+        shard: ShardId,
+        filled: Epoch,
+        closed: Epoch,
+        node: &NodeId,
+    ) -> Result<Option<Epoch>, Error> {
+        self.run(StoreOp::MoveOpen, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_open.sql")).bind(i32::from(shard.number()));
+            let statement = statement.bind(filled.number()).bind(closed.number());
+            let statement = statement.bind(node.name.as_str()).bind(node.incarnation.uuid());
+            epoch_of(statement.fetch_optional(&pool).await?)
+        })
+        .await
+    }
+}
+
+fn epoch_of(row: Option<PgRow>) -> Result<Option<Epoch>, sqlx::Error> {
+    row.map(|row| Ok(Epoch::from_store(row.try_get("epoch")?))).transpose()
+}
+
+fn fence(row: &PgRow) -> Result<MoveFence, sqlx::Error> {
+    let status: &str = row.try_get("status")?;
+    Ok(MoveFence {
+        status: ShardStatus::parse(status).ok_or_else(|| unexpected("status", status))?,
+        epoch: Epoch::from_store(row.try_get("epoch")?),
+        owner: row.try_get("owner")?,
+        incarnation: row.try_get("incarnation")?,
+    })
+}

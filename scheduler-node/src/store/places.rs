@@ -1,0 +1,241 @@
+//! The map of shards to databases that all rooms of this node share.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use common::{
+    ids::{DatabaseIndex, Epoch, ShardId},
+    shard::map::{FenceRow, Place, ShardMap},
+};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use super::{Database, Error, connect::ACQUIRE_DEADLINE};
+use crate::by_database::ByDatabase;
+
+/// A database that takes longer than this to tell its shards does not delay the map of the others.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often a refused statement is sent again, at most. With the pauses that is some 1.6 s, three times the longest
+/// cut between two databases.
+const FOLLOW_TRIES: u32 = 7;
+
+/// The pause before the second try, which doubles up to the longest. The first try comes at once: the map was old.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(25);
+const FOLLOW_LONGEST: Duration = Duration::from_millis(400);
+
+/// What this node knows of the places of the shards. It may be older than the fence rows: a statement that is sent to
+/// a former place is refused there ([`Error::is_moved`]), and its sender reads the map anew ([`Self::refresh`]).
+#[derive(Clone, Debug)]
+pub struct Places(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    databases: ByDatabase<Arc<Database>>,
+    map: ArcSwap<ShardMap>,
+    facts: watch::Sender<Facts>,
+    /// Counts the moves that this node has ended. Changes of the map hold it, and a look that began before one of these
+    /// moves is not put in force.
+    moves: Mutex<u64>,
+    /// The last look at each database. Holding it, one task reads at a time.
+    looks: tokio::sync::Mutex<Vec<Option<Look>>>,
+    /// Counts the reads that have begun.
+    begun: AtomicU64,
+    /// Changes with the map.
+    changes: watch::Sender<u64>,
+    wanted: Notify,
+}
+
+/// What the databases have told since the start of this node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Facts {
+    /// The number of shards of the cluster.
+    shard_count: Option<u16>,
+    /// Whether the fence rows of a database were read.
+    is_read: bool,
+}
+
+/// What one database told.
+#[derive(Clone, Debug)]
+struct Look {
+    revision: i64,
+    rows: Vec<FenceRow>,
+}
+
+impl Places {
+    /// `databases`: all that the node uses, also those that join later. Until they are read, no shard has a place.
+    pub fn new(databases: ByDatabase<Arc<Database>>) -> Self {
+        Self(Arc::new(Shared {
+            databases,
+            map: ArcSwap::default(),
+            facts: watch::Sender::default(),
+            moves: Mutex::default(),
+            looks: tokio::sync::Mutex::default(),
+            begun: AtomicU64::default(),
+            changes: watch::Sender::default(),
+            wanted: Notify::new(),
+        }))
+    }
+
+    pub fn load(&self) -> Arc<ShardMap> {
+        self.0.map.load_full()
+    }
+
+    pub fn of(&self, shard: ShardId) -> Option<Place> {
+        self.0.map.load().of(shard)
+    }
+
+    /// Whether a database was read. Before, no place is known.
+    pub fn is_read(&self) -> bool {
+        self.0.facts.borrow().is_read
+    }
+
+    /// The number of shards of the cluster. `None`: no database has told it yet. A database tells it before any other
+    /// statement of this node passes.
+    pub fn shard_count(&self) -> Option<u16> {
+        self.0.facts.borrow().shard_count
+    }
+
+    /// Takes note of the number of shards that a database tells. Returns the number of the cluster, which is that of
+    /// the first database that told one, and whether this was the first.
+    pub fn learn_shard_count(&self, told: u16) -> (u16, bool) {
+        let mut known = told;
+        let is_first = self.0.facts.send_if_modified(|facts| {
+            let is_first = facts.shard_count.is_none();
+            known = *facts.shard_count.get_or_insert(told);
+            is_first
+        });
+        if is_first {
+            self.want();
+        }
+        (known, is_first)
+    }
+
+    /// Waits until the number of shards and their places are known, as long as for a free connection.
+    pub async fn known(&self) -> Option<u16> {
+        let mut facts = self.0.facts.subscribe();
+        let come = facts.wait_for(|facts| facts.is_read && facts.shard_count.is_some());
+        tokio::time::timeout(ACQUIRE_DEADLINE, come).await.ok()?.ok()?.shard_count
+    }
+
+    /// Has each database's shards open there, as if they were read.
+    #[cfg(test)]
+    pub(crate) fn presume(&self, databases: &[common::shard::ShardRange], shard_count: u16) {
+        let here = |shard| FenceRow { shard, status: common::shard::ShardStatus::Here, epoch: Epoch::NONE };
+        let looks: Vec<_> = databases.iter().map(|shards| Some(shards.iter().map(here).collect())).collect();
+        self.0.map.store(Arc::new(ShardMap::default().after(&looks)));
+        self.0.facts.send_replace(Facts { shard_count: Some(shard_count), is_read: true });
+    }
+
+    /// Changes with the map.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    /// Has the map read soon, by the reader of the map.
+    pub fn want(&self) {
+        self.0.wanted.notify_one();
+    }
+
+    /// Wakes the reader of the map.
+    pub fn wanted(&self) -> &Notify {
+        &self.0.wanted
+    }
+
+    /// Reads the map now. A read that began after the call counts as well, so many callers cause few reads. The shards
+    /// of a database that cannot be read stay where they were; the error is that of the first such database.
+    pub async fn refresh(&self) -> Result<(), Error> {
+        let begun = self.0.begun.load(Ordering::Acquire);
+        let mut looks = self.0.looks.lock().await;
+        if self.0.begun.load(Ordering::Acquire) > begun {
+            return Ok(());
+        }
+        self.0.begun.fetch_add(1, Ordering::AcqRel);
+        let moves = *self.0.moves.lock();
+        let databases: Vec<&Arc<Database>> = self.0.databases.iter().collect();
+        looks.resize(databases.len(), None);
+        let known: Vec<Option<i64>> = looks.iter().map(|look| look.as_ref().map(|look| look.revision)).collect();
+        let reads = databases.into_iter().zip(known).map(|(database, revision)| async move {
+            let read = tokio::time::timeout(READ_WITHIN, database.shard_map_read(revision)).await;
+            read.unwrap_or_else(|_| Err(database.silent_map()))
+        });
+        let mut failure = None;
+        let mut found: Vec<Option<Vec<FenceRow>>> = Vec::with_capacity(looks.len());
+        for (look, read) in looks.iter_mut().zip(futures::future::join_all(reads).await) {
+            match read {
+                Ok((revision, rows)) => {
+                    if look.as_ref().is_none_or(|look| look.revision != revision) {
+                        *look = Some(Look { revision, rows });
+                    }
+                    found.push(look.as_ref().map(|look| look.rows.clone()));
+                }
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    found.push(None);
+                }
+            }
+        }
+        let held = self.0.moves.lock();
+        if *held == moves {
+            let next = self.load().after(&found);
+            self.put_in_force(next);
+            if found.iter().any(Option::is_some) {
+                self.0.facts.send_if_modified(|facts| !std::mem::replace(&mut facts.is_read, true));
+            }
+        } else {
+            // This node has ended a move meanwhile; the look may be older than that.
+            self.want();
+        }
+        drop(held);
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Reads the map after a refusal because a shard has moved; `refusals` counts those before. Between the two
+    /// databases of a move no place takes a write, so the later tries wait a little. Returns whether the caller may
+    /// try again.
+    pub async fn follow(&self, refusals: u32) -> bool {
+        if refusals >= FOLLOW_TRIES {
+            return false;
+        }
+        if refusals > 0 {
+            tokio::time::sleep((FOLLOW_PAUSE * 2_u32.pow(refusals - 1)).min(FOLLOW_LONGEST)).await;
+        }
+        // The shards of a database that cannot be read stay where they were.
+        let _ = self.refresh().await;
+        true
+    }
+
+    /// Reads the map, and returns whether the shard's place is another one than `before`.
+    pub async fn is_elsewhere(&self, shard: ShardId, before: Option<Place>) -> bool {
+        let _ = self.refresh().await;
+        self.of(shard).map(|place| place.database) != before.map(|place| place.database)
+    }
+
+    /// Notes that this node has opened a shard in `database`. The working set of `database` must have the shard before.
+    pub fn moved(&self, shard: ShardId, database: DatabaseIndex, epoch: Epoch) {
+        let mut moves = self.0.moves.lock();
+        *moves += 1;
+        let mut map = ShardMap::clone(&self.load());
+        map.moved(shard, database, epoch);
+        self.put_in_force(map);
+    }
+
+    /// The caller holds `moves`.
+    fn put_in_force(&self, map: ShardMap) {
+        if *self.load() == map {
+            return;
+        }
+        let map = Arc::new(map);
+        for (index, database) in self.0.databases.indexed() {
+            database.note_places(&map, index);
+        }
+        self.0.map.store(map);
+        self.0.changes.send_modify(|changes| *changes += 1);
+    }
+}

@@ -1,0 +1,4 @@
+-- Closes a leaving shard in its source. Guard: the caller's epoch; waits for writers in flight, but gives up soon
+-- (duetime.move_close).
+-- $1 shard; $2 the caller's epoch. Returns the new epoch; NULL: the guard did not hold.
+SELECT duetime.move_close($1, $2) AS epoch

@@ -1,0 +1,7 @@
+-- Reads the places of the shards, as far as this database tells them, with their revision. Both come from one
+-- snapshot.
+-- $1 the revision that is known, or NULL. If it is still the revision, one row comes back, without a shard. So it does
+-- while the database has no shards.
+SELECT m.revision, s.id, s.status::text AS status, s.epoch
+  FROM duetime.shard_map AS m
+  LEFT JOIN duetime.shard AS s ON m.revision IS DISTINCT FROM $1::bigint

@@ -1,0 +1,204 @@
+//! The schema of a database: whether a node of this version and configuration can use it.
+
+use common::{
+    ids::{ClusterId, DatabaseName, ShardId},
+    shard::{MOST_SHARDS, ShardRange},
+};
+use sqlx::{Row, migrate::MigrateError};
+
+use super::{Database, StoreOp, connect, error::sqlstate, migrations::schema_version, unexpected};
+
+/// The reason why a database cannot be used with this configuration and version.
+#[derive(Debug, thiserror::Error)]
+pub enum Misfit {
+    #[error("database `{database}` has no Duetime schema; run `duetime migrate`")]
+    Empty { database: DatabaseName },
+    #[error("database `{database}` has schema version {found}, but this node needs version {needed}; {}", advice(*found, *needed))]
+    Version { database: DatabaseName, found: i64, needed: i64 },
+    #[error(
+        "database `{database}` was made by a version before the first release, and no migration leads from its schema \
+         to this one; make it anew: export the tasks that you need with that version, drop the schema `duetime`, and \
+         run `duetime migrate`"
+    )]
+    Unreleased { database: DatabaseName },
+    #[error(
+        "database `{database}` was migrated for a cluster of {found} shards, but the cluster has {expected}; check its \
+         URL, or make it anew, empty, and run `duetime migrate`"
+    )]
+    Shards { database: DatabaseName, found: u16, expected: u16 },
+    #[error(
+        "database `{database}` is empty, and the configuration asks for a new cluster of {asked} shards; the most is \
+         {MOST_SHARDS}: set `cluster.shards`, or smaller ranges in `database.shards`"
+    )]
+    TooManyShards { database: DatabaseName, asked: u16 },
+    #[error(
+        "database `{database}` belongs to cluster {found}, but another database of the configuration belongs to cluster \
+         {expected}; check their URLs: each cluster needs databases of its own"
+    )]
+    Cluster { database: DatabaseName, found: ClusterId, expected: ClusterId },
+    #[error(
+        "database `{database}` offers no TLS, but its URL requires it or names another host; enable it in PostgreSQL \
+         (`ssl = on`), or, on a network that others cannot read, add `sslmode=disable` to the URL"
+    )]
+    NoTls { database: DatabaseName },
+    #[error("database `{database}` could not be read")]
+    Unreachable {
+        database: DatabaseName,
+        #[source]
+        source: sqlx::Error,
+    },
+    #[error("database `{database}` could not be migrated")]
+    Migration {
+        database: DatabaseName,
+        #[source]
+        source: MigrateError,
+    },
+}
+
+fn advice(found: i64, needed: i64) -> &'static str {
+    if found < needed {
+        "run `duetime migrate` first"
+    } else {
+        "the database was migrated by a newer version: update this node"
+    }
+}
+
+impl Misfit {
+    pub(super) fn unreachable(database: &DatabaseName, source: sqlx::Error) -> Self {
+        let database = database.clone();
+        if connect::offers_no_tls(&source) { Self::NoTls { database } } else { Self::Unreachable { database, source } }
+    }
+
+    /// Whether trying again later may help, because the database was not reached or was busy.
+    pub fn is_unreachable(&self) -> bool {
+        use MigrateError::{Execute, ExecuteMigration};
+        match self {
+            Self::Unreachable { source, .. } => !is_refusal(source),
+            Self::Migration { source: Execute(error) | ExecuteMigration(error, _), .. } => !is_refusal(error),
+            _ => false,
+        }
+    }
+
+    /// Whether no waiting helps, because this configuration and this database do not belong together.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::Unreachable { .. }) && !self.awaits_migration()
+    }
+
+    /// Whether this database becomes usable once `duetime migrate` of this version has run.
+    pub fn awaits_migration(&self) -> bool {
+        match self {
+            Self::Empty { .. } => true,
+            Self::Version { found, needed, .. } => found < needed,
+            _ => false,
+        }
+    }
+}
+
+/// SQLSTATE classes and codes after which the same statement may pass later: connection, rollback by a conflict,
+/// resources, an operator's intervention, the system; a standby, an object in use, a lock that was not available.
+const PASSING: [&str; 8] = ["08", "40", "53", "57", "58", "25006", "55006", "55P03"];
+
+/// Whether the server answered with an error that stays. Examples are a wrong password and a database that does not
+/// exist.
+fn is_refusal(error: &sqlx::Error) -> bool {
+    sqlstate(error).is_some_and(|code| !PASSING.iter().any(|class| code.starts_with(class)))
+}
+
+impl Database {
+    /// Checks that this database can be used: it answers, and its schema serves this version.
+    pub async fn schema_check(&self) -> Result<Fit, Misfit> {
+        self.writer.find().await.map_err(|source| Misfit::unreachable(&self.name, source))?;
+        let schema = self.run(StoreOp::SchemaRead, |pool| async move { read(&pool).await }).await.map_err(|error| {
+            let source = error.source.unwrap_or(sqlx::Error::PoolTimedOut);
+            let database = self.name.clone();
+            if has_no_schema(&source) { Misfit::Empty { database } } else { Misfit::Unreachable { database, source } }
+        })?;
+        compare(&self.name, &schema)
+    }
+}
+
+/// A database that can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// The version of its schema: this node's or a newer one.
+    pub version: i64,
+    pub cluster: ClusterId,
+    /// The number of shards of the cluster.
+    pub shard_count: u16,
+    /// The shards that the first migration gave this database.
+    pub first_shards: Option<ShardRange>,
+}
+
+#[derive(Debug)]
+pub(super) struct Schema {
+    pub(super) version: Option<i64>,
+    /// Whether a version before the first release made the schema.
+    is_unreleased: bool,
+    pub(super) meta: Option<Meta>,
+}
+
+/// The row of `duetime.meta`.
+#[derive(Debug)]
+pub(super) struct Meta {
+    shard_count: u16,
+    first_shards: Option<ShardRange>,
+    cluster: ClusterId,
+    /// The oldest version whose nodes work with the schema.
+    serves: i64,
+}
+
+/// `None`: the database has no schema yet.
+pub(super) async fn read_if_any(pool: &sqlx::PgPool) -> Result<Option<Schema>, sqlx::Error> {
+    match read(pool).await {
+        Err(error) if has_no_schema(&error) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Whether the schema or a table of it does not exist.
+fn has_no_schema(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("3F000" | "42P01"))
+}
+
+pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
+    let row = sqlx::query(include_str!("queries/schema_read.sql")).fetch_one(pool).await?;
+    let number = |column: &str| -> Result<Option<u16>, sqlx::Error> {
+        let number: Option<i32> = row.try_get(column)?;
+        number.map(|number| u16::try_from(number).map_err(|_| unexpected(column, &number.to_string()))).transpose()
+    };
+    let range = |(first, last)| ShardRange::new(ShardId::new(first), ShardId::new(last));
+    let meta = match number("shard_count")? {
+        Some(shard_count) => Some(Meta {
+            shard_count,
+            first_shards: number("first_shard")?.zip(number("last_shard")?).and_then(range),
+            cluster: ClusterId::new(row.try_get("cluster_id")?),
+            serves: row.try_get("serves")?,
+        }),
+        None => None,
+    };
+    Ok(Schema { version: row.try_get("version")?, is_unreleased: row.try_get("is_unreleased")?, meta })
+}
+
+/// Refuses to make a new cluster with more shards than it should have. `database` is the first one of the
+/// configuration: only while it is empty is the cluster a new one.
+pub fn refuse_too_many(database: &DatabaseName, asked: u16) -> Result<(), Misfit> {
+    if asked <= MOST_SHARDS { Ok(()) } else { Err(Misfit::TooManyShards { database: database.clone(), asked }) }
+}
+
+/// Such a schema has migrations that this version does not know, and higher numbers than this version's own.
+pub(super) fn refuse_unreleased(name: &DatabaseName, schema: &Schema) -> Result<(), Misfit> {
+    if schema.is_unreleased { Err(Misfit::Unreleased { database: name.clone() }) } else { Ok(()) }
+}
+
+pub(super) fn compare(name: &DatabaseName, schema: &Schema) -> Result<Fit, Misfit> {
+    refuse_unreleased(name, schema)?;
+    let (Some(found), Some(meta)) = (schema.version, &schema.meta) else {
+        return Err(Misfit::Empty { database: name.clone() });
+    };
+    let needed = schema_version();
+    if found < needed || meta.serves > needed {
+        return Err(Misfit::Version { database: name.clone(), found, needed });
+    }
+    let Meta { shard_count, first_shards, cluster, .. } = *meta;
+    Ok(Fit { version: found, cluster, shard_count, first_shards })
+}

@@ -1,0 +1,160 @@
+//! The map of the shards, read from the fence rows of two databases.
+
+use std::sync::Arc;
+
+use common::{
+    ids::{DatabaseIndex, ShardId, TaskId},
+    shard::ShardStatus,
+};
+use futures::FutureExt;
+
+use super::{
+    fixture::{self, TestDatabase},
+    node,
+};
+use crate::store::Store;
+
+const EAST: DatabaseIndex = DatabaseIndex::new(0);
+const WEST: DatabaseIndex = DatabaseIndex::new(1);
+const SHARD: ShardId = ShardId::new(3);
+
+async fn set(test: &TestDatabase, shards: &str, status: &str) {
+    let sql = format!("UPDATE duetime.shard SET status = '{status}' WHERE id {shards}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&test.pool).await.unwrap();
+}
+
+/// Shards 0 to 63 in the east and the others in the west.
+async fn two_databases() -> (Store, [TestDatabase; 2]) {
+    let tests = [fixture::database().await, fixture::database().await];
+    set(&tests[0], "> 63", "gone").await;
+    set(&tests[1], "< 64", "arriving").await;
+    let databases = vec![fixture::named("east", &tests[0].url), fixture::named("west", &tests[1].url)];
+    (Store::new(databases), tests)
+}
+
+fn place(store: &Store) -> Option<(DatabaseIndex, ShardStatus)> {
+    store.places().of(SHARD).map(|place| (place.database, place.status))
+}
+
+#[tokio::test]
+async fn the_map_follows_a_shard_through_its_move() {
+    let (store, [east, west]) = two_databases().await;
+    let mut changes = store.places().changes();
+    assert!(!store.places().is_read());
+    store.places().refresh().await.unwrap();
+    assert!(store.places().is_read());
+    assert_eq!(place(&store), Some((EAST, ShardStatus::Here)));
+    assert_eq!(store.databases()[0].elsewhere(), (64..128).collect::<Vec<_>>());
+    assert_eq!(store.databases()[1].elsewhere(), (0..64).collect::<Vec<_>>());
+    changes.mark_unchanged();
+    store.places().refresh().await.unwrap();
+    assert!(!changes.has_changed().unwrap(), "no database has changed");
+    for (test, status, expected) in [
+        (&east, "leaving", (EAST, ShardStatus::Leaving)),
+        (&east, "gone", (EAST, ShardStatus::Gone)),
+        (&west, "here", (WEST, ShardStatus::Here)),
+    ] {
+        set(test, "= 3", status).await;
+        store.places().refresh().await.unwrap();
+        assert_eq!(place(&store), Some(expected));
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+    }
+    assert!(store.databases()[0].elsewhere().contains(&3) && !store.databases()[1].elsewhere().contains(&3));
+    assert_eq!(store.of(SHARD).unwrap().name().as_str(), "west");
+}
+
+#[tokio::test]
+async fn a_database_that_is_added_later_is_read_and_followed_like_the_first() {
+    let [east, west] = [fixture::database().await, fixture::database().await];
+    sqlx::raw_sql("DELETE FROM duetime.shard").execute(&west.pool).await.unwrap();
+    let store = Store::new(vec![fixture::named("east", &east.url)]);
+    store.places().refresh().await.unwrap();
+    let (reader, first) = (store.clone(), store.map_fingerprint());
+    store.add(fixture::named("west", &west.url));
+    store.places().refresh().await.unwrap();
+    assert_eq!((place(&reader), reader.databases().len()), (Some((EAST, ShardStatus::Here)), 2));
+    assert_eq!(first, store.map_fingerprint(), "it has no shards");
+    set(&east, "= 3", "gone").await;
+    sqlx::raw_sql("INSERT INTO duetime.shard (id, epoch) VALUES (3, 6)").execute(&west.pool).await.unwrap();
+    reader.places().refresh().await.unwrap();
+    assert_eq!(place(&store), Some((WEST, ShardStatus::Here)));
+    assert_eq!(reader.of(SHARD).unwrap().name().as_str(), "west");
+    assert_eq!(reader.databases()[0].elsewhere(), [3]);
+    assert_ne!(first, store.map_fingerprint());
+}
+
+#[tokio::test]
+async fn a_database_tells_the_number_of_shards_and_until_then_nothing_is_guessed() {
+    let test = fixture::database().await;
+    let store = Store::new(vec![fixture::named("east", &test.url), fixture::unreachable_database("west")]);
+    let places = store.places();
+    assert_eq!((places.shard_count(), places.of(SHARD)), (None, None));
+    assert_eq!(places.known().now_or_never(), None, "it waits");
+    let told = store.databases()[0].schema_check().await.unwrap().shard_count;
+    assert_eq!(places.learn_shard_count(told), (128, true));
+    assert_eq!(places.known().now_or_never(), None, "it waits for the places too");
+    assert_eq!(places.learn_shard_count(256), (128, false), "another database does not change it");
+    let (known, _) = tokio::join!(places.known(), places.refresh());
+    assert_eq!((known, place(&store)), (Some(128), Some((EAST, ShardStatus::Here))));
+}
+
+#[tokio::test]
+async fn the_fence_of_a_shard_is_taken_in_its_place_only() {
+    let (store, [east, _west]) = two_databases().await;
+    store.places().refresh().await.unwrap();
+    let [in_east, in_west] = [0, 1].map(|index| Arc::clone(&store.databases()[index]));
+    let shards = [SHARD, ShardId::new(100)];
+    let taken = |taken: Vec<(ShardId, _)>| taken.into_iter().map(|(shard, _)| shard).collect::<Vec<_>>();
+    assert_eq!(taken(in_east.shard_acquire(&shards, &node("a")).await.unwrap()), [SHARD]);
+    assert_eq!(taken(in_west.shard_acquire(&shards, &node("a")).await.unwrap()), [ShardId::new(100)]);
+    // In the last part of a move only the owner that knows of it takes the fence, to finish the move.
+    set(&east, "= 3", "gone").await;
+    assert_eq!(taken(in_east.shard_acquire(&shards, &node("a")).await.unwrap()), []);
+    store.places().refresh().await.unwrap();
+    assert_eq!(taken(in_east.shard_acquire(&shards, &node("a")).await.unwrap()), [SHARD]);
+}
+
+#[tokio::test]
+async fn many_callers_share_a_read_and_a_silent_database_delays_none() {
+    let test = fixture::database().await;
+    let east = fixture::named("east", &test.url);
+    let store = fixture::store(vec![east, fixture::unreachable_database("west")]);
+    set(&test, "> 63", "gone").await;
+    let callers = (0..50).map(|_| store.places().refresh());
+    let read = futures::future::join_all(callers).await;
+    assert!(read.iter().any(Result::is_err), "the west cannot be read");
+    assert!(read.iter().filter(|read| read.is_err()).count() <= 2, "{read:?}");
+    assert_eq!(place(&store), Some((EAST, ShardStatus::Here)));
+    assert_eq!(store.places().of(ShardId::new(100)).unwrap().database, WEST, "its shards stay where they were");
+}
+
+#[tokio::test]
+async fn a_submission_in_sql_goes_to_a_shard_that_is_here() {
+    let test = fixture::database().await;
+    set(&test, "> 3", "gone").await;
+    let submit = async || {
+        let submitted = sqlx::query_scalar::<_, uuid::Uuid>("SELECT duetime.submit('q', '1')");
+        TaskId::from_uuid(submitted.fetch_one(&test.pool).await.unwrap())
+    };
+    for _ in 0..50 {
+        assert!(submit().await.shard().number() <= 3);
+    }
+    let here = submit().await;
+    set(&test, "<= 3", "gone").await;
+    assert!(submit().await.shard().number() < 128, "any shard of the cluster");
+    // The row waits for a shard that is elsewhere by now, so its cancelled task is made there.
+    let cancelled: String =
+        sqlx::query_scalar("SELECT duetime.cancel($1)").bind(here.uuid()).fetch_one(&test.pool).await.unwrap();
+    let marked: bool = sqlx::query_scalar("SELECT cancelled_at IS NOT NULL FROM duetime.inbox WHERE id = $1")
+        .bind(here.uuid())
+        .fetch_one(&test.pool)
+        .await
+        .unwrap();
+    assert_eq!((cancelled.as_str(), marked), ("cancelled", true));
+    // When the shard comes back, the row is no ordinary row of this database.
+    set(&test, "<= 3", "here").await;
+    let task = super::new_task(here);
+    assert_eq!(test.database.task_collect(std::slice::from_ref(&task), None).await.unwrap(), []);
+    assert_eq!(test.state_of(here).await, None, "it is cancelled, and not a task");
+}
