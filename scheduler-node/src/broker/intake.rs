@@ -117,11 +117,13 @@ impl Intake {
         tokio::pin!(following);
         loop {
             tokio::select! {
+                // First, so that a change of the exchanges does not wait behind a queue full of messages.
+                biased;
+                error = &mut following => return error,
+                Some(reader) = more.recv() => readers.push(reader.forward(received)),
                 Some(end) = readers.next() => if let Err(error) = end {
                     return error;
                 },
-                Some(reader) = more.recv() => readers.push(reader.forward(received)),
-                error = &mut following => return error,
             }
         }
     }
@@ -183,8 +185,9 @@ impl SourceReader {
     async fn forward(mut self, received: &mpsc::Sender<Received>) -> Result<(), Error> {
         loop {
             let arrived = tokio::select! {
-                arrived = self.subscription.next() => arrived?,
+                biased;
                 () = self.end.cancelled() => return self.subscription.end().await,
+                arrived = self.subscription.next() => arrived?,
             };
             if received.send(self.read(arrived)).await.is_err() {
                 // This node takes no more messages; they wait at the broker for another node.
