@@ -1,4 +1,4 @@
-# An image from the sources, on a machine with nothing but Docker: docker build --tag duetime:0.2.0 .
+# An image from the sources, on a machine with nothing but Docker: docker build --tag duetime:0.3.0 .
 # `make image` builds the same from a binary, without fetching a base image (Dockerfile.scratch).
 
 FROM docker.io/library/rust:1.95-bookworm AS build
@@ -13,7 +13,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && tools/image-root /root-of-image "target/$host/release/duetime"
 
 FROM scratch
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="duetime" \
       org.opencontainers.image.description="Holds tasks until they are due and hands each one to RabbitMQ, exactly on time" \

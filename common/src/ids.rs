@@ -152,6 +152,16 @@ impl ClusterId {
     }
 }
 
+/// One database of a cluster, whatever its URL and its name in the configuration; a migration makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DatabaseId(Uuid);
+
+impl DatabaseId {
+    pub const fn new(id: Uuid) -> Self {
+        Self(id)
+    }
+}
+
 /// The keys of one cluster in etcd, under its prefix. The first node that writes there makes it at random, so another
 /// etcd, another prefix and an etcd that lost its data are other realms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -67,6 +67,26 @@ async fn wipe_etcd(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_database_under_two_names_is_refused() {
+    scenario(Sandbox::builder().nodes(1).first_has_all(), async |sandbox| {
+        let node = stranger(sandbox, "second", |config| {
+            let url = format!("{}?application_name=again", config.databases[0].url);
+            config.databases.push(DatabaseConfig { name: "again".into(), url, shards: String::new() });
+        })?;
+        let words = ["`again`", "`db1`", "the same database under two names"];
+        check_refuses(&node, &words).await?;
+        let refused = migrate(&node).await.err().context("migrate takes one database twice")?;
+        ensure!(words.iter().all(|word| refused.to_string().contains(word)), "{refused:#}");
+        node.start()?;
+        ensure!(!node.wait_ended(SOON).await?.success());
+        let log = std::fs::read_to_string(node.log())?;
+        ensure!(log.contains("the same database under two names"), "{}", node.tail(20));
+        sandbox.settled().await
+    })
+    .await;
+}
+
 /// The databases say that both are one cluster, so the virtual host lets both in: the second must not even read there,
 /// because it could not write what a report says.
 #[tokio::test(flavor = "multi_thread")]

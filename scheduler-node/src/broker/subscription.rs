@@ -23,6 +23,9 @@ const DEFERRED_EVERY: Duration = Duration::from_millis(50);
 /// The number of bytes given back to the broker at a time. These messages come again at once and have to find
 /// room beside new ones.
 const GIVE_BACK_BYTES: usize = HELD_BYTES / 8;
+/// How long a channel stays open behind the last answer, and the interval at which it is looked at. RabbitMQ takes some
+/// ten milliseconds to pass a thousand answers on to a quorum queue, more when disks are slow.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// A message that arrived.
 pub(super) struct Arrived {
@@ -70,7 +73,8 @@ impl Subscription {
     }
 
     /// Ends in order: the broker sends no more, and what has arrived and was not handed over goes back to the queue.
-    /// Messages that were handed over are answered on the channel, which closes behind the last answer.
+    /// Messages that were handed over are answered on the channel. It stays open for a while behind the last answer:
+    /// RabbitMQ passes 32 answers at a time on to a quorum queue, and with the channel it forgets the others.
     pub(super) async fn end(mut self) -> Result<(), Error> {
         let cancel = self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
         answer(|| format!("stop consuming from `{}`", self.queue), ANSWER_WITHIN, cancel).await?;
@@ -83,6 +87,9 @@ impl Subscription {
         for (ack, _) in self.deferred.drain(..) {
             ack.requeue().await;
         }
+        let Self { channel, consumer, .. } = self;
+        drop(consumer);
+        linger(&channel).await;
         Ok(())
     }
 
@@ -107,6 +114,17 @@ impl Subscription {
         {
             bytes += weight;
             ack.requeue().await;
+        }
+    }
+}
+
+/// Returns some time after all messages of the channel were answered.
+async fn linger(channel: &Arc<Channel>) {
+    loop {
+        let is_answered = Arc::strong_count(channel) == 1;
+        tokio::time::sleep(LINGER).await;
+        if is_answered {
+            return;
         }
     }
 }

@@ -1,10 +1,10 @@
 //! `duetime check`: tests the configuration and every connection, one line each.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use common::{
     cluster::realm::RealmRecord,
-    ids::{ClusterId, DatabaseName, RealmId},
+    ids::{ClusterId, DatabaseId, DatabaseName, RealmId},
 };
 use futures::future::join_all;
 use prometheus::Registry;
@@ -99,8 +99,10 @@ async fn look(config: &Config) -> Vec<Finding> {
     let realm = etcd.as_ref().ok().map(|(_, record)| record.map(|record| record.realm));
     let shard_count = databases.iter().find_map(|(_, looked)| Some(looked.as_ref().ok()?.shard_count));
     let stated = config.stated_shard_count();
+    let mut names = HashMap::new();
     let databases = databases.into_iter().map(|(what, looked)| {
-        let found = looked.and_then(|looked| looked.of_shards(shard_count, stated)?.in_realm(realm));
+        let found = looked
+            .and_then(|looked| looked.under_one_name(&mut names)?.of_shards(shard_count, stated)?.in_realm(realm));
         Finding { what, found }
     });
     let etcd = etcd.and_then(|(found, record)| in_cluster(&config.etcd, found, record, cluster));
@@ -111,6 +113,7 @@ async fn look(config: &Config) -> Vec<Finding> {
 /// A database that fits.
 struct DatabaseFound {
     name: DatabaseName,
+    id: DatabaseId,
     text: String,
     shard_count: u16,
     cluster: ClusterId,
@@ -119,6 +122,14 @@ struct DatabaseFound {
 }
 
 impl DatabaseFound {
+    /// Refuses a database that is among `names` already.
+    fn under_one_name(self, names: &mut HashMap<DatabaseId, DatabaseName>) -> Result<Self, Fault> {
+        match names.insert(self.id, self.name.clone()) {
+            None => Ok(self),
+            Some(other) => Err(Fault::Refused(Misfit::Same { database: self.name, other }.to_string())),
+        }
+    }
+
     /// Refuses a database of another number of shards than the first that answered. Names the number, and the one that
     /// the configuration states, if that is another.
     fn of_shards(mut self, shard_count: Option<u16>, stated: Option<u16>) -> Result<Self, Fault> {
@@ -182,10 +193,10 @@ async fn database_found(database: &Database, new_cluster_of: Option<u16>) -> Res
         _ => misfit,
     });
     match checked {
-        Ok(Fit { version, cluster, shard_count, .. }) => {
+        Ok(Fit { version, id, cluster, shard_count, .. }) => {
             let text = format!("{}, schema version {version}", database.place());
             match store.realm_read().await {
-                Ok(used_by) => Ok(DatabaseFound { name, text, shard_count, cluster, used_by }),
+                Ok(used_by) => Ok(DatabaseFound { name, id, text, shard_count, cluster, used_by }),
                 Err(error) => Err(Fault::Unreachable(format!("{}: {}", database.place(), explained(&error)))),
             }
         }

@@ -31,8 +31,10 @@ pub async fn migrate(args: &ConfigArgs) -> Result<(), Error> {
             .map_err(Error::Migrate)?;
         let Migrated { cluster, shard_count, shards, .. } = migrated;
         let is_first = membership.is_none();
-        let known = membership.get_or_insert(Membership { cluster, shard_count, given: Vec::new() });
+        let known =
+            membership.get_or_insert(Membership { cluster, shard_count, given: Vec::new(), members: Vec::new() });
         known.given.extend(shards);
+        known.members.push((migrated.id, migrated.database.clone()));
         match args.output.output {
             Form::Text => {
                 say(line(&migrated));

@@ -78,7 +78,7 @@ async fn until_fit(
     let mut said = String::new();
     loop {
         let ours = *cluster.borrow();
-        let Some(why) = why_not(&database, places.shard_count(), ours).await else { return database };
+        let Some(why) = why_not(&database, &places, ours).await else { return database };
         if said != why {
             tracing::warn!(database = %database.name(), why, "the database cannot join this node yet; looking again");
             said = why;
@@ -87,21 +87,25 @@ async fn until_fit(
     }
 }
 
-/// Why the database cannot join a node of the cluster `ours`, which has `shard_count` shards.
-async fn why_not(database: &Database, shard_count: Option<u16>, ours: Option<ClusterId>) -> Option<String> {
+/// Why the database cannot join a node of the cluster `ours`. Without a reason, `places` knows its id from here on.
+async fn why_not(database: &Database, places: &Places, ours: Option<ClusterId>) -> Option<String> {
     let fit = match database.schema_check().await {
         Ok(fit) => fit,
         Err(misfit) => return Some(explained(&misfit)),
     };
-    let (Some(ours), Some(shard_count)) = (ours, shard_count) else {
+    let (Some(ours), Some(expected)) = (ours, places.shard_count()) else {
         return Some("no database of this node has answered yet".to_owned());
     };
     let name = database.name().clone();
     if fit.cluster != ours {
         return Some(explained(&Misfit::Cluster { database: name, found: fit.cluster, expected: ours }));
     }
-    let (found, expected) = (fit.shard_count, shard_count);
-    (found != expected).then(|| explained(&Misfit::Shards { database: name, found, expected }))
+    let found = fit.shard_count;
+    if found != expected {
+        return Some(explained(&Misfit::Shards { database: name, found, expected }));
+    }
+    let other = places.learn_id(fit.id, &name).err()?;
+    Some(explained(&Misfit::Same { database: name, other }))
 }
 
 #[cfg(test)]

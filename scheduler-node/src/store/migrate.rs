@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::{
-    ids::{ClusterId, DatabaseName},
+    ids::{ClusterId, DatabaseId, DatabaseName},
     shard::range::ShardRange,
 };
 use sqlx::migrate::MigrateError;
@@ -27,6 +27,7 @@ pub const DEFAULT_KEEP_DAYS: u64 = 14;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migrated {
     pub database: DatabaseName,
+    pub id: DatabaseId,
     pub from: Option<i64>,
     pub to: i64,
     /// The shards that its first migration gave it.
@@ -45,6 +46,8 @@ pub struct Membership {
     pub shard_count: u16,
     /// The shards that those databases had at first.
     pub given: Vec<ShardRange>,
+    /// Those databases.
+    pub members: Vec<(DatabaseId, DatabaseName)>,
 }
 
 impl Membership {
@@ -89,17 +92,19 @@ pub async fn migrate(
     }
     .map_err(unreachable)?;
     let schema = read(&pool).await.map_err(unreachable)?;
-    let Fit { version, cluster, shard_count, first_shards } = compare(name, &schema)?;
+    let Fit { version, id, cluster, shard_count, first_shards } = compare(name, &schema)?;
     if let Some(of) = joining {
         let database = name.clone();
         if of.cluster != cluster {
             return Err(Misfit::Cluster { database, found: cluster, expected: of.cluster });
         } else if of.shard_count != shard_count {
             return Err(Misfit::Shards { database, found: shard_count, expected: of.shard_count });
+        } else if let Some((_, other)) = of.members.iter().find(|(member, _)| *member == id) {
+            return Err(Misfit::Same { database, other: other.clone() });
         }
     }
     let producer = grant(&pool).await.map_err(unreachable)?;
-    Ok(Migrated { database: name.clone(), from, to: version, shards: first_shards, cluster, shard_count, producer })
+    Ok(Migrated { database: name.clone(), id, from, to: version, shards: first_shards, cluster, shard_count, producer })
 }
 
 /// Repeats what does not get a lock in time. It changed nothing, and during the pause the statements that waited behind

@@ -1,6 +1,7 @@
 //! The map of shards to databases that all rooms of this node share.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use common::{
-    ids::{DatabaseIndex, Epoch, ShardId},
+    ids::{DatabaseId, DatabaseIndex, DatabaseName, Epoch, ShardId},
     shard::map::{FenceRow, Place, ShardMap},
 };
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ struct Shared {
     databases: ByDatabase<Arc<Database>>,
     map: ArcSwap<ShardMap>,
     facts: watch::Sender<Facts>,
+    /// The databases that have told their ids.
+    names: Mutex<HashMap<DatabaseId, DatabaseName>>,
     /// Counts the moves that this node has ended. Changes of the map hold it, and a look that began before one of these
     /// moves is not put in force.
     moves: Mutex<u64>,
@@ -75,6 +78,7 @@ impl Places {
             databases,
             map: ArcSwap::default(),
             facts: watch::Sender::default(),
+            names: Mutex::default(),
             moves: Mutex::default(),
             looks: tokio::sync::Mutex::default(),
             begun: AtomicU64::default(),
@@ -115,6 +119,14 @@ impl Places {
             self.want();
         }
         (known, is_first)
+    }
+
+    /// Takes note of the id that a database tells. An error names another database that has told the same: it is the
+    /// same one under another name.
+    pub fn learn_id(&self, id: DatabaseId, name: &DatabaseName) -> Result<(), DatabaseName> {
+        let mut names = self.0.names.lock();
+        let known = names.entry(id).or_insert_with(|| name.clone());
+        if known == name { Ok(()) } else { Err(known.clone()) }
     }
 
     /// Waits until the number of shards and their places are known, as long as for a free connection.

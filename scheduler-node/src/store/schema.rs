@@ -1,7 +1,7 @@
 //! The schema of a database: whether a node of this version and configuration can use it.
 
 use common::{
-    ids::{ClusterId, DatabaseName, ShardId},
+    ids::{ClusterId, DatabaseId, DatabaseName, ShardId},
     shard::{MOST_SHARDS, ShardRange},
 };
 use sqlx::{Row, migrate::MigrateError};
@@ -36,6 +36,11 @@ pub enum Misfit {
          {expected}; check their URLs: each cluster needs databases of its own"
     )]
     Cluster { database: DatabaseName, found: ClusterId, expected: ClusterId },
+    #[error(
+        "`{database}` and `{other}` are the same database under two names; give each section of the configuration a \
+         database of its own"
+    )]
+    Same { database: DatabaseName, other: DatabaseName },
     #[error(
         "database `{database}` offers no TLS, but its URL requires it or names another host; enable it in PostgreSQL \
          (`ssl = on`), or, on a network that others cannot read, add `sslmode=disable` to the URL"
@@ -122,6 +127,7 @@ impl Database {
 pub struct Fit {
     /// The version of its schema: this node's or a newer one.
     pub version: i64,
+    pub id: DatabaseId,
     pub cluster: ClusterId,
     /// The number of shards of the cluster.
     pub shard_count: u16,
@@ -143,6 +149,8 @@ pub(super) struct Meta {
     shard_count: u16,
     first_shards: Option<ShardRange>,
     cluster: ClusterId,
+    /// `None`: the schema is older than the ids.
+    id: Option<DatabaseId>,
     /// The oldest version whose nodes work with the schema.
     serves: i64,
 }
@@ -172,6 +180,7 @@ pub(super) async fn read(pool: &sqlx::PgPool) -> Result<Schema, sqlx::Error> {
             shard_count,
             first_shards: number("first_shard")?.zip(number("last_shard")?).and_then(range),
             cluster: ClusterId::new(row.try_get("cluster_id")?),
+            id: row.try_get::<Option<_>, _>("database_id")?.map(DatabaseId::new),
             serves: row.try_get("serves")?,
         }),
         None => None,
@@ -196,9 +205,11 @@ pub(super) fn compare(name: &DatabaseName, schema: &Schema) -> Result<Fit, Misfi
         return Err(Misfit::Empty { database: name.clone() });
     };
     let needed = schema_version();
-    if found < needed || meta.serves > needed {
-        return Err(Misfit::Version { database: name.clone(), found, needed });
+    let Meta { shard_count, first_shards, cluster, id, serves } = *meta;
+    match id {
+        Some(id) if found >= needed && serves <= needed => {
+            Ok(Fit { version: found, id, cluster, shard_count, first_shards })
+        }
+        _ => Err(Misfit::Version { database: name.clone(), found, needed }),
     }
-    let Meta { shard_count, first_shards, cluster, .. } = *meta;
-    Ok(Fit { version: found, cluster, shard_count, first_shards })
 }

@@ -38,7 +38,7 @@ async fn an_exchange_that_goes_gives_back_what_was_not_handed_over_and_nothing_c
     taken.insert(first.message.body.clone());
     first.ack.ack().await;
     let gone = async {
-        // A quorum queue counts its consumer until the last message is answered, here on a channel that ends.
+        // A quorum queue counts its consumer until the last message is answered.
         while queue(&hand).await.1 > 0 || !received.is_empty() {
             while let Ok(message) = received.try_recv() {
                 assert!(taken.insert(message.message.body.clone()));
@@ -54,7 +54,9 @@ async fn an_exchange_that_goes_gives_back_what_was_not_handed_over_and_nothing_c
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(LONG, back).await.expect("the rest goes back");
+    if timeout(LONG, back).await.is_err() {
+        panic!("{rest} of {sent} are to go back, not {}", queue(&hand).await.0);
+    }
 
     bench.broker.set_delay_exchanges(late());
     for _ in 0..rest {

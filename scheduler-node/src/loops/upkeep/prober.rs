@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::ids::{ClusterId, DatabaseName};
+use common::ids::{ClusterId, DatabaseId, DatabaseName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -192,6 +192,7 @@ impl Prober {
             let fit = self.database.sql.schema_check().await.map_err(|misfit| self.failure_of(misfit))?;
             self.require_cluster(fit.cluster).map_err(ProbeFailure::of_misfit)?;
             self.require_shard_count(fit.shard_count).map_err(ProbeFailure::of_misfit)?;
+            self.require_new(fit.id).map_err(ProbeFailure::of_misfit)?;
             *checked = true;
         }
         guard.look(&self.database.sql).await.map_err(ProbeFailure::Shut)?;
@@ -221,6 +222,12 @@ impl Prober {
         let expected = self.cluster.borrow().unwrap_or(found);
         let database = self.database.name().clone();
         if found == expected { Ok(()) } else { Err(Misfit::Cluster { database, found, expected }) }
+    }
+
+    /// Refuses a database that this node uses already, under another name.
+    fn require_new(&self, id: DatabaseId) -> Result<(), Misfit> {
+        let database = self.database.name();
+        self.places.learn_id(id, database).map_err(|other| Misfit::Same { database: database.clone(), other })
     }
 
     /// No migration makes a new cluster with too many shards, so a node does not wait for it.

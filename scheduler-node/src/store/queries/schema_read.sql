@@ -1,9 +1,10 @@
 -- Reads the schema version of this database, the number of shards of its cluster, and those that this database had at
 -- first. NULL version: it has no schema.
+-- `database_id` by way of JSON: schemas before 15 do not have it, and their version is to be read all the same.
 -- `is_unreleased`: a version before the first release made the schema. Its first migration had another name, which no
 -- later migration may have.
 SELECT (SELECT max(version) FROM duetime.migration WHERE success) AS version,
        EXISTS (SELECT FROM duetime.migration WHERE version = 1 AND description = 'create schema') AS is_unreleased,
-       m.serves, m.cluster_id, m.shard_count, m.first_shard, m.last_shard
+       m.serves, m.cluster_id, (to_jsonb(m) ->> 'database_id')::uuid AS database_id, m.shard_count, m.first_shard, m.last_shard
   FROM (SELECT 1) AS always
   LEFT JOIN duetime.meta AS m ON true

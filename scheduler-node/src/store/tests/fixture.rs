@@ -111,6 +111,8 @@ pub(crate) async fn database() -> TestDatabase {
         .expect("the template can be copied");
     let url = server.url(&name);
     let pool = PgPoolOptions::new().max_connections(8).connect(&url).await.expect("the copy can be opened");
+    let renew = "UPDATE duetime.meta SET database_id = gen_random_uuid()";
+    sqlx::query(renew).execute(&pool).await.expect("the copy becomes a database of its own");
     TestDatabase { database: open(&url), pool, url }
 }
 

@@ -119,9 +119,13 @@ async fn the_databases_of_a_cluster_have_its_id_and_no_other_cluster_takes_them(
     let (first, second) = (fixture::database().await, fixture::database().await);
     let main = DatabaseName::new("main");
     let cluster = first.database.schema_check().await.unwrap().cluster;
-    let joining = Membership { cluster, shard_count: 128, given: Vec::new() };
+    let mut joining = Membership { cluster, shard_count: 128, given: Vec::new(), members: Vec::new() };
     let again = migrate(&main, Some(fixture::all_shards()), 128, Some(&joining), &options(&first.url)).await.unwrap();
     assert_eq!(again.cluster, cluster);
+    // The same database, under another name.
+    joining.members.push((again.id, DatabaseName::new("before")));
+    let misfit = migrate(&main, None, 128, Some(&joining), &options(&first.url)).await.unwrap_err();
+    assert!(matches!(&misfit, Misfit::Same { other, .. } if other.as_str() == "before"), "{misfit:?}");
     // Both databases are copies of one template.
     let renew = "UPDATE duetime.meta SET cluster_id = gen_random_uuid()";
     sqlx::query(renew).execute(&second.pool).await.unwrap();
@@ -282,6 +286,7 @@ async fn an_added_database_takes_over_the_number_of_shards_and_none_that_another
         cluster: ClusterId::new(uuid::Uuid::new_v4()),
         shard_count: 128,
         given: vec![range("0-31"), range("32-63")],
+        members: Vec::new(),
     };
     for (wanted, given) in
         [("64-127", true), ("63-127", false), ("0-127", false), ("64-128", false), ("128-255", false)]
@@ -306,7 +311,7 @@ async fn an_added_database_begins_without_shards_and_belongs_to_the_cluster() {
     let server = shared::postgres().await.unwrap();
     let url = server.create_database(&shared::unique("added")).await.unwrap();
     let cluster = ClusterId::new(uuid::Uuid::new_v4());
-    let joining = Membership { cluster, shard_count: 128, given: Vec::new() };
+    let joining = Membership { cluster, shard_count: 128, given: Vec::new(), members: Vec::new() };
     let added = migrate(&DatabaseName::new("added"), None, 256, Some(&joining), &options(&url)).await.unwrap();
     assert_eq!((added.cluster, added.shards), (cluster, None));
     let database = fixture::open(&url);
