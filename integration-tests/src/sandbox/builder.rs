@@ -23,7 +23,7 @@ static TURN: Mutex<()> = Mutex::const_new(());
 /// The number of shards that `duetime migrate` chooses.
 const DEFAULT_SHARDS: u32 = 256;
 
-/// The number that the last release chose, and that clusters of two databases state.
+/// The number that clusters of two databases state.
 const FEWER_SHARDS: u32 = 128;
 
 /// The settings of a sandbox.
@@ -91,8 +91,7 @@ impl Builder {
     /// The number that is stated, or that the program chooses. Two databases state ranges.
     pub(super) fn shard_count(&self) -> u32 {
         let is_ranged = self.databases > 1 && !self.first_has_all;
-        let is_fewer = is_ranged || self.program.is_some();
-        self.shards.unwrap_or(if is_fewer { FEWER_SHARDS } else { DEFAULT_SHARDS })
+        self.shards.unwrap_or(if is_ranged { FEWER_SHARDS } else { DEFAULT_SHARDS })
     }
 
     /// Puts the database on servers of this sandbox alone: a primary and a synchronous standby. The nodes know both.

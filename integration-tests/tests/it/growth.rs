@@ -10,6 +10,7 @@ use integration_tests::{
 };
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
 use crate::{confirm, load, scenario, until};
 
@@ -47,6 +48,13 @@ async fn ask(client: &Client) -> Result<Value, Failure> {
     client.call(Method::POST, "/v1/shards/moves", Some(&json!({ "shards": "0-15", "to": "db2" }))).await
 }
 
+/// The revision at which the queue's policy last changed, as a database knows it.
+async fn turn(url: &str) -> Result<Option<i64>> {
+    let mut connection = PgConnection::connect(url).await?;
+    let read = "SELECT revision FROM duetime.queue_turn WHERE queue = 'mail'";
+    Ok(sqlx::query_scalar(read).fetch_optional(&mut connection).await?)
+}
+
 async fn keep(clients: &[Client]) -> Result<Vec<String>> {
     let mut ids = Vec::new();
     for number in 0..KEPT {
@@ -63,6 +71,9 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
         let clients = sandbox.clients();
         let stream = load(sandbox, &[0, 1], Load::new("mail", 50), Duration::from_secs(25));
         let mut kept = keep(&clients).await?;
+        // A change that the new database is not told of when it is made.
+        let policy = json!({ "settle": "confirm", "rate_per_second": 5_000 });
+        clients[0].call::<Value>(Method::PUT, "/v1/queues/mail", Some(&policy)).await?;
         let section = sandbox.add_database().await?;
         // The schema is missing, so the node waits and goes on as before.
         add(sandbox, 0, &section)?;
@@ -88,6 +99,8 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
         })
         .await?;
         kept.extend(keep(&clients).await?);
+        let (known, copied) = (turn(&sandbox.database_url(0)).await?, turn(&section.url).await?);
+        ensure!(known.is_some() && known == copied, "{known:?} and {copied:?}");
         for client in &clients {
             lists(client, &[("db1", "16-255"), ("db2", "0-15")]).await?;
             for id in &kept {

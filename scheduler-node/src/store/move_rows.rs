@@ -87,6 +87,21 @@ pub struct MovePage {
     pub next: PageCursor,
 }
 
+/// Turns of queues, in the order of their revisions.
+#[derive(Clone, Debug, Default)]
+pub struct MoveTurns {
+    queues: Vec<String>,
+    revisions: Vec<i64>,
+    placed: Vec<i64>,
+}
+
+impl MoveTurns {
+    /// The revision and the queue of the last one.
+    pub fn last(&self) -> Option<(i64, String)> {
+        Some((*self.revisions.last()?, self.queues.last()?.clone()))
+    }
+}
+
 /// Changes of a leaving shard.
 #[derive(Clone, Debug)]
 pub struct MoveChanges {
@@ -157,6 +172,32 @@ impl Database {
         self.run(StoreOp::MoveForget, |pool| async move {
             let statement = sqlx::query(include_str!("queries/move_forget.sql")).bind(i32::from(shard.number()));
             statement.bind(numbers).execute(&pool).await.map(drop)
+        })
+        .await
+    }
+
+    /// Reads the turns of queues after a revision and a queue.
+    pub async fn move_turns(&self, (revision, queue): &(i64, String)) -> Result<MoveTurns, Error> {
+        self.run(StoreOp::MoveTurns, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_turns.sql"));
+            let rows = statement.bind(revision).bind(queue).bind(ROUND_CHANGES).fetch_all(&pool).await?;
+            let mut turns = MoveTurns::default();
+            for row in rows {
+                turns.queues.push(row.try_get("queue")?);
+                turns.revisions.push(row.try_get("revision")?);
+                turns.placed.push(row.try_get("placed")?);
+            }
+            Ok(turns)
+        })
+        .await
+    }
+
+    /// Notes turns of queues that this database may not know.
+    pub async fn move_turns_write(&self, turns: &MoveTurns) -> Result<(), Error> {
+        self.run(StoreOp::MoveTurnsWrite, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_turns_write.sql"));
+            let statement = statement.bind(&turns.queues).bind(&turns.revisions).bind(&turns.placed);
+            statement.execute(&pool).await.map(drop)
         })
         .await
     }

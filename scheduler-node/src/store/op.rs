@@ -26,6 +26,8 @@ common::labelled! {
         MovePage = "move_page",
         MoveChanges = "move_changes",
         MoveForget = "move_forget",
+        MoveTurns = "move_turns",
+        MoveTurnsWrite = "move_turns_write",
         MoveWrite = "move_write",
         MoveClose = "move_close",
         MoveReopen = "move_reopen",

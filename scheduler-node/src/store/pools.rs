@@ -50,7 +50,9 @@ impl StoreOp {
                 PoolKind::Fire
             }
             // Tasks wait for the cut of a move.
-            MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite => PoolKind::Fire,
+            MoveFence | MoveLeave | MoveArrive | MoveChanges | MoveForget | MoveWrite | MoveTurns | MoveTurnsWrite => {
+                PoolKind::Fire
+            }
             MoveClose | MoveReopen | MoveOpen | MoveReturn | MoveDrop => PoolKind::Fire,
             TaskPreload | TaskClaim | TaskPick | LaneRead | ReadyQueues | TaskRescue | TaskTakeover => PoolKind::Fire,
             TaskDeliver | TaskFinish | TaskRetry | TaskExtend | TaskSetAside | TaskStanding => PoolKind::Fire,

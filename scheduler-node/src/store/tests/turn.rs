@@ -77,6 +77,37 @@ async fn who_does_not_know_a_queues_newest_policy_claims_nothing_of_it_and_every
 }
 
 #[tokio::test]
+async fn a_database_that_joined_later_refuses_old_policies_once_it_knows_the_turns_of_another() {
+    let (home, joined) = (fixture::database().await, fixture::database().await);
+    let fences = own(&joined, "a").await;
+    let revision = paused(&home).await;
+    let ids = submitted(&joined, 2).await;
+    let claim = async |known| {
+        let closed = BTreeSet::new();
+        joined.database.task_claim(&ids[..1], &fences, Duration::ZERO, &closed, known).await.unwrap()
+    };
+    assert!(!claim(revision - 1).await.turned, "the database was not told of the change");
+    let turns = home.database.move_turns(&(0, String::new())).await.unwrap();
+    let last = turns.last().expect("the queue has turned");
+    assert_eq!(last, (revision, orders().to_string()));
+    // A newer turn stays.
+    joined.database.queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 9_000, placed: 0 }).await.unwrap();
+    home.database.queue_turn(&QueueName::new("mails"), QueueRevisions { revision: 8_000, placed: 0 }).await.unwrap();
+    for place in [(0, String::new()), last] {
+        let turns = home.database.move_turns(&place).await.unwrap();
+        joined.database.move_turns_write(&turns).await.unwrap();
+    }
+    let old = joined.database.task_claim(&ids[1..], &fences, Duration::ZERO, &BTreeSet::new(), revision - 1).await;
+    let old = old.unwrap();
+    assert!(old.turned && old.deliveries.is_empty(), "{old:?}");
+    let kept: i64 = sqlx::query_scalar("SELECT revision FROM duetime.queue_turn WHERE queue = 'mails'")
+        .fetch_one(&joined.pool)
+        .await
+        .unwrap();
+    assert_eq!(kept, 9_000);
+}
+
+#[tokio::test]
 async fn an_insert_claims_nothing_of_a_queue_whose_newest_policy_it_does_not_know() {
     let test = fixture::database().await;
     let epoch = own(&test, "a").await[&ShardId::new(0)];

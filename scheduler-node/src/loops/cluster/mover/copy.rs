@@ -53,6 +53,7 @@ impl Work {
             self.note_progress().await;
             tokio::time::sleep(page_began.elapsed() * PAUSE_PER_PAGE).await;
         }
+        self.write_turns(ends).await?;
         if !self.round(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
@@ -81,6 +82,7 @@ impl Work {
     /// Writes the last changes into the target: the shard is closed, so it has no new ones. Their notes stay until the
     /// clean-up, because the tasks of the shard wait.
     pub(super) async fn last_rounds(&mut self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+        self.write_turns(ends).await?;
         let mut after = 0;
         loop {
             let changes = ends.source.sql.move_changes(self.shard, after).await?;
@@ -91,6 +93,17 @@ impl Work {
                 Some(last) if !changes.are_all => after = *last,
                 _ => return Ok(true),
             }
+        }
+    }
+
+    /// Notes in the target which policies have changed, as far as the source knows. A target that joined the cluster
+    /// later was not told, and would accept a claim under an older policy.
+    async fn write_turns(&mut self, ends: &Ends) -> Result<(), Error> {
+        loop {
+            let turns = ends.source.sql.move_turns(&self.turns_until).await?;
+            let Some(last) = turns.last() else { return Ok(()) };
+            ends.target.sql.move_turns_write(&turns).await?;
+            self.turns_until = last;
         }
     }
 

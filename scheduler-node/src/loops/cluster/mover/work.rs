@@ -52,6 +52,8 @@ pub(super) struct Work {
     pub(super) shard: ShardId,
     pub(super) stop: CancellationToken,
     pub(super) page: PageCursor,
+    /// The last turn of a queue that this node has noted in the target: its revision, and the queue.
+    pub(super) turns_until: (i64, String),
     pub(super) rows_total: Option<i64>,
     pub(super) rows_copied: i64,
     pub(super) bytes_copied: i64,
@@ -78,6 +80,7 @@ impl Work {
             shard: plan.shard,
             stop,
             page: plan.page.clone().unwrap_or(PageCursor::FIRST),
+            turns_until: Default::default(),
             rows_total: None,
             rows_copied: plan.rows_copied,
             bytes_copied: plan.bytes_copied,

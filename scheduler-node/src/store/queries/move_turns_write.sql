@@ -1,0 +1,11 @@
+-- Notes the turns of queues in the target of a move. The target may have joined the cluster after them, and from the cut
+-- on it has to refuse a claim that does not know them.
+-- Guard: a newer turn stays. No claim is waited for: those of the shard come after the cut.
+-- $1 queues; $2 the revisions of their policies; $3 the revisions at which their placements last changed (pairwise).
+INSERT INTO duetime.queue_turn AS q (queue, revision, placed)
+SELECT t.queue, t.revision, t.placed
+  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS t (queue, revision, placed)
+ ORDER BY t.queue
+    ON CONFLICT (queue) DO UPDATE
+   SET revision = greatest(q.revision, excluded.revision), placed = greatest(q.placed, excluded.placed)
+ WHERE q.revision < excluded.revision OR q.placed < excluded.placed
