@@ -26,6 +26,16 @@ const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 /// A streamed answer is bounded piece by piece; in total it may take a week.
 const LONGEST_ANSWER: Duration = Duration::from_secs(7 * 86_400);
 
+/// A name that becomes one segment of a path. Refuses `.` and `..`: in a URL's path they mean this folder and the one
+/// above.
+pub(super) fn path_part(name: &str) -> Result<String, String> {
+    match name {
+        "" => Err("a name must not be empty".to_owned()),
+        "." | ".." => Err("a name must not be `.` or `..`".to_owned()),
+        _ => Ok(name.to_owned()),
+    }
+}
+
 /// One HTTP request.
 #[derive(Clone, Debug)]
 pub(super) struct Request<'a> {
@@ -198,6 +208,12 @@ fn lost(node: &Url, method: &Method, error: reqwest::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_lead_elsewhere_in_a_path_are_refused() {
+        assert!(["", ".", ".."].iter().all(|name| path_part(name).is_err()));
+        assert_eq!(path_part("west"), Ok("west".to_owned()));
+    }
 
     #[test]
     fn a_path_is_put_together_from_its_parts_and_nothing_breaks_out_of_them() {

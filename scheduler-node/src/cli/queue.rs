@@ -12,7 +12,7 @@ use reqwest::Method;
 use serde_json::{Map, Value};
 
 use super::{
-    client::{Failure, Request, Response},
+    client::{Failure, Request, Response, path_part},
     error::Error,
     invocation::Invocation,
     moment,
@@ -73,10 +73,9 @@ pub struct Set {
     changes: Vec<(String, Value)>,
 }
 
-/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     queue::check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
+    path_part(text)
 }
 
 fn change(text: &str) -> Result<(String, Value), String> {

@@ -12,7 +12,7 @@ use reqwest::Method;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
-    client::Request,
+    client::{Request, path_part},
     error::Error,
     invocation::Invocation,
     moment,
@@ -91,10 +91,9 @@ pub struct Next {
     count: u32,
 }
 
-/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     schedule::check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
+    path_part(text)
 }
 
 /// Parses `name=value`. JSON is sent as written; a payload keeps every blank.

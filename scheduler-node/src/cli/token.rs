@@ -15,7 +15,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::{
-    client::{Request, Response},
+    client::{Request, Response, path_part},
     error::Error,
     invocation::Invocation,
     moment,
@@ -167,10 +167,9 @@ impl From<RoleName> for Role {
     }
 }
 
-/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
 fn name(text: &str) -> Result<String, String> {
     check_name(text).map_err(|error| error.to_string())?;
-    if text == "." || text == ".." { Err("a name must not be `.` or `..`".into()) } else { Ok(text.to_owned()) }
+    path_part(text)
 }
 
 pub async fn token(args: &Args) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use common::{
 use indicatif::ProgressBar;
 
 use crate::cli::{
-    client::{Client, Request},
+    client::{Client, Request, path_part},
     error::Error,
     invocation::Invocation,
     output::{Form, say},
@@ -24,7 +24,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, Args)]
 pub(super) struct One {
     /// Name of the node, as `duetime cluster` lists it.
-    #[arg(value_parser = name)]
+    #[arg(value_parser = path_part)]
     node: String,
 }
 
@@ -36,15 +36,6 @@ pub(super) struct Drain {
     /// Return when the node has no shard left, not as soon as the drain is requested.
     #[arg(long)]
     wait: bool,
-}
-
-/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
-fn name(text: &str) -> Result<String, String> {
-    match text {
-        "" => Err("name a node".into()),
-        "." | ".." => Err("a name must not be `.` or `..`".into()),
-        _ => Ok(text.to_owned()),
-    }
 }
 
 pub(super) async fn drain(invocation: &Invocation<Drain>) -> Result<(), Error> {

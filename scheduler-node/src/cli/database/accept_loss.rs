@@ -3,23 +3,18 @@
 use clap::Args;
 use common::wire::AcceptedLoss;
 
-use crate::cli::{client::Request, error::Error, invocation::Invocation};
+use crate::cli::{
+    client::{Request, path_part},
+    error::Error,
+    invocation::Invocation,
+};
 
 /// One database.
 #[derive(Debug, Args)]
 pub struct One {
     /// Name of the database, as its `[[database]]` has it.
-    #[arg(value_parser = name)]
+    #[arg(value_parser = path_part)]
     database: String,
-}
-
-/// Refuses `.` and `..`: in a URL's path they mean this folder and the one above.
-fn name(text: &str) -> Result<String, String> {
-    match text {
-        "" => Err("name a database".into()),
-        "." | ".." => Err("a name must not be `.` or `..`".into()),
-        _ => Ok(text.to_owned()),
-    }
 }
 
 pub(super) async fn accept(invocation: &Invocation<One>) -> Result<(), Error> {
