@@ -17,7 +17,7 @@ const (
 	// submitters share the submission of many tasks.
 	submitters = 4
 	// backlog bounds `throughput`: submitters wait for the workers beyond it.
-	backlog = 20_000
+	backlog = 10_000
 	// slowest is the rate of submission, in tasks a second, that `burst` allows for.
 	slowest = 4_000
 )
@@ -132,7 +132,7 @@ func (o *Order) throughput(peer Peer, arrivals *Arrivals) Answer {
 		}
 	})
 	spent := time.Since(start).Seconds()
-	arrivals.await(int(submitted.Load()), time.Now().Add(30*time.Second))
+	arrivals.await(int(submitted.Load()), time.Now().Add(120*time.Second))
 	return Answer{Submitted: int(submitted.Load()), SubmitSeconds: spent}
 }
 
