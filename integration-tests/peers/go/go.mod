@@ -1,0 +1,3 @@
+module duetime/peers/go
+
+go 1.25
