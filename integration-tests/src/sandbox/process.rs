@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::{io::AsyncWriteExt, time::Instant};
 
 use super::{account::Account, spawner};
 
@@ -222,13 +222,20 @@ pub(super) fn tail(log: &Path, lines: usize) -> String {
 }
 
 /// Runs a command to its end and returns its output; an error carries the output too.
-pub(super) async fn run(what: &str, mut command: tokio::process::Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .with_context(|| format!("{what}: cannot run {:?}", command.as_std().get_program()))?;
+pub(super) async fn run(what: &str, command: tokio::process::Command) -> Result<String> {
+    run_with(what, command, "").await
+}
+
+/// Like `run`, with this standard input: a few lines at most.
+pub(super) async fn run_with(what: &str, mut command: tokio::process::Command, input: &str) -> Result<String> {
+    let cannot_run = || format!("{what}: cannot run it");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().with_context(cannot_run)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // The program may end before it has read anything.
+        stdin.write_all(input.as_bytes()).await.ok();
+    }
+    let output = child.wait_with_output().await.with_context(cannot_run)?;
     let stdout = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
