@@ -11,7 +11,7 @@ use integration_tests::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, scenario, stream::Stream, until};
 
 const JOINED_WITHIN: Duration = Duration::from_secs(30);
 const MOVED_WITHIN: Duration = Duration::from_secs(60);
@@ -61,7 +61,7 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
     scenario(Sandbox::builder().first_has_all().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let clients = sandbox.clients();
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 50), Duration::from_secs(25));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 50));
         let mut kept = keep(&clients).await?;
         let section = sandbox.add_database().await?;
         // The schema is missing, so the node waits and goes on as before.
@@ -94,8 +94,8 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
                 client.get(id).await?;
             }
         }
-        stream.await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(45)).await, "tasks are outstanding");
         sandbox.settled().await
     })
     .await;
