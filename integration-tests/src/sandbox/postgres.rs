@@ -210,9 +210,11 @@ impl Postgres {
         if let Some(process) = self.process.lock().take() {
             let workers = process::children(process.pid());
             process.kill();
-            for worker in workers {
-                process::send(worker, Signal::Kill).ok();
+            for worker in &workers {
+                process::send(*worker, Signal::Kill).ok();
             }
+            // A server refuses to start while one of them still holds the shared memory.
+            workers.into_iter().for_each(process::wait_gone);
         }
     }
 

@@ -16,6 +16,9 @@ use tokio::{io::AsyncWriteExt, time::Instant};
 
 use super::{account::Account, spawner};
 
+/// The longest wait for the end of a killed process.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
 /// Whether a child ends with this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tether {
@@ -204,6 +207,19 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
         bail!("no process {pid} to send {} to", signal.name());
     }
     Ok(())
+}
+
+/// Waits until a killed process that is no child of this one has ended. One that only waits for its parent to notice
+/// holds nothing any more.
+pub(super) fn wait_gone(pid: u32) {
+    let deadline = std::time::Instant::now() + GONE_WITHIN;
+    let is_there = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+    };
+    while is_there() && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// The running processes that `pid` started.
