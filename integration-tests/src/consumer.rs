@@ -22,7 +22,7 @@ use crate::{
 };
 
 const PREFETCH: u16 = 500;
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(30);
 
 /// One step of a consumer's answer to a message.
 #[derive(Clone, Debug)]

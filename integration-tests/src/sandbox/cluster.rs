@@ -24,10 +24,6 @@ use crate::{
 pub(super) const READY_WITHIN: Duration = Duration::from_secs(60);
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A queue's policy applies on every node this long after its answer. The contract promises no less, so no test may
-/// expect it sooner.
-const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
-
 /// A cluster for one scenario: its own databases, etcd prefix and virtual host, its own nodes. Dropping it ends them.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -200,13 +196,12 @@ impl Sandbox {
         self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
     }
 
-    /// Sets queues' policies, and waits until they apply on every node: a fixed time after the last answer.
+    /// Sets queues' policies. They are in force on every node for what is accepted after the answers.
     pub async fn put_queues(&self, queues: &[(&str, Value)]) -> Result<()> {
         let client = self.live()?;
         for (queue, policy) in queues {
             client.put_queue(queue, policy).await?;
         }
-        tokio::time::sleep(IN_FORCE_WITHIN).await;
         Ok(())
     }
 

@@ -202,10 +202,7 @@ fn program() -> Result<PathBuf> {
     if let Some(folder) = programs::chosen_folder("etcd")? {
         return Ok(folder.join("etcd"));
     }
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths)
-        .map(|folder| folder.join("etcd"))
-        .chain(["/usr/bin/etcd".into()])
-        .find(|candidate| candidate.exists())
+    programs::on_path("etcd")
+        .or_else(|| Some(PathBuf::from("/usr/bin/etcd")).filter(|usual| usual.exists()))
         .context("etcd is not installed: run integration-tests/install")
 }

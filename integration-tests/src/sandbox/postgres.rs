@@ -21,7 +21,8 @@ use super::{
 
 const START_WITHIN: Duration = Duration::from_secs(60);
 
-/// As durable as in production: committed data survives any kill.
+/// As durable as in production: committed data survives any kill. After one, the server brings its folder to the disk
+/// with one call for the file system; the default opens each file, and each database of a run leaves 300.
 const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -29,6 +30,7 @@ max_connections = 200
 fsync = on
 synchronous_commit = on
 full_page_writes = on
+recovery_init_sync_method = syncfs
 shared_buffers = 256MB
 max_wal_size = 2GB
 log_min_messages = warning
@@ -208,9 +210,11 @@ impl Postgres {
         if let Some(process) = self.process.lock().take() {
             let workers = process::children(process.pid());
             process.kill();
-            for worker in workers {
-                process::send(worker, Signal::Kill).ok();
+            for worker in &workers {
+                process::send(*worker, Signal::Kill).ok();
             }
+            // A server refuses to start while one of them still holds the shared memory.
+            workers.into_iter().for_each(process::wait_gone);
         }
     }
 

@@ -12,9 +12,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::{io::AsyncWriteExt, time::Instant};
 
 use super::{account::Account, spawner};
+
+/// The longest wait for the end of a killed process.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Whether a child ends with this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +209,19 @@ pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
     Ok(())
 }
 
+/// Waits until a killed process that is no child of this one has ended. One that only waits for its parent to notice
+/// holds nothing any more.
+pub(super) fn wait_gone(pid: u32) {
+    let deadline = std::time::Instant::now() + GONE_WITHIN;
+    let is_there = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+    };
+    while is_there() && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// The running processes that `pid` started.
 pub(super) fn children(pid: u32) -> Vec<u32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
@@ -222,13 +238,20 @@ pub(super) fn tail(log: &Path, lines: usize) -> String {
 }
 
 /// Runs a command to its end and returns its output; an error carries the output too.
-pub(super) async fn run(what: &str, mut command: tokio::process::Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .with_context(|| format!("{what}: cannot run {:?}", command.as_std().get_program()))?;
+pub(super) async fn run(what: &str, command: tokio::process::Command) -> Result<String> {
+    run_with(what, command, "").await
+}
+
+/// Like `run`, with this standard input: a few lines at most.
+pub(super) async fn run_with(what: &str, mut command: tokio::process::Command, input: &str) -> Result<String> {
+    let cannot_run = || format!("{what}: cannot run it");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().with_context(cannot_run)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // The program may end before it has read anything.
+        stdin.write_all(input.as_bytes()).await.ok();
+    }
+    let output = child.wait_with_output().await.with_context(cannot_run)?;
     let stdout = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -23,3 +23,9 @@ pub fn server_folders() -> Result<Vec<PathBuf>> {
 pub(super) fn chosen_folder(program: &str) -> Result<Option<PathBuf>> {
     Ok(server_folders()?.into_iter().find(|folder| folder.join(program).exists()))
 }
+
+/// A program of this machine, as a shell would find it.
+pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).map(|folder| folder.join(program)).find(|candidate| candidate.exists())
+}

@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{clock::now_us, consumer::Consumer, load::Load, sandbox::Sandbox};
 use serde_json::Value;
 
-use crate::{confirm, flows, load, scenario, until};
+use crate::{confirm, flows, scenario, stream::Stream, until};
 
-const BACK_WITHIN: Duration = Duration::from_secs(120);
+const BACK_WITHIN: Duration = Duration::from_secs(150);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_go_on_when_a_cluster_loses_the_leader_of_a_queue_or_a_follower() {
@@ -20,7 +20,7 @@ async fn nodes_go_on_when_a_cluster_loses_the_leader_of_a_queue_or_a_follower() 
         for consumer in &consumers {
             consumer.attached(BACK_WITHIN).await?;
         }
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 60), Duration::from_secs(60));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 60));
         let mut lost_before = None;
         for role in ["the leader", "a follower"] {
             let leader = members(sandbox, 3).await?;
@@ -53,7 +53,7 @@ async fn nodes_go_on_when_a_cluster_loses_the_leader_of_a_queue_or_a_follower() 
                 sandbox.ledger.lateness(lost_us, fires_us)
             );
         }
-        stream.await?;
+        stream.end().await?;
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         Ok(())
     })

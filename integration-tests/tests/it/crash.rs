@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
 
-use crate::{confirm, flows, lasts, load, scenario, until};
+use crate::{confirm, flows, lasts, load, scenario, stream::Stream, until};
 
 /// The limit of a takeover beyond the lease, on a busy machine; `make bench` measures the real time.
 const TAKEOVER: Duration = Duration::from_secs(15);
@@ -33,14 +33,14 @@ async fn when_the_master_is_killed_another_leads_and_nothing_is_lost() {
 
 async fn kill_under_load(sandbox: &Sandbox, victim: usize) -> Result<()> {
     sandbox.consume_and_ack("mail", &confirm()).await?;
-    let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 150), Duration::from_secs(14));
+    let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 150));
     flows(sandbox, 300).await?;
     let killed_us = now_us();
     sandbox.kill(victim);
     sandbox.settled().await?;
     let whole_us = now_us();
-    stream.await?;
-    ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+    stream.end().await?;
+    ensure!(sandbox.ledger.wait_all(Duration::from_secs(40)).await, "tasks are outstanding");
     let during = sandbox.ledger.lateness(killed_us, whole_us + 2_000_000);
     let most_ms = (sandbox.lease_ttl() + TAKEOVER).as_secs_f64() * 1e3;
     ensure!(during.max_ms <= most_ms, "after the kill: {during}; a lease and {TAKEOVER:?} are {most_ms} ms");
@@ -85,12 +85,12 @@ async fn crash_under(failpoint: &str, work: Load) {
     scenario(nodes, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let fault = sandbox.ledger.fault(failpoint);
-        let stream = load(sandbox, &[0, 1, 2], work, Duration::from_secs(12));
+        let stream = Stream::start(sandbox, &[0, 1, 2], work);
         sandbox.node(0).wait_ended(Duration::from_secs(20)).await?;
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;
         sandbox.restart(0).await?;
-        stream.await?;
+        stream.end().await?;
         sandbox.settled().await
     })
     .await;
@@ -100,7 +100,7 @@ async fn crash_under(failpoint: &str, work: Load) {
 async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 150), Duration::from_secs(14));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 150));
         // The third node acquires its first shards, and dies at that fail point.
         let fault = sandbox.ledger.fault("after_fence");
         let third = sandbox.add_node().await?;
@@ -108,7 +108,7 @@ async fn a_crash_between_the_fence_and_the_recovery_loses_nothing() {
         sandbox.node(third).wait_ended(Duration::from_secs(20)).await?;
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;
-        stream.await?;
+        stream.end().await?;
         Ok(())
     })
     .await;
@@ -121,7 +121,7 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
         let lease = sandbox.lease_ttl();
         let frozen = (sandbox.master().await? + 1) % 3;
         let (one, other) = ((frozen + 1) % 3, (frozen + 2) % 3);
-        let stream = load(sandbox, &[one, other], Load::new("mail", 150), lease * 3 + Duration::from_secs(8));
+        let stream = Stream::start(sandbox, &[one, other], Load::new("mail", 150));
         flows(sandbox, 200).await?;
         sandbox.pause(frozen)?;
         until("the others own all shards", lease + Duration::from_secs(20), || async {
@@ -135,7 +135,7 @@ async fn an_owner_frozen_for_three_leases_comes_back_without_harm() {
         lasts(lease * 2).await;
         sandbox.resume(frozen)?;
         sandbox.settled().await?;
-        stream.await?;
+        stream.end().await?;
         Ok(())
     })
     .await;

@@ -8,7 +8,7 @@ use integration_tests::{
     sandbox::{Links, Proxy, Sandbox},
 };
 
-use crate::{confirm, flows, load, scenario, until};
+use crate::{confirm, flows, scenario, stream::Stream, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_cut_off_from_the_database_gives_its_shards_up() {
@@ -30,7 +30,7 @@ async fn cut(what: &str, ways: fn(&Links) -> Vec<&Proxy>, within: Duration) {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let lonely = (sandbox.master().await? + 1) % 3;
         let others = [(lonely + 1) % 3, (lonely + 2) % 3];
-        let stream = load(sandbox, &others, Load::new("mail", 100), within);
+        let stream = Stream::start(sandbox, &others, Load::new("mail", 100));
         flows(sandbox, 100).await?;
         let fault = sandbox.ledger.fault(&format!("node cut off from {what}"));
         ways(sandbox.links(lonely)).into_iter().for_each(Proxy::cut);
@@ -38,8 +38,8 @@ async fn cut(what: &str, ways: fn(&Links) -> Vec<&Proxy>, within: Duration) {
         ways(sandbox.links(lonely)).into_iter().for_each(Proxy::heal);
         sandbox.ledger.heal(fault);
         sandbox.settled().await?;
-        stream.await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(40)).await, "tasks are outstanding");
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         Ok(())
     })
     .await;

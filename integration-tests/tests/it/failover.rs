@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{clock::now_us, load::Load, sandbox::Sandbox};
 use sqlx::{Connection, PgConnection};
 
-use crate::{confirm, flows, lasts, load, scenario, until};
+use crate::{confirm, flows, lasts, scenario, stream::Stream, until};
 
-const BACK_WITHIN: Duration = Duration::from_secs(60);
+/// More than the time after which a node looks again at a claim whose outcome it does not know.
+const BACK_WITHIN: Duration = Duration::from_secs(100);
 
 /// The time that the tool for high availability takes to notice the loss of the primary.
 const NOTICED_AFTER: Duration = Duration::from_secs(2);
@@ -17,7 +18,7 @@ const NOTICED_AFTER: Duration = Duration::from_secs(2);
 async fn when_the_primary_is_killed_the_nodes_go_on_with_its_promoted_standby() {
     scenario(Sandbox::builder().standby(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(20));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         flows(sandbox, 300).await?;
         let fault = sandbox.ledger.fault("the primary killed");
         let lost_us = now_us();
@@ -27,7 +28,7 @@ async fn when_the_primary_is_killed_the_nodes_go_on_with_its_promoted_standby() 
         let promoted_us = now_us();
         let fires_us = fires_again(sandbox, promoted_us).await?;
         sandbox.ledger.heal(fault);
-        stream.await?;
+        stream.end().await?;
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         report("killed", sandbox, lost_us, promoted_us, fires_us);
         sandbox.settled().await
@@ -39,7 +40,7 @@ async fn when_the_primary_is_killed_the_nodes_go_on_with_its_promoted_standby() 
 async fn a_frozen_primary_that_continues_is_not_used_again() {
     scenario(Sandbox::builder().standby(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(30));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         flows(sandbox, 300).await?;
         let fault = sandbox.ledger.fault("the primary frozen");
         let lost_us = now_us();
@@ -75,7 +76,7 @@ async fn a_frozen_primary_that_continues_is_not_used_again() {
         sandbox.kill(2);
         sandbox.restart(2).await?;
         sandbox.settled().await?;
-        stream.await?;
+        stream.end().await?;
         ensure!(sandbox.ledger.wait_all(BACK_WITHIN).await, "tasks are outstanding");
         let after = written(sandbox).await?;
         ensure!(after == before, "the nodes wrote to the old primary: {before:?} -> {after:?}");
@@ -121,7 +122,7 @@ async fn the_loss_of_one_etcd_member_of_three_stops_nothing() {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let before = sandbox.owned().await;
         // No fault window is opened: the loss of a member may cause no copy.
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(40));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         let leader = sandbox.etcd().leader().await?;
         for member in [leader, (sandbox.etcd().leader().await? + 1) % 3] {
             sandbox.etcd().kill(member);
@@ -130,7 +131,7 @@ async fn the_loss_of_one_etcd_member_of_three_stops_nothing() {
             ensure!(sandbox.owned().await == before, "shards moved: {before:?} -> {:?}", sandbox.owned().await);
             sandbox.etcd().restart_all().await?;
         }
-        stream.await?;
+        stream.end().await?;
         // The cluster still decides: a node joins and takes its part.
         let fourth = sandbox.add_node().await?;
         sandbox.etcd().kill(sandbox.etcd().leader().await?);

@@ -12,7 +12,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, scenario, stream::Stream, until};
 
 const JOINED_WITHIN: Duration = Duration::from_secs(30);
 const MOVED_WITHIN: Duration = Duration::from_secs(60);
@@ -69,7 +69,7 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
     scenario(Sandbox::builder().first_has_all().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let clients = sandbox.clients();
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 50), Duration::from_secs(25));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 50));
         let mut kept = keep(&clients).await?;
         // A change that the new database is not told of when it is made.
         let policy = json!({ "settle": "confirm", "rate_per_second": 5_000 });
@@ -107,8 +107,8 @@ async fn a_database_joins_running_nodes_and_takes_shards_once_every_node_uses_it
                 client.get(id).await?;
             }
         }
-        stream.await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(45)).await, "tasks are outstanding");
         sandbox.settled().await
     })
     .await;

@@ -12,7 +12,7 @@ use crate::{command::Terminal, confirm, flows, id_of, load, scenario, submit, su
 const SOON: Duration = Duration::from_secs(60);
 
 /// Tasks that are due only when the story is over.
-const LATER_MS: i64 = 60_000;
+const LATER_MS: i64 = 30_000;
 
 const MARKS: &str = "duetime_database_statement_seconds_count{database=\"db1\",op=\"position_mark\"}";
 

@@ -52,6 +52,7 @@ mod shards;
 mod sql;
 mod standby_required;
 mod stop;
+mod stream;
 mod submission;
 mod takeover;
 mod tenants;

@@ -7,7 +7,7 @@ use integration_tests::{load::Load, sandbox::Sandbox};
 use reqwest::Method;
 use serde_json::Value;
 
-use crate::{command::Terminal, confirm, flows, lasts, load, scenario, until};
+use crate::{command::Terminal, confirm, flows, lasts, load, scenario, stream::Stream, until};
 
 /// No task may be later than this while shards are handed over.
 const GAP_MS: f64 = 2_000.0;
@@ -15,7 +15,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Runs the whole story without a fault window: a copy anywhere in it is a violation.
 async fn no_gap(sandbox: &Sandbox) -> Result<()> {
-    ensure!(sandbox.ledger.wait_all(Duration::from_secs(20)).await, "tasks are outstanding");
+    ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
     let lateness = sandbox.ledger.judge().lateness;
     ensure!(lateness.max_ms <= GAP_MS, "{lateness}");
     Ok(())
@@ -25,14 +25,14 @@ async fn no_gap(sandbox: &Sandbox) -> Result<()> {
 async fn a_rolling_restart_makes_no_copy_and_no_gap() {
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(24));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         for number in 0..3 {
             let status = sandbox.node(number).stop(STOP_WITHIN).await?;
             ensure!(status.success(), "{} left with {status}", sandbox.node(number).name());
             sandbox.restart(number).await?;
             sandbox.settled().await?;
         }
-        stream.await?;
+        stream.end().await?;
         no_gap(sandbox).await
     })
     .await;
@@ -42,14 +42,14 @@ async fn a_rolling_restart_makes_no_copy_and_no_gap() {
 async fn a_node_that_joins_takes_its_share_and_one_that_leaves_gives_it_back() {
     scenario(Sandbox::builder().nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(15));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         let third = sandbox.add_node().await?;
         sandbox.restart(third).await?;
         sandbox.settled().await?;
         let first = sandbox.master().await?;
         ensure!(sandbox.node(first).stop(STOP_WITHIN).await?.success());
         sandbox.settled().await?;
-        stream.await?;
+        stream.end().await?;
         no_gap(sandbox).await
     })
     .await;
@@ -111,7 +111,7 @@ async fn a_drained_node_makes_no_copy_and_no_gap_and_serves_on_without_shards() 
     scenario(Sandbox::builder(), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let terminal = Terminal::of(sandbox);
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(16));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         let master = sandbox.master().await?;
         for node in [(master + 1) % 3, master] {
             let name = sandbox.node(node).name();
@@ -127,7 +127,7 @@ async fn a_drained_node_makes_no_copy_and_no_gap_and_serves_on_without_shards() 
             ensure!(undrained.starts_with(&format!("{name}  not drained, ")), "{undrained}");
             sandbox.settled().await?;
         }
-        stream.await?;
+        stream.end().await?;
         no_gap(sandbox).await
     })
     .await;
@@ -142,7 +142,7 @@ async fn a_node_stays_drained_when_the_master_dies_and_is_drained_no_more_when_i
         let name = sandbox.node(drained).name().to_owned();
         let terminal = Terminal::of(sandbox);
         terminal.text(&["cluster", "drain", &name, "--wait"]).await?;
-        let stream = load(sandbox, &[drained, other], Load::new("mail", 100), Duration::from_secs(12));
+        let stream = Stream::start(sandbox, &[drained, other], Load::new("mail", 100));
         flows(sandbox, 100).await?;
         sandbox.kill(master);
         all_with(sandbox, other).await?;
@@ -154,7 +154,7 @@ async fn a_node_stays_drained_when_the_master_dies_and_is_drained_no_more_when_i
         let refused = terminal.refused(&["cluster", "undrain", "nobody"]).await?;
         ensure!(refused.contains("there are: ") && refused.contains(last), "{refused}");
 
-        stream.await?;
+        stream.end().await?;
         ensure!(sandbox.node(drained).stop(STOP_WITHIN).await?.success());
         sandbox.restart(drained).await?;
         sandbox.settled().await?;

@@ -13,7 +13,7 @@ use integration_tests::{
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 
-use crate::{confirm, flows, lasts, load, scenario, sql, traffic, until};
+use crate::{confirm, flows, lasts, scenario, sql, stream::Stream, traffic, until};
 
 /// The longest time for a few small moves on a busy machine.
 pub(crate) const MOVED_WITHIN: Duration = Duration::from_secs(60);
@@ -115,7 +115,7 @@ pub(crate) async fn cuts(sandbox: &Sandbox) -> Result<()> {
 async fn shards_move_there_and_back_under_load() {
     scenario(Sandbox::builder().databases(2).nodes(2), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 100), Duration::from_secs(40));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 100));
         flows(sandbox, 100).await?;
         let asked = ask(sandbox, 0, 4).await?;
         moved(sandbox).await?;
@@ -127,8 +127,8 @@ async fn shards_move_there_and_back_under_load() {
         ask(sandbox, 1, 4).await?;
         moved(sandbox).await?;
         cuts(sandbox).await?;
-        stream.await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         sandbox.settled().await
     })
     .await;
@@ -210,7 +210,7 @@ async fn moves_end_although_their_owners_die_at_every_step() {
     let nodes = (0..2).fold(nodes, |nodes, node| nodes.failpoints(node, &format!("{}=return", steps[0][node])));
     scenario(nodes, async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1], Load::new("mail", 50), Duration::from_secs(40));
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 50));
         for (round, points) in steps.iter().enumerate() {
             for node in 0..2 {
                 let fault = sandbox.ledger.fault(points[node]);
@@ -222,10 +222,10 @@ async fn moves_end_although_their_owners_die_at_every_step() {
                 }
             }
         }
-        stream.await?;
+        stream.end().await?;
         moved(sandbox).await?;
         cuts(sandbox).await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         each_row_once(sandbox).await?;
         sandbox.settled().await
     })
@@ -236,7 +236,7 @@ async fn moves_end_although_their_owners_die_at_every_step() {
 async fn a_move_waits_for_an_open_transaction_and_says_so_and_is_called_off_meanwhile() {
     scenario(Sandbox::builder().databases(2).nodes(1), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0], Load::new("mail", 50), Duration::from_secs(20));
+        let stream = Stream::start(sandbox, &[0], Load::new("mail", 50));
         flows(sandbox, 50).await?;
         let mut application = PgConnection::connect(&sandbox.database_url(0)).await?;
         sqlx::raw_sql("BEGIN; UPDATE duetime.task SET progress = 1 WHERE false").execute(&mut application).await?;
@@ -256,8 +256,8 @@ async fn a_move_waits_for_an_open_transaction_and_says_so_and_is_called_off_mean
         ensure!(number(sandbox, 0, called_off).await? == 1, "one was called off");
         ensure!(number(sandbox, 0, "SELECT count(*) FROM duetime.move_ended").await? == 2, "the other has moved");
         cuts(sandbox).await?;
-        stream.await?;
-        ensure!(sandbox.ledger.wait_all(Duration::from_secs(30)).await, "tasks are outstanding");
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
         sandbox.settled().await
     })
     .await;

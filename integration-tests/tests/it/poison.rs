@@ -17,7 +17,7 @@ use lapin::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sqlx::{Connection as _, PgConnection};
 
-use crate::{confirm, load, scenario, until};
+use crate::{confirm, scenario, stream::Stream, until};
 
 const DELAY_EXCHANGE: &str = "\n[[delay_exchange]]\nname = \"late\"\ntype = \"topic\"\ndeliver_to = \"orders\"\n";
 /// Long enough for a busy machine.
@@ -127,7 +127,7 @@ async fn frames_made_by_hand_cost_no_node_and_no_neighbour_anything() {
         sandbox.put_queues(&[("fuzzed", confirm())]).await?;
         sandbox.consume_and_ack("mail", &confirm()).await?;
         let pids: Vec<_> = sandbox.nodes().iter().map(|node| node.pid()).collect();
-        let beside = load(sandbox, &[0, 1], Load::new("mail", 20), Duration::from_secs(15));
+        let beside = Stream::start(sandbox, &[0, 1], Load::new("mail", 20));
         let mut raw = RawAmqp::connect(&sandbox.amqp_url()).await?;
         let (mut dice, mut published) = (StdRng::seed_from_u64(seed), Published::default());
         for (properties, body) in hard() {
@@ -144,7 +144,7 @@ async fn frames_made_by_hand_cost_no_node_and_no_neighbour_anything() {
                 ensure!(is_ready, "seed {seed}: a node is not ready: {said}");
             }
         }
-        beside.await?;
+        beside.end().await?;
         ensure!(published.submitted > 100 && published.reported > 100, "seed {seed}: {published:?}");
         account(sandbox, &published).await.with_context(|| format!("seed {seed}"))?;
         ensure!(sum(sandbox, "duetime_broker_reconnects_total").await? == 0, "seed {seed}: a connection was lost");

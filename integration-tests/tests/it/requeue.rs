@@ -98,7 +98,7 @@ const USUAL_LOOK_MS: u32 = 60_000;
 async fn consumer_timeout(sandbox: &Sandbox, held_ms: u32, look_ms: u32) -> Result<()> {
     let settings = [("consumer_timeout", held_ms), ("channel_tick_interval", look_ms)];
     let steps = settings.map(|(name, value)| format!("application:set_env(rabbit, {name}, {value})"));
-    sandbox.rabbit().ctl(&["eval", &format!("{}.", steps.join(", "))]).await.map(drop)
+    sandbox.rabbit().eval(&steps).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

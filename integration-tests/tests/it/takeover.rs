@@ -10,7 +10,7 @@ use integration_tests::{
 };
 use tokio::time::Instant;
 
-use crate::{confirm, flows, lasts, load, scenario, submit_now, until};
+use crate::{confirm, flows, lasts, load, scenario, stream::Stream, submit_now, until};
 
 /// A lease that outlasts every scenario, so that no shard moves because of it.
 const ENDLESS: Duration = Duration::from_secs(600);
@@ -71,10 +71,12 @@ async fn a_restarted_node_fires_again_before_the_lease_of_its_former_start_ends(
 async fn killed_nodes_are_replaced_before_their_leases_end() {
     scenario(Sandbox::builder().lease_ttl(ENDLESS), async |sandbox| {
         sandbox.consume_and_ack("mail", &confirm()).await?;
-        let stream = load(sandbox, &[0, 1, 2], Load::new("mail", 100), Duration::from_secs(20));
+        let stream = Stream::start(sandbox, &[0, 1, 2], Load::new("mail", 100));
         let master = sandbox.master().await?;
         // An owner, the master, and then all but one node at the same time: no freeze holds that up.
         for victims in [vec![(master + 1) % 3], vec![master], vec![master, (master + 1) % 3]] {
+            // Two seconds: a node counts as ended only where its port was reached before, and each looks once a second.
+            flows(sandbox, 200).await?;
             for victim in &victims {
                 sandbox.kill(*victim);
             }
@@ -89,7 +91,7 @@ async fn killed_nodes_are_replaced_before_their_leases_end() {
             sandbox.settled().await?;
             fires(sandbox).await?;
         }
-        stream.await?;
+        stream.end().await?;
         ensure!(sandbox.ledger.wait_all(SOON).await, "tasks are outstanding");
         Ok(())
     })
