@@ -8,3 +8,5 @@
 mod claim;
 #[path = "models/search.rs"]
 mod search;
+#[path = "models/submit.rs"]
+mod submit;

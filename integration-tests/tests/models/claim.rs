@@ -1,9 +1,9 @@
 //! One task from its claim to its end: two nodes, takeovers, publishes of unknown outcome, attempts and a cancel.
 //!
 //! A claim and a rescue run as PostgreSQL runs a statement in READ COMMITTED. Such a statement takes its snapshot and
-//! locks the fence; later it locks the row and checks that row again as it is by then. It may be executed long after its
-//! node has given up on it or died. Statements that are one compare-and-set on the row are one step: whatever they read
-//! before, PostgreSQL checks again on the row.
+//! locks the fence; later it locks the row and checks that row again as it is by then. It may be executed long after
+//! its node has given up on it or died. Statements that are one compare-and-set on the row are one step: whatever they
+//! read before, PostgreSQL checks again on the row.
 
 #[path = "claim/state.rs"]
 mod state;
