@@ -6,6 +6,8 @@
 
 #[path = "models/claim.rs"]
 mod claim;
+#[path = "models/cut.rs"]
+mod cut;
 #[path = "models/search.rs"]
 mod search;
 #[path = "models/submit.rs"]

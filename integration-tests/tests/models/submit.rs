@@ -5,12 +5,13 @@
 //! cancelled: over HTTP by one statement, or in SQL by an application that keeps its transaction open and may roll it
 //! back. Time has three parts: the window of the first sending, that of the second, and what comes after.
 
+#[path = "submit/state.rs"]
+mod state;
+
 use stateright::{Model, Property};
 
+use self::state::{Action, COPIES, Cancel, Finished, Place, Sending, State};
 use super::search::{Guarded, explore};
-
-/// The most messages of the task.
-const COPIES: u8 = 3;
 
 /// What keeps the guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,92 +30,6 @@ pub(crate) enum Guard {
     CancelState,
     /// A cancel in an application's transaction holds the row until that ends.
     RowLock,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Sending {
-    Unsent,
-    Sent,
-    /// It has its snapshot: whether the archive had the task.
-    Read {
-        was_finished: bool,
-    },
-    /// Its row is in the table and is not committed yet.
-    Inserted,
-    Committed,
-    Failed,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
-    Absent,
-    Scheduled,
-    Dispatching,
-    /// A message has arrived.
-    Delivered,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Finished {
-    No,
-    Succeeded,
-    Cancelled,
-}
-
-/// A cancel: of a client, or in the open transaction of an application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Cancel {
-    Unsent,
-    /// It has found an unclaimed task; a client's waits for the row, an application's has deleted it.
-    Found,
-    Ended,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    time: u8,
-    sendings: [Sending; 2],
-    /// Whether the node waits for the answer of the first sending.
-    is_awaited: bool,
-    is_accepted: bool,
-    place: Place,
-    /// The first sending claims the task that it inserts.
-    is_claiming: bool,
-    /// A node holds the claimed task and has not published it yet.
-    is_held: bool,
-    on_way: u8,
-    arrived: u8,
-    finished: Finished,
-    client: Cancel,
-    application: Cancel,
-    unmarked: u8,
-    is_promised: bool,
-    came_after_promise: bool,
-    was_taken_in_flight: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    Tick,
-    Send(usize),
-    /// The first sending, which claims what it inserts.
-    SendToClaim,
-    Read(usize),
-    Insert(usize),
-    Commit(usize),
-    Abort(usize),
-    Answer(usize),
-    LoseAnswer,
-    Claim,
-    Publish,
-    Rescue,
-    Arrive,
-    Finish,
-    ClientCancels,
-    ClientTakes,
-    ApplicationCancels,
-    ApplicationCommits,
-    ApplicationRollsBack,
 }
 
 /// The model without one guard, or with all.
@@ -217,61 +132,12 @@ impl Submits {
     }
 }
 
-impl State {
-    /// The row moves to the archive.
-    fn end(&mut self, how: Finished) {
-        self.place = Place::Absent;
-        self.finished = how;
-        self.is_promised |= how == Finished::Cancelled;
-    }
-
-    fn message(&mut self, action: Action) {
-        match action {
-            Action::Publish => {
-                self.is_held = false;
-                self.unmarked += 1;
-                self.on_way += 1;
-            }
-            Action::Rescue => self.on_way += 1,
-            _ => {
-                self.on_way -= 1;
-                self.arrived += 1;
-                self.came_after_promise |= self.is_promised;
-                if self.place == Place::Dispatching {
-                    self.place = Place::Delivered;
-                }
-            }
-        }
-    }
-
-    fn is_taken(&self) -> bool {
-        matches!(self.place, Place::Dispatching | Place::Delivered)
-    }
-}
-
 impl Model for Submits {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State {
-            time: 0,
-            sendings: [Sending::Unsent; 2],
-            is_awaited: false,
-            is_accepted: false,
-            place: Place::Absent,
-            is_claiming: false,
-            is_held: false,
-            on_way: 0,
-            arrived: 0,
-            finished: Finished::No,
-            client: Cancel::Unsent,
-            application: Cancel::Unsent,
-            unmarked: 0,
-            is_promised: false,
-            came_after_promise: false,
-            was_taken_in_flight: false,
-        }]
+        vec![State::first()]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
