@@ -1,6 +1,8 @@
-//! The rules that a compiler does not check: which modules a room imports, which crates it mentions, and what a file
-//! may hold.
+//! The rules that a compiler does not check: which modules a room imports, which crates it mentions, what a file may
+//! hold, and which guards a write to a task has.
 
+#[path = "rooms/gates.rs"]
+mod gates;
 #[path = "rooms/imports.rs"]
 mod imports;
 #[path = "rooms/walls.rs"]

@@ -72,9 +72,14 @@ impl Database {
         self.move_step(StoreOp::MoveLeave, include_str!("queries/move_leave.sql"), shard, epoch).await
     }
 
-    /// Begins a move in the target, or takes one over from an earlier owner of the source.
-    pub async fn move_arrive(&self, shard: ShardId, epoch: Epoch) -> Result<bool, Error> {
-        self.move_step(StoreOp::MoveArrive, include_str!("queries/move_arrive.sql"), shard, epoch).await
+    /// Begins a move in the target, or takes one over from an earlier owner of the source. `write`: the number of this
+    /// node's last write into any arriving shard. From here on that one and those before it do nothing.
+    pub async fn move_arrive(&self, shard: ShardId, epoch: Epoch, write: i64) -> Result<bool, Error> {
+        self.run(StoreOp::MoveArrive, |pool| async move {
+            let statement = sqlx::query(include_str!("queries/move_arrive.sql")).bind(i32::from(shard.number()));
+            statement.bind(epoch.number()).bind(write).fetch_one(&pool).await?.try_get("done")
+        })
+        .await
     }
 
     /// Ends a move that was called off, in the source.

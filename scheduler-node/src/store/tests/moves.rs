@@ -78,7 +78,7 @@ impl Pair {
     async fn begin(&self) {
         self.target.database.move_guard(&[SHARD], false).await.unwrap();
         self.source.database.move_guard(&[SHARD], false).await.unwrap();
-        assert!(self.target.database.move_arrive(SHARD, self.epoch).await.unwrap());
+        assert!(self.target.database.move_arrive(SHARD, self.epoch, self.writes).await.unwrap());
         assert!(self.source.database.move_leave(SHARD, self.epoch).await.unwrap());
     }
 
@@ -288,12 +288,32 @@ async fn an_owner_of_an_older_epoch_and_a_write_that_comes_late_change_nothing_i
     let target = &pair.target.database;
     assert!(!target.move_write(SHARD, pair.epoch, pair.writes, &stale).await.unwrap(), "a later write came before");
     let next = pair.source.database.shard_acquire(&[SHARD], &node("next")).await.unwrap()[0].1;
-    assert!(target.move_arrive(SHARD, next).await.unwrap());
+    assert!(target.move_arrive(SHARD, next, 0).await.unwrap());
     assert!(!target.move_write(SHARD, pair.epoch, pair.writes + 1, &stale).await.unwrap(), "another node owns it");
-    assert!(!target.move_arrive(SHARD, pair.epoch).await.unwrap());
+    assert!(!target.move_arrive(SHARD, pair.epoch, 0).await.unwrap());
     assert_eq!(target.move_open(SHARD, pair.epoch, next, &pair.owner).await.unwrap(), None);
     assert_eq!(pair.source.database.move_close(SHARD, pair.epoch, CloseWait::Plain).await.unwrap(), None);
     assert_eq!(rows(&pair.target.pool).await, now);
+}
+
+/// Found by the model of cuts: the same owner moves the shard again, and so under the same epoch.
+#[tokio::test]
+async fn a_write_of_a_move_that_was_called_off_changes_nothing_in_the_next_one() {
+    let (mut pair, ids) = Pair::copied().await;
+    let held_up = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap().rows;
+    pair.writes += 1;
+    let number = pair.writes;
+    write(&pair.source.pool, WRITERS[2].0, ids[0]).await.unwrap();
+    assert!(pair.source.database.move_return(SHARD, pair.epoch).await.unwrap());
+    let page = pair.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
+    assert!(pair.write(&page.rows).await);
+    pair.target.database.move_drop(SHARD, pair.epoch).await.unwrap();
+    pair.begin().await;
+    let target = &pair.target.database;
+    assert!(!target.move_write(SHARD, pair.epoch, number, &held_up).await.unwrap(), "a write of the move before");
+    pair.copy().await;
+    pair.cut().await;
+    assert_eq!(rows(&pair.target.pool).await, rows(&pair.source.pool).await, "the cancelled task stays cancelled");
 }
 
 #[tokio::test]
@@ -334,7 +354,7 @@ async fn a_cut_that_is_given_up_opens_the_source_again_and_a_move_that_is_called
     let reopened = pair.source.database.move_reopen(SHARD, closed, &pair.owner).await.unwrap().unwrap();
     pair.epoch = reopened;
     write(&pair.source.pool, WRITERS[4].0, ids[0]).await.unwrap();
-    assert!(pair.target.database.move_arrive(SHARD, reopened).await.unwrap());
+    assert!(pair.target.database.move_arrive(SHARD, reopened, pair.writes).await.unwrap());
     assert!(pair.source.database.move_return(SHARD, reopened).await.unwrap());
     assert!(pair.source.database.move_changes(SHARD, 0).await.unwrap().numbers.is_empty());
     let page = pair.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();

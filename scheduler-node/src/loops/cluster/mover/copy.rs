@@ -34,7 +34,7 @@ const PAUSE_PER_PAGE: u32 = 1;
 impl Work {
     /// Copies page by page for `ROUND_EVERY`, then writes the changes; after that the rows are looked at again.
     pub(super) async fn copy(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !ends.target.sql.move_arrive(self.shard, epoch).await? {
+        if !self.arrive_in_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         self.leaving_since.get_or_insert_with(Instant::now);
@@ -182,7 +182,7 @@ impl Work {
 
     /// Deletes the copy in the target of a move that was called off.
     pub(super) async fn clean_target(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !ends.target.sql.move_arrive(self.shard, epoch).await? {
+        if !self.arrive_in_target(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         let days: Vec<NaiveDate> = ends.target.sql.partition_days().await?;

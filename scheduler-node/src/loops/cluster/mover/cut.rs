@@ -39,7 +39,7 @@ enum Cut {
 
 impl Work {
     pub(super) async fn cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
-        if !ends.target.sql.move_arrive(self.shard, epoch).await? || !self.round(ends, epoch).await? {
+        if !self.arrive_in_target(ends, epoch).await? || !self.round(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         let since = *self.leaving_since.get_or_insert_with(Instant::now);
@@ -148,7 +148,7 @@ impl Work {
     /// Ends a cut that this node or an earlier owner has begun: the shard is closed in the source.
     pub(super) async fn finish_cut(&mut self, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {
         let began = Instant::now();
-        if !ends.target.sql.move_arrive(self.shard, epoch).await? || !self.last_rounds(ends, epoch).await? {
+        if !self.arrive_in_target(ends, epoch).await? || !self.last_rounds(ends, epoch).await? {
             return Ok(Stepped::Ended);
         }
         let Some(opened) = ends.target.sql.move_open(self.shard, epoch, epoch, &self.shared.me).await? else {

@@ -1,7 +1,7 @@
 //! The work on one move, from step to step.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -197,9 +197,15 @@ impl Work {
         self.page = PageCursor::FIRST;
         (self.rows_copied, self.bytes_copied) = (0, 0);
         ends.target.sql.move_guard(&self.shared.planned(&plan.target), false).await?;
-        ends.target.sql.move_arrive(self.shard, epoch).await?;
+        self.arrive_in_target(ends, epoch).await?;
         fail::fail_point!("after_move_arrive", |_| std::process::abort());
         Ok(Stepped::On)
+    }
+
+    /// Lets the target receive the shard, unless it does already. This node's writes of earlier moves do nothing any
+    /// more, however late they come.
+    pub(super) async fn arrive_in_target(&self, ends: &Ends, epoch: Epoch) -> Result<bool, Error> {
+        ends.target.sql.move_arrive(self.shard, epoch, self.shared.writes.load(Ordering::Relaxed)).await
     }
 
     async fn leave(&mut self, plan: &MoveRow, ends: &Ends, epoch: Epoch) -> Result<Stepped, Error> {

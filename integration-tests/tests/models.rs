@@ -1,0 +1,14 @@
+//! Models of Duetime's protocols, explored exhaustively within small bounds.
+//!
+//! Each invariant has the number of its guarantee in ARCHITECTURE.md. Each model also runs without each of its guards,
+//! and must then find a counterexample: an invariant that nothing can break proves nothing. `--nocapture` prints the
+//! number of states and the counterexamples.
+
+#[path = "models/claim.rs"]
+mod claim;
+#[path = "models/cut.rs"]
+mod cut;
+#[path = "models/search.rs"]
+mod search;
+#[path = "models/submit.rs"]
+mod submit;

@@ -1,0 +1,199 @@
+//! The gates: every statement that changes where a task stands, with the guards that it has.
+//!
+//! The test reads every statement file and every function of the migrations. It finds the writes that set `state`,
+//! `attempt` or `claim_epoch` of a task, that make a task or that delete one, and compares them with a table. For each
+//! guard of the table, the header of the statement must state it and the statement must have it.
+
+#[path = "gates/gate.rs"]
+mod gate;
+#[path = "gates/guards.rs"]
+mod guards;
+#[path = "gates/source.rs"]
+mod source;
+#[path = "gates/table.rs"]
+mod table;
+#[path = "gates/table_functions.rs"]
+mod table_functions;
+
+use sqlparser::ast::LockType;
+
+use self::{
+    gate::{Gate, Guard, How},
+    guards::{Write, conditions, depends_on, label, locks, matches, take_out, unlock, writes},
+    source::{Source, all, made_up},
+};
+
+/// The whole table.
+fn gates() -> impl Iterator<Item = &'static Gate> {
+    table::gates().chain(table_functions::gates())
+}
+
+/// What is wrong with the writes of a source, by these gates.
+fn objections(source: &Source, gates: &[&Gate]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let writes = writes(source);
+    for write in &writes {
+        let Some(gate) = gates.iter().find(|gate| gate.write == write.label) else {
+            wrong.push(format!("{}: `{}` changes {} and is not in the table", source.name, write.label, write.changes));
+            continue;
+        };
+        if gate.changes != write.changes {
+            wrong.push(format!("{}: `{}` changes {}, not {}", source.name, write.label, write.changes, gate.changes));
+        }
+        for guard in gate.guards {
+            if !source.header.contains(guard.stated) {
+                wrong.push(format!("{}: the header does not state \"{}\"", source.name, guard.stated));
+            }
+            if !holds(source, write, guard) {
+                wrong.push(format!("{}: `{}` lacks {:?}", source.name, write.label, guard.how));
+            }
+        }
+    }
+    for gate in gates.iter().filter(|gate| !writes.iter().any(|write| write.label == gate.write)) {
+        wrong.push(format!("{}: there is no `{}`", source.name, gate.write));
+    }
+    wrong
+}
+
+/// Whether a write has a guard.
+fn holds(source: &Source, write: &Write, guard: &Guard) -> bool {
+    let says = |command: usize, place: &str, wanted: &str| {
+        conditions(source, command, place).iter().any(|found| matches(found, wanted))
+    };
+    match guard.how {
+        How::Itself(wanted) => says(write.command, &write.place, wanted),
+        How::Statement(wanted) => says(write.command, "", wanted),
+        How::In(place, wanted) => depends_on(source, write).contains(place) && says(write.command, place, wanted),
+        How::Share(place, wanted) => locked(source, write, place, wanted, &LockType::Share),
+        How::Locked(place, wanted) => locked(source, write, place, wanted, &LockType::Update),
+        How::After(first, wanted) => ends_without(source, write, first, |command| says(command, "", wanted)),
+        How::Command(wanted) => {
+            source.commands[..=write.command].iter().any(|command| command.control.contains(wanted))
+        }
+        How::Call(wanted) => source.commands[..write.command]
+            .iter()
+            .any(|command| command.sql.as_ref().is_some_and(|sql| sql.to_string().starts_with(wanted))),
+    }
+}
+
+/// Whether the write depends on rows that are locked with this condition. A row that another transaction has changed
+/// meanwhile is checked again when it is locked, and no other row is.
+fn locked(source: &Source, write: &Write, place: &str, wanted: &str, lock: &LockType) -> bool {
+    depends_on(source, write).contains(place)
+        && locks(source, write.command, place, lock)
+        && conditions(source, write.command, place).iter().any(|found| matches(found, wanted))
+}
+
+/// Whether an earlier command of the function has the condition, and the function returns when it finds no row.
+fn ends_without(source: &Source, write: &Write, first: &str, has: impl Fn(usize) -> bool) -> bool {
+    (0..write.command).any(|command| {
+        label(source, command).as_deref() == Some(first)
+            && has(command)
+            && (!first.starts_with("SELECT") || locks(source, command, "", &LockType::Share))
+            && source.commands[command + 1].control.starts_with("IF NOT FOUND THEN RETURN")
+    })
+}
+
+/// The source without one of the guards, in each way in which it can be taken out.
+fn without(source: &Source, write: &Write, guard: &Guard) -> Vec<Source> {
+    let mut less = source.clone();
+    let mut unlocked = source.clone();
+    match guard.how {
+        How::Itself(says) => take_out(&mut less, write.command, &write.place, says),
+        How::Statement(says) => take_out(&mut less, write.command, "", says),
+        How::In(place, says) => take_out(&mut less, write.command, place, says),
+        How::Share(place, says) | How::Locked(place, says) => {
+            take_out(&mut less, write.command, place, says);
+            unlock(&mut unlocked, write.command, place);
+            return vec![less, unlocked];
+        }
+        How::After(first, says) => {
+            let mut goes_on = source.clone();
+            for command in (0..write.command).filter(|command| label(source, *command).as_deref() == Some(first)) {
+                take_out(&mut less, command, "", says);
+                goes_on.commands[command + 1].control.clear();
+                unlock(&mut unlocked, command, "");
+            }
+            let is_read = first.starts_with("SELECT");
+            return [less, goes_on].into_iter().chain(is_read.then_some(unlocked)).collect();
+        }
+        How::Command(says) => {
+            less.commands.iter_mut().for_each(|command| command.control = command.control.replace(says, ""));
+        }
+        How::Call(says) => {
+            let calls = |sql: &sqlparser::ast::Query| sql.to_string().starts_with(says);
+            less.commands.iter_mut().for_each(|command| drop(command.sql.take_if(|sql| calls(sql))));
+        }
+    }
+    vec![less]
+}
+
+fn gates_of(source: &Source) -> Vec<&'static Gate> {
+    gates().filter(|gate| gate.source == source.name).collect()
+}
+
+#[test]
+fn every_write_to_a_task_has_the_guards_that_its_header_states() {
+    let sources = all();
+    let wrong: Vec<String> = sources.iter().flat_map(|source| objections(source, &gates_of(source))).collect();
+    assert_eq!(wrong, Vec::<String>::new());
+    let unknown: Vec<&str> =
+        gates().map(|gate| gate.source).filter(|name| !sources.iter().any(|source| source.name == *name)).collect();
+    assert_eq!(unknown, Vec::<&str>::new(), "the table names statements that are there");
+}
+
+#[test]
+fn without_any_one_of_its_guards_each_write_is_objected_to() {
+    let mut taken_out = 0;
+    for source in all() {
+        let gates = gates_of(&source);
+        for write in writes(&source) {
+            let gate = gates.iter().find(|gate| gate.write == write.label).expect("a gate");
+            for guard in gate.guards {
+                for less in without(&source, &write, guard) {
+                    assert_ne!(objections(&less, &gates), Vec::<String>::new(), "{}: {:?}", source.name, guard.how);
+                    taken_out += 1;
+                }
+            }
+        }
+    }
+    assert!(taken_out >= 60, "guards were taken out: {taken_out}");
+}
+
+#[test]
+fn a_new_write_and_a_guard_that_no_header_states_are_objected_to() {
+    for text in [
+        "UPDATE duetime.task SET state = 'scheduled' WHERE id = $1",
+        "WITH gone AS (DELETE FROM duetime.task WHERE id = $1 RETURNING id) SELECT id FROM gone",
+        "INSERT INTO duetime.task (id) VALUES ($1)",
+    ] {
+        assert_eq!(objections(&made_up("new.sql", text), &[]).len(), 1, "{text}");
+    }
+    let harmless = made_up("new.sql", "UPDATE duetime.task SET wake_at = $2 WHERE id = $1");
+    assert_eq!(objections(&harmless, &[]), Vec::<String>::new());
+    for mut source in all() {
+        let gates = gates_of(&source);
+        source.header.clear();
+        assert_eq!(objections(&source, &gates).is_empty(), gates.is_empty(), "{}", source.name);
+    }
+}
+
+#[test]
+fn no_function_runs_a_text_as_sql_but_the_gate_of_a_move() {
+    let runs = |source: &Source| source.commands.iter().any(|command| command.control.contains("EXECUTE"));
+    let found: Vec<String> = all().into_iter().filter(|source| runs(source)).map(|source| source.name).collect();
+    assert_eq!(found, ["duetime.gate_guard"]);
+}
+
+#[test]
+fn no_write_to_a_task_stands_in_the_node_outside_of_the_statement_files() {
+    for (name, text) in super::sources(&super::root().join("scheduler-node/src")) {
+        if super::is_test(&name) {
+            continue;
+        }
+        for verb in ["UPDATE", "INSERT INTO", "DELETE FROM", "TRUNCATE", "MERGE INTO"] {
+            let found = super::code(&text).find(|(_, line)| line.contains(&format!("{verb} duetime.task")));
+            assert_eq!(found, None, "{name}");
+        }
+    }
+}
