@@ -139,9 +139,8 @@ END
 $$;
 
 -- Begins the move of a shard in its target, or takes one over that another owner of the source has begun: after this no
--- earlier owner can write. `p_epoch` is the epoch of the caller in the source. `p_write` is the number of the caller's
--- last write: one of an earlier move that was held up until now does nothing, though the move had the same epoch.
-CREATE FUNCTION duetime.move_arrive(p_shard integer, p_epoch bigint, p_write bigint) RETURNS boolean
+-- earlier owner can write. `p_epoch` is the epoch of the caller in the source.
+CREATE FUNCTION duetime.move_arrive(p_shard integer, p_epoch bigint) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 BEGIN
     IF NOT duetime.gate_guards(p_shard) THEN
@@ -152,10 +151,10 @@ BEGIN
         RETURN true;
     END IF;
     UPDATE duetime.meta AS m SET serves = 11 WHERE m.serves < 11;
-    INSERT INTO duetime.shard AS s (id, status, move_epoch, move_write) VALUES (p_shard, 'arriving', p_epoch, p_write)
-        ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = p_write
+    INSERT INTO duetime.shard AS s (id, status, move_epoch) VALUES (p_shard, 'arriving', p_epoch)
+        ON CONFLICT (id) DO UPDATE SET status = 'arriving', move_epoch = p_epoch, move_write = 0
      WHERE s.status = 'gone';
-    UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = p_write
+    UPDATE duetime.shard AS s SET move_epoch = p_epoch, move_write = 0
      WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch < p_epoch;
     RETURN EXISTS (SELECT FROM duetime.shard AS s WHERE s.id = p_shard AND s.status = 'arriving' AND s.move_epoch = p_epoch);
 END

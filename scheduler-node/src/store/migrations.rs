@@ -29,6 +29,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "0013_guard_realm.sql",
     "0014_place_submits.sql",
     "0015_identify_database.sql",
+    "0016_number_move_writes.sql",
 ];
 
 /// A line at the top of a migration that has to run outside of a transaction.

@@ -296,9 +296,15 @@ async fn an_owner_of_an_older_epoch_and_a_write_that_comes_late_change_nothing_i
     assert_eq!(rows(&pair.target.pool).await, now);
 }
 
-/// Found by the model of cuts: the same owner moves the shard again, and so under the same epoch.
 #[tokio::test]
 async fn a_write_of_a_move_that_was_called_off_changes_nothing_in_the_next_one() {
+    write_late(false).await;
+    // The beginning of the former move is executed a second time, before the next one begins.
+    write_late(true).await;
+}
+
+/// Found by the model of cuts: the same owner moves the shard again, and so under the same epoch.
+async fn write_late(begins_late: bool) {
     let (mut pair, ids) = Pair::copied().await;
     let held_up = pair.source.database.move_page(SHARD, &PageCursor::FIRST, &[], true).await.unwrap().rows;
     pair.writes += 1;
@@ -308,6 +314,9 @@ async fn a_write_of_a_move_that_was_called_off_changes_nothing_in_the_next_one()
     let page = pair.target.database.move_page(SHARD, &PageCursor::FIRST, &[], false).await.unwrap();
     assert!(pair.write(&page.rows).await);
     pair.target.database.move_drop(SHARD, pair.epoch).await.unwrap();
+    if begins_late {
+        assert!(pair.target.database.move_arrive(SHARD, pair.epoch, 0).await.unwrap());
+    }
     pair.begin().await;
     let target = &pair.target.database;
     assert!(!target.move_write(SHARD, pair.epoch, number, &held_up).await.unwrap(), "a write of the move before");
