@@ -55,6 +55,12 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ),
     ("docs/kubernetes.md", "needs-kubernetes", "kubectl -n duetime exec duetime-0 -- duetime check"),
     ("docs/kubernetes.md", "needs-kubernetes", "helm uninstall duetime --namespace duetime --wait"),
+    ("docs/performance.md", "starts-a-cluster", "make bench-peers"),
+    (
+        "docs/performance.md",
+        "starts-a-cluster",
+        "make bench-peers ARGS='--only duetime,bullmq,raw-rabbitmq --works late,burst --runs 3 --seconds 20'",
+    ),
     ("docs/security.md", "has-its-own-scenario", "rabbitmqctl add_vhost duetime"),
     ("docs/security.md", "has-its-own-scenario", "-- nodes and `duetime migrate`"),
     ("docs/security.md", "has-its-own-scenario", "etcdctl user add root:PASSWORD"),

@@ -16,6 +16,7 @@ mod programs;
 mod prometheus;
 mod proxy;
 mod rabbit;
+mod redis;
 mod scratch;
 pub mod secret;
 pub mod shared;
@@ -23,6 +24,7 @@ mod spawner;
 #[cfg(test)]
 mod tests;
 
+pub use self::redis::{REDIS_SETTINGS, Redis};
 pub use account::all_may_enter;
 pub use authority::{Authority, CertificateFiles};
 pub use binary::{Release, binary, last_release, run, run_with};
@@ -39,4 +41,4 @@ pub use programs::server_folders;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use rabbit::Rabbit;
-pub use scratch::{scratch, scratch_below};
+pub use scratch::{fresh, scratch, scratch_below};

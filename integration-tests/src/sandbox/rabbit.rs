@@ -36,6 +36,8 @@ pub struct Rabbit {
     account: Account,
     port: u16,
     tls_port: Option<u16>,
+    /// The folder of a plugin that is not RabbitMQ's own.
+    plugin: Option<PathBuf>,
     distribution_port: u16,
     epmd_port: u16,
     tether: Tether,
@@ -57,6 +59,21 @@ impl Rabbit {
     /// `authority`. A client that asks for EXTERNAL becomes the user whom its certificate names.
     pub async fn start_encrypted(folder: &Path, tether: Tether, authority: &Authority) -> Result<Self> {
         Self::start_with(folder, tether, Some(authority)).await
+    }
+
+    /// Like `start`, with one plugin of others, a file `NAME-VERSION.ez`.
+    pub async fn start_with_plugin(folder: &Path, tether: Tether, file: &Path) -> Result<Self> {
+        let name = file.file_name().and_then(|name| name.to_str()).context("a plugin is a file")?;
+        let plugin = name.split('-').next().unwrap_or(name);
+        let mut broker = Self::in_folder(folder, tether, None)?;
+        // RabbitMQ's own user must be able to read it.
+        let own = folder.join("more-plugins");
+        broker.account.own_folder(&own)?;
+        fs::copy(file, own.join(name)).with_context(|| format!("copying {}", file.display()))?;
+        broker.account.own(&own.join(name))?;
+        fs::write(folder.join("enabled_plugins"), format!("[{plugin}].\n"))?;
+        broker.plugin = Some(own);
+        broker.started().await
     }
 
     /// Sets up a cluster of brokers in `folder`. They share a name server, so the first one must not be dropped before
@@ -113,6 +130,7 @@ impl Rabbit {
         Ok(Self {
             port: secret::remembered_port(&folder.join("port"))?,
             tls_port,
+            plugin: None,
             distribution_port: secret::remembered_port(&folder.join("distribution-port"))?,
             epmd_port: secret::remembered_port(&folder.join("epmd-port"))?,
             folder: folder.to_owned(),
@@ -332,10 +350,18 @@ impl Rabbit {
         format!("duetime-{}@localhost", self.port)
     }
 
+    /// The folders of plugins: this one, and the server's own beside its programs, which may be links.
+    fn with_its_own_plugins(&self, more: &Path) -> String {
+        let program = self.programs.join("rabbitmq-server").canonicalize().unwrap_or_default();
+        let server = program.parent().and_then(Path::parent).unwrap_or(&program);
+        format!("{}:{}", more.display(), server.join("plugins").display())
+    }
+
     /// The package's scripts take every folder, port and list from the environment.
     fn environment(&self) -> Vec<(String, String)> {
         let below = |name: &str| self.folder.join(name).display().to_string();
         let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/bin:/bin:/usr/sbin:/sbin".into());
+        let plugins = self.plugin.iter().map(|more| ("RABBITMQ_PLUGINS_DIR", self.with_its_own_plugins(more)));
         [
             ("PATH", path),
             ("HOME", self.folder.display().to_string()),
@@ -362,6 +388,7 @@ impl Rabbit {
             ("RABBITMQ_ALLOW_INPUT", "1".into()),
         ]
         .into_iter()
+        .chain(plugins)
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
     }

@@ -79,7 +79,7 @@ pub fn scratch() -> &'static Path {
 }
 
 /// A fresh folder below [`scratch`].
-pub(super) fn fresh(name: &str) -> PathBuf {
+pub fn fresh(name: &str) -> PathBuf {
     let path = scratch().join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
     fs::create_dir_all(&path).expect("the folder is ours");
     path

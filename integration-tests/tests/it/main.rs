@@ -35,6 +35,7 @@ mod moves;
 mod oidc;
 mod openapi;
 mod outage;
+mod peers;
 mod poison;
 mod rebalance;
 mod recipes;

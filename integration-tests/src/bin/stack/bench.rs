@@ -2,16 +2,16 @@
 #![expect(clippy::disallowed_methods, reason = "this is not a node: its threads end with it")]
 
 mod crowd;
-mod drain;
+pub(crate) mod drain;
 mod feed;
 mod lateness;
 mod machine;
 mod moving;
 mod raw;
-mod report;
+pub(crate) mod report;
 mod scrape;
 mod shards;
-mod sleeper;
+pub(crate) mod sleeper;
 mod takeover;
 mod throughput;
 mod volume;
@@ -159,7 +159,7 @@ async fn measure(options: &Options) -> Result<ExitCode> {
 
 /// Gives a fresh server a stock of old log files. A server that has run for a while recycles the files of its log. A
 /// fresh one creates each file anew, and every commit then waits a tenth of a second.
-async fn ripen(postgres: &Postgres) -> Result<()> {
+pub(crate) async fn ripen(postgres: &Postgres) -> Result<()> {
     postgres.execute("ALTER SYSTEM SET min_wal_size = '1GB'").await?;
     postgres.execute("SELECT pg_reload_conf()").await?;
     postgres
@@ -181,7 +181,7 @@ async fn flush(cluster: &Sandbox) -> Result<()> {
 }
 
 /// Ends a cluster and removes its data, which would keep the database busy.
-async fn end(cluster: Sandbox) -> Result<()> {
+pub(crate) async fn end(cluster: Sandbox) -> Result<()> {
     let (servers, database): (Vec<_>, _) = (cluster.postgreses().collect(), cluster.vhost().to_owned());
     drop(cluster);
     for postgres in servers {

@@ -1,4 +1,5 @@
-//! `stack up`, `down`, `demo`, `bench`, `alerts`: a whole Duetime on this machine, to try, to watch and to measure.
+//! `stack up`, `down`, `demo`, `bench`, `peers`, `alerts`: a whole Duetime on this machine, to try, to watch and to
+//! measure.
 #![expect(clippy::print_stdout, reason = "its output is for a person")]
 
 mod alerts;
@@ -6,6 +7,7 @@ mod bench;
 mod demo;
 mod down;
 mod env_file;
+mod peers;
 mod place;
 mod up;
 mod view;
@@ -35,6 +37,8 @@ enum Verb {
     Demo(demo::Options),
     /// Measure lateness, throughput and takeovers on clusters of its own.
     Bench(bench::Options),
+    /// Measure Duetime and other schedulers on the same work, in one table.
+    Peers(peers::Options),
     /// Make each alert fire by its cause, and clear again, on a cluster of its own.
     Alerts(alerts::Options),
 }
@@ -57,6 +61,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Verb::Down(options) => down::run(&arguments.folder, &options).await,
         Verb::Demo(options) => demo::run(&arguments.folder, &options).await,
         Verb::Bench(options) => bench::run(&arguments.folder, &options).await,
+        Verb::Peers(options) => peers::run(&arguments.folder, &options).await,
         Verb::Alerts(options) => alerts::run(&arguments.folder, &options).await,
     }
 }

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The parts of a message that a measurement needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     pub at_us: i64,
     /// The two numbers of the payload that the feed wrote.
     pub stamp_us: i64,
@@ -34,14 +34,14 @@ pub(super) struct Seen {
 }
 
 /// A callback for each message.
-pub(super) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
+pub(crate) type Eye = Arc<dyn Fn(Seen) + Send + Sync>;
 
 /// Consumes until it is dropped. It waits for the queue to exist.
 #[derive(Debug)]
-pub(super) struct Drain(JoinHandle<()>);
+pub(crate) struct Drain(JoinHandle<()>);
 
 impl Drain {
-    pub(super) fn start(url: &str, queue: &str, eye: Eye) -> Self {
+    pub(crate) fn start(url: &str, queue: &str, eye: Eye) -> Self {
         let (url, queue) = (url.to_owned(), queue.to_owned());
         Self(tokio::spawn(async move {
             loop {

@@ -107,6 +107,6 @@ fn number(value: f64) -> String {
 
 /// Prints progress, which is not part of the results.
 #[expect(clippy::print_stderr, reason = "progress is not part of the results")]
-pub(super) fn progress(text: &str) {
+pub(crate) fn progress(text: &str) {
     eprintln!("{text}");
 }

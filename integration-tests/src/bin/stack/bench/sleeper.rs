@@ -16,10 +16,10 @@ const LONGEST_US: u64 = 60_000_000;
 
 /// Sleeps a millisecond at a time until it is dropped. A delay of this thread would delay tasks too.
 #[derive(Debug)]
-pub(super) struct Sleeper(Arc<Mutex<Histogram<u64>>>);
+pub(crate) struct Sleeper(Arc<Mutex<Histogram<u64>>>);
 
 impl Sleeper {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let late = Histogram::new_with_bounds(1, LONGEST_US, 3).expect("a minute in three digits");
         let late = Arc::new(Mutex::new(late));
         let seen = Arc::downgrade(&late);
@@ -28,9 +28,12 @@ impl Sleeper {
     }
 
     pub(super) fn tell(&self, part: &str, report: &mut Report) {
-        let late = self.0.lock();
-        report.figure(part, "the machine: a sleeper late, p99", late.value_at_quantile(0.99) as f64 / 1e3, "ms");
-        report.figure(part, "the machine: a sleeper late, max", late.max() as f64 / 1e3, "ms");
+        report.figure(part, "the machine: a sleeper late, p99", self.p99_ms(), "ms");
+        report.figure(part, "the machine: a sleeper late, max", self.0.lock().max() as f64 / 1e3, "ms");
+    }
+
+    pub(crate) fn p99_ms(&self) -> f64 {
+        self.0.lock().value_at_quantile(0.99) as f64 / 1e3
     }
 }
 
