@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::{
     consumer::Answer,
     ledger::Ledger,
+    load::Load,
     sandbox::{Release, Sandbox, last_release, migrate},
 };
 use serde_json::json;
@@ -13,7 +14,8 @@ use sqlx::{Connection, PgConnection};
 
 use crate::{
     command::Terminal,
-    confirm, scenario, schedule,
+    confirm, flows, moves, scenario, schedule,
+    stream::Stream,
     traffic::{self, Traffic},
 };
 
@@ -132,4 +134,46 @@ async fn a_cluster_is_upgraded_and_rolled_back_node_by_node_while_tasks_fire() -
     })
     .await;
     Ok(())
+}
+
+/// The owners of the shards that move are of both versions, and each shard has one of them at each step.
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_move_between_databases_of_a_cluster_of_two_versions() -> Result<()> {
+    let Some((_, old)) = built_release()? else { return Ok(()) };
+    scenario(Sandbox::builder().databases(2).nodes(2).program(&old), async |sandbox| {
+        sandbox.consume_and_ack("mail", &confirm()).await?;
+        let stream = Stream::start(sandbox, &[0, 1], Load::new("mail", 50));
+        flows(sandbox, 50).await?;
+        sandbox.node(0).set_program(None);
+        migrate(sandbox.node(0)).await?;
+        replace(sandbox, 0, None, true).await?;
+        for (from, to) in [(0, 1), (1, 0)] {
+            let both = owned_by_each(sandbox, from).await?;
+            moves::ask_for(sandbox, from, both).await?;
+            moves::moved(sandbox).await?;
+            ensure!(
+                moves::number(sandbox, to, "SELECT count(*) FROM duetime.shard WHERE status = 'arriving'").await? == 0
+            );
+        }
+        moves::cuts(sandbox).await?;
+        stream.end().await?;
+        ensure!(sandbox.ledger.wait_all(Duration::from_secs(60)).await, "tasks are outstanding");
+        moves::each_row_once(sandbox).await?;
+        sandbox.settled().await
+    })
+    .await;
+    Ok(())
+}
+
+/// Two shards of each node that are in a database.
+async fn owned_by_each(sandbox: &Sandbox, database: usize) -> Result<Vec<i32>> {
+    let mut connection = PgConnection::connect(&sandbox.database_url(database)).await?;
+    let mut shards = Vec::new();
+    for node in sandbox.nodes() {
+        let some = "SELECT id FROM duetime.shard WHERE status = 'here' AND owner = $1 ORDER BY id LIMIT 2";
+        let owned: Vec<i32> = sqlx::query_scalar(some).bind(node.name()).fetch_all(&mut connection).await?;
+        ensure!(owned.len() == 2, "{} owns {owned:?}", node.name());
+        shards.extend(owned);
+    }
+    Ok(shards)
 }
