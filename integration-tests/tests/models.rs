@@ -8,6 +8,8 @@
 mod claim;
 #[path = "models/cut.rs"]
 mod cut;
+#[path = "models/depend.rs"]
+mod depend;
 #[path = "models/search.rs"]
 mod search;
 #[path = "models/submit.rs"]
