@@ -10,6 +10,8 @@ mod claim;
 mod cut;
 #[path = "models/depend.rs"]
 mod depend;
+#[path = "models/fire.rs"]
+mod fire;
 #[path = "models/lane.rs"]
 mod lane;
 #[path = "models/search.rs"]
