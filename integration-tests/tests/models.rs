@@ -8,6 +8,12 @@
 mod claim;
 #[path = "models/cut.rs"]
 mod cut;
+#[path = "models/depend.rs"]
+mod depend;
+#[path = "models/fire.rs"]
+mod fire;
+#[path = "models/lane.rs"]
+mod lane;
 #[path = "models/search.rs"]
 mod search;
 #[path = "models/submit.rs"]

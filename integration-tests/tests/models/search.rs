@@ -27,7 +27,8 @@ where
     report(&format!("{}: {} states, depth {}", M::NAME, whole.unique_state_count(), whole.max_depth()));
     for (guard, number) in M::GUARDS {
         let model = M::without(Some(*guard));
-        let invariant = model.properties().into_iter().find(|property| property.name.starts_with(number));
+        let invariant =
+            model.properties().into_iter().find(|property| property.name.split(' ').next() == Some(*number));
         let invariant = invariant.expect("the invariant has a number");
         let name = invariant.name;
         let search = model.clone().checker().finish_when(HasDiscoveries::AnyOf([name].into())).spawn_bfs().join();
