@@ -1,6 +1,6 @@
 -- Lets a move say which writes into its target came before it. The form of 0012_gate_shards.sql counted them from 0
--- again: after a move had been called off and begun anew under the same epoch, a write of the former one that was held up until
--- then was accepted, and brought a cancelled task back. Nodes of 0.2.0 go on calling that form.
+-- again. A move that was called off and begun anew under the same epoch then accepted a held-up write of the former
+-- one, and a cancelled task came back. Nodes of 0.2.0 go on calling that form.
 -- Locks: none that another session waits for; a new function only.
 
 -- Begins the move of a shard in its target, or takes one over that another owner of the source has begun: after this no

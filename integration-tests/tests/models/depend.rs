@@ -6,8 +6,6 @@
 //! transaction holds. The tasks of the names are read in the snapshot. The dependant may be submitted again in place
 //! while it waits, with more to wait for. A name may get a newer task, and a task that succeeded is dropped after its
 //! time. Nodes die with the looks that they owe; the next owner looks at the row's `wake_at`, as often as it likes.
-//!
-//! Not in it: a newer task with a name between the snapshot and the end of a look.
 
 #[path = "depend/circle.rs"]
 mod circle;
@@ -32,10 +30,9 @@ pub(crate) enum Guard {
     AskAgain,
     /// A waiting row has a time at which its owner looks again.
     WakeAt,
-    /// A look judges the row that it has locked. Without it the look judges the row of its snapshot.
-    LockedRow,
-    /// A look lets go only what still waits.
-    StillWaiting,
+    /// A look judges a row that is as its snapshot shows it. Without it the look judges the row as it is by then, with
+    /// the successes of the snapshot.
+    Unchanged,
     /// A task waits for all that it names.
     All,
 }
@@ -54,9 +51,8 @@ impl Guarded for Depends {
         (Guard::LookAfterSuccess, "G1"),
         (Guard::AskAgain, "G1"),
         (Guard::WakeAt, "G1"),
-        (Guard::LockedRow, "G1"),
-        (Guard::LockedRow, "G10"),
-        (Guard::StillWaiting, "G5"),
+        (Guard::Unchanged, "G10"),
+        (Guard::Unchanged, "G5"),
         (Guard::All, "G10"),
     ];
 
@@ -105,8 +101,7 @@ impl Depends {
                 actions.push(Action::Drop(name));
             }
         }
-        let is_looked_at = state.looks.iter().any(Option::is_some);
-        if state.succeeded & NAMES[0] != 0 && !state.is_renewed && !is_looked_at {
+        if state.succeeded & NAMES[0] != 0 && !state.is_renewed {
             actions.push(Action::Renew);
         }
     }

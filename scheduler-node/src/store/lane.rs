@@ -11,6 +11,7 @@ use sqlx::{Row, postgres::PgRow};
 use super::{
     Database, Error, StoreOp,
     claim::{Claimed, LOOK_AGAIN_AFTER, interval, pairs},
+    submit::Window,
 };
 
 /// The most steps from lane to lane of one pick, for each priority: some ten milliseconds. The next pick
@@ -109,6 +110,11 @@ impl Database {
     /// Starts as many of the tasks that `pick` asks for as it can. Also returns the lane at
     /// which each priority's walk ended.
     pub async fn task_pick(&self, pick: &Pick<'_>) -> Result<(Claimed, Walks), Error> {
+        self.task_pick_within(pick, Window::first(self)).await
+    }
+
+    /// Like `task_pick`. A pick starts nothing after its window.
+    pub(super) async fn task_pick_within(&self, pick: &Pick<'_>, window: Window) -> Result<(Claimed, Walks), Error> {
         let (shards, epochs) = pairs(pick.fences);
         let mut begin = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (level, wanted) in pick.wanted.into_iter().enumerate().filter(|(_, wanted)| *wanted > 0) {
@@ -132,7 +138,8 @@ impl Database {
             .bind(pick.counted)
             .bind(pick.known)
             .bind(super::uuids(pick.aside))
-            .bind(pick.only.map(super::uuids));
+            .bind(pick.only.map(super::uuids))
+            .bind(window.until.to_utc());
         self.claimed_with(StoreOp::TaskPick, pick.fences.len(), || query, walks).await
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct Look {
     pub(super) succeeded: u8,
     /// What the row waited for in the snapshot.
     pub(super) waits: u8,
+    /// The writes of the row in the snapshot.
+    pub(super) version: u8,
     /// Once it holds the row: what the row goes on waiting for, and whether it waits no longer.
     pub(super) held: Option<(u8, bool)>,
 }
@@ -48,6 +50,8 @@ pub(crate) struct State {
     pub(super) place: Place,
     /// What the row waits for.
     pub(super) waits: u8,
+    /// How often the row was written.
+    pub(super) version: u8,
     /// What its last submission asked for, and what of that has succeeded since or had succeeded then.
     pub(super) asked: u8,
     pub(super) met: u8,
@@ -92,6 +96,7 @@ impl State {
             is_renewed: false,
             place: Place::Absent,
             waits: 0,
+            version: 0,
             asked: 0,
             met: 0,
             puts: [Put::Unsent; 2],
@@ -119,7 +124,8 @@ impl State {
     pub(super) fn look(&mut self, is_wanted: bool) -> Option<()> {
         if self.place == Place::Waiting && is_wanted {
             let at = self.looks.iter().position(Option::is_none)?;
-            self.looks[at] = Some(Look { succeeded: self.succeeded, waits: self.waits, held: None });
+            self.looks[at] =
+                Some(Look { succeeded: self.succeeded, waits: self.waits, version: self.version, held: None });
         }
         Some(())
     }

@@ -19,6 +19,7 @@ impl Depends {
         state.asked = ASKED[at];
         state.met = state.asked & state.succeeded;
         state.waits = state.asked & !saw;
+        state.version += 1;
         if self.has(Guard::LookAfterCommit) {
             state.owes_row |= state.is_lucky;
         } else if state.waits == 0 {
@@ -35,24 +36,22 @@ impl Depends {
         }
     }
 
-    /// A look comes to the row. It passes over a row that another transaction holds.
+    /// A look comes to the row. It passes over a row that another transaction holds, or has written since the snapshot.
     pub(super) fn lock(&self, state: &mut State, at: usize) -> Option<()> {
         let look = state.looks[at].take()?;
-        if state.is_held() {
+        if state.is_held() || look.version != state.version && self.has(Guard::Unchanged) {
             state.owes_row |= state.is_lucky && self.has(Guard::AskAgain);
             return Some(());
         }
-        if state.place == Place::Waiting || !self.has(Guard::StillWaiting) {
-            let waits = if self.has(Guard::LockedRow) { state.waits } else { look.waits };
-            let rest = waits & !look.succeeded;
-            let is_free = rest == 0 || rest != waits && !self.has(Guard::All);
-            state.looks[at] = Some(Look { held: Some((rest, is_free)), ..look });
-        }
+        let rest = state.waits & !look.succeeded;
+        let is_free = rest == 0 || rest != state.waits && !self.has(Guard::All);
+        state.looks[at] = Some(Look { held: Some((rest, is_free)), ..look });
         Some(())
     }
 
     pub(super) fn release(&self, state: &mut State, at: usize) -> Option<()> {
         let (rest, is_free) = state.looks[at].take()?.held?;
+        state.version += u8::from(is_free || rest != state.waits);
         state.waits = rest;
         if is_free {
             state.was_started_twice |= state.place == Place::Started;

@@ -59,9 +59,9 @@ const BLOCKED_EVERY: Duration = Duration::from_millis(500);
 /// reading it.
 const TURNED_EVERY: Duration = Duration::from_millis(5);
 
-/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick (its
-/// statement timeout is 5 s); before that nothing can be counted.
-const UNKNOWN_FOR: Duration = Duration::from_secs(6);
+/// The pause after a pick with an unknown outcome. By its end the server has certainly ended the pick: it starts tasks
+/// within 2 s or none, and the statement timeout is 5 s. Before that nothing can be counted.
+const UNKNOWN_FOR: Duration = Duration::from_secs(8);
 
 /// The interval between two reads of the queues with waiting tasks, which find what an owner before left.
 const READ_EVERY: Duration = Duration::from_secs(5);

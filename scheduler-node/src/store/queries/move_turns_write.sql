@@ -1,5 +1,5 @@
--- Notes the turns of queues in the target of a move. The target may have joined the cluster after them, and from the cut
--- on it has to refuse a claim that does not know them.
+-- Notes the turns of queues in the target of a move. The target may have joined the cluster after them. From the cut on
+-- it has to refuse a claim that does not know them.
 -- Guard: a newer turn stays. No claim is waited for: those of the shard come after the cut.
 -- $1 queues; $2 the revisions of their policies; $3 the revisions at which their placements last changed (pairwise).
 INSERT INTO duetime.queue_turn AS q (queue, revision, placed)

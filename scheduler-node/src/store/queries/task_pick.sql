@@ -16,6 +16,8 @@
 -- $13 tasks that the database refuses to start: the statement skips them, and no task of an ordered lane overtakes
 -- them. $14 the only tasks to start (NULL: any). With an empty list (`{}`) the statement starts none, and
 -- `candidates` holds the tasks that it would start.
+-- $15 the end of the time window: the statement starts none after it. Its node counts again some time
+-- after it has given up on an answer, and a statement that was held up on its way must not come in after that count.
 -- Returns at least one row, as task_claim.sql does; `ends`: where each priority's walk ended, as "priority shard
 -- lane"; `cut`: the priorities whose walks ended before they had come round.
 WITH RECURSIVE fence AS MATERIALIZED (
@@ -97,6 +99,7 @@ WITH RECURSIVE fence AS MATERIALIZED (
        AND t.state::text = 'ready'                                   -- cast: see task_claim
        AND t.shard = ANY(ARRAY(SELECT f.id FROM fence AS f))
        AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+       AND clock_timestamp() <= $15
        FOR NO KEY UPDATE OF t SKIP LOCKED
 ), claimed AS (
     UPDATE duetime.task AS t

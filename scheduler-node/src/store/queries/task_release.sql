@@ -1,8 +1,9 @@
 -- Checks tasks that wait for others. A task whose dependencies have all succeeded becomes `scheduled`, due at its own
 -- due time and not before now. Any other task whose `wake_at` has passed gets a new one, later the longer it waits (a
 -- second to a minute).
--- Guard: still `waiting`. The writer of a success and the writer of a waiting task both run this after their commit.
--- One of the two sees the other, or skips the row because the first still locks it; then it asks for that row again.
+-- Guard: still `waiting`, and not written since the snapshot, in which the tasks of its names are read. The writer of
+-- a success and the writer of a waiting task both run this after their commit. One of the two sees the other, or skips
+-- the row because the first locks it or has just written it; then it asks for that row again.
 -- If a node dies in between, the check happens at `wake_at`.
 -- The statement skips a row that another transaction locks, so an application's open transaction delays its own task
 -- and no other.
@@ -10,22 +11,22 @@
 -- $4 shards whose dependents are left out, because their place is another database.
 -- Returns the tasks that are scheduled now, and the tasks that it skipped (`held`).
 WITH candidate AS MATERIALIZED (
-    SELECT id FROM unnest($1::uuid[]) AS asked (id)
+    SELECT t.id, t.xmin::text AS seen FROM unnest($1::uuid[]) AS asked (id) JOIN duetime.task AS t ON t.id = asked.id
     UNION
-    SELECT t.id
+    SELECT t.id, t.xmin::text
       FROM unnest($2::text[], $3::text[]) AS done (name, partition_key)
       JOIN duetime.task AS t
         ON t.depends_on @> ARRAY[done.name] AND t.state = 'waiting' AND t.partition_key IS NOT DISTINCT FROM done.partition_key
        AND t.shard <> ALL($4::int[])
 ), looked AS MATERIALIZED (
-    SELECT t.id, t.depends_on, ARRAY(                             -- both from the locked row, not from the snapshot
+    SELECT t.id, t.depends_on, ARRAY(
            SELECT name
              FROM unnest(t.depends_on) WITH ORDINALITY AS d (name, place)
             WHERE duetime.standing_of(name, t.partition_key) = 'succeeded'
             ORDER BY place) AS met
       FROM candidate AS c
       JOIN duetime.task AS t ON t.id = c.id
-     WHERE t.state = 'waiting'
+     WHERE t.state = 'waiting' AND t.xmin::text = c.seen
      ORDER BY t.id
        FOR UPDATE OF t SKIP LOCKED
 ), judged AS (

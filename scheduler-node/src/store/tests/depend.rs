@@ -4,7 +4,7 @@ use common::{
     ids::{Attempt, QueueName, ShardId, TaskId},
     task::{BusinessKey, Dependency, NewTask, OnDuplicate, TaskState},
 };
-use sqlx::Executor;
+use sqlx::{AssertSqlSafe, Executor, Row};
 
 use super::{
     changed, claim,
@@ -300,4 +300,47 @@ async fn a_waiting_task_that_another_transaction_holds_is_passed_over_and_its_ne
     assert_eq!(looked.held, [held], "it is to be checked again");
     lock.release().await;
     assert!(look(&test, held).await);
+}
+
+/// The rule as written in the look.
+const RULE: &str = " AND t.xmin::text = c.seen";
+
+/// A look has found that `a` succeeded. Before it comes to the row of `b`, a newer `a` comes in, and `b` is written
+/// again. Returns the state of `b`, and whether the look asks for it again.
+async fn written_during_a_look(statement: &str) -> (String, bool) {
+    let test = database().await;
+    let first = written(&test, "a", &[]).await;
+    end(&test, first, TaskState::Succeeded).await;
+    let waiting = written(&test, "b", &["a"]).await;
+    let mut gate = test.pool.acquire().await.unwrap();
+    gate.execute("SELECT pg_advisory_lock(7)").await.unwrap();
+    let paused = "FROM (SELECT pg_advisory_xact_lock_shared(7) OFFSET 0) AS gate, candidate AS c";
+    assert!(statement.contains("FROM candidate AS c\n      JOIN duetime.task AS t ON t.id = c.id\n     WHERE"));
+    let statement = statement.replacen("FROM candidate AS c", paused, 1);
+    let pool = test.pool.clone();
+    let looking = spawn_child(async move {
+        let look = sqlx::query(AssertSqlSafe(statement)).bind(vec![waiting.uuid()]).bind(Vec::<String>::new());
+        let rows = look.bind(Vec::<Option<String>>::new()).bind(Vec::<i32>::new()).fetch_all(&pool).await.unwrap();
+        rows.iter().any(|row| row.get("held"))
+    });
+    until_waiting(&test.pool, 1).await;
+    let newer = changed(task("a", &[]), |task| task.keyed.as_mut().expect("it has a key").version = 1);
+    put(&test, &newer).await;
+    let again = sqlx::query("UPDATE duetime.task SET priority = 2 WHERE id = $1").bind(waiting.uuid());
+    again.execute(&test.pool).await.unwrap();
+    gate.execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+    let is_held = looking.await.unwrap();
+    (state(&test, waiting).await, is_held)
+}
+
+#[tokio::test]
+async fn a_look_judges_no_row_that_was_written_since_its_snapshot() {
+    let look = include_str!("../queries/task_release.sql");
+    assert_eq!(written_during_a_look(look).await, ("waiting".to_owned(), true));
+    assert!(look.contains(RULE));
+    assert_eq!(
+        written_during_a_look(&look.replace(RULE, "")).await,
+        ("scheduled".to_owned(), false),
+        "without the rule"
+    );
 }

@@ -12,6 +12,7 @@ use super::{acquire_begun, changed, claim, commit_during, fixture, new_task, own
 use crate::{
     store::{
         Effect, Fault,
+        lane::Pick,
         put::{PutOutcome, Retention},
         settle::{Deliver, Finish, Report},
         submit::{KnownRevisions, Sending, Window},
@@ -253,4 +254,31 @@ async fn a_revival_waits_for_a_newer_version_that_is_being_written() {
     sqlx::query("COMMIT").execute(&mut *putting).await.unwrap();
     assert!(reviving.await.unwrap().expect_err("it is out of date").is_key_taken());
     assert_eq!(test.live().await, 1);
+}
+
+/// Its node has counted again by then, as if the pick had never been sent.
+#[tokio::test]
+async fn a_pick_that_was_held_up_beyond_its_window_starts_nothing() {
+    let test = fixture::database().await;
+    let fences = own(&test, "a").await;
+    let waiting = new_task(fixture::fresh_id_of(ShardId::new(0)));
+    test.database.task_submit(std::slice::from_ref(&waiting), Sending::First).await.unwrap();
+    sqlx::query("UPDATE duetime.task SET state = 'ready'").execute(&test.pool).await.unwrap();
+    let pick = Pick {
+        queue: &waiting.queue,
+        fences: &fences,
+        wanted: [0, 0, 5, 0, 0],
+        after: &Default::default(),
+        ordered: false,
+        counted: true,
+        known: i64::MAX,
+        aside: &[],
+        only: None,
+    };
+    let now = fixture::now(&test.pool).await;
+    for (until, started) in [(now.minus(Duration::from_millis(1)), 0), (now.plus(Duration::from_secs(3_600)), 1)] {
+        let window = Window { after: None, until };
+        let (claimed, _) = test.database.task_pick_within(&pick, window).await.unwrap();
+        assert_eq!((claimed.deliveries.len(), claimed.refused), (started, false), "{until:?}");
+    }
 }

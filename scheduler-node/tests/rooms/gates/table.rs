@@ -56,6 +56,7 @@ const CLAIMS: &[Gate] = &[
             guard("many of each priority", Locked("locked", "c.nth <= c.wanted")),
             guard("the only tasks to start", Locked("locked", "($14::UUID[] IS NULL OR c.id = ANY($14::UUID[]))")),
             guard("starts nothing when the queue has turned", In("turned", "q.revision > $12")),
+            guard("starts none after it", Locked("locked", "clock_timestamp() <= $15")),
             guard("as in task_claim.sql", Itself("t.id = p.id")),
         ],
     ),
@@ -207,6 +208,7 @@ const UNCLAIMED_ONLY: &[Gate] = &[
             guard("still `waiting`", Itself("t.state = 'waiting'")),
             guard("whose dependencies have all succeeded", In("judged", "free <- cardinality(rest.names) = 0")),
             guard("skips a row that another transaction locks", Locked("looked", "t.id = c.id")),
+            guard("not written since the snapshot", Locked("looked", "t.xmin::TEXT = c.seen")),
         ],
     ),
 ];
