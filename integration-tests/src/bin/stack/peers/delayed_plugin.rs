@@ -97,11 +97,9 @@ fn delayed(task: Task, bytes: usize) -> Message {
     Message { exchange: EXCHANGE, key: WORK, payload: task.payload(bytes), properties }
 }
 
-fn described(told: Told, file: String) -> Told {
-    Told {
-        settings: format!("a direct delayed exchange, a quorum queue, {PUBLISHING}"),
-        version: file,
-        unfair: "one copy on one node, which a lost disk takes with it".into(),
-        ..told
-    }
+fn described(mut told: Told, file: String) -> Told {
+    told.settings = format!("a direct delayed exchange, a quorum queue, {PUBLISHING}");
+    told.version = file;
+    "one copy on one node, which a lost disk takes with it".clone_into(&mut told.unfair);
+    told
 }
