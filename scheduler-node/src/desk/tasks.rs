@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::{
-    ids::{Attempt, TaskId},
+    ids::{Attempt, QueueName, TaskId},
     task::{
         TaskState,
         report::ResultBody,
@@ -97,7 +97,7 @@ impl Desk {
                 answer => return answer,
             };
             let task = desk.get(id).await?;
-            if !desk.parts().books.load().get(&task.queue).policy.settle.needs_report() {
+            if !desk.expects_reports(&task.queue).await? {
                 let detail = "the task is in flight, and its queue settles without reports: its consumer cannot be \
                               asked to stop";
                 return Err(Problem { detail: detail.to_owned(), ..refused });
@@ -113,6 +113,17 @@ impl Desk {
             }
         })
         .await
+    }
+
+    /// Tells whether the consumers of a queue report. The queue may have got its policy on another node a moment ago,
+    /// so a refusal reads the queues anew first.
+    async fn expects_reports(&self, queue: &QueueName) -> Result<bool, Problem> {
+        let in_book = || self.parts().books.load().get(queue).policy.settle.needs_report();
+        if in_book() {
+            return Ok(true);
+        }
+        self.read_anew().await?;
+        Ok(in_book())
     }
 
     /// Makes a task that is not claimed yet due now.

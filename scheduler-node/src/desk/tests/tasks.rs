@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use common::{
-    ids::{Attempt, ShardId, TaskId},
+    ids::{Attempt, QueueName, ShardId, TaskId},
+    queue::{QueuePolicy, Settle},
     task::{TaskState, report::ResultBody, state::CancelOutcome},
     wire::ChangeRequest,
 };
@@ -54,6 +55,18 @@ async fn a_cancel_says_what_it_promises_and_repeats_it() {
     for _ in 0..2 {
         assert_eq!(counter.desk.cancel(id).await.expect("cancelled").outcome, CancelOutcome::NoFurtherAttempts);
     }
+}
+
+#[tokio::test]
+async fn a_stop_knows_a_policy_that_another_node_set_a_moment_ago() {
+    let (counter, test) = fresh().await;
+    let id = counter.desk.submit(request(r#"{"queue":"a"}"#)).await.expect("accepted").id;
+    claim(&counter, id).await;
+    let refused = counter.desk.stop(id).await.expect_err("no consumer of this queue reports");
+    assert_eq!((refused.status, refused.slug()), (409, "in_flight"));
+    let policy = QueuePolicy { settle: Settle::Result, ..QueuePolicy::default() };
+    test.database.queue_put(&QueueName::new("a"), &policy, None, 10).await.unwrap().expect("there is room");
+    assert_eq!(counter.desk.stop(id).await.expect("asked").outcome, CancelOutcome::Stopping);
 }
 
 #[tokio::test]
