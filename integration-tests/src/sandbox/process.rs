@@ -217,7 +217,11 @@ pub(super) fn wait_gone(pid: u32) {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
     };
-    while is_there() && std::time::Instant::now() < deadline {
+    while is_there() {
+        if std::time::Instant::now() >= deadline {
+            eprintln!("process {pid} is still there {GONE_WITHIN:?} after it was killed");
+            return;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
