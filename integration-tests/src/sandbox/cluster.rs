@@ -233,6 +233,11 @@ impl Sandbox {
         self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
     }
 
+    /// Keeps a consumer until the sandbox ends.
+    pub fn keep(&self, consumer: Consumer) {
+        self.consumers.lock().push(consumer);
+    }
+
     /// Sets queues' policies. They are in force on every node for what is accepted after the answers.
     pub async fn put_queues(&self, queues: &[(&str, Value)]) -> Result<()> {
         let client = self.live()?;

@@ -1,0 +1,3 @@
+pub(super) fn page(_: &crate::ledger::Ledger, verdict: &crate::ledger::Verdict) -> String {
+    verdict.to_string()
+}
