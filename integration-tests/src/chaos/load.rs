@@ -73,10 +73,8 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn start(stage: &Arc<Stage>, rate: u32) -> Self {
         let every = |share: u32| Duration::from_secs_f64(1_000.0 / f64::from(share * rate));
-        let mut streams: Vec<_> = STREAMS
-            .iter()
-            .map(|stream| tokio::spawn(run(Arc::clone(stage), stream, every(stream.share))))
-            .collect();
+        let mut streams: Vec<_> =
+            STREAMS.iter().map(|stream| tokio::spawn(run(Arc::clone(stage), stream, every(stream.share)))).collect();
         for database in 0..stage.sandbox.database_count() {
             streams.push(tokio::spawn(sql::run(Arc::clone(stage), database, every(SQL_SHARE))));
         }

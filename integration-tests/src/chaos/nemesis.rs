@@ -60,7 +60,8 @@ fn deal(random: &mut StdRng, deck: &mut Vec<&'static Kind>, plan: &Plan, is_shor
         let fits = |kind: &&&Kind| {
             let is_free = kind.part == Part::None || dealt.iter().all(|other| other.part != kind.part);
             // Two of three nodes may be broken at the same time, but no kind twice.
-            let is_second_node = kind.part == Part::Node && dealt.iter().filter(|one| one.part == Part::Node).count() < 2;
+            let is_second_node =
+                kind.part == Part::Node && dealt.iter().filter(|one| one.part == Part::Node).count() < 2;
             (is_free || is_second_node) && dealt.iter().all(|other| other.name != kind.name)
         };
         let Some(place) = deck.iter().rposition(|kind| fits(&kind)) else { break };

@@ -58,7 +58,8 @@ async fn open(stage: &Stage) -> Option<i64> {
     let mut open = 0;
     for database in 0..stage.sandbox.database_count() {
         let mut connection = stage.primary(database).await.ok()?;
-        let count = "SELECT (SELECT count(*) FROM duetime.task) + (SELECT count(*) FROM duetime.inbox WHERE error IS NULL)";
+        let count =
+            "SELECT (SELECT count(*) FROM duetime.task) + (SELECT count(*) FROM duetime.inbox WHERE error IS NULL)";
         open += sqlx::query_scalar::<_, i64>(count).fetch_one(&mut connection).await.ok()?;
     }
     Some(open)

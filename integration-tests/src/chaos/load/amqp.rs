@@ -65,7 +65,11 @@ async fn publish(stage: &Stage, channel: &Channel, count: u64) -> bool {
         (DELAYS, "some.key", vec![("x-delay", AMQPValue::LongInt(delay_ms))])
     } else {
         let due_ms = AMQPValue::LongLongInt(due_ms);
-        ("", "duetime.submit", vec![("duetime-queue", AMQPValue::LongString("amqp".into())), ("duetime-due-ms", due_ms)])
+        (
+            "",
+            "duetime.submit",
+            vec![("duetime-queue", AMQPValue::LongString("amqp".into())), ("duetime-due-ms", due_ms)],
+        )
     };
     let sent = send(channel, exchange, routing_key, number, &headers);
     let is_confirmed = tokio::time::timeout(ANSWER_WITHIN, sent).await.is_ok_and(|sent| sent.is_ok());

@@ -33,11 +33,14 @@ async fn sent_twice(mut turn: Turn) {
     let (number, task) = turn.task(KEYED, due_ms, &json!({ "key": format!("twice {}", turn.count) }));
     let clients = turn.stage.sandbox.clients();
     let first = turn.count as usize % 3;
-    let (one, other) =
-        tokio::join!(clients[first].submit(&task), clients[(first + 1) % 3].submit(&task));
+    let (one, other) = tokio::join!(clients[first].submit(&task), clients[(first + 1) % 3].submit(&task));
     let ledger = turn.stage.ledger();
     let is_unknown = [&one, &other].iter().any(|answer| matches!(answer, Err(Failure::Unknown(_))));
-    if is_unknown { ledger.unknown(number) } else { ledger.refused(number) };
+    if is_unknown {
+        ledger.unknown(number)
+    } else {
+        ledger.refused(number)
+    };
     for task in [one, other].into_iter().flatten() {
         ledger.accepted(number, &task.id);
     }
