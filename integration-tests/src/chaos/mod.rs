@@ -126,9 +126,9 @@ fn facts(plan: &Plan, sandbox: &Sandbox) -> serde_json::Value {
         "rate": plan.rate,
         "version": env!("CARGO_PKG_VERSION"),
         "cluster": format!(
-            "{NODES} nodes, {} databases{}, {} brokers, {} etcd members, leases of {} s",
+            "{NODES} nodes; {} PostgreSQL{}; {} RabbitMQ; {} etcd; leases of {} s",
             sandbox.database_count(),
-            if sandbox.has_standby() { " (the first with a synchronous standby)" } else { "" },
+            if sandbox.has_standby() { ", the first with a synchronous standby" } else { "" },
             sandbox.brokers().len(),
             sandbox.etcd().count(),
             LEASE_TTL.as_secs(),

@@ -123,8 +123,11 @@ async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say
     match outcome {
         Ok(()) => say(&format!("{what}: healed after {:.1} s", began.elapsed().as_secs_f64())),
         Err(error) => {
-            say(&format!("{what}: {error:#}"));
-            stage.ledger().wrong(&format!("{what}: {error:#}"));
+            // The further lines are the end of a node's log, which is kept.
+            let error = format!("{error:#}");
+            let wrong = format!("{what}: {}", error.lines().next().unwrap_or_default());
+            say(&wrong);
+            stage.ledger().wrong(&wrong);
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[arg(long)]
     seed: Option<u64>,
     /// Submissions a second, of all kinds together.
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 50)]
     rate: u32,
     /// Only these faults; `--list` names them.
     #[arg(long, value_delimiter = ',')]
