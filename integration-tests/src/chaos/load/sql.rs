@@ -66,7 +66,7 @@ async fn write(
     database: usize,
     count: u64,
 ) -> Result<(sqlx::Transaction<'_, sqlx::Postgres>, String)> {
-    let key = (count % 3 == 0).then(|| format!("{database} {count}"));
+    let key = count.is_multiple_of(3).then(|| format!("{database} {count}"));
     let options = if count % 3 == 1 { json!({ "partition_key": format!("p {count}") }) } else { json!({}) };
     let mut transaction = connection.begin().await?;
     let id = sqlx::query_scalar(
