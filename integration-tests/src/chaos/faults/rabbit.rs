@@ -103,10 +103,13 @@ async fn alarm(mut scene: Scene) -> Result<()> {
     broker.eval(&["vm_memory_monitor:set_vm_memory_high_watermark(0.4)".to_owned()]).await
 }
 
+/// RabbitMQ may be away in another fault.
 async fn delete_queue(scene: Scene) -> Result<()> {
     let Ok(connection) = connect(&scene).await else { return Ok(()) };
-    let channel = connection.create_channel().await?;
-    channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await?;
+    // The connection may be closed meanwhile, or the queue without a leader.
+    if let Ok(channel) = connection.create_channel().await {
+        channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await.ok();
+    }
     Ok(())
 }
 
@@ -118,7 +121,7 @@ async fn connect(scene: &Scene) -> Result<Connection> {
 async fn poison(mut scene: Scene) -> Result<()> {
     // RabbitMQ may be away in another fault.
     let Ok(connection) = connect(&scene).await else { return Ok(()) };
-    let channel = connection.create_channel().await?;
+    let Ok(channel) = connection.create_channel().await else { return Ok(()) };
     for turn in 0..POISONED {
         let queue = ["duetime.submit", "duetime.results", "duetime.rejected"][turn % 3];
         let body: Vec<u8> = (0..scene.random.random_range(0..400)).map(|_| scene.random.random()).collect();
