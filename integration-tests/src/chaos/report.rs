@@ -84,12 +84,14 @@ fn checks(verdict: &Verdict) -> String {
 
 /// One row for each kind of fault.
 fn kinds(figures: &Figures) -> String {
-    let mut kinds: BTreeMap<(&str, &str), Vec<&Harm>> = BTreeMap::new();
+    let mut kinds: BTreeMap<(u32, &str, &str), Vec<&Harm>> = BTreeMap::new();
     for harm in &figures.harms {
-        kinds.entry((&harm.row, &harm.name)).or_default().push(harm);
+        // By the number of the row; those without a row come last.
+        let number = harm.row.trim_start_matches('F').parse().unwrap_or(u32::MAX);
+        kinds.entry((number, &harm.row, &harm.name)).or_default().push(harm);
     }
     let mut rows = String::new();
-    for ((row, name), harms) in kinds {
+    for ((_, row, name), harms) in kinds {
         let worst = harms.iter().map(|harm| harm.worst_ms).fold(0.0, f64::max);
         let back = harms.iter().filter_map(|harm| harm.normal_after_s).reduce(f64::max);
         let copies: usize = harms.iter().map(|harm| harm.copies).sum();
