@@ -1,7 +1,7 @@
 # What a person does with this repository, one word each. `make` alone lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help stores build demo up down test test-large test-newer fuzz fuzz-check alerts-test alerts-fire bench bench-peers lint fmt chart-test chart-readme image
+.PHONY: help stores build demo up down chaos test test-large test-newer fuzz fuzz-check alerts-test alerts-fire bench bench-peers lint fmt chart-test chart-readme image
 
 CARGO ?= cargo
 # Fail points exist only in test builds. The same packages and features each time, so that nothing is built twice.
@@ -76,6 +76,12 @@ alerts-test: ## Check alerts, runbooks and dashboards, and when each alert fires
 alerts-fire: stores build ## Make each alert fire by its cause on a cluster of its own, and see it resolve; ARGS='--only NAME,NAME'
 	@integration-tests/install prometheus
 	@$(STACK) alerts $(ARGS)
+
+# The fail points are in test builds only.
+chaos: stores ## Break a cluster by a seeded plan under load for an hour, and judge; ARGS='--minutes 10 --seed 7 --small'
+	$(TEST) --test it --test rooms --no-run
+	@integration-tests/build-last-release
+	@target/debug/stack chaos $(ARGS)
 
 bench: stores build ## Measure lateness and throughput
 	@$(STACK) bench $(ARGS)

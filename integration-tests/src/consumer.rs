@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::StreamExt;
 use lapin::{
-    BasicProperties, Channel, Connection, ConnectionProperties,
+    BasicProperties, Channel, Connection, ConnectionProperties, PublisherConfirm,
     message::Delivery as Message,
     options::{
         BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
-        BasicRejectOptions,
+        BasicRejectOptions, ConfirmSelectOptions,
     },
     types::{AMQPValue, FieldTable, ShortString},
 };
@@ -22,7 +22,11 @@ use crate::{
 };
 
 const PREFETCH: u16 = 500;
+const CONNECTED_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(30);
+
+/// The header by which a message that came through a delay exchange names its task and attempt.
+const WAITED: &str = "duetime-message-id";
 
 /// One step of a consumer's answer to a message.
 #[derive(Clone, Debug)]
@@ -36,7 +40,13 @@ pub enum Step {
     RequeueByNack,
     /// A report to the message's `reply_to`, as an application would send it.
     Report(Value),
+    /// The same, and waits for RabbitMQ's confirm: an ack before it could lose the report with a broker.
+    ConfirmedReport(Value),
     Wait(Duration),
+    /// Records in the ledger that work begins in this lane.
+    Begin(String),
+    /// Records that work is about to end in this lane.
+    End(String),
 }
 
 /// A consumer's steps for a message, in order. Without any step the message stays unacknowledged.
@@ -80,13 +90,21 @@ impl Consumer {
     }
 
     pub fn scripted(url: &str, queue: &str, ledger: &Arc<Ledger>, script: Script) -> Self {
+        Self::connecting(vec![url.to_owned()], queue, ledger, script, false)
+    }
+
+    /// Tries one broker after the other whenever it has to connect, and has its reports confirmed.
+    pub fn of_cluster(urls: Vec<String>, queue: &str, ledger: &Arc<Ledger>, script: Script) -> Self {
+        Self::connecting(urls, queue, ledger, script, true)
+    }
+
+    fn connecting(urls: Vec<String>, queue: &str, ledger: &Arc<Ledger>, script: Script, confirms: bool) -> Self {
         let (attach, attached) = watch::channel(false);
-        let desk =
-            Desk { url: format!("{url}?heartbeat=5"), queue: queue.to_owned(), ledger: Arc::clone(ledger), script };
+        let desk = Desk { queue: queue.to_owned(), ledger: Arc::clone(ledger), script, confirms };
         let work = tokio::spawn(async move {
-            loop {
+            for url in urls.iter().cycle() {
                 // The broker may be down, or the queue may not exist yet: both pass.
-                desk.consume(&attach).await.ok();
+                desk.consume(&format!("{url}?heartbeat=5"), &attach).await.ok();
                 attach.send_replace(false);
                 tokio::time::sleep(PAUSE).await;
             }
@@ -112,16 +130,21 @@ impl Drop for Consumer {
 }
 
 struct Desk {
-    url: String,
     queue: String,
     ledger: Arc<Ledger>,
     script: Script,
+    confirms: bool,
 }
 
 impl Desk {
-    async fn consume(&self, attach: &watch::Sender<bool>) -> Result<()> {
-        let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
+    async fn consume(&self, url: &str, attach: &watch::Sender<bool>) -> Result<()> {
+        let connecting = Connection::connect(url, ConnectionProperties::default());
+        // A frozen broker takes the connection and never greets.
+        let connection = tokio::time::timeout(CONNECTED_WITHIN, connecting).await??;
         let channel = connection.create_channel().await?;
+        if self.confirms {
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        }
         channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
         let mut messages = channel
             .basic_consume(
@@ -146,15 +169,15 @@ impl Desk {
     /// Answers at once when the script has no pauses; otherwise in a task beside the stream.
     async fn answer(&self, channel: &Channel, message: Message, answer: Answer) -> Result<()> {
         if answer.0.iter().any(|step| matches!(step, Step::Wait(_))) {
-            let channel = channel.clone();
-            tokio::spawn(async move { perform(&channel, &message, answer).await.ok() });
+            let (channel, ledger) = (channel.clone(), Arc::clone(&self.ledger));
+            tokio::spawn(async move { perform(&channel, &ledger, &message, answer).await.ok() });
             return Ok(());
         }
-        perform(channel, &message, answer).await
+        perform(channel, &self.ledger, &message, answer).await
     }
 }
 
-async fn perform(channel: &Channel, message: &Message, answer: Answer) -> Result<()> {
+async fn perform(channel: &Channel, ledger: &Ledger, message: &Message, answer: Answer) -> Result<()> {
     for step in answer.0 {
         match step {
             Step::Ack => {
@@ -169,7 +192,13 @@ async fn perform(channel: &Channel, message: &Message, answer: Answer) -> Result
             Step::RequeueByNack => {
                 message.acker.nack(BasicNackOptions { requeue: true, multiple: false }).await?;
             }
-            Step::Report(body) => report(channel, message, &body).await?,
+            Step::Report(body) => drop(report(channel, message, &body).await?),
+            Step::ConfirmedReport(body) => {
+                let confirm = report(channel, message, &body).await?.await?;
+                ensure!(confirm.is_ack(), "RabbitMQ does not keep the report");
+            }
+            Step::Begin(lane) => ledger.begins(&lane, &message_id(message)),
+            Step::End(lane) => ledger.ends(&lane, &message_id(message)),
             Step::Wait(pause) => tokio::time::sleep(pause).await,
         }
     }
@@ -178,7 +207,7 @@ async fn perform(channel: &Channel, message: &Message, answer: Answer) -> Result
 
 /// Reports as the contract tells consumers to: to the default exchange and the queue in `reply_to`, naming the task
 /// and the attempt.
-async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<()> {
+async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<PublisherConfirm> {
     let to = message.properties.reply_to().clone().context("the message names no reply_to")?;
     let task = message.properties.correlation_id().clone().context("the message names no correlation_id")?;
     let mut headers = FieldTable::default();
@@ -187,20 +216,13 @@ async fn report(channel: &Channel, message: &Message, body: &Value) -> Result<()
             headers.insert(name.into(), value.clone());
         }
     }
-    channel
-        .basic_publish(
-            ShortString::default(),
-            to,
-            BasicPublishOptions::default(),
-            body.to_string().as_bytes(),
-            BasicProperties::default()
-                .with_correlation_id(task)
-                .with_content_type("application/json".into())
-                .with_delivery_mode(2)
-                .with_headers(headers),
-        )
-        .await?;
-    Ok(())
+    let properties = BasicProperties::default()
+        .with_correlation_id(task)
+        .with_content_type("application/json".into())
+        .with_delivery_mode(2)
+        .with_headers(headers);
+    let (options, body) = (BasicPublishOptions::default(), body.to_string());
+    Ok(channel.basic_publish(ShortString::default(), to, options, body.as_bytes(), properties).await?)
 }
 
 /// The first task through a fresh queue only shows that the path works; no script sees it.
@@ -215,16 +237,31 @@ fn warm_up_answer(message: &Message) -> Answer {
 fn read(message: &Message, queue: &str, at_us: i64) -> Delivery {
     let text = |value: &Option<ShortString>| value.as_ref().map(ToString::to_string).unwrap_or_default();
     let payload: Value = serde_json::from_slice(&message.data).unwrap_or(Value::Null);
+    let message_id = message_id(message);
+    let attempt = number(message, "duetime-attempt").and_then(|attempt| u32::try_from(attempt).ok());
+    // A message that only waited in Duetime has its own properties, and a header that names its task and attempt.
+    let waited = header(message, WAITED).and_then(|_| message_id.split_once(':'));
+    let (task, attempt) = match waited {
+        Some((task, attempt)) => (task.to_owned(), attempt.parse().unwrap_or(0)),
+        None => (text(message.properties.correlation_id()), attempt.unwrap_or(0)),
+    };
     Delivery {
         at_us,
         queue: queue.to_owned(),
-        message_id: text(message.properties.message_id()),
-        task: text(message.properties.correlation_id()),
-        attempt: number(message, "duetime-attempt").and_then(|attempt| u32::try_from(attempt).ok()).unwrap_or(0),
+        task,
+        attempt,
+        message_id,
         due_ms: number(message, "duetime-due-ms"),
         marked: matches!(header(message, "duetime-redelivered"), Some(AMQPValue::Boolean(true))),
         by_broker: message.redelivered,
         number: payload["n"].as_u64(),
+    }
+}
+
+fn message_id(message: &Message) -> String {
+    match header(message, WAITED) {
+        Some(AMQPValue::LongString(text)) => text.to_string(),
+        _ => message.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

@@ -7,6 +7,7 @@
     reason = "this is not a node: it is the clock and the clients, and its threads end with its test"
 )]
 
+pub mod chaos;
 pub mod client;
 pub mod clock;
 pub mod consumer;

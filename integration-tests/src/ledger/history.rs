@@ -1,11 +1,14 @@
-//! The ledger's data. Only facts: requests, answers, arrivals.
+//! The ledger's data. Only facts: requests, answers, arrivals, and the rows that are left at the end.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Number;
 
 /// One message as a consumer received it, recorded before it is answered.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Delivery {
     pub at_us: i64,
     pub queue: String,
@@ -21,6 +24,34 @@ pub struct Delivery {
     pub number: Option<Number>,
 }
 
+/// A row of a task in a database, read after everything has ended.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Row {
+    /// The place of the database.
+    pub database: usize,
+    /// Whether it is in the table of unfinished tasks.
+    pub live: bool,
+    pub task: String,
+    pub queue: String,
+    pub state: String,
+    pub attempt: u32,
+    pub due_us: i64,
+    pub key: Option<String>,
+    pub partition_key: Option<String>,
+    pub version: i64,
+    /// From the payload; `None` for a task that the ledger did not submit.
+    pub number: Option<Number>,
+}
+
+/// A consumer begins or ends the work of a message, in a lane where only so many may be open at a time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Work {
+    pub(super) lane: String,
+    pub(super) message_id: String,
+    pub(super) begins: bool,
+    pub(super) at_us: i64,
+}
+
 /// The record of one submission.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
@@ -29,10 +60,14 @@ pub(super) struct Entry {
     /// The earliest moment at which it may arrive, by the due times acknowledged so far.
     pub(super) due_us: i64,
     pub(super) answer: Answer,
+    /// Further tasks that repetitions of the submission were answered with. There must be none.
+    pub(super) others: Vec<String>,
     pub(super) cancel: Cancel,
     pub(super) max_attempts: Option<u32>,
     /// May end without being delivered: it expires, or its queue is taken away.
     pub(super) may_lapse: bool,
+    /// May become a second task: its way in is at least once, and it has no key.
+    pub(super) may_repeat: bool,
     /// Its place in a sequence that must be kept.
     pub(super) order: Option<(String, u64)>,
     /// The submissions that must have succeeded before it starts.
@@ -43,6 +78,8 @@ pub(super) struct Entry {
 pub(super) enum Answer {
     Open,
     Accepted(String),
+    /// Accepted by an answer that does not name the task: RabbitMQ's confirm.
+    Taken,
     Refused,
     Unknown,
 }
@@ -59,10 +96,10 @@ pub(super) enum Cancel {
 
 /// A span of time in which a part was broken on purpose.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
-    pub(super) what: String,
-    pub(super) from_us: i64,
-    pub(super) until_us: Option<i64>,
+pub struct Window {
+    pub what: String,
+    pub from_us: i64,
+    pub until_us: Option<i64>,
 }
 
 /// A fault that has begun. Healing it closes its window.
@@ -71,25 +108,64 @@ pub struct Fault(pub(super) usize);
 
 #[derive(Debug, Default)]
 pub(super) struct History {
+    pub(super) facts: Value,
     pub(super) entries: Vec<Entry>,
-    pub(super) by_task: HashMap<String, Number>,
     pub(super) deliveries: Vec<Delivery>,
     /// Numbers that have arrived, for a cheap check whether all have.
     pub(super) arrived: BTreeSet<Number>,
     pub(super) windows: Vec<Window>,
     pub(super) owners: BTreeMap<(u32, i64), BTreeSet<String>>,
     pub(super) messages_may_vanish: bool,
+    /// Queues whose messages may vanish.
+    pub(super) lossy: BTreeSet<String>,
+    /// The most messages in work at a time, for each lane.
+    pub(super) limits: BTreeMap<String, usize>,
+    pub(super) works: Vec<Work>,
+    /// Queues of one schedule each, and the time between its fire times.
+    pub(super) fires: BTreeMap<String, i64>,
+    pub(super) rows: Vec<Row>,
+    pub(super) has_tables: bool,
+    pub(super) wrong: Vec<String>,
 }
 
 impl History {
     pub(super) fn entry(&mut self, number: Number) -> &mut Entry {
         &mut self.entries[number as usize]
     }
+
+    /// The submission of this number, if there is one.
+    pub(super) fn known(&self, number: Option<Number>) -> Option<(Number, &Entry)> {
+        number.and_then(|number| Some((number, self.entries.get(usize::try_from(number).ok()?)?)))
+    }
 }
 
 impl Entry {
+    pub(super) fn new(queue: String, invoked_us: i64, due_us: i64) -> Self {
+        Self {
+            queue,
+            invoked_us,
+            due_us,
+            answer: Answer::Open,
+            others: Vec::new(),
+            cancel: Cancel::Never,
+            max_attempts: None,
+            may_lapse: false,
+            may_repeat: false,
+            order: None,
+            after: Vec::new(),
+        }
+    }
+
+    /// Notes the task of a positive answer. A repetition must be answered with the first one's.
+    pub(super) fn accept(&mut self, task: String) {
+        match &self.answer {
+            Answer::Accepted(first) if *first != task => self.others.push(task),
+            _ => self.answer = Answer::Accepted(task),
+        }
+    }
+
     pub(super) fn must_arrive(&self) -> bool {
-        matches!(self.answer, Answer::Accepted(_))
+        matches!(self.answer, Answer::Accepted(_) | Answer::Taken)
             && matches!(self.cancel, Cancel::Never | Cancel::NoFurther)
             && !self.may_lapse
     }

@@ -1,5 +1,9 @@
 //! The judge's questions. Pure: history in, verdict out.
 
+mod fires;
+mod limits;
+mod tables;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hdrhistogram::Histogram;
@@ -14,9 +18,13 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
     count(history, &mut verdict);
     let by_number = recognise(history, &mut verdict);
     for (entry, number) in history.entries.iter().zip(0..) {
+        for other in &entry.others {
+            verdict.unexpected.add(|| format!("task {number} was answered with {:?} and {other}", entry.answer));
+        }
         let arrived: &[&Delivery] = by_number.get(&number).map_or(&[], Vec::as_slice);
         judge_arrival(number, entry, arrived, &mut verdict);
-        judge_attempts(number, entry, arrived, history.messages_may_vanish, &mut verdict);
+        let may_miss = history.messages_may_vanish || history.lossy.contains(&entry.queue);
+        judge_attempts(number, entry, arrived, may_miss, &mut verdict);
     }
     judge_copies(history, grace_us, &mut verdict);
     judge_order(history, &by_number, &mut verdict);
@@ -26,6 +34,10 @@ pub(super) fn judge(history: &History, grace_us: i64) -> Verdict {
             verdict.owners.add(|| format!("shard {shard} in epoch {epoch}: {owners:?}"));
         }
     }
+    limits::judge_limits(history, &mut verdict);
+    fires::judge_fires(history, &mut verdict);
+    tables::judge_tables(history, &mut verdict);
+    history.wrong.iter().for_each(|what| verdict.others.add(|| what.clone()));
     verdict.lateness = lateness(history, i64::MIN, i64::MAX);
     verdict
 }
@@ -37,7 +49,7 @@ fn count(history: &History, verdict: &mut Verdict) {
     verdict.broker_copies = history.deliveries.iter().filter(|delivery| delivery.by_broker).count();
     for entry in &history.entries {
         match entry.answer {
-            Answer::Accepted(_) => verdict.accepted += 1,
+            Answer::Accepted(_) | Answer::Taken => verdict.accepted += 1,
             Answer::Refused => verdict.refused += 1,
             // A request still open when the scenario ended has an unknown outcome too.
             Answer::Unknown | Answer::Open => verdict.unknown += 1,
@@ -54,9 +66,10 @@ fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number,
     // A submission without an answer may exist, but as one task only.
     let mut unknown_tasks: HashMap<Number, &str> = HashMap::new();
     for delivery in &history.deliveries {
-        let known =
-            delivery.number.and_then(|number| Some((number, history.entries.get(usize::try_from(number).ok()?)?)));
-        let Some((number, entry)) = known else {
+        let Some((number, entry)) = history.known(delivery.number) else {
+            if history.fires.contains_key(&delivery.queue) && delivery.number.is_none() {
+                continue;
+            }
             verdict.unexpected.add(|| format!("{} was never submitted", delivery.message_id));
             continue;
         };
@@ -77,7 +90,10 @@ fn recognise<'a>(history: &'a History, verdict: &mut Verdict) -> HashMap<Number,
             Answer::Refused => {
                 verdict.unexpected.add(|| format!("task {number} was refused and arrived as {}", delivery.task))
             }
-            Answer::Unknown | Answer::Open => {
+            Answer::Taken | Answer::Unknown | Answer::Open => {
+                if entry.may_repeat {
+                    continue;
+                }
                 let first = unknown_tasks.entry(number).or_insert(&delivery.task);
                 if *first != delivery.task {
                     verdict.unexpected.add(|| format!("task {number} exists twice: {first} and {}", delivery.task));
@@ -210,19 +226,25 @@ fn judge_dependencies(history: &History, by_number: &HashMap<Number, Vec<&Delive
     }
 }
 
+/// The submission and the first arrival, in microseconds, of each task that has arrived.
+pub(super) fn first_arrivals(history: &History) -> impl Iterator<Item = (&Entry, i64)> {
+    let mut seen: BTreeSet<Number> = BTreeSet::new();
+    history.deliveries.iter().filter(|delivery| delivery.attempt == 1).filter_map(move |delivery| {
+        let (number, entry) = history.known(delivery.number)?;
+        seen.insert(number).then_some((entry, delivery.at_us))
+    })
+}
+
 /// A day: longer lateness is recorded as this.
 const LONGEST_US: u64 = 86_400_000_000;
 
 pub(super) fn lateness(history: &History, from_us: i64, until_us: i64) -> Lateness {
-    let mut seen: BTreeSet<Number> = BTreeSet::new();
     let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_US, 3).expect("bounds and digits fit together");
-    for delivery in &history.deliveries {
-        let Some(number) = delivery.number else { continue };
-        let Some(entry) = usize::try_from(number).ok().and_then(|index| history.entries.get(index)) else { continue };
+    for (entry, at_us) in first_arrivals(history) {
         // A task cannot arrive before its submission: a due time in the past means now.
         let due_us = entry.due_us.max(entry.invoked_us);
-        if delivery.attempt == 1 && (from_us..until_us).contains(&due_us) && seen.insert(number) {
-            histogram.saturating_record(u64::try_from(delivery.at_us - due_us).unwrap_or(0));
+        if (from_us..until_us).contains(&due_us) {
+            histogram.saturating_record(u64::try_from(at_us - due_us).unwrap_or(0));
         }
     }
     let in_ms = |us: u64| us as f64 / 1_000.0;

@@ -8,22 +8,33 @@
 //! - Are copies marked, and near a fault?
 //! - Do attempts follow one another?
 //! - Did two nodes ever own one shard in one epoch?
+//! - Were more messages of a lane in work than its limit allows?
+//! - Has a fire time of a schedule one task?
+//! - Do the rows that are left agree with all this?
+//!
+//! With a journal, the record is also a file, which [`Ledger::replay`] reads and judges again.
 
 mod history;
+mod journal;
 mod judge;
 mod verdict;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_runs;
 
-use std::time::Duration;
+use std::{fs::File, io::Write, path::Path, sync::OnceLock, time::Duration};
 
+use anyhow::Context;
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::clock::now_us;
-use history::{Answer, Cancel, Entry, History, Window};
-pub use history::{Delivery, Fault};
+use history::{Answer, History, Work};
+pub use history::{Delivery, Fault, Row, Window};
+use journal::Event;
 pub use verdict::{Lateness, Verdict};
 
 /// The number of one submission, carried in its payload as `n`.
@@ -46,6 +57,7 @@ pub struct Progress {
 #[derive(Debug)]
 pub struct Ledger {
     history: Mutex<History>,
+    journal: OnceLock<File>,
     grace_us: i64,
 }
 
@@ -59,120 +71,201 @@ impl Ledger {
     pub fn with_grace(grace: Duration) -> Self {
         Self {
             history: Mutex::default(),
+            journal: OnceLock::new(),
             grace_us: i64::try_from(grace.as_micros()).expect("a grace is not that long"),
         }
+    }
+
+    /// Writes each event from now on to a new file as well, before it counts.
+    pub fn keep_journal(&self, path: &Path) -> anyhow::Result<()> {
+        let file = File::create(path).with_context(|| format!("making {}", path.display()))?;
+        self.journal.set(file).map_err(|_| anyhow::anyhow!("the ledger has a journal"))
+    }
+
+    /// The ledger of a journal.
+    pub fn replay(path: &Path) -> anyhow::Result<Self> {
+        let ledger = Self::default();
+        *ledger.history.lock() = journal::read(path)?;
+        Ok(ledger)
+    }
+
+    fn record(&self, event: Event) {
+        self.write(&mut self.history.lock(), event);
+    }
+
+    fn write(&self, history: &mut History, event: Event) {
+        if let Some(mut journal) = self.journal.get() {
+            journal.write_all(event.line().as_bytes()).expect("the journal takes a line");
+        }
+        history.apply(event);
+    }
+
+    /// Records how the run was made.
+    pub fn run(&self, facts: Value) {
+        self.record(Event::Run { facts });
+    }
+
+    /// How the run was made; null unless recorded.
+    pub fn facts(&self) -> Value {
+        self.history.lock().facts.clone()
     }
 
     /// Records a submission; to be called before the request is sent. The number goes into its payload.
     pub fn submitting(&self, queue: &str, due_ms: i64) -> Number {
         let mut history = self.history.lock();
-        history.entries.push(Entry {
-            queue: queue.to_owned(),
-            invoked_us: now_us(),
-            due_us: due_ms * 1_000,
-            answer: Answer::Open,
-            cancel: Cancel::Never,
-            max_attempts: None,
-            may_lapse: false,
-            order: None,
-            after: Vec::new(),
-        });
-        history.entries.len() as Number - 1
+        let number = history.entries.len() as Number;
+        let (at_us, due_us) = (now_us(), due_ms * 1_000);
+        self.write(&mut history, Event::Submitting { number, queue: queue.to_owned(), at_us, due_us });
+        number
     }
 
+    /// Records a positive answer. When it repeats, each time the same task must be named.
     pub fn accepted(&self, number: Number, task: &str) {
-        let mut history = self.history.lock();
-        history.by_task.insert(task.to_owned(), number);
-        history.entry(number).answer = Answer::Accepted(task.to_owned());
+        self.record(Event::Accepted { number, task: task.to_owned(), at_us: now_us() });
+    }
+
+    /// Records a positive answer that does not name the task: RabbitMQ's confirm.
+    pub fn taken(&self, number: Number) {
+        self.record(Event::Taken { number, at_us: now_us() });
     }
 
     pub fn refused(&self, number: Number) {
-        self.history.lock().entry(number).answer = Answer::Refused;
+        self.record(Event::Refused { number });
     }
 
     /// Records that there was no answer: the task may exist or not.
     pub fn unknown(&self, number: Number) {
-        self.history.lock().entry(number).answer = Answer::Unknown;
+        self.record(Event::Unknown { number });
     }
 
     /// No attempt beyond this may arrive.
     pub fn expect_attempts(&self, number: Number, most: u32) {
-        self.history.lock().entry(number).max_attempts = Some(most);
+        self.record(Event::Attempts { number, most });
     }
 
     /// The task need not arrive.
     pub fn may_lapse(&self, number: Number) {
-        self.history.lock().entry(number).may_lapse = true;
+        self.record(Event::MayLapse { number });
+    }
+
+    /// The submission may become a second task.
+    pub fn may_repeat(&self, number: Number) {
+        self.record(Event::MayRepeat { number });
     }
 
     /// Within `sequence` first arrivals must come in the order of `place`.
     pub fn expect_order(&self, number: Number, sequence: &str, place: u64) {
-        self.history.lock().entry(number).order = Some((sequence.to_owned(), place));
+        self.record(Event::Order { number, sequence: sequence.to_owned(), place });
     }
 
     /// The task must not arrive before the last attempt of each of `others` has.
     pub fn expect_after(&self, number: Number, others: &[Number]) {
-        self.history.lock().entry(number).after = others.to_vec();
+        self.record(Event::After { number, others: others.to_vec() });
     }
 
     /// Records a cancel that was acknowledged with this outcome.
     pub fn cancelled(&self, number: Number, outcome: &str) {
-        self.history.lock().entry(number).cancel =
-            if outcome == "cancelled" { Cancel::Final } else { Cancel::NoFurther };
+        self.record(Event::Cancelled { number, outcome: outcome.to_owned() });
     }
 
     pub fn cancel_unknown(&self, number: Number) {
-        self.history.lock().entry(number).cancel = Cancel::Unknown;
+        self.record(Event::CancelUnknown { number });
     }
 
     /// Records a new due time that was acknowledged.
     pub fn moved(&self, number: Number, due_ms: i64) {
-        self.history.lock().entry(number).due_us = due_ms * 1_000;
+        self.record(Event::Moved { number, due_us: due_ms * 1_000 });
     }
 
     /// The task may now arrive from `due_ms` on if that is earlier: after a move whose outcome is unknown, or a
     /// requested run.
     pub fn may_move(&self, number: Number, due_ms: i64) {
-        let mut history = self.history.lock();
-        let entry = history.entry(number);
-        entry.due_us = entry.due_us.min(due_ms * 1_000);
+        self.record(Event::MayMove { number, due_us: due_ms * 1_000 });
     }
 
     pub fn delivered(&self, delivery: Delivery) {
-        let mut history = self.history.lock();
-        if let Some(number) = delivery.number {
-            history.arrived.insert(number);
-        }
-        history.deliveries.push(delivery);
+        self.record(Event::Delivered(delivery));
     }
 
     /// Opens the window of a fault that is about to be injected.
     pub fn fault(&self, what: &str) -> Fault {
         let mut history = self.history.lock();
-        history.windows.push(Window { what: what.to_owned(), from_us: now_us(), until_us: None });
+        self.write(&mut history, Event::Fault { what: what.to_owned(), at_us: now_us() });
         Fault(history.windows.len() - 1)
     }
 
     /// Closes the window of a fault that is healed.
     pub fn heal(&self, fault: Fault) {
-        self.history.lock().windows[fault.0].until_us = Some(now_us());
+        self.record(Event::Healed { fault: fault.0, at_us: now_us() });
+    }
+
+    /// The faults so far, in the order in which they began.
+    pub fn windows(&self) -> Vec<Window> {
+        self.history.lock().windows.clone()
     }
 
     /// Records that a node was seen to own `shard` in `epoch`.
     pub fn owner_seen(&self, shard: u32, epoch: i64, owner: &str) {
-        self.history.lock().owners.entry((shard, epoch)).or_default().insert(owner.to_owned());
+        let mut history = self.history.lock();
+        let is_known = history.owners.get(&(shard, epoch)).is_some_and(|owners| owners.contains(owner));
+        if !is_known {
+            self.write(&mut history, Event::Owner { shard, epoch, owner: owner.to_owned() });
+        }
     }
 
     /// The scenario takes messages out of RabbitMQ, so attempts may be missing. Tasks may not.
     pub fn messages_may_vanish(&self) {
-        self.history.lock().messages_may_vanish = true;
+        self.record(Event::MessagesMayVanish);
+    }
+
+    /// Like [`Self::messages_may_vanish`], for one queue.
+    pub fn loses_messages(&self, queue: &str) {
+        self.record(Event::QueueLosesMessages { queue: queue.to_owned() });
+    }
+
+    /// At most so many messages of `lane` may be in work at a time.
+    pub fn limit(&self, lane: &str, most: usize) {
+        self.record(Event::Limit { lane: lane.to_owned(), most });
+    }
+
+    /// A consumer begins the work of a message.
+    pub fn begins(&self, lane: &str, message_id: &str) {
+        self.works(lane, message_id, true);
+    }
+
+    /// A consumer is about to report the end of the work.
+    pub fn ends(&self, lane: &str, message_id: &str) {
+        self.works(lane, message_id, false);
+    }
+
+    fn works(&self, lane: &str, message_id: &str, begins: bool) {
+        let (lane, message_id) = (lane.to_owned(), message_id.to_owned());
+        self.record(Event::Works(Work { lane, message_id, begins, at_us: now_us() }));
+    }
+
+    /// The tasks of `queue` without a number are those of one schedule with this interval. Each fire time must have
+    /// one.
+    pub fn fires(&self, queue: &str, every: Duration) {
+        let every_us = i64::try_from(every.as_micros()).expect("an interval is not that long");
+        self.record(Event::Fires { queue: queue.to_owned(), every_us });
+    }
+
+    /// Records the rows of all databases, after everything has ended.
+    pub fn tables(&self, rows: Vec<Row>) {
+        rows.into_iter().for_each(|row| self.record(Event::Row(row)));
+        self.record(Event::Tables);
+    }
+
+    /// Records a violation that the run itself saw.
+    pub fn wrong(&self, what: &str) {
+        self.record(Event::Wrong { what: what.to_owned() });
     }
 
     /// The task of a submission, once accepted.
     pub fn task(&self, number: Number) -> Option<String> {
         match &self.history.lock().entries[number as usize].answer {
             Answer::Accepted(task) => Some(task.clone()),
-            Answer::Open | Answer::Refused | Answer::Unknown => None,
+            Answer::Open | Answer::Taken | Answer::Refused | Answer::Unknown => None,
         }
     }
 
@@ -233,7 +326,8 @@ impl Ledger {
     pub fn progress(&self) -> Progress {
         let history = self.history.lock();
         let now_us = now_us();
-        let accepted = history.entries.iter().filter(|entry| matches!(entry.answer, Answer::Accepted(_)));
+        let accepted =
+            history.entries.iter().filter(|entry| matches!(entry.answer, Answer::Accepted(_) | Answer::Taken));
         let may_come = history.entries.iter().filter(|entry| !matches!(entry.answer, Answer::Refused));
         Progress {
             submitted: history.entries.len(),
@@ -241,6 +335,15 @@ impl Ledger {
             due: may_come.filter(|entry| entry.due_us <= now_us).count(),
             delivered: history.arrived.len(),
         }
+    }
+
+    /// Due time and first arrival, in microseconds, of each task of these queues that has arrived. A task cannot be due
+    /// before its submission.
+    pub fn first_arrivals(&self, queues: &[&str]) -> Vec<(i64, i64)> {
+        judge::first_arrivals(&self.history.lock())
+            .filter(|(entry, _)| queues.contains(&entry.queue.as_str()))
+            .map(|(entry, at_us)| (entry.due_us.max(entry.invoked_us), at_us))
+            .collect()
     }
 
     pub fn judge(&self) -> Verdict {

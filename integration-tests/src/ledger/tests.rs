@@ -2,26 +2,26 @@
 
 use super::{verdict::Findings, *};
 
-const DUE_MS: i64 = 1_000;
+pub(super) const DUE_MS: i64 = 1_000;
 
 /// A made-up history; the test chooses the times.
-struct Story {
-    ledger: Ledger,
+pub(super) struct Story {
+    pub(super) ledger: Ledger,
 }
 
 impl Story {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { ledger: Ledger::with_grace(Duration::from_secs(1)) }
     }
 
     /// Accepted, due at [`DUE_MS`], named after its number.
-    fn task(&self) -> Number {
+    pub(super) fn task(&self) -> Number {
         let number = self.ledger.submitting("q", DUE_MS);
         self.ledger.accepted(number, &format!("t{number}"));
         number
     }
 
-    fn message(&self, number: Number, attempt: u32, at_ms: i64) -> Delivery {
+    pub(super) fn message(&self, number: Number, attempt: u32, at_ms: i64) -> Delivery {
         Delivery {
             at_us: at_ms * 1_000,
             queue: "q".into(),
@@ -34,15 +34,15 @@ impl Story {
         }
     }
 
-    fn arrives(&self, number: Number, attempt: u32, at_ms: i64) {
+    pub(super) fn arrives(&self, number: Number, attempt: u32, at_ms: i64) {
         self.ledger.delivered(self.message(number, attempt, at_ms));
     }
 
-    fn arrives_marked(&self, number: Number, attempt: u32, at_ms: i64) {
+    pub(super) fn arrives_marked(&self, number: Number, attempt: u32, at_ms: i64) {
         self.ledger.delivered(Delivery { marked: true, ..self.message(number, attempt, at_ms) });
     }
 
-    fn window(&self, from_ms: i64, until_ms: Option<i64>) {
+    pub(super) fn window(&self, from_ms: i64, until_ms: Option<i64>) {
         self.ledger.history.lock().windows.push(Window {
             what: "a fault".into(),
             from_us: from_ms * 1_000,
@@ -52,7 +52,7 @@ impl Story {
 }
 
 /// Checks that exactly this one question has one violation.
-fn only(verdict: &Verdict, pick: impl Fn(&mut Verdict) -> &mut Findings) {
+pub(super) fn only(verdict: &Verdict, pick: impl Fn(&mut Verdict) -> &mut Findings) {
     let mut rest = verdict.clone();
     let found = std::mem::take(pick(&mut rest));
     assert_eq!(found.count, 1, "{verdict}");

@@ -77,6 +77,14 @@ pub struct Verdict {
     pub order: Findings,
     /// Two owners of one shard in one epoch.
     pub owners: Findings,
+    /// More messages of a lane in work than its limit allows.
+    pub limits: Findings,
+    /// A fire time without a task, or with two.
+    pub fires: Findings,
+    /// Rows that are unfinished at the end, or that disagree with answers and arrivals.
+    pub tables: Findings,
+    /// What the run itself saw: a node that panicked or did not become ready.
+    pub others: Findings,
 
     pub lateness: Lateness,
 }
@@ -94,7 +102,8 @@ impl Verdict {
         assert!(self.holds(), "{self}");
     }
 
-    fn questions(&self) -> [(&'static str, &Findings); 9] {
+    /// Each question and its violations.
+    pub fn questions(&self) -> [(&'static str, &Findings); 13] {
         [
             ("lost", &self.lost),
             ("unexpected", &self.unexpected),
@@ -105,6 +114,10 @@ impl Verdict {
             ("attempts", &self.attempts),
             ("order", &self.order),
             ("two owners", &self.owners),
+            ("limits exceeded", &self.limits),
+            ("fire times", &self.fires),
+            ("rows at the end", &self.tables),
+            ("other findings", &self.others),
         ]
     }
 }

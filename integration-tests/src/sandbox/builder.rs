@@ -94,7 +94,8 @@ impl Builder {
         self.shards.unwrap_or(if is_ranged { FEWER_SHARDS } else { DEFAULT_SHARDS })
     }
 
-    /// Puts the database on servers of this sandbox alone: a primary and a synchronous standby. The nodes know both.
+    /// Puts the first database on servers of this sandbox alone: a primary and a synchronous standby. The nodes know
+    /// both.
     pub fn standby(mut self) -> Self {
         self.standby = true;
         self
@@ -175,7 +176,6 @@ impl Builder {
         ensure!((1..=most).contains(&self.databases), "a sandbox has 1 to {most} databases, not {}", self.databases);
         let turn = TURN.lock().await;
         let name = shared::unique("duetime");
-        ensure!(!self.standby || self.databases == 1, "a sandbox with a standby has one database");
         let brokers: Vec<&'static Rabbit> = match self.brokers {
             1 => vec![shared::rabbit().await?],
             count => {

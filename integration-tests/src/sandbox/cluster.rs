@@ -51,8 +51,24 @@ pub struct Sandbox {
 #[derive(Debug)]
 pub struct Links {
     pub databases: Vec<Proxy>,
+    /// To the standby of the first database.
+    pub standby: Option<Proxy>,
     pub etcd: Vec<Proxy>,
+    /// To the first broker.
     pub rabbit: Proxy,
+    pub other_brokers: Vec<Proxy>,
+}
+
+impl Links {
+    /// All links to databases.
+    pub fn to_postgres(&self) -> Vec<&Proxy> {
+        self.databases.iter().chain(&self.standby).collect()
+    }
+
+    /// All links to brokers.
+    pub fn to_rabbit(&self) -> Vec<&Proxy> {
+        std::iter::once(&self.rabbit).chain(&self.other_brokers).collect()
+    }
 }
 
 impl Sandbox {
@@ -75,8 +91,8 @@ impl Sandbox {
             lease_ttl: self.shape.lease_ttl,
             databases: self.database_configs(links.as_ref()),
             amqp_url: match &links {
-                Some(links) => self.rabbit().url_through(links.rabbit.port(), &self.name),
-                None => self.amqp_urls(number),
+                Some(links) => self.amqp_urls_through(number, links.to_rabbit().iter().map(|link| link.port())),
+                None => self.amqp_urls_through(number, self.brokers.iter().map(|broker| broker.port())),
             },
             port: free_port(),
             token: self.token.clone(),
@@ -136,8 +152,8 @@ impl Sandbox {
     }
 
     /// The URL of all brokers for a node, which begins with another one for each node.
-    fn amqp_urls(&self, node: usize) -> String {
-        let mut ports: Vec<u16> = self.brokers.iter().map(|broker| broker.port()).collect();
+    fn amqp_urls_through(&self, node: usize, ports: impl Iterator<Item = u16>) -> String {
+        let mut ports: Vec<u16> = ports.collect();
         let count = ports.len();
         ports.rotate_left(node % count);
         let url = self.rabbit().url_through(ports[0], &self.name);
@@ -153,7 +169,12 @@ impl Sandbox {
         self.databases[database].0
     }
 
-    /// The standby of the database; only when the sandbox was built with one.
+    /// Whether the first database has a standby.
+    pub fn has_standby(&self) -> bool {
+        self.standby.is_some()
+    }
+
+    /// The standby of the first database; only when the sandbox was built with one.
     pub fn standby(&self) -> &'static Postgres {
         self.standby.expect("the sandbox was built with a standby")
     }
@@ -166,6 +187,22 @@ impl Sandbox {
 
     pub fn amqp_url(&self) -> String {
         self.rabbit().url(&self.name)
+    }
+
+    /// One URL for each broker, for applications.
+    pub fn broker_urls(&self) -> Vec<String> {
+        self.brokers.iter().map(|broker| broker.url(&self.name)).collect()
+    }
+
+    /// The URLs at which a database may be: that of its server, and that of its standby.
+    pub fn server_urls(&self, database: usize) -> Vec<String> {
+        let standby = self.standby.filter(|_| database == 0).map(|standby| standby.url(&self.name));
+        std::iter::once(self.database_url(database)).chain(standby).collect()
+    }
+
+    /// The number of databases.
+    pub fn database_count(&self) -> usize {
+        self.databases.len()
     }
 
     /// The virtual host of this sandbox.
@@ -194,6 +231,11 @@ impl Sandbox {
         consumer.attached(READY_WITHIN).await?;
         self.consumers.lock().push(consumer);
         self.ledger.wait_delivered(number, 1, READY_WITHIN).await.map(drop)
+    }
+
+    /// Keeps a consumer until the sandbox ends.
+    pub fn keep(&self, consumer: Consumer) {
+        self.consumers.lock().push(consumer);
     }
 
     /// Sets queues' policies. They are in force on every node for what is accepted after the answers.
@@ -296,8 +338,12 @@ impl Sandbox {
             .enumerate()
             .map(|(number, (server, database))| DatabaseConfig {
                 name: format!("db{}", number + 1),
-                url: match (links, self.standby) {
-                    (Some(links), _) => server.url_through(links.databases[number].port(), database),
+                url: match (links, self.standby.filter(|_| number == 0)) {
+                    (Some(links), Some(_)) => {
+                        let standby = links.standby.as_ref().map_or(0, Proxy::port);
+                        server.url_through_both(links.databases[number].port(), standby, database)
+                    }
+                    (Some(links), None) => server.url_through(links.databases[number].port(), database),
                     (None, Some(standby)) => server.url_with(standby, database),
                     (None, None) => server.url(database),
                 },
@@ -318,7 +364,15 @@ impl Sandbox {
         for port in self.etcd.ports() {
             etcd.push(Proxy::start(port).await?);
         }
-        Ok(Links { databases, etcd, rabbit: Proxy::start(self.rabbit().port()).await? })
+        let mut other_brokers = Vec::new();
+        for broker in &self.brokers[1..] {
+            other_brokers.push(Proxy::start(broker.port()).await?);
+        }
+        let standby = match self.standby {
+            Some(standby) => Some(Proxy::start(standby.port()).await?),
+            None => None,
+        };
+        Ok(Links { databases, standby, etcd, rabbit: Proxy::start(self.rabbit().port()).await?, other_brokers })
     }
 
     /// Polls every node for the owners of shards, for the ledger.

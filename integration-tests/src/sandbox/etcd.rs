@@ -114,6 +114,35 @@ impl Etcd {
         Ok(())
     }
 
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Kills all members and removes all that they hold. [`Self::restart_all`] then starts an empty cluster.
+    pub fn wipe(&self) -> Result<()> {
+        self.kill_all();
+        for member in &self.members {
+            let data = member.folder.join("data");
+            std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes another member the leader, when all run.
+    pub async fn move_leader(&self) -> Result<()> {
+        let leader = self.leader().await?;
+        let next = self.members[(leader + 1) % self.members.len()].status().await?;
+        let target = serde_json::json!({ "targetID": next["header"]["member_id"] });
+        self.members[leader].post("maintenance/transfer-leadership", &target).await.map(drop)
+    }
+
+    /// Forgets all former values of keys, so that a watch of an old revision is refused.
+    pub async fn compact(&self) -> Result<()> {
+        let status = self.members[0].status().await?;
+        let request = serde_json::json!({ "revision": status["header"]["revision"] });
+        self.members[0].post("kv/compaction", &request).await.map(drop)
+    }
+
     fn launch(&self, member: &Member) -> Result<Process> {
         let cluster: Vec<String> =
             self.members.iter().map(|other| format!("{}={}", other.name, other.peer_url())).collect();
@@ -162,9 +191,15 @@ impl Member {
     }
 
     async fn status(&self) -> Result<Value> {
-        let url = format!("{}/v3/maintenance/status", self.url());
-        let answer = http::plain().post(&url).body("{}").timeout(Duration::from_secs(5)).send().await?;
-        Ok(serde_json::from_str(&answer.text().await?)?)
+        self.post("maintenance/status", &serde_json::json!({})).await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Result<Value> {
+        let url = format!("{}/v3/{path}", self.url());
+        let answer = http::plain().post(&url).body(body.to_string()).timeout(Duration::from_secs(5)).send().await?;
+        let (status, text) = (answer.status(), answer.text().await?);
+        anyhow::ensure!(status.is_success(), "{url}: {status} {text}");
+        Ok(serde_json::from_str(&text)?)
     }
 
     fn peer_url(&self) -> String {

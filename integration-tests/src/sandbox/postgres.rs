@@ -68,6 +68,20 @@ impl Postgres {
         let standby = Self::in_folder(folder, self.account.clone(), self.password.clone(), self.tether)?;
         standby.copy(self).await?;
         let standby = standby.started().await?;
+        self.wait_for(&standby).await?;
+        Ok(standby)
+    }
+
+    /// Makes this server, which has ended, a standby of another one, which replaced it. Its own data goes.
+    pub async fn follow(&self, primary: &Self) -> Result<()> {
+        fs::remove_dir_all(self.data())?;
+        self.copy(primary).await?;
+        self.restart().await?;
+        primary.wait_for(self).await
+    }
+
+    /// Lets each commit wait for the standby, and returns when it does.
+    async fn wait_for(&self, standby: &Self) -> Result<()> {
         self.execute("ALTER SYSTEM SET synchronous_standby_names = '*'").await?;
         self.execute("SELECT pg_reload_conf()").await?;
         let in_step = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
@@ -78,7 +92,7 @@ impl Postgres {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Ok(standby)
+        Ok(())
     }
 
     fn in_folder(folder: &Path, account: Account, password: String, tether: Tether) -> Result<Self> {
@@ -113,7 +127,12 @@ impl Postgres {
 
     /// The URL of `database` on this server or on `other`, whichever takes writes.
     pub fn url_with(&self, other: &Self, database: &str) -> String {
-        let (password, here, there) = (&self.password, self.port, other.port);
+        self.url_through_both(self.port, other.port, database)
+    }
+
+    /// The same, through two other ports of 127.0.0.1.
+    pub fn url_through_both(&self, here: u16, there: u16, database: &str) -> String {
+        let password = &self.password;
         format!(
             "postgres://postgres:{password}@127.0.0.1:{here},127.0.0.1:{there}/{database}\
              ?target_session_attrs=read-write"

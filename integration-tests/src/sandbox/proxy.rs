@@ -38,8 +38,16 @@ enum State {
     Open,
     /// No byte passes and no connection is closed, as if the cable were pulled out.
     Cut,
+    /// Requests pass and answers do not: the link is half open.
+    Mute,
     /// Connections are closed, and new ones are closed at once, as if the process were gone.
     Refused,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Request,
+    Answer,
 }
 
 /// Forwards one port of 127.0.0.1 to another. Must be started and used within one runtime.
@@ -82,6 +90,11 @@ impl Proxy {
         self.set(State::Cut);
     }
 
+    /// Lets requests pass and holds the answers back.
+    pub fn mute(&self) {
+        self.set(State::Mute);
+    }
+
     /// Closes every connection, and new ones at once.
     pub fn refuse(&self) {
         self.set(State::Refused);
@@ -110,21 +123,26 @@ impl Drop for Proxy {
 }
 
 async fn carry(client: TcpStream, target: u16, mut link: watch::Receiver<Link>) -> io::Result<()> {
-    passable(&mut link).await?;
+    passable(&mut link, Way::Request).await?;
     let server = TcpStream::connect(("127.0.0.1", target)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (client_in, client_out) = client.into_split();
     let (server_in, server_out) = server.into_split();
     tokio::select! {
-        done = pump(client_in, server_out, link.clone()) => done,
-        done = pump(server_in, client_out, link.clone()) => done,
+        done = pump(client_in, server_out, link.clone(), Way::Request) => done,
+        done = pump(server_in, client_out, link.clone(), Way::Answer) => done,
         () = refused(&mut link) => Ok(()),
     }
 }
 
 /// Copies one direction. The end of either ends the connection: no protocol here uses half-closed connections.
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut link: watch::Receiver<Link>) -> io::Result<()> {
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut link: watch::Receiver<Link>,
+    way: Way,
+) -> io::Result<()> {
     let (held, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(IN_FLIGHT);
     let delays = link.clone();
     let reading = async move {
@@ -140,7 +158,7 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut link: watch::
     let writing = async move {
         while let Some((at, chunk)) = due.recv().await {
             tokio::time::sleep_until(at).await;
-            passable(&mut link).await?;
+            passable(&mut link, way).await?;
             to.write_all(&chunk).await?;
         }
         io::Result::Ok(())
@@ -148,10 +166,11 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut link: watch::
     tokio::try_join!(reading, writing).map(|_| ())
 }
 
-/// Waits while the link is cut.
-async fn passable(link: &mut watch::Receiver<Link>) -> io::Result<()> {
-    match link.wait_for(|link| link.state != State::Cut).await {
-        Ok(link) if link.state == State::Open => Ok(()),
+/// Waits while the link holds back what goes this way.
+async fn passable(link: &mut watch::Receiver<Link>, way: Way) -> io::Result<()> {
+    let held = |state: State| state == State::Cut || state == State::Mute && way == Way::Answer;
+    match link.wait_for(|link| !held(link.state)).await {
+        Ok(link) if link.state != State::Refused => Ok(()),
         Ok(_) | Err(_) => Err(io::ErrorKind::ConnectionReset.into()),
     }
 }
@@ -199,6 +218,19 @@ mod tests {
         proxy.heal();
         client.read_exact(&mut [0]).await.unwrap();
         round(&mut client).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_mute_link_carries_requests_and_holds_their_answers() {
+        let proxy = Proxy::start(echo().await).await.unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+        round(&mut client).await.unwrap();
+        proxy.mute();
+        client.write_all(b"y").await.unwrap();
+        let silent = tokio::time::timeout(Duration::from_millis(100), client.read_exact(&mut [0])).await;
+        assert!(silent.is_err());
+        proxy.heal();
+        client.read_exact(&mut [0]).await.unwrap();
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 mod broker_cluster;
 mod bulk;
 mod certificates;
+mod chaos;
 mod command;
 mod console;
 mod console_pages;

@@ -1,9 +1,10 @@
-//! `stack up`, `down`, `demo`, `bench`, `peers`, `alerts`: a whole Duetime on this machine, to try, to watch and to
-//! measure.
+//! `stack up`, `down`, `demo`, `bench`, `peers`, `alerts`, `chaos`: a whole Duetime on this machine, to try, to watch,
+//! to measure and to break.
 #![expect(clippy::print_stdout, reason = "its output is for a person")]
 
 mod alerts;
 mod bench;
+mod chaos;
 mod demo;
 mod down;
 mod env_file;
@@ -41,6 +42,8 @@ enum Verb {
     Peers(peers::Options),
     /// Make each alert fire by its cause, and clear again, on a cluster of its own.
     Alerts(alerts::Options),
+    /// Break a cluster of its own by a seeded plan, under a load of every feature, and judge.
+    Chaos(chaos::Options),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Verb::Bench(options) => bench::run(&arguments.folder, &options).await,
         Verb::Peers(options) => peers::run(&arguments.folder, &options).await,
         Verb::Alerts(options) => alerts::run(&arguments.folder, &options).await,
+        Verb::Chaos(options) => chaos::run(&arguments.folder, &options).await,
     }
 }
 

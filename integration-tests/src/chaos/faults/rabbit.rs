@@ -1,0 +1,143 @@
+//! Faults of RabbitMQ, and messages that nodes cannot read.
+
+use anyhow::Result;
+use lapin::{
+    BasicProperties, Connection, ConnectionProperties,
+    options::{BasicPublishOptions, QueueDeleteOptions},
+    types::{AMQPValue, FieldTable},
+};
+use rand::RngExt;
+
+use super::{Kind, Needs, Part, Scene};
+use crate::{chaos::queues::FRAGILE, sandbox::Rabbit};
+
+/// Messages of one fault.
+const POISONED: usize = 60;
+
+pub(super) const KINDS: &[Kind] = &[
+    Kind {
+        name: "kill-rabbit",
+        row: "F25",
+        says: "the only broker is killed, or one of three (F31), and starts again",
+        part: Part::Rabbit,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(kill(scene)),
+    },
+    Kind {
+        name: "freeze-rabbit",
+        row: "F26",
+        says: "a broker is stopped with SIGSTOP, and continues",
+        part: Part::Rabbit,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(freeze(scene)),
+    },
+    Kind {
+        name: "close-connections",
+        row: "F27",
+        says: "a broker closes all connections, of nodes and consumers",
+        part: Part::Rabbit,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(close_connections(scene)),
+    },
+    Kind {
+        name: "memory-alarm",
+        row: "F28",
+        says: "a broker is allowed no memory, and blocks publishers",
+        part: Part::Rabbit,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(alarm(scene)),
+    },
+    Kind {
+        name: "delete-queue",
+        row: "F29",
+        says: "a RabbitMQ queue is deleted with its messages",
+        part: Part::None,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(delete_queue(scene)),
+    },
+    Kind {
+        name: "poison",
+        row: "F33",
+        says: "malformed submissions, results and rejections are published",
+        part: Part::None,
+        needs: Needs::Nothing,
+        play: |scene| Box::pin(poison(scene)),
+    },
+];
+
+fn broker(scene: &mut Scene) -> &'static Rabbit {
+    let count = scene.sandbox().brokers().len();
+    let place = scene.below(count);
+    scene.sandbox().brokers()[place]
+}
+
+async fn kill(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    broker.kill();
+    scene.hold().await;
+    broker.restart().await
+}
+
+async fn freeze(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    broker.pause()?;
+    scene.hold().await;
+    broker.resume()
+}
+
+async fn close_connections(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    // Twice: the second time while clients are connecting again.
+    for _ in 0..2 {
+        let close = "[rabbit_networking:close_connection(Pid, \"chaos\") || Pid <- rabbit_networking:connections()]";
+        broker.eval(&[close.to_owned()]).await?;
+        scene.hold().await;
+    }
+    Ok(())
+}
+
+async fn alarm(mut scene: Scene) -> Result<()> {
+    let broker = broker(&mut scene);
+    broker.eval(&["vm_memory_monitor:set_vm_memory_high_watermark(0.0001)".to_owned()]).await?;
+    scene.hold().await;
+    broker.eval(&["vm_memory_monitor:set_vm_memory_high_watermark(0.4)".to_owned()]).await
+}
+
+/// RabbitMQ may be away in another fault.
+async fn delete_queue(scene: Scene) -> Result<()> {
+    let Ok(connection) = connect(&scene).await else { return Ok(()) };
+    // The connection may be closed meanwhile, or the queue without a leader.
+    if let Ok(channel) = connection.create_channel().await {
+        channel.queue_delete(FRAGILE.into(), QueueDeleteOptions::default()).await.ok();
+    }
+    Ok(())
+}
+
+async fn connect(scene: &Scene) -> Result<Connection> {
+    Ok(Connection::connect(&scene.sandbox().amqp_url(), ConnectionProperties::default()).await?)
+}
+
+/// Bytes for each queue that nodes read: no JSON, no headers, wrong types, another task's name.
+async fn poison(mut scene: Scene) -> Result<()> {
+    // RabbitMQ may be away in another fault.
+    let Ok(connection) = connect(&scene).await else { return Ok(()) };
+    let Ok(channel) = connection.create_channel().await else { return Ok(()) };
+    for turn in 0..POISONED {
+        let queue = ["duetime.submit", "duetime.results", "duetime.rejected"][turn % 3];
+        let body: Vec<u8> = (0..scene.random.random_range(0..400)).map(|_| scene.random.random()).collect();
+        let mut headers = FieldTable::default();
+        if turn % 2 == 0 {
+            headers.insert("duetime-queue".into(), AMQPValue::LongLongInt(7));
+            headers.insert("duetime-attempt".into(), AMQPValue::LongString("one".into()));
+        }
+        let properties = BasicProperties::default()
+            .with_headers(headers)
+            .with_correlation_id(if turn % 4 == 0 { "no task" } else { "00000000-0000-7000-8000-000000000001" }.into());
+        let options = BasicPublishOptions::default();
+        // The connection may be closed meanwhile.
+        if channel.basic_publish("".into(), queue.into(), options, &body, properties).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}

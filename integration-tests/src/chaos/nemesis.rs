@@ -1,0 +1,148 @@
+//! The nemesis: plays one to three faults at a time, by a seeded plan, with quiet between.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use anyhow::Result;
+use rand::{RngExt, rngs::StdRng, seq::SliceRandom};
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{
+    NODES, Plan,
+    faults::{self, Kind, Needs, Part, Scene},
+    stage::{Stage, between},
+};
+use crate::sandbox::last_release;
+
+/// A run below this is short: its faults and pauses are.
+const SHORT: Duration = Duration::from_secs(150);
+/// Faults of one round begin within this time.
+const APART_MS: u64 = 2_000;
+/// Within this time after the last heal all nodes are ready.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// Plays faults until the time of the plan is over.
+pub(super) async fn rage(stage: &Arc<Stage>, plan: &Plan, say: fn(&str)) -> Result<()> {
+    let until = Instant::now() + plan.time;
+    let is_short = plan.time < SHORT;
+    let mut random = stage.random("nemesis", 0);
+    let mut deck = Vec::new();
+    pause(&mut random, is_short, until).await;
+    for round in 0.. {
+        if Instant::now() >= until {
+            break;
+        }
+        let kinds = deal(&mut random, &mut deck, plan, is_short);
+        if kinds.is_empty() {
+            break;
+        }
+        play(stage, &mut random, &kinds, round, is_short, say).await;
+        ready(stage).await;
+        pause(&mut random, is_short, until).await;
+    }
+    Ok(())
+}
+
+/// Quiet, in which the cluster comes back to normal and its lateness is measured.
+async fn pause(random: &mut StdRng, is_short: bool, until: Instant) {
+    let (least_ms, most_ms) = if is_short { (1_500, 3_000) } else { (5_000, 10_000) };
+    tokio::time::sleep_until((Instant::now() + between(random, least_ms, most_ms)).min(until)).await;
+}
+
+/// The faults of the next round: from a shuffled deck, so that each comes once before one comes twice.
+fn deal(random: &mut StdRng, deck: &mut Vec<&'static Kind>, plan: &Plan, is_short: bool) -> Vec<&'static Kind> {
+    let count = if is_short { 1 } else { [1, 1, 1, 2, 2, 3][random.random_range(0..6_usize)] };
+    let mut dealt: Vec<&'static Kind> = Vec::new();
+    for _ in 0..count {
+        if deck.is_empty() {
+            deck.extend(faults::all().filter(|kind| is_wanted(kind, plan)));
+            deck.shuffle(random);
+        }
+        let fits = |kind: &&&Kind| {
+            let is_free = kind.part == Part::None || dealt.iter().all(|other| other.part != kind.part);
+            // Two of three nodes may be broken at the same time, but no kind twice.
+            let is_second_node =
+                kind.part == Part::Node && dealt.iter().filter(|one| one.part == Part::Node).count() < 2;
+            (is_free || is_second_node) && dealt.iter().all(|other| other.name != kind.name)
+        };
+        let Some(place) = deck.iter().rposition(|kind| fits(&kind)) else { break };
+        dealt.push(deck.remove(place));
+    }
+    dealt
+}
+
+fn is_wanted(kind: &Kind, plan: &Plan) -> bool {
+    let is_named = plan.faults.is_empty() || plan.faults.iter().any(|name| name == kind.name);
+    let can_be = match kind.needs {
+        Needs::Nothing => true,
+        Needs::Large => !plan.small,
+        Needs::LastRelease => last_release().is_ok_and(|release| release.program.is_some()),
+    };
+    is_named && can_be
+}
+
+/// Plays the faults of one round at about the same time, and waits until all are healed.
+async fn play(
+    stage: &Arc<Stage>,
+    random: &mut StdRng,
+    kinds: &[&'static Kind],
+    round: u64,
+    is_short: bool,
+    say: fn(&str),
+) {
+    let mut free: Vec<usize> = (0..NODES).collect();
+    free.shuffle(random);
+    let mut faults = JoinSet::new();
+    for (kind, place) in kinds.iter().copied().zip(0..) {
+        let mut node = free.pop().unwrap_or(0);
+        if kind.name == "freeze-master"
+            && let Ok(master) = stage.sandbox.master().await
+        {
+            free.push(node);
+            free.retain(|other| *other != master);
+            node = master;
+        }
+        let begins_after = between(random, 0, if place == 0 { 0 } else { APART_MS });
+        let scene = Scene { stage: Arc::clone(stage), random: stage.random(kind.name, round), node, is_short };
+        faults.spawn(play_one(kind, scene, begins_after, say));
+    }
+    faults.join_all().await;
+}
+
+async fn play_one(kind: &'static Kind, scene: Scene, begins_after: Duration, say: fn(&str)) {
+    tokio::time::sleep(begins_after).await;
+    let stage = Arc::clone(&scene.stage);
+    let victim = match kind.part {
+        Part::Node => format!(" {}", stage.sandbox.node(scene.node).name()),
+        _ => String::new(),
+    };
+    let what = format!("{} {}{victim}", kind.row, kind.name);
+    let fault = stage.ledger().fault(&what);
+    let began = Instant::now();
+    let outcome = (kind.play)(scene).await;
+    stage.ledger().heal(fault);
+    match outcome {
+        Ok(()) => say(&format!("{what}: healed after {:.1} s", began.elapsed().as_secs_f64())),
+        Err(error) => {
+            // The further lines are the end of a node's log, which is kept.
+            let error = format!("{error:#}");
+            let wrong = format!("{what}: {}", error.lines().next().unwrap_or_default());
+            say(&wrong);
+            stage.ledger().wrong(&wrong);
+        }
+    }
+}
+
+/// Waits until all nodes are ready after a round; one that is not becomes a finding.
+async fn ready(stage: &Stage) {
+    let deadline = Instant::now() + READY_WITHIN;
+    let mut late = BTreeSet::new();
+    for node in &stage.sandbox.nodes()[..NODES] {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if node.wait_ready(left).await.is_err() {
+            late.insert(node.name());
+        }
+    }
+    for name in late {
+        stage.ledger().wrong(&format!("{name} was not ready {READY_WITHIN:?} after the last heal"));
+    }
+}

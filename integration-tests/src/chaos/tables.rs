@@ -1,0 +1,90 @@
+//! The end of a run: waits until all is finished, and reads what the databases hold.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use reqwest::Method;
+use serde_json::Value;
+use sqlx::Row as _;
+use tokio::time::Instant;
+
+use super::{queues::PULSE, stage::Stage};
+use crate::ledger::Row;
+
+/// Longer than the longest deadline of the load's queues.
+const FINISHED_WITHIN: Duration = Duration::from_secs(240);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// A message may be on its way to its consumer after its row is finished.
+const ARRIVED_WITHIN: Duration = Duration::from_secs(15);
+/// Fire times are decided this long ahead, and a moment for the last decision to be made.
+const DECIDED_AHEAD: Duration = Duration::from_secs(5);
+
+const ROWS: &str = "
+SELECT live, id::text AS task, queue, state::text AS state, attempt,
+       (extract(epoch FROM due_at) * 1000000)::bigint AS due_us, key, partition_key, version, payload
+  FROM (SELECT true AS live, id, queue, state, attempt, due_at, key, partition_key, version, payload
+          FROM duetime.task
+        UNION ALL
+        SELECT false, id, queue, state, attempt, due_at, key, partition_key, version, payload
+          FROM duetime.archive) AS known";
+
+/// Stops the schedule, waits until no task is unfinished, and records all rows in the ledger.
+pub(super) async fn settle(stage: &Stage) -> Result<()> {
+    let deadline = Instant::now() + FINISHED_WITHIN;
+    while pause_schedule(stage).await.is_err() && Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    tokio::time::sleep(DECIDED_AHEAD).await;
+    while open(stage).await.is_none_or(|open| open > 0) && Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    stage.ledger().wait_all(ARRIVED_WITHIN).await;
+    let mut rows = Vec::new();
+    for database in 0..stage.sandbox.database_count() {
+        rows.extend(read(stage, database).await?);
+    }
+    stage.ledger().tables(rows);
+    Ok(())
+}
+
+async fn pause_schedule(stage: &Stage) -> Result<()> {
+    let client = stage.sandbox.live()?;
+    let _: Value = client.call(Method::POST, &format!("/v1/schedules/{PULSE}/pause"), None).await?;
+    Ok(())
+}
+
+/// How many tasks are unfinished, and how many submissions in SQL are not tasks yet.
+async fn open(stage: &Stage) -> Option<i64> {
+    let mut open = 0;
+    for database in 0..stage.sandbox.database_count() {
+        let mut connection = stage.primary(database).await.ok()?;
+        let count =
+            "SELECT (SELECT count(*) FROM duetime.task) + (SELECT count(*) FROM duetime.inbox WHERE error IS NULL)";
+        open += sqlx::query_scalar::<_, i64>(count).fetch_one(&mut connection).await.ok()?;
+    }
+    Some(open)
+}
+
+async fn read(stage: &Stage, database: usize) -> Result<Vec<Row>> {
+    let mut connection = stage.primary(database).await?;
+    let rows = sqlx::query(ROWS).fetch_all(&mut connection).await?;
+    rows.iter()
+        .map(|row| {
+            let payload: Vec<u8> = row.try_get("payload")?;
+            let payload: Value = serde_json::from_slice(&payload).unwrap_or(Value::Null);
+            Ok(Row {
+                database,
+                live: row.try_get("live")?,
+                task: row.try_get("task")?,
+                queue: row.try_get("queue")?,
+                state: row.try_get("state")?,
+                attempt: u32::try_from(row.try_get::<i32, _>("attempt")?)?,
+                due_us: row.try_get("due_us")?,
+                key: row.try_get("key")?,
+                partition_key: row.try_get("partition_key")?,
+                version: row.try_get("version")?,
+                number: payload["n"].as_u64(),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,45 @@
+//! Each fire time of a schedule has one task.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{
+    Verdict,
+    history::{History, Row},
+};
+
+pub(super) fn judge_fires(history: &History, verdict: &mut Verdict) {
+    for (queue, every_us) in &history.fires {
+        judge_arrivals(history, queue, verdict);
+        if history.has_tables {
+            let rows = history.rows.iter().filter(|row| row.queue == *queue && row.number.is_none());
+            judge_rows(queue, *every_us, rows, verdict);
+        }
+    }
+}
+
+fn judge_arrivals(history: &History, queue: &str, verdict: &mut Verdict) {
+    let mut tasks: BTreeMap<i64, BTreeSet<&str>> = BTreeMap::new();
+    for delivery in history.deliveries.iter().filter(|one| one.queue == queue && one.number.is_none()) {
+        let Some(due_ms) = delivery.due_ms else { continue };
+        tasks.entry(due_ms).or_default().insert(&delivery.task);
+        if delivery.at_us < due_ms * 1_000 {
+            verdict.early.add(|| format!("{} of {queue} arrived before its fire time {due_ms}", delivery.message_id));
+        }
+    }
+    for (due_ms, tasks) in tasks.iter().filter(|(_, tasks)| tasks.len() > 1) {
+        verdict.fires.add(|| format!("{queue}: {tasks:?} for the fire time {due_ms}"));
+    }
+}
+
+fn judge_rows<'a>(queue: &str, every_us: i64, rows: impl Iterator<Item = &'a Row>, verdict: &mut Verdict) {
+    let mut times: Vec<i64> = rows.map(|row| row.due_us).collect();
+    times.sort_unstable();
+    for pair in times.windows(2) {
+        let [before, after] = pair else { continue };
+        if before == after {
+            verdict.fires.add(|| format!("{queue}: two rows for the fire time {after}"));
+        } else if after - before != every_us {
+            verdict.fires.add(|| format!("{queue}: no row between the fire times {before} and {after}"));
+        }
+    }
+}

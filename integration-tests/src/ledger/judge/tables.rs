@@ -1,0 +1,85 @@
+//! What the databases hold at the end, beside what was answered and what arrived.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::{
+    Number, Verdict,
+    history::{Answer, Cancel, Entry, History, Row},
+};
+
+/// States of a task that was taken back.
+const TAKEN_BACK: [&str; 3] = ["cancelled", "superseded", "expired"];
+
+pub(super) fn judge_tables(history: &History, verdict: &mut Verdict) {
+    if !history.has_tables {
+        return;
+    }
+    judge_places(&history.rows, verdict);
+    judge_ends(history, verdict);
+    let mut by_number: BTreeMap<Number, Vec<&Row>> = BTreeMap::new();
+    for row in &history.rows {
+        if let Some((number, _)) = history.known(row.number) {
+            by_number.entry(number).or_default().push(row);
+        } else if !history.fires.contains_key(&row.queue) {
+            verdict.tables.add(|| format!("task {} of {} was never submitted", row.task, row.queue));
+        }
+    }
+    for (entry, number) in history.entries.iter().zip(0..) {
+        judge_entry(number, entry, by_number.get(&number).map_or(&[], Vec::as_slice), verdict);
+    }
+}
+
+/// Each task has one row in all databases together, and a key and version one task that was not taken back.
+fn judge_places(rows: &[Row], verdict: &mut Verdict) {
+    let (mut tasks, mut keys) = (BTreeSet::new(), BTreeSet::new());
+    for row in rows {
+        if !tasks.insert(&row.task) {
+            verdict.tables.add(|| format!("task {} has two rows", row.task));
+        }
+        if let Some(key) = &row.key
+            && !TAKEN_BACK.contains(&row.state.as_str())
+            && !keys.insert((&row.queue, &row.partition_key, key, row.version))
+        {
+            verdict.tables.add(|| format!("{} has two tasks of key {key} in version {}", row.queue, row.version));
+        }
+    }
+}
+
+/// How each row ended agrees with what arrived of it.
+fn judge_ends(history: &History, verdict: &mut Verdict) {
+    let arrived: BTreeSet<&str> = history.deliveries.iter().map(|delivery| delivery.task.as_str()).collect();
+    for row in &history.rows {
+        let has_arrived = arrived.contains(row.task.as_str());
+        let (task, state, queue) = (&row.task, &row.state, &row.queue);
+        if row.live {
+            verdict.tables.add(|| format!("task {task} of {queue} is still {state} in attempt {}", row.attempt));
+        } else if TAKEN_BACK.contains(&state.as_str()) {
+            if row.attempt == 0 && has_arrived {
+                verdict.tables.add(|| format!("task {task} of {queue} is {state}, was never claimed, and arrived"));
+            }
+        } else if !has_arrived && !history.lossy.contains(queue) && !history.messages_may_vanish {
+            verdict.tables.add(|| format!("task {task} of {queue} is {state} and never arrived"));
+        }
+    }
+}
+
+/// What a submission was answered agrees with its rows.
+fn judge_entry(number: Number, entry: &Entry, rows: &[&Row], verdict: &mut Verdict) {
+    match (&entry.answer, rows) {
+        (Answer::Refused, [row, ..]) => {
+            verdict.tables.add(|| format!("task {number} was refused and is {} as {}", row.state, row.task));
+        }
+        (Answer::Accepted(_) | Answer::Taken, []) => {
+            verdict.tables.add(|| format!("task {number} of {} was accepted and has no row", entry.queue));
+        }
+        (_, [_, _, ..]) if !entry.may_repeat => {
+            verdict.tables.add(|| format!("task {number} of {} is {} tasks", entry.queue, rows.len()));
+        }
+        _ => {}
+    }
+    if entry.cancel == Cancel::Final
+        && let Some(row) = rows.iter().find(|row| row.state != "cancelled")
+    {
+        verdict.tables.add(|| format!("task {number} was cancelled and is {}", row.state));
+    }
+}

@@ -1,0 +1,262 @@
+//! Tests of the questions that long runs add: limits, fire times, rows at the end, and the journal.
+
+use super::{
+    tests::{DUE_MS, Story, only},
+    *,
+};
+
+impl Story {
+    /// A task that has arrived, and the row that it left.
+    fn finished(&self) -> Row {
+        let number = self.task();
+        self.arrives(number, 1, DUE_MS + 10);
+        row(number)
+    }
+
+    fn ends_with(&self, rows: Vec<Row>) -> Verdict {
+        self.ledger.tables(rows);
+        self.ledger.judge()
+    }
+
+    fn fire(&self, task: &str, due_ms: i64) -> Row {
+        self.ledger.delivered(Delivery {
+            at_us: due_ms * 1_000 + 500,
+            queue: "pulse".into(),
+            message_id: format!("{task}:1"),
+            task: task.into(),
+            attempt: 1,
+            due_ms: Some(due_ms),
+            ..Delivery::default()
+        });
+        Row { task: task.into(), queue: "pulse".into(), due_us: due_ms * 1_000, number: None, ..row(0) }
+    }
+}
+
+fn row(number: Number) -> Row {
+    Row {
+        task: format!("t{number}"),
+        queue: "q".into(),
+        state: "succeeded".into(),
+        attempt: 1,
+        due_us: DUE_MS * 1_000,
+        number: Some(number),
+        ..Row::default()
+    }
+}
+
+fn with_state(row: Row, state: &str) -> Row {
+    Row { state: state.into(), attempt: 0, ..row }
+}
+
+#[test]
+fn more_in_work_than_the_limit_is_a_violation_and_a_copy_counts_once() {
+    let story = Story::new();
+    let ledger = &story.ledger;
+    ledger.limit("lane", 2);
+    for message in ["a:1", "b:1", "a:1"] {
+        ledger.begins("lane", message);
+    }
+    ledger.ends("lane", "a:1");
+    // A copy that RabbitMQ hands out again after its report.
+    ledger.begins("lane", "a:1");
+    ledger.begins("lane", "c:1");
+    ledger.judge().assert_holds();
+    ledger.begins("lane", "d:1");
+    only(&ledger.judge(), |verdict| &mut verdict.limits);
+}
+
+#[test]
+fn two_tasks_for_one_fire_time_are_a_violation() {
+    let story = Story::new();
+    story.ledger.fires("pulse", Duration::from_secs(1));
+    story.fire("one", 1_000);
+    story.fire("two", 2_000);
+    story.ledger.judge().assert_holds();
+    story.fire("three", 2_000);
+    only(&story.ledger.judge(), |verdict| &mut verdict.fires);
+}
+
+#[test]
+fn a_fire_time_without_a_task_is_a_violation() {
+    let story = Story::new();
+    story.ledger.fires("pulse", Duration::from_secs(1));
+    let rows = vec![story.fire("one", 1_000), story.fire("three", 3_000)];
+    only(&story.ends_with(rows), |verdict| &mut verdict.fires);
+}
+
+#[test]
+fn a_fire_time_whose_task_comes_early_is_a_violation() {
+    let story = Story::new();
+    story.ledger.fires("pulse", Duration::from_secs(1));
+    story.ledger.delivered(Delivery {
+        at_us: 900_000,
+        queue: "pulse".into(),
+        due_ms: Some(1_000),
+        ..Delivery::default()
+    });
+    only(&story.ledger.judge(), |verdict| &mut verdict.early);
+}
+
+#[test]
+fn rows_that_agree_with_answers_and_arrivals_hold() {
+    let story = Story::new();
+    let finished = story.finished();
+    let cancelled = story.task();
+    story.ledger.cancelled(cancelled, "cancelled");
+    let refused = story.ledger.submitting("q", DUE_MS);
+    story.ledger.refused(refused);
+    let rows = vec![finished, with_state(row(cancelled), "cancelled")];
+    story.ends_with(rows).assert_holds();
+}
+
+#[test]
+fn an_unfinished_row_is_a_violation() {
+    let story = Story::new();
+    let row = Row { live: true, state: "dispatching".into(), ..story.finished() };
+    only(&story.ends_with(vec![row]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn an_accepted_task_without_a_row_is_a_violation() {
+    let story = Story::new();
+    story.finished();
+    only(&story.ends_with(Vec::new()), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_row_of_a_submission_that_was_rolled_back_is_a_violation() {
+    let story = Story::new();
+    let number = story.ledger.submitting("q", DUE_MS);
+    story.ledger.refused(number);
+    only(&story.ends_with(vec![with_state(row(number), "cancelled")]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_row_without_a_submission_is_a_violation() {
+    let story = Story::new();
+    only(&story.ends_with(vec![with_state(row(7), "cancelled")]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_task_with_two_rows_is_a_violation() {
+    let story = Story::new();
+    let number = story.ledger.submitting("q", DUE_MS);
+    story.ledger.unknown(number);
+    story.ledger.may_repeat(number);
+    story.arrives(number, 1, DUE_MS + 10);
+    only(&story.ends_with(vec![row(number), Row { database: 1, ..row(number) }]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_submission_that_is_two_tasks_is_a_violation_even_if_one_never_arrives() {
+    let story = Story::new();
+    let first = story.finished();
+    let second = with_state(Row { task: "other".into(), ..first.clone() }, "cancelled");
+    only(&story.ends_with(vec![first, second]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn two_tasks_of_one_key_and_version_are_a_violation() {
+    let story = Story::new();
+    let keyed = |row: Row, version: i64| Row { key: Some("k".into()), version, ..row };
+    let (first, second, third) = (story.finished(), story.finished(), story.finished());
+    only(&story.ends_with(vec![keyed(first, 1), keyed(second, 2), keyed(third, 2)]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_success_that_never_arrived_is_a_violation_unless_its_queue_loses_messages() {
+    let story = Story::new();
+    let number = story.task();
+    story.ledger.may_lapse(number);
+    let rows = vec![row(number)];
+    only(&story.ends_with(rows), |verdict| &mut verdict.tables);
+    story.ledger.loses_messages("q");
+    story.ledger.judge().assert_holds();
+}
+
+#[test]
+fn an_arrival_of_a_task_that_was_never_claimed_is_a_violation() {
+    let story = Story::new();
+    let superseded = with_state(story.finished(), "superseded");
+    only(&story.ends_with(vec![superseded]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_cancelled_task_whose_row_says_otherwise_is_a_violation() {
+    let story = Story::new();
+    let number = story.task();
+    story.ledger.cancelled(number, "cancelled");
+    only(&story.ends_with(vec![with_state(row(number), "superseded")]), |verdict| &mut verdict.tables);
+}
+
+#[test]
+fn a_repetition_that_is_answered_with_another_task_is_a_violation() {
+    let story = Story::new();
+    let number = story.task();
+    story.arrives(number, 1, DUE_MS + 10);
+    story.ledger.accepted(number, &format!("t{number}"));
+    story.ledger.judge().assert_holds();
+    story.ledger.accepted(number, "another");
+    only(&story.ledger.judge(), |verdict| &mut verdict.unexpected);
+}
+
+#[test]
+fn a_task_that_rabbitmq_took_must_arrive_as_one_task() {
+    let story = Story::new();
+    let number = story.ledger.submitting("q", DUE_MS);
+    story.ledger.taken(number);
+    only(&story.ledger.judge(), |verdict| &mut verdict.lost);
+    story.arrives(number, 1, DUE_MS + 10);
+    story.ledger.judge().assert_holds();
+    story.ledger.delivered(Delivery {
+        task: "second".into(),
+        message_id: "second:1".into(),
+        ..story.message(number, 1, DUE_MS + 20)
+    });
+    only(&story.ledger.judge(), |verdict| &mut verdict.unexpected);
+    story.ledger.may_repeat(number);
+    story.ledger.judge().assert_holds();
+}
+
+#[test]
+fn a_missing_attempt_is_a_violation_unless_its_queue_loses_messages() {
+    let story = Story::new();
+    let number = story.task();
+    story.arrives(number, 2, DUE_MS + 10);
+    only(&story.ledger.judge(), |verdict| &mut verdict.attempts);
+    story.ledger.loses_messages("q");
+    story.ledger.judge().assert_holds();
+}
+
+#[test]
+fn what_the_run_saw_is_a_violation() {
+    let story = Story::new();
+    story.ledger.wrong("node-1 panicked");
+    only(&story.ledger.judge(), |verdict| &mut verdict.others);
+}
+
+#[test]
+fn a_journal_is_judged_as_its_run_was_and_a_cut_last_line_does_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("history.ndjson");
+    let story = Story::new();
+    story.ledger.keep_journal(&file).unwrap();
+    story.ledger.run(serde_json::json!({ "seed": 7 }));
+    let fault = story.ledger.fault("a fault");
+    let row = story.finished();
+    let lost = story.task();
+    story.ledger.heal(fault);
+    story.ledger.begins("lane", "a:1");
+    story.ledger.owner_seen(1, 2, "node-1");
+    let verdict = story.ends_with(vec![row]);
+    assert_eq!((verdict.lost.count, verdict.tables.count), (1, 1), "{lost}: {verdict}");
+    let replayed = Ledger::replay(&file).unwrap();
+    assert_eq!(replayed.judge().to_string(), verdict.to_string());
+    assert_eq!((replayed.facts()["seed"].as_i64(), replayed.windows().len()), (Some(7), 1));
+    let mut text = std::fs::read_to_string(&file).unwrap();
+    text.push_str("{\"event\":\"refu");
+    std::fs::write(&file, &text).unwrap();
+    assert_eq!(Ledger::replay(&file).unwrap().judge().to_string(), verdict.to_string());
+    std::fs::write(&file, format!("{{\n{text}")).unwrap();
+    Ledger::replay(&file).unwrap_err();
+}
